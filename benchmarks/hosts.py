@@ -1,0 +1,131 @@
+"""Measures all-reduce between two hosts beside iperf3 on the same link: Ronde, and Gloo.
+
+    python benchmarks/hosts.py                     # as root: the hosts are network namespaces
+    python benchmarks/hosts.py --rate 1gbit        # on a link of that rate
+
+benchmarks/README.md tells how to read the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from collectives import enough_calls
+from groups import Group
+from tables import format_bytes, parse_bytes
+
+from ronde.testing import hosts
+
+RANKS = 2  # one on each host
+ITEM_BYTES = 4  # float32
+IPERF_S = 2
+CONTESTANTS = ["ronde-private", "gloo"]
+SIZES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
+
+
+@contextlib.contextmanager
+def iperf_server(two: hosts.Hosts) -> Iterator[None]:
+    """Keep an iperf3 server on host 1."""
+    command = [*two.command(1), "iperf3", "--server", "--forceflush"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if "listening" in line:
+                break
+        try:
+            yield
+        finally:
+            server.terminate()
+
+
+def iperf(two: hosts.Hosts, streams: int, both_ways: bool) -> float:
+    """What one direction carries, in bits per second: the slower one if both are busy at once."""
+    client = ["iperf3", "--client", two.ipv4(1), "--time", str(IPERF_S), "--parallel", str(streams), "--json"]
+    command = [*two.command(0), *client, *(["--bidir"] if both_ways else [])]
+    end = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["end"]
+    sums = ["sum_received", "sum_received_bidir_reverse"] if both_ways else ["sum_received"]
+    return float(min(end[name]["bits_per_second"] for name in sums))
+
+
+def wire_rate(group: Group, nbytes: int) -> float:
+    """Bits per second in one direction, counted as what a ring puts on each link: 2 (n - 1) / n of the bytes."""
+    group.ask("prepare", "allreduce", nbytes // ITEM_BYTES)
+    seconds = group.seconds_per_call(enough_calls(group))
+    return 8 * nbytes * 2 * (RANKS - 1) / RANKS / seconds
+
+
+def measure(two: hosts.Hosts, options: argparse.Namespace, groups: list[Group]) -> dict[str, list[float]]:
+    """Medians over rounds in bits per second, per size for the contestants; everyone has a turn in every round."""
+    rates: dict[str, list[list[float]]] = {
+        name: [] for name in ("one", "both", *(g.contestant for g in groups))
+    }
+    for number in range(1, options.rounds + 1):
+        print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
+        rates["one"].append([iperf(two, options.streams, both_ways=False)])
+        rates["both"].append([iperf(two, options.streams, both_ways=True)])
+        for group in groups:
+            rates[group.contestant].append([wire_rate(group, nbytes) for nbytes in options.sizes])
+    return {name: [statistics.median(column) for column in zip(*rounds)] for name, rounds in rates.items()}
+
+
+def start(two: hosts.Hosts, contestant: str) -> Group:
+    """The contestant's ranks, one on each host."""
+    # Gloo wants to be told; the port is free, because the hosts are new.
+    environ = {"MASTER_ADDR": two.ipv4(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+    return Group(contestant, RANKS, two.places(), two.store_address(), environ)
+
+
+def print_table(options: argparse.Namespace, medians: dict[str, list[float]]) -> None:
+    """Everything against iperf3 with both directions busy, because an all-reduce keeps both busy."""
+    limit = medians["both"][0]
+    print(
+        f"\niperf3, {options.streams} stream(s): one direction {medians['one'][0] / 1e9:.2f} Gbit/s,", end=" "
+    )
+    print(f"both at once {limit / 1e9:.2f} Gbit/s each")
+    contestants = [name for name in medians if name not in ("one", "both")]
+    print(f"\nallreduce, {RANKS} hosts, ring traffic per direction, median of {options.rounds} rounds")
+    print(f"{'bytes':>8}" + "".join(f"{name + ' Gbit/s':>24}{'/iperf3':>9}" for name in contestants))
+    for index, nbytes in enumerate(options.sizes):
+        rates = [medians[name][index] for name in contestants]
+        print(
+            f"{format_bytes(nbytes):>8}" + "".join(f"{rate / 1e9:24.2f}{rate / limit:9.2f}" for rate in rates)
+        )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rate", help="limit what each host sends, as tc reads it: 1gbit")
+    parser.add_argument("--streams", type=int, default=1, help="connections of iperf3 (default: 1)")
+    parser.add_argument(
+        "--sizes", type=parse_bytes, nargs="+", default=SIZES, metavar="BYTES", help="such as 1MiB 64MiB"
+    )
+    parser.add_argument(
+        "--contestants", nargs="+", choices=["ronde-private", "gloo"], default=["ronde-private", "gloo"]
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="(default: 5)")
+    options = parser.parse_args()
+    if reason := hosts.require():
+        parser.error(reason)
+    if shutil.which("iperf3") is None:
+        parser.error("there is no iperf3; its package is called so, too")
+    return options
+
+
+def main() -> None:
+    options = parse_arguments()
+    with contextlib.ExitStack() as stack:
+        two = stack.enter_context(hosts.Hosts(2, rate=options.rate))
+        stack.enter_context(iperf_server(two))
+        groups = [stack.enter_context(start(two, contestant)) for contestant in options.contestants]
+        print_table(options, measure(two, options, groups))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+// All-reduce, direct.
+//
+// The buffer is cut evenly, one chunk per rank. Every rank reduces its own chunk and sends the result to everybody: the
+// direct reduction of direct.cc with everybody as receiver. Each rank sends and receives 2 (ranks - 1) / ranks times
+// the buffer, which is the least possible (Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
+// Workstations", 2009, section 3), in two steps where a ring needs 2 (ranks - 1).
+#include "algorithms/direct.h"
+
+namespace ronde {
+
+void allreduce_direct(const Group& group, const Call& call, const void* in, void* out, int divisor, Scratch& scratch,
+                      size_t segment_bytes) {
+  const Chunks chunks = Chunks::even(call.count, group.size());
+  std::byte* all = static_cast<std::byte*>(out);
+  std::byte* own = all + chunks[group.rank()].begin * size_of(call.dtype);
+  reduce_by_owners(group, call, chunks, in, {kEverybody, own, all}, divisor, scratch, segment_bytes);
+}
+
+}  // namespace ronde

@@ -1,0 +1,120 @@
+// All-reduce by a ring.
+//
+// The ranks stand in a ring; each sends only to the next and receives only from the previous one. The buffer is cut
+// into one chunk per rank. *Reduce-scatter*, ranks - 1 steps: in step s, rank r sends the partial result of chunk
+// r - 1 - s, receives that of chunk r - 2 - s and adds its own elements to it; after the last step chunk r is complete
+// at rank r. *All-gather*, ranks - 1 steps: the complete chunks go round once more; by the same formula rank r sends
+// chunk r - 1 - s and receives chunk r - 2 - s in step s = ranks - 1 and so on. Patarasuk and Yuan, "Bandwidth Optimal
+// All-reduce Algorithms for Clusters of Workstations", 2009, section 4.
+//
+// Each chunk travels in segments, and what is received in a step is what is sent in the next: so segment number t of
+// all that is received, once dealt with, goes out as number t + segments. There is no pause between steps or phases,
+// and the first step's sends are all queued at the start.
+#include <algorithm>
+#include <array>
+
+#include "algorithms/chunks.h"
+#include "algorithms/over_links.h"
+#include "reduce.h"
+
+namespace ronde {
+namespace {
+
+// Receives posted at once; a slot of scratch for each.
+constexpr size_t kDepth = 4;
+
+class Ring {
+ public:
+  Ring(const Group& group, const Call& call, const void* in, void* out, int divisor, Scratch& scratch,
+       size_t segment_bytes)
+      : group_(group),
+        call_(call),
+        in_(static_cast<const std::byte*>(in)),
+        out_(static_cast<std::byte*>(out)),
+        divisor_(divisor),
+        rank_(group.rank()),
+        size_(group.size()),
+        chunks_(Chunks::even(call.count, group.size())),
+        element_bytes_(size_of(call.dtype)) {
+    const size_t longest = std::max<size_t>(chunks_[0].count, 1);
+    segment_count_ = std::clamp<size_t>(segment_bytes / element_bytes_, 1, longest);
+    segments_ = (longest + segment_count_ - 1) / segment_count_;
+    to_reduce_ = (size_ - 1) * segments_;
+    total_ = 2 * to_reduce_;
+    slots_ = scratch.get(kDepth * segment_count_ * element_bytes_);
+  }
+
+  void run() {
+    for (size_t t = 0; t < std::min(segments_, total_); ++t) send(t);
+    for (size_t t = 0; t < std::min(kDepth, total_); ++t) receive(t);
+    for (size_t t = 0; t < total_; ++t) {
+      group_.wait(arrivals_[t % kDepth]);
+      if (t < to_reduce_) combine(t);
+      if (t + segments_ < total_) send(t + segments_);
+      if (t + kDepth < total_) receive(t + kDepth);
+    }
+    group_.wait(last_send_);
+  }
+
+ private:
+  size_t step(size_t t) const { return t / segments_; }
+  // The chunk that is sent in a step; the one received is the one sent in the next.
+  int chunk_sent(size_t step) const {
+    const int back = static_cast<int>((step + 1) % size_);
+    return (rank_ - back + size_) % size_;
+  }
+  Range segment(size_t step, size_t t) const {
+    return chunks_.segment(chunk_sent(step), t % segments_, segment_count_);
+  }
+  size_t offset(const Range& range) const { return range.begin * element_bytes_; }
+  std::byte* slot(size_t t) const { return slots_ + t % kDepth * segment_count_ * element_bytes_; }
+
+  void send(size_t t) {
+    const Range range = segment(step(t), t);
+    const std::byte* from = step(t) == 0 ? in_ : out_;
+    last_send_ = group_.send((rank_ + 1) % size_, call_, from + offset(range), range.count * element_bytes_);
+  }
+
+  void receive(size_t t) {
+    const Range range = segment(step(t) + 1, t);
+    // In the second phase this may overwrite a partial result: the next rank has it, or there would be no result.
+    std::byte* to = t < to_reduce_ ? slot(t) : out_ + offset(range);
+    arrivals_[t % kDepth] = group_.recv((rank_ - 1 + size_) % size_, call_, to, range.count * element_bytes_);
+  }
+
+  // Adds the own elements to what was received. Only the owner of a chunk, who comes last, divides.
+  void combine(size_t t) {
+    const Range range = segment(step(t) + 1, t);
+    const bool last = step(t) + 1 == static_cast<size_t>(size_ - 1);
+    const ReduceOp op = call_.op == ReduceOp::kAverage && !last ? ReduceOp::kSum : call_.op;
+    const std::array<const void*, 2> sources{slot(t), in_ + offset(range)};
+    reduce(call_.dtype, op, out_ + offset(range), sources.data(), 2, range.count, divisor_);
+  }
+
+  const Group& group_;
+  const Call& call_;
+  const std::byte* in_;
+  std::byte* out_;
+  const int divisor_;
+  const int rank_;
+  const int size_;
+  const Chunks chunks_;
+  const size_t element_bytes_;
+  size_t segment_count_;  // elements of a full segment
+  size_t segments_;       // per chunk, the same for all chunks: the last one of a shorter chunk may be empty
+  size_t to_reduce_;      // of the segments received, so many belong to the first phase
+  size_t total_;
+  std::byte* slots_;
+  std::array<Transfer, kDepth> arrivals_;
+  Transfer last_send_;
+};
+
+}  // namespace
+
+void allreduce_ring(const Group& group, const Call& call, const void* in, void* out, int divisor, Scratch& scratch,
+                    size_t segment_bytes) {
+  if (group.size() == 1) return reduce(call.dtype, call.op, out, &in, 1, call.count, divisor);
+  Ring(group, call, in, out, divisor, scratch, segment_bytes).run();
+}
+
+}  // namespace ronde

@@ -1,0 +1,20 @@
+// Barrier by dissemination.
+//
+// In step s, rank r tells rank r + 2^s that it, and all it has heard of, have arrived, and waits for the same from rank
+// r - 2^s: after log2(ranks) steps, rounded up, everybody has heard of everybody. Hensgen, Finkel and Manber, "Two
+// Algorithms for Barrier Synchronization", 1988, section 3.
+#include "algorithms/over_links.h"
+
+namespace ronde {
+
+void barrier(const Group& group, const Call& call) {
+  const int rank = group.rank();
+  const int size = group.size();
+  for (int distance = 1; distance < size; distance *= 2) {
+    const Transfer transfers[] = {group.send((rank + distance) % size, call, nullptr, 0),
+                                  group.recv((rank - distance + size) % size, call, nullptr, 0)};
+    group.wait(transfers);
+  }
+}
+
+}  // namespace ronde

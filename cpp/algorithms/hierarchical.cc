@@ -1,0 +1,145 @@
+// Hierarchical all-reduce: reduce-scatter inside each host, all-reduce of each shard across the hosts, all-gather
+// inside each host. Ranks with the same local index form a *rail*: each rail carries its own shard between the hosts,
+// so that together they move every byte across once per direction, and every core has a share of the work.
+// If hosts have different numbers of ranks, there are as many rails as the smallest host has ranks.
+//
+// Small messages save two of the three steps: every rank sums its whole host (one meeting in shared memory) and then the
+// whole message across its rail.
+//
+// The rooted operations work with one *leader* per host: the root on its own host, the first rank elsewhere.
+//
+// Source of the idea: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
+// IJHPCA 19(1), 2005, section 5 (clusters of SMPs), with all ranks instead of one per host on the wire.
+#include "algorithms/hierarchical.h"
+
+#include <algorithm>
+
+#include "algorithms/over_links.h"
+#include "algorithms/select.h"
+
+namespace ronde {
+namespace {
+
+constexpr size_t kShardAlignment = 64;  // elements
+
+int rail_count(const Hierarchy& hierarchy) {
+  size_t smallest = SIZE_MAX;
+  for (const auto& ranks : hierarchy.ranks_of_host) smallest = std::min(smallest, ranks.size());
+  return static_cast<int>(smallest);
+}
+
+bool is_homogeneous(const Hierarchy& hierarchy) {
+  const size_t first = hierarchy.ranks_of_host.front().size();
+  return std::all_of(hierarchy.ranks_of_host.begin(), hierarchy.ranks_of_host.end(),
+                     [first](const auto& ranks) { return ranks.size() == first; });
+}
+
+std::vector<int> rail(const Hierarchy& hierarchy, int index) {
+  std::vector<int> members;
+  for (const auto& ranks : hierarchy.ranks_of_host) members.push_back(ranks[index]);
+  return members;
+}
+
+// One rank per host, by host number; the root leads its own.
+std::vector<int> leaders(const Hierarchy& hierarchy, int root) {
+  std::vector<int> members;
+  for (const auto& ranks : hierarchy.ranks_of_host) {
+    const bool has_root = std::find(ranks.begin(), ranks.end(), root) != ranks.end();
+    members.push_back(has_root ? root : ranks.front());
+  }
+  return members;
+}
+
+int position(const std::vector<int>& ranks, int rank) {
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+// Averages divide once, at the very end: inside the host they are sums.
+Reduction inside_host(const Call& call) {
+  return {call.dtype, call.op == ReduceOp::kAverage ? ReduceOp::kSum : call.op, 1};
+}
+
+// Of `count` elements, the whole buffer or a shard of it.
+void allreduce_across(Hierarchy& hierarchy, Call call, const std::vector<int>& members, void* data, size_t count) {
+  call.count = count;
+  const Group group(hierarchy.mesh, members);
+  const int divisor = hierarchy.mesh.size();
+  const Algorithm algorithm =
+      select_allreduce(Algorithm::kAuto, count * size_of(call.dtype), call.dtype, group.size(), group.size());
+  if (algorithm == Algorithm::kDirect) {
+    allreduce_direct(group, call, data, data, divisor, hierarchy.scratch);
+  } else if (algorithm == Algorithm::kRing) {
+    allreduce_ring(group, call, data, data, divisor, hierarchy.scratch);
+  } else {
+    allreduce_doubling(group, call, data, data, divisor, hierarchy.scratch);
+  }
+}
+
+}  // namespace
+
+void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {
+  HostGroup& host = hierarchy.host;
+  const size_t count = call.count;
+  const size_t item = size_of(call.dtype);
+  if (count * item <= kSmallBytes && is_homogeneous(hierarchy)) {
+    host.allreduce(call, inside_host(call), in, out, count);
+    allreduce_across(hierarchy, call, rail(hierarchy, host.index()), out, count);
+    return;
+  }
+
+  const size_t ranks = static_cast<size_t>(host.size());
+  const size_t rails = static_cast<size_t>(rail_count(hierarchy));
+  const size_t lines = (count + kShardAlignment - 1) / kShardAlignment;
+  std::vector<size_t> counts(ranks), sizes(ranks), offsets(ranks);
+  for (size_t index = 0; index < ranks; ++index) {
+    const size_t begin = std::min(lines * std::min(index, rails) / rails * kShardAlignment, count);
+    const size_t end = std::min(lines * std::min(index + 1, rails) / rails * kShardAlignment, count);
+    counts[index] = end - begin;
+    sizes[index] = counts[index] * item;
+    offsets[index] = begin * item;
+  }
+
+  const size_t index = static_cast<size_t>(host.index());
+  std::byte* shard = static_cast<std::byte*>(out) + offsets[index];
+  host.reduce_scatter(call, inside_host(call), in, counts, shard);
+  if (index < rails) {
+    allreduce_across(hierarchy, call, rail(hierarchy, host.index()), shard, counts[index]);
+  }
+  host.share(call, shard, out, {sizes, offsets});
+}
+
+void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {
+  const int root = call.root;
+  const std::vector<int> members = leaders(hierarchy, root);
+  const std::vector<int>& mine = hierarchy.ranks_of_host[hierarchy.my_host];
+  const int leader = members[hierarchy.my_host];
+  const bool leads = leader == hierarchy.mesh.rank();
+  // The scratch memory is that of the reduction across.
+  std::vector<std::byte> sum(leads ? call.count * size_of(call.dtype) : 0);
+  hierarchy.host.reduce(call, inside_host(call), in, sum.data(), call.count, position(mine, leader));
+  if (!leads) return;
+  reduce_to_root(Group(hierarchy.mesh, members), call, sum.data(), out, position(members, root), hierarchy.mesh.size(),
+                 hierarchy.scratch);
+}
+
+void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) {
+  const int root = call.root;
+  const size_t bytes = call.count * size_of(call.dtype);
+  const std::vector<int> members = leaders(hierarchy, root);
+  const std::vector<int>& mine = hierarchy.ranks_of_host[hierarchy.my_host];
+  const int leader = members[hierarchy.my_host];
+  if (leader == hierarchy.mesh.rank()) {
+    broadcast(Group(hierarchy.mesh, members), call, data, bytes, position(members, root));
+  }
+  std::vector<size_t> sizes(mine.size()), offsets(mine.size());
+  sizes[position(mine, leader)] = bytes;
+  hierarchy.host.share(call, data, data, {sizes, offsets});
+}
+
+void hierarchical_barrier(Hierarchy& hierarchy, const Call& call) {
+  hierarchy.host.announce(call);
+  if (hierarchy.host.index() == 0) barrier(Group(hierarchy.mesh, rail(hierarchy, 0)), call);
+  hierarchy.host.announce(call);
+}
+
+}  // namespace ronde

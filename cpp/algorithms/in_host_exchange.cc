@@ -1,0 +1,147 @@
+// Moving bytes without arithmetic among the ranks of one host: share (all-gather, broadcast, gather) and deal
+// (all-to-all, scatter).
+//
+// Share: each rank fills its lanes, all of them as one area, with the next window of what it gives, and everybody (or
+// the one reader) copies it out. Deal: the same with one lane per reader.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "host_group.h"
+
+namespace ronde {
+namespace {
+
+struct Range {
+  size_t begin, bytes;
+};
+
+Range window_of(uint64_t w, size_t window_bytes, size_t total) {
+  const size_t begin = std::min(w * window_bytes, total);
+  return {begin, std::min(window_bytes, total - begin)};
+}
+
+// Enough windows to overlap filling and reading, none larger than the lane, none so small that meetings dominate.
+size_t window_bytes_for(size_t largest, size_t room) {
+  constexpr size_t kSmallest = 16 * 1024;
+  constexpr size_t kWindowsWanted = 4;
+  return std::min(std::max((largest / kWindowsWanted + kLine - 1) / kLine * kLine, kSmallest), room);
+}
+
+// A rank's own part needs no lane. The two may be the same memory.
+void copy_own(std::byte* to, const std::byte* from, size_t bytes) {
+  if (to != from && bytes > 0) std::memmove(to, from, bytes);
+}
+
+}  // namespace
+
+void HostGroup::share(const Call& call, const void* in, void* out, const Parts& parts, int reader) {
+  const size_t largest = *std::max_element(parts.sizes.begin(), parts.sizes.end());
+  const auto* from = static_cast<const std::byte*>(in);
+  auto* to = static_cast<std::byte*>(out);
+  const bool reads = reader < 0 || reader == index_;
+  if (reads) copy_own(to + parts.offsets[index_], from, parts.sizes[index_]);
+
+  if (largest <= kSmallBytes) {
+    open(call, 0, {}, {}, in, parts.sizes[index_]);
+    for (int p = 0; reads && p < size(); ++p) {
+      if (p == index_ || parts.sizes[p] == 0) continue;
+      std::memcpy(to + parts.offsets[p], announcement(p).payload(parts.sizes[p]), parts.sizes[p]);
+    }
+    return;
+  }
+  open(call, 0, symmetric_.place_of(in, parts.sizes[index_]), {}, nullptr, 0);
+  if (reader < 0 && is_symmetric_in()) {
+    share_symmetric(to, parts);
+  } else {
+    share_staged(from, to, parts, reader);
+  }
+}
+
+void HostGroup::share_symmetric(std::byte* out, const Parts& parts) {
+  for (int step = 1; step < size(); ++step) {
+    const int p = (index_ + step) % size();
+    if (parts.sizes[p] == 0) continue;
+    std::memcpy(out + parts.offsets[p], symmetric_.resolve(announcement(p).in, p), parts.sizes[p]);
+  }
+  finish_symmetric();
+}
+
+void HostGroup::share_staged(const std::byte* in, std::byte* out, const Parts& parts, int reader) {
+  const bool reads = reader < 0 || reader == index_;
+  const size_t largest = *std::max_element(parts.sizes.begin(), parts.sizes.end());
+  const size_t window_bytes = window_bytes_for(largest, static_cast<size_t>(size()) * segment_.lane_bytes());
+  const size_t window_count = (largest + window_bytes - 1) / window_bytes;
+
+  const auto fill = [&](uint64_t w) {
+    const Range range = window_of(w, window_bytes, parts.sizes[index_]);
+    for (int p = 0; w >= 2 && range.bytes > 0 && p < size(); ++p) {
+      if (p != index_ && (reader < 0 || reader == p)) wait_for(&Slot::consumed, p, windows_ + w - 1);
+    }
+    if (range.bytes > 0) std::memcpy(lane(index_, windows_ + w, 0), in + range.begin, range.bytes);
+    publish(&Slot::staged, windows_ + w + 1);
+  };
+  const auto read = [&](uint64_t w) {
+    for (int step = 1; reads && step < size(); ++step) {
+      const int p = (index_ + step) % size();
+      const Range range = window_of(w, window_bytes, parts.sizes[p]);
+      if (range.bytes == 0) continue;
+      wait_for(&Slot::staged, p, windows_ + w + 1);
+      std::memcpy(out + parts.offsets[p] + range.begin, lane(p, windows_ + w, 0), range.bytes);
+    }
+    publish(&Slot::consumed, windows_ + w + 1);
+  };
+
+  fill(0);
+  for (uint64_t w = 0; w < window_count; ++w) {
+    if (w + 1 < window_count) fill(w + 1);
+    read(w);
+  }
+  windows_ += window_count;
+}
+
+void HostGroup::deal(const Call& call, const void* in, const Parts& from, void* out, const Parts& to) {
+  // Nobody knows all sizes, but all must pass the same number of windows: the announcement carries everyone's largest.
+  const size_t own_largest = *std::max_element(from.sizes.begin(), from.sizes.end());
+  open(call, own_largest, {}, {}, nullptr, 0);
+  size_t largest = 0;
+  for (int p = 0; p < size(); ++p) largest = std::max<size_t>(largest, announcement(p).value);
+  const auto* source = static_cast<const std::byte*>(in);
+  auto* target = static_cast<std::byte*>(out);
+  if (to.sizes[index_] > 0) copy_own(target + to.offsets[index_], source + from.offsets[index_], to.sizes[index_]);
+  if (largest > 0) deal_staged(source, from, target, to, largest);
+}
+
+void HostGroup::deal_staged(const std::byte* in, const Parts& from, std::byte* out, const Parts& to, size_t largest) {
+  const size_t window_bytes = window_bytes_for(largest, segment_.lane_bytes());
+  const size_t window_count = (largest + window_bytes - 1) / window_bytes;
+
+  const auto fill = [&](uint64_t w) {
+    for (int p = 0; p < size(); ++p) {
+      const Range range = window_of(w, window_bytes, from.sizes[p]);
+      if (p == index_ || range.bytes == 0) continue;
+      if (w >= 2) wait_for(&Slot::consumed, p, windows_ + w - 1);
+      std::memcpy(lane(index_, windows_ + w, p), in + from.offsets[p] + range.begin, range.bytes);
+    }
+    publish(&Slot::staged, windows_ + w + 1);
+  };
+  const auto read = [&](uint64_t w) {
+    for (int step = 1; step < size(); ++step) {
+      const int p = (index_ + step) % size();
+      const Range range = window_of(w, window_bytes, to.sizes[p]);
+      if (range.bytes == 0) continue;
+      wait_for(&Slot::staged, p, windows_ + w + 1);
+      std::memcpy(out + to.offsets[p] + range.begin, lane(p, windows_ + w, index_), range.bytes);
+    }
+    publish(&Slot::consumed, windows_ + w + 1);
+  };
+
+  fill(0);
+  for (uint64_t w = 0; w < window_count; ++w) {
+    if (w + 1 < window_count) fill(w + 1);
+    read(w);
+  }
+  windows_ += window_count;
+}
+
+}  // namespace ronde

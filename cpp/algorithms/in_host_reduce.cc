@@ -1,0 +1,202 @@
+// All-reduce, reduce and reduce-scatter among the ranks of one host.
+//
+// Small: the values travel in the announcement itself and every rank sums all of them. One meeting, no more.
+//
+// Symmetric: every rank sees every buffer, so each one reduces its share of the elements and writes the result into
+// all buffers. Each byte is read once and written once: half of what copying the buffers would move.
+//
+// Staged: a window covers one piece per rank. Every rank stages the pieces that others own, reduces the piece that it
+// owns from its own memory and the others' lanes, leaves the result in its own lane, and collects the other results.
+// Staging window w+1 before reducing window w keeps the ranks from waiting for each other in turns.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "host_group.h"
+#include "reduce.h"
+
+namespace ronde {
+namespace {
+
+constexpr size_t kPieceAlignment = 64;       // elements; keeps pieces of any type on whole lines
+constexpr size_t kSmallestPiece = 16 * 1024;  // bytes; below it the meetings cost more than the overlap gains
+constexpr size_t kWindowsWanted = 4;          // enough for staging and reducing to overlap
+
+// Elements per piece.
+size_t piece_for(size_t count, size_t item_bytes, size_t ranks, size_t lane_bytes) {
+  const size_t wanted = std::clamp(count * item_bytes / (ranks * kWindowsWanted), kSmallestPiece, lane_bytes);
+  return std::max(wanted / item_bytes / kPieceAlignment, size_t{1}) * kPieceAlignment;
+}
+
+struct Range {
+  size_t begin, count;
+};
+
+// The share of rank `index` when `count` elements are split into whole lines among `ranks`.
+Range share_of(size_t count, size_t ranks, size_t index) {
+  const size_t lines = (count + kPieceAlignment - 1) / kPieceAlignment;
+  const size_t begin = std::min(lines * index / ranks * kPieceAlignment, count);
+  const size_t end = std::min(lines * (index + 1) / ranks * kPieceAlignment, count);
+  return {begin, end - begin};
+}
+
+}  // namespace
+
+void HostGroup::allreduce(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count) {
+  reduce_any(call, reduction, in, out, count, -1);
+}
+
+void HostGroup::reduce(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count,
+                       int root) {
+  reduce_any(call, reduction, in, out, count, root);
+}
+
+void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count,
+                           int only) {
+  const size_t bytes = count * reduction.item_bytes();
+  if (bytes <= kSmallBytes) {
+    open(call, 0, {}, {}, in, bytes);
+    if (only < 0 || only == index_) reduce_small(reduction, out, count);
+    return;
+  }
+  open(call, 0, symmetric_.place_of(in, bytes), out == nullptr ? Place{} : symmetric_.place_of(out, bytes), nullptr, 0);
+  if (is_symmetric_in_and_out() && only < 0) {
+    reduce_symmetric(reduction, count);
+  } else {
+    reduce_staged(reduction, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count, only);
+  }
+}
+
+void HostGroup::reduce_small(const Reduction& reduction, void* out, size_t count) {
+  const size_t bytes = count * reduction.item_bytes();
+  const void* sources[kMaxLocalSize];
+  for (int local = 0; local < size(); ++local) sources[local] = announcement(local).payload(bytes);
+  ronde::reduce(reduction.dtype, reduction.op, out, sources, size(), count, reduction.divisor);
+}
+
+void HostGroup::reduce_symmetric(const Reduction& reduction, size_t count) {
+  const Range own = share_of(count, static_cast<size_t>(size()), static_cast<size_t>(index_));
+  const size_t offset = own.begin * reduction.item_bytes();
+  const void* sources[kMaxLocalSize];
+  void* destinations[kMaxLocalSize];
+  for (int local = 0; local < size(); ++local) {
+    sources[local] = symmetric_.resolve(announcement(local).in, local) + offset;
+    destinations[local] = symmetric_.resolve(announcement(local).out, local) + offset;
+  }
+  reduce_to_all(reduction.dtype, reduction.op, destinations, size(), sources, size(), own.count, reduction.divisor);
+  finish_symmetric();
+}
+
+void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count,
+                              int only) {
+  const size_t item = reduction.item_bytes();
+  const size_t ranks = static_cast<size_t>(size());
+  const size_t piece = piece_for(count, item, ranks, segment_.lane_bytes());
+  const size_t window_count = (count + ranks * piece - 1) / (ranks * piece);
+  const bool wants_result = only < 0 || only == index_;
+
+  // The piece of window w that rank p owns.
+  const auto piece_of = [&](uint64_t w, int p) {
+    const size_t begin = w * ranks * piece;
+    const Range share = share_of(std::min(ranks * piece, count - begin), ranks, static_cast<size_t>(p));
+    return Range{begin + share.begin, share.count};
+  };
+  const auto stage = [&](uint64_t w) {
+    for (int p = 0; p < size(); ++p) {
+      const Range range = piece_of(w, p);
+      if (p != index_) std::memcpy(lane(index_, windows_ + w, p), in + range.begin * item, range.count * item);
+    }
+    publish(&Slot::staged, windows_ + w + 1);
+  };
+  const auto reduce_own = [&](uint64_t w) {
+    const Range range = piece_of(w, index_);
+    const void* sources[kMaxLocalSize];
+    for (int p = 0; p < size(); ++p) {
+      wait_for(&Slot::staged, p, windows_ + w + 1);
+      sources[p] = p == index_ ? in + range.begin * item : lane(p, windows_ + w, index_);
+    }
+    void* const destinations[] = {lane(index_, windows_ + w, index_), out + range.begin * item};
+    reduce_to_all(reduction.dtype, reduction.op, destinations, wants_result ? 2 : 1, sources, size(), range.count,
+                  reduction.divisor);
+    publish(&Slot::consumed, windows_ + w + 1);
+  };
+  const auto collect = [&](uint64_t w) {
+    for (int step = 1; step < size(); ++step) {
+      const int p = (index_ + step) % size();  // not everybody from the same rank at once
+      wait_for(&Slot::consumed, p, windows_ + w + 1);
+      const Range range = piece_of(w, p);
+      if (wants_result) std::memcpy(out + range.begin * item, lane(p, windows_ + w, p), range.count * item);
+    }
+  };
+
+  // A rank that stages window w+2 has collected window w, and an owner reduces into its lane of window w+2 only when
+  // everybody has staged w+2: so nobody overwrites what is still being read.
+  stage(0);
+  for (uint64_t w = 0; w < window_count; ++w) {
+    if (w + 1 < window_count) stage(w + 1);
+    reduce_own(w);
+    collect(w);
+  }
+  windows_ += window_count;
+}
+
+void HostGroup::reduce_scatter(const Call& call, const Reduction& reduction, const void* in,
+                               std::span<const size_t> counts, void* out) {
+  const size_t item = reduction.item_bytes();
+  std::vector<size_t> offsets(counts.size());
+  for (size_t p = 1; p < counts.size(); ++p) offsets[p] = offsets[p - 1] + counts[p - 1];
+  const size_t total = offsets.back() + counts.back();
+
+  open(call, 0, symmetric_.place_of(in, total * item), {}, nullptr, 0);
+  if (!is_symmetric_in()) {
+    reduce_scatter_staged(reduction, static_cast<const std::byte*>(in), counts, offsets, static_cast<std::byte*>(out));
+    return;
+  }
+  const void* sources[kMaxLocalSize];
+  for (int local = 0; local < size(); ++local) {
+    sources[local] = symmetric_.resolve(announcement(local).in, local) + offsets[index_] * item;
+  }
+  ronde::reduce(reduction.dtype, reduction.op, out, sources, size(), counts[index_], reduction.divisor);
+  finish_symmetric();
+}
+
+void HostGroup::reduce_scatter_staged(const Reduction& reduction, const std::byte* in, std::span<const size_t> counts,
+                                      std::span<const size_t> offsets, std::byte* out) {
+  const size_t item = reduction.item_bytes();
+  const size_t piece = piece_for(offsets.back() + counts.back(), item, counts.size(), segment_.lane_bytes());
+  const size_t window_count = (*std::max_element(counts.begin(), counts.end()) + piece - 1) / piece;
+
+  const auto piece_of = [&](uint64_t w, int p) {  // of rank p's chunk
+    const size_t begin = std::min(w * piece, counts[p]);
+    return Range{begin, std::min(piece, counts[p] - begin)};
+  };
+  const auto stage = [&](uint64_t w) {
+    for (int p = 0; p < size(); ++p) {
+      const Range range = piece_of(w, p);
+      if (p == index_) continue;
+      if (w >= 2) wait_for(&Slot::consumed, p, windows_ + w - 1);
+      std::memcpy(lane(index_, windows_ + w, p), in + (offsets[p] + range.begin) * item, range.count * item);
+    }
+    publish(&Slot::staged, windows_ + w + 1);
+  };
+  const auto reduce_own = [&](uint64_t w) {
+    const Range range = piece_of(w, index_);
+    const void* sources[kMaxLocalSize];
+    for (int p = 0; p < size(); ++p) {
+      wait_for(&Slot::staged, p, windows_ + w + 1);
+      sources[p] = p == index_ ? in + (offsets[p] + range.begin) * item : lane(p, windows_ + w, index_);
+    }
+    ronde::reduce(reduction.dtype, reduction.op, out + range.begin * item, sources, size(), range.count,
+                  reduction.divisor);
+    publish(&Slot::consumed, windows_ + w + 1);
+  };
+
+  if (window_count > 0) stage(0);
+  for (uint64_t w = 0; w < window_count; ++w) {
+    if (w + 1 < window_count) stage(w + 1);
+    reduce_own(w);
+  }
+  windows_ += window_count;
+}
+
+}  // namespace ronde

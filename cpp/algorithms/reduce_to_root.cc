@@ -1,0 +1,37 @@
+// Reduce to one root, in rank order.
+//
+// Large buffers: every rank reduces the chunk it owns and sends the result to the root (Rabenseifner's reduce:
+// reduce-scatter, then gather; Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+// MPICH", 2005, section 4.4), so that the root receives about twice the buffer and not once per rank. Small ones: the
+// root owns all of it, one step.
+#include <vector>
+
+#include "algorithms/direct.h"
+
+namespace ronde {
+namespace {
+
+constexpr size_t kOneStepBytes = 16 << 10;
+
+Chunks owners(size_t count, size_t element_bytes, int size, int root) {
+  if (count * element_bytes > kOneStepBytes) return Chunks::even(count, size);
+  std::vector<size_t> counts(size, 0);
+  counts[root] = count;
+  return Chunks::of(counts);
+}
+
+}  // namespace
+
+void reduce_to_root(const Group& group, const Call& call, const void* in, void* out, int root, int divisor,
+                    Scratch& scratch, size_t segment_bytes) {
+  const size_t element_bytes = size_of(call.dtype);
+  const Chunks chunks = owners(call.count, element_bytes, group.size(), root);
+  Results results{.receiver = root, .own = nullptr, .all = nullptr};
+  if (group.rank() == root) {
+    results.all = static_cast<std::byte*>(out);
+    results.own = results.all + chunks[root].begin * element_bytes;
+  }
+  reduce_by_owners(group, call, chunks, in, results, divisor, scratch, segment_bytes);
+}
+
+}  // namespace ronde

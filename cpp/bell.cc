@@ -1,0 +1,51 @@
+#include "bell.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace ronde {
+
+void BellRope::ring() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const Sleep sleeper = bell_->sleeper.load(std::memory_order_relaxed);
+  if (sleeper == Sleep::kAwake) return;
+  bell_->rings.fetch_add(1, std::memory_order_release);
+  if (sleeper == Sleep::kFutex) {
+    // Not FUTEX_PRIVATE: the sleeper is another process.
+    syscall(SYS_futex, &bell_->rings, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  } else if (eventfd_ >= 0) {
+    const uint64_t one = 1;
+    // A full counter (EAGAIN) means that the sleeper has a wake-up pending already.
+    [[maybe_unused]] const ssize_t written = write(eventfd_, &one, sizeof(one));
+  }
+}
+
+uint32_t BellRope::prepare(Sleep kind) const {
+  const uint32_t token = bell_->rings.load(std::memory_order_acquire);
+  bell_->sleeper.store(kind, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return token;
+}
+
+void BellRope::cancel() const { bell_->sleeper.store(Sleep::kAwake, std::memory_order_relaxed); }
+
+bool BellRope::sleep_on_futex(uint32_t token, int64_t timeout_ns) const {
+  timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
+  // Returns at once if the word has changed since prepare(); every reason to return is fine, the caller looks again.
+  const long result =
+      syscall(SYS_futex, &bell_->rings, FUTEX_WAIT, token, timeout_ns < 0 ? nullptr : &timeout, nullptr, 0);
+  const bool interrupted = result < 0 && errno == EINTR;
+  cancel();
+  return interrupted;
+}
+
+void BellRope::drain_eventfd() const {
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = read(eventfd_, &count, sizeof(count));
+}
+
+}  // namespace ronde

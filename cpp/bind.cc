@@ -1,0 +1,403 @@
+// The border to Python: arrays in, calls without the GIL, errors out. The only file that includes Python.h.
+//
+// Arrays enter by the buffer protocol, which is the quicker way for NumPy, or by DLPack. What can be taken neither way
+// as it is (not contiguous, an element type that the exporter cannot name, another device) is refused with `false` or
+// an UnsupportedArray, and ronde/comm/arrays.py makes something of it or says why not.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "communicator.h"
+#include "reduce.h"
+
+namespace nb = nanobind;
+
+namespace ronde {
+namespace {
+
+// Whatever keeps an array's memory alive while a call uses it.
+class Array {
+ public:
+  Array() = default;
+  ~Array() {
+    if (has_buffer_) PyBuffer_Release(&buffer_);
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  // False if `object` is no contiguous array in main memory that one of the protocols can hand over.
+  bool load(nb::handle object, bool writable) {
+    return PyObject_CheckBuffer(object.ptr()) ? load_buffer(object, writable) : load_dlpack(object, writable);
+  }
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  std::optional<DType> dtype() const { return dtype_; }
+  size_t count() const { return bytes_ / size_of(*dtype_); }
+  bool has_shape_of(const Array& other) const {
+    return dimensions_ == other.dimensions_ && std::equal(shape_, shape_ + dimensions_, other.shape_);
+  }
+  std::string shape() const {
+    std::string text = "(";
+    for (size_t axis = 0; axis < dimensions_; ++axis) text += (axis > 0 ? ", " : "") + std::to_string(shape_[axis]);
+    return text + (dimensions_ == 1 ? ",)" : ")");
+  }
+
+ private:
+  bool load_buffer(nb::handle object, bool writable) {
+    const int flags = PyBUF_FORMAT | PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, flags) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    has_buffer_ = true;
+    if (!PyBuffer_IsContiguous(&buffer_, 'C')) return false;
+    data_ = buffer_.buf;
+    bytes_ = static_cast<size_t>(buffer_.len);
+    dtype_ = dtype_of_format(buffer_.format, static_cast<size_t>(buffer_.itemsize));
+    static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+    shape_ = reinterpret_cast<const int64_t*>(buffer_.shape);
+    dimensions_ = static_cast<size_t>(buffer_.ndim);
+    return true;
+  }
+
+  // Without conversion: a copy would be taken for the caller's own memory.
+  bool load_dlpack(nb::handle object, bool writable) {
+    if (writable) return nb::try_cast(object, writable_, false) && take(writable_);
+    return nb::try_cast(object, readable_, false) && take(readable_);
+  }
+
+  template <class NdArray>
+  bool take(const NdArray& array) {
+    data_ = const_cast<void*>(static_cast<const void*>(array.data()));
+    bytes_ = array.nbytes();
+    dtype_ = dtype_of_dlpack(array.dtype());
+    shape_ = array.shape_ptr();
+    dimensions_ = array.ndim();
+    return true;
+  }
+
+  // A format of the struct module; native byte order only.
+  static std::optional<DType> dtype_of_format(const char* format, size_t item_bytes) {
+    if (format == nullptr) return DType::kUint8;
+    if (*format == '@' || *format == '=' || *format == '<') ++format;
+    const bool is_complex = *format == 'Z';
+    if (is_complex) ++format;
+    if (format[0] == 0 || format[1] != 0) return std::nullopt;
+    if (is_complex) {
+      return *format == 'f' ? std::optional(DType::kComplex64)
+                            : (*format == 'd' ? std::optional(DType::kComplex128) : std::nullopt);
+    }
+    if (*format == '?') return DType::kBool;
+    if (*format == 'e') return DType::kFloat16;
+    if (*format == 'f') return DType::kFloat32;
+    if (*format == 'd') return DType::kFloat64;
+    // Sizes of C's integer types differ between platforms; the item's size does not lie.
+    if (std::strchr("bhilqn", *format) != nullptr) return integer(DType::kInt8, item_bytes);
+    if (std::strchr("BHILQN", *format) != nullptr) return integer(DType::kUint8, item_bytes);
+    return std::nullopt;
+  }
+
+  static std::optional<DType> integer(DType smallest, size_t item_bytes) {
+    const int steps = item_bytes == 1 ? 0 : item_bytes == 2 ? 1 : item_bytes == 4 ? 2 : item_bytes == 8 ? 3 : -1;
+    if (steps < 0) return std::nullopt;
+    return static_cast<DType>(static_cast<int>(smallest) + steps);
+  }
+
+  static std::optional<DType> dtype_of_dlpack(nb::dlpack::dtype dtype) {
+    if (dtype.lanes != 1 || dtype.bits % 8 != 0) return std::nullopt;
+    const size_t item_bytes = dtype.bits / 8;
+    switch (static_cast<nb::dlpack::dtype_code>(dtype.code)) {
+      case nb::dlpack::dtype_code::Bool:
+        return DType::kBool;
+      case nb::dlpack::dtype_code::Int:
+        return integer(DType::kInt8, item_bytes);
+      case nb::dlpack::dtype_code::UInt:
+        return integer(DType::kUint8, item_bytes);
+      case nb::dlpack::dtype_code::Float:
+        if (item_bytes == 2) return DType::kFloat16;
+        if (item_bytes == 4) return DType::kFloat32;
+        return item_bytes == 8 ? std::optional(DType::kFloat64) : std::nullopt;
+      case nb::dlpack::dtype_code::Bfloat:
+        return DType::kBfloat16;
+      case nb::dlpack::dtype_code::Complex:
+        if (item_bytes == 8) return DType::kComplex64;
+        return item_bytes == 16 ? std::optional(DType::kComplex128) : std::nullopt;
+      default:
+        return std::nullopt;
+    }
+  }
+
+  bool has_buffer_ = false;
+  Py_buffer buffer_{};
+  nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> readable_;
+  nb::ndarray<nb::c_contig, nb::device::cpu> writable_;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  std::optional<DType> dtype_;
+  const int64_t* shape_ = nullptr;
+  size_t dimensions_ = 0;
+};
+
+// --- Errors ---------------------------------------------------------------------------------------------------------
+
+template <class... Args>
+[[noreturn]] void raise(const char* name, Args&&... args) {
+  const nb::object type = nb::module_::import_("ronde.errors").attr(name);
+  const nb::object error = type(std::forward<Args>(args)...);
+  PyErr_SetObject(type.ptr(), error.ptr());
+  throw nb::python_error();
+}
+
+[[noreturn]] void raise_failure(const Communicator& communicator, const Failure& failure) {
+  const std::string host = failure.rank >= 0 ? communicator.host(failure.rank) : "";
+  switch (failure.kind) {
+    case FailureKind::kMismatch:
+      raise("MismatchError", failure.what());
+    case FailureKind::kAborted:
+      raise("AbortedError", failure.what(), failure.rank, host);
+    case FailureKind::kTimeout:
+      raise("TimeoutError", failure.what(), communicator.current_call(), communicator.timeout_ns(),
+            nb::tuple(nb::cast(communicator.waiting_for())));
+    default:
+      raise("PeerLostError", failure.what(), failure.rank, host);
+  }
+}
+
+// Runs a part of a call that may wait.
+template <class Body>
+void without_gil(const Communicator& communicator, Body&& body) {
+  try {
+    nb::gil_scoped_release release;
+    body();
+  } catch (const Failure& failure) {
+    raise_failure(communicator, failure);
+  } catch (const MismatchError& error) {
+    raise("MismatchError", error.what());
+  } catch (const UsageError& error) {
+    raise("UsageError", error.what());
+  } catch (const Interrupted&) {
+    throw nb::python_error();  // set by the signal handler
+  }
+}
+
+// Called in the middle of a wait, without the GIL.
+bool signal_handlers_raised() {
+  nb::gil_scoped_acquire acquire;
+  return PyErr_CheckSignals() != 0;
+}
+
+// --- Calls ----------------------------------------------------------------------------------------------------------
+
+using Sizes = std::vector<size_t>;
+
+// An array that arrays.py has prepared: contiguous, and `dtype` says what its bytes are.
+void load(Array& array, nb::handle object, bool writable) {
+  if (!object.is_none() && !array.load(object, writable)) {
+    raise("UsageError", writable ? "cannot write into this array" : "cannot read this array");
+  }
+}
+
+void check_output(const Array& in, const Array& out) {
+  if (out.dtype() != in.dtype()) {
+    raise("UsageError", std::string("out holds ") + name_of(*out.dtype()) + " values, the input " + name_of(*in.dtype()));
+  }
+  if (!out.has_shape_of(in)) {
+    raise("UsageError", "out has shape " + out.shape() + ", the result has shape " + in.shape());
+  }
+  const auto* a = static_cast<const std::byte*>(in.data());
+  const auto* b = static_cast<const std::byte*>(out.data());
+  if (a != b && a < b + out.bytes() && b < a + in.bytes()) {
+    raise("UsageError", "out overlaps the input; it may be the input itself or other memory");
+  }
+}
+
+// The quick way for what needs no preparation; false if arrays.py must prepare it.
+bool allreduce(Communicator& communicator, nb::handle x, nb::handle out, int op) {
+  Array in, result;
+  if (!in.load(x, false) || !in.dtype()) return false;
+  if (out.is(x)) {
+    if (!result.load(out, true)) return false;
+  } else if (!result.load(out, true) || !result.dtype()) {
+    return false;
+  }
+  check_output(in, result);
+  without_gil(communicator, [&] {
+    communicator.allreduce(in.data(), result.data(), in.count(), *in.dtype(), static_cast<ReduceOp>(op));
+  });
+  return true;
+}
+
+void allreduce_as(Communicator& communicator, nb::handle x, nb::handle out, int dtype, int op) {
+  Array in, result;
+  load(in, x, false);
+  load(result, out, true);
+  const auto type = static_cast<DType>(dtype);
+  without_gil(communicator, [&] {
+    communicator.allreduce(in.data(), result.data(), in.bytes() / size_of(type), type, static_cast<ReduceOp>(op));
+  });
+}
+
+void reduce_as(Communicator& communicator, nb::handle x, nb::handle out, int dtype, int op, int root) {
+  Array in, result;
+  load(in, x, false);
+  load(result, out, true);
+  const auto type = static_cast<DType>(dtype);
+  without_gil(communicator, [&] {
+    communicator.reduce(in.data(), result.data(), in.bytes() / size_of(type), type, static_cast<ReduceOp>(op), root);
+  });
+}
+
+void reduce_scatter_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& counts, int dtype,
+                       int op) {
+  Array in, result;
+  load(in, x, false);
+  load(result, out, true);
+  without_gil(communicator, [&] {
+    communicator.reduce_scatter(in.data(), result.data(), counts, static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+  });
+}
+
+void allgather_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& sizes, int dtype) {
+  Array in, result;
+  load(in, x, false);
+  load(result, out, true);
+  without_gil(communicator,
+              [&] { communicator.allgather(in.data(), result.data(), sizes, static_cast<DType>(dtype)); });
+}
+
+void broadcast_as(Communicator& communicator, nb::handle x, int dtype, int root, int kind) {
+  Array data;
+  load(data, x, communicator.rank() != root);
+  const auto type = static_cast<DType>(dtype);
+  without_gil(communicator, [&] {
+    communicator.broadcast(data.data(), data.bytes() / size_of(type), type, root, static_cast<Kind>(kind));
+  });
+}
+
+void gather_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& sizes, int dtype, int root) {
+  Array in, result;
+  load(in, x, false);
+  load(result, out, true);
+  without_gil(communicator,
+              [&] { communicator.gather(in.data(), result.data(), sizes, static_cast<DType>(dtype), root); });
+}
+
+void scatter_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& sizes, int dtype, int root) {
+  Array in, result;
+  load(in, x, false);
+  load(result, out, true);
+  without_gil(communicator,
+              [&] { communicator.scatter(in.data(), result.data(), sizes, static_cast<DType>(dtype), root); });
+}
+
+void alltoall_as(Communicator& communicator, nb::handle x, const Sizes& in_sizes, nb::handle out,
+                 const Sizes& out_sizes, int dtype) {
+  Array in, result;
+  load(in, x, false);
+  load(result, out, true);
+  without_gil(communicator, [&] {
+    communicator.alltoall(in.data(), in_sizes, result.data(), out_sizes, static_cast<DType>(dtype));
+  });
+}
+
+void send_as(Communicator& communicator, nb::handle x, int dtype, int dest, int tag) {
+  Array data;
+  load(data, x, false);
+  without_gil(communicator,
+              [&] { communicator.send(data.data(), data.bytes(), static_cast<DType>(dtype), dest, tag); });
+}
+
+void recv_as(Communicator& communicator, nb::handle x, int dtype, int source, int tag) {
+  Array data;
+  load(data, x, true);
+  without_gil(communicator,
+              [&] { communicator.recv(data.data(), data.bytes(), static_cast<DType>(dtype), source, tag); });
+}
+
+std::vector<uint64_t> exchange(Communicator& communicator, int kind, int dtype, int root, uint64_t items,
+                               uint64_t value) {
+  std::vector<uint64_t> values(static_cast<size_t>(communicator.size()));
+  without_gil(communicator, [&] {
+    communicator.exchange(static_cast<Kind>(kind), static_cast<DType>(dtype), root, items, value, values);
+  });
+  return values;
+}
+
+// This rank's part of a new symmetric segment, as bytes. The array keeps the segment, and nothing else, alive.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communicator, int fd, size_t part_bytes) {
+  auto mapping = std::make_unique<Mapping>(fd, part_bytes * static_cast<size_t>(communicator.local_size()));
+  struct Owner {
+    std::shared_ptr<SymmetricSegments> segments;
+    uint32_t number;
+  };
+  const uint32_t number = communicator.symmetric()->add(std::move(mapping), part_bytes, communicator.local_rank());
+  auto owner = std::make_unique<Owner>(Owner{communicator.symmetric(), number});
+  std::byte* data = owner->segments->own_part(number);
+  const nb::capsule capsule(owner.release(), [](void* pointer) noexcept {
+    const std::unique_ptr<Owner> owner(static_cast<Owner*>(pointer));
+    owner->segments->drop(owner->number);
+  });
+  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(reinterpret_cast<uint8_t*>(data), {part_bytes}, capsule);
+}
+
+std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, std::vector<int> host_of, int segment,
+                                      std::vector<int> bells, std::map<int, int> controls,
+                                      std::map<int, std::vector<int>> data, int allreduce_algorithm,
+                                      size_t staging_bytes, int64_t timeout_ns, int spin_us) {
+  Wiring wiring{rank,
+                std::move(hosts),
+                std::move(host_of),
+                segment,
+                std::move(bells),
+                std::move(controls),
+                std::move(data)};
+  const Options options{static_cast<Algorithm>(allreduce_algorithm), staging_bytes, timeout_ns, spin_us};
+  return std::make_unique<Communicator>(std::move(wiring), options);
+}
+
+}  // namespace
+}  // namespace ronde
+
+NB_MODULE(_native, module) {
+  using namespace nb::literals;
+  using ronde::Communicator;
+  ronde::Waiter::set_interrupt_check(&ronde::signal_handlers_raised);
+  nb::set_leak_warnings(false);  // a communicator may well live until the interpreter ends
+
+  module.def("host_segment_bytes", &ronde::HostSegment::bytes, "local_size"_a, "staging_bytes"_a);
+  module.def("instruction_set", &ronde::instruction_set);
+  module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "segment"_a, "bells"_a,
+             "controls"_a, "data"_a, "allreduce_algorithm"_a, "staging_bytes"_a, "timeout_ns"_a, "spin_us"_a);
+
+  nb::class_<Communicator>(module, "Communicator")
+      .def("allreduce", &ronde::allreduce)
+      .def("allreduce_as", &ronde::allreduce_as, "x"_a.none(), "out"_a.none(), "dtype"_a, "op"_a)
+      .def("reduce_as", &ronde::reduce_as, "x"_a, "out"_a.none(), "dtype"_a, "op"_a, "root"_a)
+      .def("reduce_scatter_as", &ronde::reduce_scatter_as)
+      .def("allgather_as", &ronde::allgather_as)
+      .def("broadcast_as", &ronde::broadcast_as)
+      .def("gather_as", &ronde::gather_as, "x"_a, "out"_a.none(), "sizes"_a, "dtype"_a, "root"_a)
+      .def("scatter_as", &ronde::scatter_as, "x"_a.none(), "out"_a, "sizes"_a, "dtype"_a, "root"_a)
+      .def("alltoall_as", &ronde::alltoall_as)
+      .def("send_as", &ronde::send_as)
+      .def("recv_as", &ronde::recv_as)
+      .def("exchange", &ronde::exchange)
+      .def("barrier", [](Communicator& self) { ronde::without_gil(self, [&] { self.barrier(); }); })
+      .def("map_symmetric", &ronde::map_symmetric)
+      .def("abort", [](Communicator& self, const std::string& reason) { self.abort(reason); })
+      .def("shutdown", [](Communicator& self) { ronde::without_gil(self, [&] { self.shutdown(); }); })
+      .def("has_failed", &Communicator::has_failed);
+}

@@ -1,0 +1,35 @@
+#include "call.h"
+
+namespace ronde {
+namespace {
+
+bool reduces(Kind kind) {
+  return kind == Kind::kAllreduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+}
+
+}  // namespace
+
+std::string Call::describe() const {
+  std::string text = name_of(kind);
+  if (kind == Kind::kSendRecv) return text + " with tag " + std::to_string(root);
+  if (kind == Kind::kBarrier) return text;
+  text += " of ";
+  if (count > 0 || reduces(kind)) text += std::to_string(count) + " ";
+  text += name_of(dtype);
+  if (reduces(kind)) text += std::string(" by ") + name_of(op);
+  if (root >= 0) text += " with root " + std::to_string(root);
+  return text;
+}
+
+std::string describe_mismatch(int rank_a, const Call& a, int rank_b, const Call& b) {
+  std::string text = "rank " + std::to_string(rank_a) + " called " + a.describe() + ", but rank " +
+                     std::to_string(rank_b) + " called " + b.describe();
+  if (a.sequence != b.sequence) {
+    text += " (call number " + std::to_string(a.sequence) + " there, number " + std::to_string(b.sequence) + " here)";
+  } else if (a.algorithm != b.algorithm) {
+    text += " (with different algorithms: do the ranks have different settings?)";
+  }
+  return text;
+}
+
+}  // namespace ronde

@@ -1,0 +1,349 @@
+#include "communicator.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "algorithms/hierarchical.h"
+#include "reduce.h"
+#include "shm_link.h"
+#include "tcp_link.h"
+
+namespace ronde {
+namespace {
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::max(CPU_COUNT(&set), 1);
+}
+
+// With a core per rank, spinning some 20 us saves the far dearer sleep. With fewer cores, whoever spins keeps the rank
+// it waits for from running: give the core away at once.
+WaitPolicy policy_for(const Options& options, int local_size) {
+  constexpr int kLooksPerMicrosecond = 20;
+  WaitPolicy policy;
+  policy.timeout_ns = options.timeout_ns;
+  if (options.spin_us >= 0) {
+    policy.spins = options.spin_us * kLooksPerMicrosecond;
+  } else if (local_size > usable_cores()) {
+    policy.spins = 0;
+  }
+  return policy;
+}
+
+std::vector<size_t> running_offsets(std::span<const size_t> sizes) {
+  std::vector<size_t> offsets(sizes.size());
+  std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), size_t{0});
+  return offsets;
+}
+
+Call make_call(Kind kind, DType dtype, uint64_t count = 0, int root = -1, ReduceOp op = ReduceOp::kSum) {
+  Call call;
+  call.kind = kind;
+  call.dtype = dtype;
+  call.count = count;
+  call.root = root;
+  call.op = op;
+  return call;
+}
+
+void check_reduction(DType dtype, ReduceOp op) {
+  if (!is_supported(dtype, op)) {
+    throw UsageError(std::string("there is no ") + name_of(op) + " of " + name_of(dtype) + " values");
+  }
+}
+
+}  // namespace
+
+Communicator::Communicator(Wiring wiring, const Options& options)
+    : rank_(wiring.rank),
+      hosts_(std::move(wiring.hosts)),
+      host_of_(std::move(wiring.host_of)),
+      options_(options),
+      bells_(std::move(wiring.bells)) {
+  ranks_of_host_.resize(static_cast<size_t>(*std::max_element(host_of_.begin(), host_of_.end())) + 1);
+  for (int rank = 0; rank < size(); ++rank) ranks_of_host_[host_of_[rank]].push_back(rank);
+  local_ranks_ = ranks_of_host_[host_of_[rank_]];
+  local_rank_ = static_cast<int>(std::find(local_ranks_.begin(), local_ranks_.end(), rank_) - local_ranks_.begin());
+
+  segment_ = std::make_unique<HostSegment>(wiring.segment, local_size(), options.staging_bytes);
+  std::vector<BellRope> ropes;
+  for (int local = 0; local < local_size(); ++local) ropes.emplace_back(&segment_->slot(local).bell, bells_[local]);
+
+  const BellRope own = ropes[local_rank_];
+  waiter_ = std::make_unique<Waiter>(own, failure_, policy_for(options, local_size()));
+  waiter_->set_explain([this] { return explain_wait(); });
+
+  std::vector<std::unique_ptr<Link>> links(hosts_.size());
+  std::vector<std::string> names;
+  for (int rank = 0; rank < size(); ++rank) {
+    names.push_back(name_of_rank(rank));
+    const auto local = std::find(local_ranks_.begin(), local_ranks_.end(), rank);
+    if (rank == rank_) continue;
+    if (local == local_ranks_.end()) {
+      links[rank] = std::make_unique<TcpLink>(rank, rank_, hosts_[rank], std::move(wiring.data[rank]));
+      continue;
+    }
+    const int index = static_cast<int>(local - local_ranks_.begin());
+    links[rank] = std::make_unique<ShmLink>(rank, rank_, hosts_[rank], segment_->pipe(local_rank_, index),
+                                            segment_->pipe(index, local_rank_), ropes[index]);
+  }
+  mesh_ = std::make_unique<Mesh>(rank_, std::move(links), *waiter_, !is_one_host());
+  host_ = std::make_unique<HostGroup>(*segment_, *symmetric_, local_ranks_, local_rank_, ropes, *waiter_);
+  watch_ = std::make_unique<Watch>(rank_, std::move(names), wiring.controls, own, failure_);
+}
+
+Communicator::~Communicator() {
+  watch_.reset();  // first: it rings the bell of this rank
+  for (int fd : bells_) close(fd);
+}
+
+std::string Communicator::name_of_rank(int rank) const {
+  return "rank " + std::to_string(rank) + " on " + hosts_[rank];
+}
+
+std::vector<int> Communicator::waiting_for() const {
+  std::vector<int> ranks = host_->missing();
+  if (mesh_ == nullptr) return ranks;
+  for (int peer : mesh_->waiting_for()) {
+    if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end()) ranks.push_back(peer);
+  }
+  return ranks;
+}
+
+std::string Communicator::explain_wait() const {
+  std::string text = " in " + current_.describe();
+  const char* separator = " for ";
+  for (int rank : waiting_for()) text += std::exchange(separator, ", ") + name_of_rank(rank);
+  return text;
+}
+
+// One call: alone, and with its failures told to everyone.
+template <class Body>
+void Communicator::guarded(const Call& call, Body&& body) {
+  current_ = call;
+  try {
+    body(call);
+  } catch (const MismatchError& error) {
+    if (call.algorithm == static_cast<uint8_t>(Algorithm::kInHost)) throw;  // everybody has noticed
+    fail(Failure(FailureKind::kMismatch, -1, error.what()));
+  } catch (const Interrupted&) {
+    const Failure failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + " was interrupted by a signal");
+    if (failure_.set(failure.kind, failure.rank, failure.what())) watch_->tell_all(failure);
+    throw;
+  } catch (const Failure& failure) {
+    fail(failure);
+  }
+}
+
+// One collective call: numbered besides.
+template <class Body>
+void Communicator::run(Call call, Body&& body) {
+  std::lock_guard lock(mutex_);
+  check_open();
+  call.sequence = calls_made_++;
+  if (call.kind != Kind::kAllreduce && is_one_host()) call.algorithm = static_cast<uint8_t>(Algorithm::kInHost);
+  guarded(call, [&](const Call& call) {
+    watch_->begin_call(call.sequence);
+    body(call);
+  });
+}
+
+void Communicator::check_open() const {
+  if (!is_open_) throw UsageError("this communicator has been shut down");
+}
+
+// A link's end of file says that a peer has gone, but perhaps only because it heard of a failure before this rank did.
+// The failure detector knows better a moment later.
+void Communicator::await_verdict() {
+  constexpr auto kPatience = std::chrono::milliseconds(300);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!failure_.failed() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Communicator::fail(const Failure& failure) {
+  const bool is_new = !failure_.failed();
+  if (is_new && failure.kind == FailureKind::kPeerLost) await_verdict();
+  const bool is_first = failure_.set(failure.kind, failure.rank, failure.what());
+  if (is_first || failure.kind == FailureKind::kTimeout) watch_->tell_all(failure);
+  throw failure_.failure();
+}
+
+Hierarchy Communicator::hierarchy() { return {*host_, *mesh_, ranks_of_host_, host_of_[rank_], scratch_}; }
+
+void Communicator::check_root(int root) const {
+  if (root < 0 || root >= size()) {
+    throw UsageError("root " + std::to_string(root) + " is no rank of this communicator, which has ranks 0 to " +
+                     std::to_string(size() - 1));
+  }
+}
+
+void Communicator::allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op) {
+  check_reduction(dtype, op);
+  Call call = make_call(Kind::kAllreduce, dtype, count, -1, op);
+  const Algorithm algorithm = select_allreduce(options_.allreduce, count * size_of(dtype), dtype, size(), host_count());
+  call.algorithm = static_cast<uint8_t>(algorithm);
+  const Reduction reduction{dtype, op, size()};
+  run(call, [&](const Call& call) {
+    switch (algorithm) {
+      case Algorithm::kAuto:
+      case Algorithm::kInHost:
+        return host_->allreduce(call, reduction, in, out, count);
+      case Algorithm::kHierarchical: {
+        Hierarchy hierarchy = this->hierarchy();
+        return hierarchical_allreduce(hierarchy, call, in, out);
+      }
+      case Algorithm::kDirect:
+        return allreduce_direct(*mesh_, call, in, out, size(), scratch_);
+      case Algorithm::kRing:
+        return allreduce_ring(*mesh_, call, in, out, size(), scratch_);
+      case Algorithm::kDoubling:
+        return allreduce_doubling(*mesh_, call, in, out, size(), scratch_);
+    }
+  });
+}
+
+void Communicator::reduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int root) {
+  check_reduction(dtype, op);
+  check_root(root);
+  const Reduction reduction{dtype, op, size()};
+  run(make_call(Kind::kReduce, dtype, count, root, op), [&](const Call& call) {
+    if (is_one_host()) return host_->reduce(call, reduction, in, out, count, root);
+    Hierarchy hierarchy = this->hierarchy();
+    hierarchical_reduce(hierarchy, call, in, out);
+  });
+}
+
+void Communicator::reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op) {
+  check_reduction(dtype, op);
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  const Reduction reduction{dtype, op, size()};
+  run(make_call(Kind::kReduceScatter, dtype, total, -1, op), [&](const Call& call) {
+    if (is_one_host()) return host_->reduce_scatter(call, reduction, in, counts, out);
+    reduce_scatterv(*mesh_, call, in, counts, out, size(), scratch_);
+  });
+}
+
+void Communicator::allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype) {
+  run(make_call(Kind::kAllgather, dtype), [&](const Call& call) {
+    if (is_one_host()) return host_->share(call, in, out, {sizes, running_offsets(sizes)});
+    allgatherv(*mesh_, call, in, out, sizes);
+  });
+}
+
+void Communicator::broadcast(void* data, size_t count, DType dtype, int root, Kind kind) {
+  check_root(root);
+  run(make_call(kind, dtype, count, root), [&](const Call& call) {
+    Hierarchy hierarchy = this->hierarchy();
+    hierarchical_broadcast(hierarchy, call, data);
+  });
+}
+
+void Communicator::exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value,
+                            std::span<uint64_t> values) {
+  run(make_call(kind, dtype, items, root), [&](const Call& call) {
+    if (is_one_host()) return host_->exchange(call, value, values);
+    const std::vector<size_t> sizes(hosts_.size(), sizeof(value));
+    allgatherv(*mesh_, call, &value, values.data(), sizes);
+  });
+}
+
+void Communicator::gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root) {
+  check_root(root);
+  run(make_call(Kind::kGather, dtype, 0, root), [&](const Call& call) {
+    if (is_one_host()) return host_->share(call, in, out, {sizes, running_offsets(sizes)}, root);
+    gatherv(*mesh_, call, in, out, sizes, root);
+  });
+}
+
+void Communicator::scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root) {
+  check_root(root);
+  run(make_call(Kind::kScatter, dtype, 0, root), [&](const Call& call) {
+    if (!is_one_host()) return scatterv(*mesh_, call, in, out, sizes, root);
+    const std::vector<size_t> nothing(sizes.size());
+    std::vector<size_t> arriving(sizes.size());
+    arriving[root] = sizes[rank_];
+    const std::vector<size_t> offsets = running_offsets(sizes);
+    host_->deal(call, in, {rank_ == root ? sizes : nothing, offsets}, out, {arriving, nothing});
+  });
+}
+
+void Communicator::alltoall(const void* in, std::span<const size_t> in_sizes, void* out,
+                            std::span<const size_t> out_sizes, DType dtype) {
+  run(make_call(Kind::kAlltoall, dtype), [&](const Call& call) {
+    if (!is_one_host()) return alltoallv(*mesh_, call, in, in_sizes, out, out_sizes);
+    host_->deal(call, in, {in_sizes, running_offsets(in_sizes)}, out, {out_sizes, running_offsets(out_sizes)});
+  });
+}
+
+void Communicator::barrier() {
+  run(make_call(Kind::kBarrier, DType::kUint8), [&](const Call& call) {
+    if (is_one_host()) return host_->announce(call);
+    Hierarchy hierarchy = this->hierarchy();
+    hierarchical_barrier(hierarchy, call);
+  });
+}
+
+void Communicator::send(const void* data, size_t bytes, DType dtype, int dest, int tag) {
+  talk_to(dest, dtype, tag, [&](Link& link, const Call& call) {
+    const Ticket ticket = link.send(call, data, bytes);
+    return [&link, ticket] { return link.sent() >= ticket; };
+  });
+}
+
+void Communicator::recv(void* data, size_t bytes, DType dtype, int source, int tag) {
+  talk_to(source, dtype, tag, [&](Link& link, const Call& call) {
+    const Ticket ticket = link.recv(call, data, bytes);
+    return [&link, ticket] { return link.received() >= ticket; };
+  });
+}
+
+// Point to point with `peer`: `start` queues the message and returns what tells when it is done.
+template <class Start>
+void Communicator::talk_to(int peer, DType dtype, int tag, Start&& start) {
+  if (peer < 0 || peer >= size() || peer == rank_) {
+    throw UsageError("cannot send to or receive from rank " + std::to_string(peer) + ": rank " +
+                     std::to_string(rank_) + " has the other ranks of 0 to " + std::to_string(size() - 1) + " as peers");
+  }
+  std::lock_guard lock(mutex_);
+  check_open();
+  guarded(make_call(Kind::kSendRecv, dtype, 0, tag), [&](const Call& call) {
+    failure_.check();
+    const auto is_done = start(mesh_->link(peer), call);
+    mesh_->wait_until([&] {
+      if (is_done()) return true;
+      // What it sent before it left still arrives: look once more after having seen that it has left.
+      if (!watch_->has_left(peer)) return false;
+      mesh_->link(peer).progress();
+      if (is_done()) return true;
+      throw Failure(FailureKind::kPeerLost, peer, name_of_rank(peer) + " has shut down");
+    });
+  });
+}
+
+void Communicator::abort(const std::string& reason) {
+  const Failure failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + " aborted: " + reason);
+  if (failure_.set(failure.kind, failure.rank, failure.what())) watch_->tell_all(failure);
+  watch_->ring_own();
+}
+
+void Communicator::shutdown() {
+  std::lock_guard lock(mutex_);
+  if (!is_open_) return;
+  is_open_ = false;
+  watch_->say_goodbye(calls_made_);
+  watch_->stop();
+  mesh_.reset();
+}
+
+}  // namespace ronde

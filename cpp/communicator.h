@@ -1,0 +1,143 @@
+// A communicator: a fixed set of ranks that make the same calls in the same order, and the ways bytes go between them.
+//
+// Owns everything one rank needs for it: the host's shared memory, the links, the failure detector. All connections
+// arrive here connected and authenticated (ronde/comm/bootstrap.py); nothing here resolves names, listens or connects.
+//
+// What its errors mean:
+//   UsageError     this call makes no sense; nothing was sent, the next one works.
+//   MismatchError  the ranks made different calls. Among the ranks of one host everybody notices before any byte moves
+//                  and the next call works; across hosts, and in send/receive, the communicator has failed.
+//   Failure        the communicator has failed; every later call throws the same.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "algorithms/hierarchical.h"
+#include "algorithms/over_links.h"
+#include "algorithms/select.h"
+#include "failure_state.h"
+#include "host_group.h"
+#include "host_segment.h"
+#include "mesh.h"
+#include "symmetric.h"
+#include "waiter.h"
+#include "watch.h"
+
+namespace ronde {
+
+struct Options {
+  Algorithm allreduce = Algorithm::kAuto;
+  size_t staging_bytes = 256 * 1024;
+  int64_t timeout_ns = 0;
+  int spin_us = -1;  // -1: by the number of ranks per core
+};
+
+// Descriptors are taken over by the Communicator, also when its constructor throws.
+struct Wiring {
+  int rank = 0;
+  std::vector<std::string> hosts;        // by rank: the name of its host
+  std::vector<int> host_of;              // by rank: the number of its host
+  int segment = -1;                      // the host's shared memory, HostSegment::bytes() long
+  std::vector<int> bells;                // eventfds of the ranks of this host, in rank order
+  std::map<int, int> controls;           // by rank, all others: the control connection
+  std::map<int, std::vector<int>> data;  // by rank, those on other hosts: the data connections
+};
+
+class Communicator {
+ public:
+  Communicator(Wiring wiring, const Options& options);
+  ~Communicator();
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(hosts_.size()); }
+  const std::string& host(int rank) const { return hosts_[rank]; }
+
+  // Collectives. Counts are elements, sizes are bytes; spans have one entry per rank. All throw as said above.
+  void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op);
+  void reduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int root);
+  void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op);
+  void allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype);
+  // `kind` names the operation that this broadcast is a part of, for comparing calls.
+  void broadcast(void* data, size_t count, DType dtype, int root, Kind kind = Kind::kBroadcast);
+  void gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
+  void scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
+  void alltoall(const void* in, std::span<const size_t> in_sizes, void* out, std::span<const size_t> out_sizes,
+                DType dtype);
+  void barrier();
+  // Every rank's `value`, as a part of the operation `kind`: how many rows each rank is going to give, mostly. `items`
+  // (elements per row) must agree.
+  void exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value, std::span<uint64_t> values);
+
+  // Point to point: messages between two ranks arrive in the order in which they were sent, and tags must agree.
+  // send() returns when `data` may be reused.
+  void send(const void* data, size_t bytes, DType dtype, int dest, int tag);
+  void recv(void* data, size_t bytes, DType dtype, int source, int tag);
+
+  // Symmetric memory (symmetric.h); shared so that arrays may outlive the communicator.
+  const std::shared_ptr<SymmetricSegments>& symmetric() const { return symmetric_; }
+  int local_rank() const { return local_rank_; }
+  int local_size() const { return static_cast<int>(local_ranks_.size()); }
+
+  // Fails the communicator on every rank. Any thread, also while another one is inside a collective.
+  void abort(const std::string& reason);
+  // Says goodbye and closes all connections; the later calls throw UsageError. Waits for a running call to end.
+  void shutdown();
+  bool has_failed() const { return failure_.failed(); }
+
+  // For reports: the call in progress (or the last one), the time limit, and the ranks that it waits for.
+  std::string current_call() const { return name_of(current_.kind); }
+  int64_t timeout_ns() const { return options_.timeout_ns; }
+  std::vector<int> waiting_for() const;
+
+ private:
+  template <class Body>
+  void guarded(const Call& call, Body&& body);
+  template <class Body>
+  void run(Call call, Body&& body);
+  template <class Start>
+  void talk_to(int peer, DType dtype, int tag, Start&& start);
+  [[noreturn]] void fail(const Failure& failure);
+  void await_verdict();
+  void check_open() const;
+  void check_root(int root) const;
+  std::string explain_wait() const;
+  std::string name_of_rank(int rank) const;
+
+  bool is_one_host() const { return host_count() == 1; }
+  int host_count() const { return static_cast<int>(ranks_of_host_.size()); }
+  Hierarchy hierarchy();
+
+  int rank_;
+  std::vector<std::string> hosts_;
+  std::vector<int> host_of_;
+  std::vector<int> local_ranks_;               // the ranks of this host
+  std::vector<std::vector<int>> ranks_of_host_;  // by host number
+  int local_rank_ = 0;
+  Options options_;
+
+  FailureState failure_;
+  std::vector<int> bells_;
+  std::unique_ptr<HostSegment> segment_;
+  std::shared_ptr<SymmetricSegments> symmetric_ = std::make_shared<SymmetricSegments>();
+  std::unique_ptr<Waiter> waiter_;
+  std::unique_ptr<HostGroup> host_;
+  std::unique_ptr<Mesh> mesh_;
+  std::unique_ptr<Watch> watch_;
+  Scratch scratch_;
+
+  std::mutex mutex_;  // one call at a time
+  uint64_t calls_made_ = 0;
+  Call current_;
+  bool is_open_ = true;
+};
+
+}  // namespace ronde

@@ -1,0 +1,42 @@
+// What can go wrong inside a collective. Thrown by the data plane, translated once at the border (bind.cc).
+//
+// A Failure is *sticky*: once a communicator has one, every pending and later call on it throws the same one.
+// A UsageError concerns one call on one rank. A MismatchError is either (see Communicator): recoverable when every
+// rank saw the disagreement before any byte moved, sticky when it came to light on a link.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace ronde {
+
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct MismatchError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+enum class FailureKind : int {
+  kNone = 0,
+  kPeerLost = 1,   // `rank` died, left, or cannot be reached
+  kAborted = 2,    // `rank` called abort()
+  kMismatch = 3,   // `rank` made a different call
+  kTimeout = 4,    // waited longer than the setting allows
+};
+
+struct Failure : std::runtime_error {
+  Failure(FailureKind kind, int rank, const std::string& reason)
+      : std::runtime_error(reason), kind(kind), rank(rank) {}
+  FailureKind kind;
+  int rank;  // the culprit's rank in this communicator; -1 if none is known
+};
+
+// A signal handler of the program raised while this rank waited (Ctrl-C, mostly).
+struct Interrupted : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace ronde

@@ -1,0 +1,109 @@
+// Announcements and counters: how the ranks of one host agree and wait. The operations are in algorithms/in_host_*.cc.
+#include "host_group.h"
+
+#include <cstring>
+#include <utility>
+
+#include "error.h"
+
+namespace ronde {
+
+HostGroup::HostGroup(const HostSegment& segment, const SymmetricSegments& symmetric, std::vector<int> ranks, int index,
+                     std::vector<BellRope> ropes, Waiter& waiter)
+    : segment_(segment),
+      symmetric_(symmetric),
+      ranks_(std::move(ranks)),
+      index_(index),
+      ropes_(std::move(ropes)),
+      waiter_(waiter) {}
+
+void HostGroup::announce(const Call& call) { open(call, 0, {}, {}, nullptr, 0); }
+
+void HostGroup::exchange(const Call& call, uint64_t value, std::span<uint64_t> values) {
+  open(call, value, {}, {}, nullptr, 0);
+  for (int local = 0; local < size(); ++local) values[local] = announcement(local).value;
+}
+
+void HostGroup::open(const Call& call, uint64_t value, Place in, Place out, const void* small, size_t small_bytes) {
+  ++announced_;
+  Announcement& own = announcement(index_);
+  own.call = call;
+  own.value = value;
+  if (small_bytes > 0) {
+    std::memcpy(own.payload(small_bytes), small, small_bytes);
+  } else {
+    own.in = in;
+    own.out = out;
+  }
+  own.number.store(announced_, std::memory_order_release);
+  int next = 0;
+  for (int local = 0; local < size(); ++local) {
+    if (local != index_) ropes_[local].ring();
+  }
+  waiter_.until([&] {
+    while (next < size() && announcement(next).number.load(std::memory_order_acquire) >= announced_) ++next;
+    return next == size();
+  });
+  compare_calls();
+}
+
+// Every rank compares everyone with the first, so that all come to the same verdict.
+void HostGroup::compare_calls() const {
+  const Call& first = announcement(0).call;
+  for (int local = 1; local < size(); ++local) {
+    const Call& other = announcement(local).call;
+    if (other != first) [[unlikely]] {
+      throw MismatchError(describe_mismatch(ranks_[0], first, ranks_[local], other));
+    }
+  }
+}
+
+bool HostGroup::is_symmetric_in() const {
+  const Place in = announcement(0).in;
+  if (in.segment == 0) return false;
+  for (int local = 1; local < size(); ++local) {
+    if (announcement(local).in != in) return false;
+  }
+  return true;
+}
+
+bool HostGroup::is_symmetric_in_and_out() const {
+  const Place out = announcement(0).out;
+  if (out.segment == 0 || !is_symmetric_in()) return false;
+  for (int local = 1; local < size(); ++local) {
+    if (announcement(local).out != out) return false;
+  }
+  return true;
+}
+
+std::vector<int> HostGroup::missing() const {
+  std::vector<int> ranks;
+  for (int local = 0; local < size(); ++local) {
+    if (announcement(local).number.load(std::memory_order_acquire) < announced_) ranks.push_back(ranks_[local]);
+  }
+  return ranks;
+}
+
+void HostGroup::publish(Counter counter, uint64_t value) {
+  (segment_.slot(index_).*counter).store(value, std::memory_order_release);
+  for (int local = 0; local < size(); ++local) {
+    if (local != index_) ropes_[local].ring();
+  }
+}
+
+void HostGroup::wait_for(Counter counter, int local, uint64_t value) {
+  const std::atomic<uint64_t>& word = segment_.slot(local).*counter;
+  waiter_.until([&] { return word.load(std::memory_order_acquire) >= value; });
+}
+
+void HostGroup::wait_for_all(Counter counter, uint64_t value) {
+  for (int local = 0; local < size(); ++local) wait_for(counter, local, value);
+}
+
+// Symmetric buffers belong to the caller again only when nobody reads or writes them any more.
+void HostGroup::finish_symmetric() {
+  publish(&Slot::finished, ++finished_);
+  wait_for_all(&Slot::finished, finished_);
+}
+
+}  // namespace ronde

@@ -1,0 +1,69 @@
+// The shared memory of a communicator's ranks on one host, and what lies where in it.
+//
+// Per rank a Slot: its announcements, its counters, its bell. Then per rank the staging lanes, through which private
+// memory passes. Then the pipes between each two ranks (shm_link.h). All-zero memory is a valid start. Pages that are
+// never touched cost nothing, so the layout need not be thrifty.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "bell.h"
+#include "call.h"
+#include "mapping.h"
+#include "shm_link.h"
+#include "symmetric.h"
+
+namespace ronde {
+
+// Messages of up to so many bytes travel inside the announcement itself.
+inline constexpr size_t kSmallBytes = 16 * 1024;
+inline constexpr size_t kLine = 64;
+inline constexpr int kMaxLocalSize = 256;  // ranks per host; bounds arrays of pointers on the stack
+
+// One rank's word on one call. Written by its owner before `number` is set, then read by all.
+// The first line holds all that a tiny message needs: reading another core's line is what its latency consists of.
+struct alignas(kLine) Announcement {
+  std::atomic<uint64_t> number{0};  // how many announcements the owner has made up to this one
+  uint64_t value = 0;               // meaning depends on the operation (a count, mostly)
+  Call call;
+  std::byte tiny[24];
+  std::byte small[kSmallBytes];
+  Place in, out;
+
+  std::byte* payload(size_t bytes) { return bytes <= sizeof(tiny) ? tiny : small; }
+};
+static_assert(offsetof(Announcement, small) == kLine);
+
+struct Slot {
+  Announcement announcements[2];  // by parity: nobody can be more than one announcement ahead of a reader
+  // Counters only ever grow, written by the owner alone. Two lines apart: processors prefetch lines in pairs.
+  alignas(2 * kLine) std::atomic<uint64_t> staged{0};    // windows whose lanes are filled
+  alignas(2 * kLine) std::atomic<uint64_t> consumed{0};  // windows whose lanes have been read (and reduced)
+  alignas(2 * kLine) std::atomic<uint64_t> finished{0};  // calls on symmetric memory completed
+  alignas(2 * kLine) Bell bell;
+};
+
+class HostSegment {
+ public:
+  // `staging_bytes`: size of a lane on a host with two ranks; with more ranks lanes shrink, so that what one rank
+  // stages stays about as large as its core's cache.
+  static size_t bytes(int local_size, size_t staging_bytes);
+  HostSegment(int fd, int local_size, size_t staging_bytes);
+
+  int size() const { return size_; }
+  size_t lane_bytes() const { return lane_bytes_; }
+  Slot& slot(int local) const;
+  // The lane of `writer` for `reader` (its own one holds results for everybody) in windows of this parity. A rank's
+  // lanes of one parity lie side by side, so that lane(writer, parity, 0) is also one area of size() * lane_bytes().
+  std::byte* lane(int writer, uint64_t parity, int reader) const;
+  ShmPipe* pipe(int from, int to) const;
+
+ private:
+  int size_;
+  size_t lane_bytes_;
+  Mapping mapping_;
+};
+
+}  // namespace ronde

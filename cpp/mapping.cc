@@ -1,0 +1,37 @@
+#include "mapping.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace ronde {
+namespace {
+
+[[noreturn]] void fail(int fd, int error, const char* what) {
+  close(fd);
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+}  // namespace
+
+Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
+  // Touching memory behind the end of a file kills the process (SIGBUS), so look before mapping.
+  struct stat status{};
+  if (fstat(fd, &status) != 0) fail(fd, errno, "fstat of a shared-memory segment");
+  if (static_cast<size_t>(status.st_size) < bytes) fail(fd, EINVAL, "a shared-memory segment is shorter than agreed");
+  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) fail(fd, errno, "mmap of a shared-memory segment");
+  close(fd);
+  madvise(address, bytes, MADV_HUGEPAGE);  // a wish: most systems leave huge pages of shared memory off
+  madvise(address, bytes, MADV_DONTFORK);  // a forked child must not keep the segment alive
+  data_ = static_cast<std::byte*>(address);
+}
+
+Mapping::~Mapping() { munmap(data_, bytes_); }
+
+}  // namespace ronde

@@ -1,0 +1,71 @@
+// All links of one communicator, and how to wait for them. What the algorithms over links are written against.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "link.h"
+#include "waiter.h"
+
+namespace ronde {
+
+class Mesh {
+ public:
+  // `links[peer]` is null for this rank itself. Without sockets among them, waiting needs no poll(2).
+  Mesh(int rank, std::vector<std::unique_ptr<Link>> links, Waiter& waiter, bool has_sockets = true)
+      : rank_(rank), links_(std::move(links)), waiter_(waiter), has_sockets_(has_sockets) {}
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(links_.size()); }
+  Link& link(int peer) { return *links_[peer]; }
+
+  // Drives all links until `done()` is true. Throws Failure, MismatchError.
+  template <class Done>
+  void wait_until(Done&& done) {
+    const auto step = [&] {
+      // While bytes move there is more to move, and no reason to sleep.
+      while (true) {
+        const bool moved = progress();
+        if (done()) return true;
+        if (!moved) return false;
+        waiter_.failure().check();
+      }
+    };
+    if (has_sockets_) {
+      waiter_.until(step, [&](std::vector<pollfd>& fds) { add_poll(fds); });
+    } else {
+      waiter_.until(step);
+    }
+  }
+
+  // The peers with unfinished messages; for reports.
+  std::vector<int> waiting_for() const {
+    std::vector<int> peers;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (links_[peer] && links_[peer]->pending()) peers.push_back(peer);
+    }
+    return peers;
+  }
+
+ private:
+  bool progress() {
+    bool moved = false;
+    for (auto& link : links_) {
+      if (link && link->pending()) moved |= link->progress();
+    }
+    return moved;
+  }
+  void add_poll(std::vector<pollfd>& fds) const {
+    for (const auto& link : links_) {
+      if (link && link->pending()) link->add_poll(fds);
+    }
+  }
+
+  int rank_;
+  std::vector<std::unique_ptr<Link>> links_;
+  Waiter& waiter_;
+  bool has_sockets_;
+};
+
+}  // namespace ronde

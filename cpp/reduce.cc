@@ -1,0 +1,97 @@
+#include "reduce.h"
+
+#include <string>
+
+#include "error.h"
+#include "reduce_kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace ronde {
+
+// Each is reduce_kernels.cc, compiled for one instruction set.
+namespace avx512 {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace neon {
+extern const Kernels kKernels;
+}
+namespace baseline {
+extern const Kernels kKernels;
+}
+
+namespace {
+
+#if defined(__x86_64__)
+// Asked for here because not every compiler's __builtin_cpu_supports knows the name.
+bool has_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
+std::span<const Kernels* const> find_kernels() {
+  static constexpr const Kernels* kAll[] = {&avx512::kKernels, &avx2::kKernels, &baseline::kKernels};
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && has_f16c();
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return std::span(kAll).subspan(has_avx512 ? 0 : has_avx2 ? 1 : 2);
+}
+#else
+std::span<const Kernels* const> find_kernels() {
+#if defined(__aarch64__)
+  static constexpr const Kernels* kAll[] = {&neon::kKernels};  // every 64-bit Arm processor has it
+#else
+  static constexpr const Kernels* kAll[] = {&baseline::kKernels};
+#endif
+  return kAll;
+}
+#endif
+
+const Kernels& best_kernels() {
+  static const Kernels& best = *available_kernels().front();
+  return best;
+}
+
+// nullptr if `op` makes no sense for `dtype`, or either is no number of ours.
+Kernel find_kernel(DType dtype, ReduceOp op) {
+  const int row = static_cast<int>(dtype);
+  const int column = static_cast<int>(op);
+  return row < kDTypeCount && column < kReduceOpCount ? best_kernels().table[row][column] : nullptr;
+}
+
+}  // namespace
+
+std::span<const Kernels* const> available_kernels() {
+  static const std::span<const Kernels* const> available = find_kernels();
+  return available;
+}
+
+bool is_supported(DType dtype, ReduceOp op) { return find_kernel(dtype, op) != nullptr; }
+
+void reduce(DType dtype, ReduceOp op, void* destination, const void* const* sources, int source_count, size_t count,
+            int divisor) {
+  reduce_to_all(dtype, op, &destination, 1, sources, source_count, count, divisor);
+}
+
+void reduce_to_all(DType dtype, ReduceOp op, void* const* destinations, int destination_count,
+                   const void* const* sources, int source_count, size_t count, int divisor) {
+  const Kernel kernel = find_kernel(dtype, op);
+  if (kernel == nullptr) {
+    throw UsageError(std::string("the reduction ") + name_of(op) + " is not defined for " + name_of(dtype));
+  }
+  kernel(destinations, destination_count, sources, source_count, count, divisor);
+}
+
+void divide(DType dtype, void* values, size_t count, int divisor) {
+  const void* source = values;
+  reduce(dtype, ReduceOp::kAverage, values, &source, 1, count, divisor);  // the average of one: a division
+}
+
+const char* instruction_set() { return best_kernels().instruction_set; }
+
+}  // namespace ronde

@@ -1,0 +1,37 @@
+// Element-wise reductions on raw buffers: the arithmetic of the data plane. No waiting, no threads, no allocation.
+//
+// Kernels exist in several versions (baseline, AVX2, AVX-512) chosen once at run time; all give bitwise the same result
+// (no fused multiply-add, sums in the order of `sources`), save for the payload and sign of a NaN. Buffers need no
+// alignment.
+#pragma once
+
+#include <cstddef>
+
+#include "types.h"
+
+namespace ronde {
+
+// True if `op` makes sense for `dtype`: averages need floating point or complex numbers, order (min, max) needs real
+// ones, bit operations need integers or bool. Bool behaves as in NumPy: sum and max are "or", product and min "and".
+bool is_supported(DType dtype, ReduceOp op);
+
+// destination[i] = sources[0][i] (op) sources[1][i] (op) ... in that order, for `count` elements.
+// With kAverage the sum is divided by `divisor` (the number of ranks) at the end; the other operations ignore it.
+// 16-bit floats are accumulated in float32 across all sources and rounded once. NaN wins in min and max, as in NumPy.
+// `destination` may be equal to any one of the sources, or overlap none of them. source_count >= 1.
+// Throws UsageError unless is_supported(dtype, op).
+void reduce(DType dtype, ReduceOp op, void* destination, const void* const* sources, int source_count, size_t count,
+            int divisor);
+
+// The same, with the result written to several destinations (each of which may be equal to any of the sources, no two
+// to each other): what reducing in symmetric memory needs. Every source is read once, every destination written once.
+void reduce_to_all(DType dtype, ReduceOp op, void* const* destinations, int destination_count,
+                   const void* const* sources, int source_count, size_t count, int divisor);
+
+// values[i] /= divisor, for floating-point and complex types (what kAverage does at its end).
+void divide(DType dtype, void* values, size_t count, int divisor);
+
+// The chosen instruction set: "avx512", "avx2", "neon" or "baseline".
+const char* instruction_set();
+
+}  // namespace ronde

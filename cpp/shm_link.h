@@ -1,0 +1,64 @@
+// A link between two ranks of one host: two pipes in shared memory, one per direction.
+//
+// A pipe is a ring with one writer and one reader. Both counters only grow; byte number k lies at ring[k % capacity].
+// Writer and reader copy at the same time: what has been copied is published every few KiB, and the other side's bell
+// is rung after each publication.
+//
+// Either side keeps its own counter in private memory and only publishes it, and checks the other's before use: whatever
+// the other process writes into the pipe, this one neither reads nor writes outside the ring.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "bell.h"
+#include "frame.h"
+#include "link.h"
+#include "message_queue.h"
+
+namespace ronde {
+
+// Lies in shared memory, aligned to a cache line; memory full of zeros is an empty pipe.
+struct ShmPipe {
+  static constexpr size_t kCapacity = 256 << 10;
+
+  alignas(64) std::atomic<uint64_t> written;  // bytes published by the writer so far
+  alignas(64) std::atomic<uint64_t> taken;    // bytes given back by the reader so far
+  alignas(64) std::byte ring[kCapacity];
+
+  static constexpr size_t bytes() { return sizeof(ShmPipe); }
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+class ShmLink final : public Link {
+ public:
+  // Owns neither the pipes nor the bell; they must outlive the link. `peer_bell` is rung when the peer may go on.
+  ShmLink(int peer, int own, std::string peer_host, ShmPipe* outgoing, ShmPipe* incoming, BellRope peer_bell);
+
+  Ticket send(const Call& call, const void* data, size_t bytes) override;
+  Ticket recv(const Call& call, void* data, size_t bytes) override;
+  Ticket sent() const override { return outgoing_.finished(); }
+  Ticket received() const override { return incoming_.finished(); }
+  size_t arrived() const override;
+  bool progress() override;
+  bool pending() const override { return !outgoing_.empty() || !incoming_.empty(); }
+  void add_poll(std::vector<pollfd>&) const override {}
+
+ private:
+  bool write_some();
+  bool read_some();
+
+  Ends ends_;
+  BellRope peer_bell_;
+  ShmPipe* out_pipe_;
+  ShmPipe* in_pipe_;
+  uint64_t written_ = 0;  // into out_pipe_, published or not
+  uint64_t taken_ = 0;    // from in_pipe_, published or not
+  MessageQueue outgoing_;
+  MessageQueue incoming_;
+  Frame arriving_;  // as much of the oldest incoming message's frame as has come
+};
+
+}  // namespace ronde

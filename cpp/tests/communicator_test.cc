@@ -1,0 +1,305 @@
+// Whole communicators with threads as ranks: one host, several hosts, failures. Every operation against plain loops.
+#include "communicator.h"
+
+#include <netinet/in.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "check.h"
+
+namespace ronde {
+namespace {
+
+std::pair<int, int> socket_pair() {
+  int ends[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  return {ends[0], ends[1]};
+}
+
+// What bootstrap.py does with real connections, for ranks that are threads. host_of[rank] says who shares a host.
+std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& options) {
+  const int size = static_cast<int>(host_of.size());
+  std::vector<Wiring> wirings(size);
+  std::vector<int> eventfds, local_sizes(size), segments(size, -1);
+  for (int host : host_of) ++local_sizes[host];
+  for (int host = 0; host < size; ++host) {
+    if (local_sizes[host] == 0) continue;
+    segments[host] = memfd_create("test", MFD_CLOEXEC);
+    CHECK(ftruncate(segments[host], static_cast<off_t>(HostSegment::bytes(local_sizes[host], options.staging_bytes))) == 0);
+  }
+  for (int rank = 0; rank < size; ++rank) eventfds.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  for (int rank = 0; rank < size; ++rank) {
+    Wiring& wiring = wirings[rank];
+    wiring.rank = rank;
+    wiring.host_of = host_of;
+    wiring.segment = dup(segments[host_of[rank]]);
+    for (int other = 0; other < size; ++other) {
+      wiring.hosts.push_back("host-" + std::to_string(host_of[other]));
+      if (host_of[other] == host_of[rank]) wiring.bells.push_back(dup(eventfds[other]));
+    }
+    for (int lower = 0; lower < rank; ++lower) {
+      std::tie(wiring.controls[lower], wirings[lower].controls[rank]) = socket_pair();
+      if (host_of[lower] == host_of[rank]) continue;
+      for (int stream = 0; stream < 2; ++stream) {
+        const auto [mine, theirs] = socket_pair();
+        wiring.data[lower].push_back(mine);
+        wirings[lower].data[rank].push_back(theirs);
+      }
+    }
+  }
+  for (int fd : segments) {
+    if (fd >= 0) close(fd);
+  }
+  for (int fd : eventfds) close(fd);
+  return wirings;
+}
+
+using Program = std::function<void(Communicator&)>;
+
+void run(const std::vector<int>& host_of, const Options& options, const Program& program) {
+  std::vector<Wiring> wirings = wire(host_of, options);
+  std::vector<std::thread> threads;
+  for (Wiring& wiring : wirings) {
+    threads.emplace_back([&program, &options, &wiring] {
+      Communicator communicator(std::move(wiring), options);
+      program(communicator);
+      communicator.shutdown();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::vector<float> values(int rank, size_t count) {
+  std::vector<float> result(count);
+  for (size_t i = 0; i < count; ++i) result[i] = static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 101);
+  return result;
+}
+
+std::vector<float> sum_of(int size, size_t count) {
+  std::vector<float> result(count);
+  for (int rank = 0; rank < size; ++rank) {
+    const std::vector<float> part = values(rank, count);
+    for (size_t i = 0; i < count; ++i) result[i] += part[i];
+  }
+  return result;
+}
+
+constexpr size_t kCounts[] = {0, 1, 5, 6, 7, 1000, 4096, 4097, 70'001, 600'000};
+
+void check_reductions(Communicator& comm) {
+  const int size = comm.size(), rank = comm.rank();
+  for (size_t count : kCounts) {
+    const std::vector<float> mine = values(rank, count), expected = sum_of(size, count);
+    std::vector<float> out(count), in_place = mine;
+    comm.allreduce(mine.data(), out.data(), count, DType::kFloat32, ReduceOp::kSum);
+    CHECK(out == expected);
+    comm.allreduce(in_place.data(), in_place.data(), count, DType::kFloat32, ReduceOp::kAverage);
+    for (size_t i = 0; i < count; ++i) CHECK(in_place[i] == expected[i] / static_cast<float>(size));
+    for (int root = 0; root < size; ++root) {
+      std::vector<float> at_root(rank == root ? count : 0);
+      comm.reduce(mine.data(), rank == root ? at_root.data() : nullptr, count, DType::kFloat32, ReduceOp::kSum, root);
+      if (rank == root) CHECK(at_root == expected);
+    }
+    std::vector<size_t> counts(size, count / static_cast<size_t>(size));
+    counts[0] += count % static_cast<size_t>(size);
+    const size_t begin = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0});
+    std::vector<float> share(counts[rank]);
+    comm.reduce_scatter(mine.data(), share.data(), counts, DType::kFloat32, ReduceOp::kSum);
+    CHECK(std::equal(share.begin(), share.end(), expected.begin() + static_cast<std::ptrdiff_t>(begin)));
+  }
+}
+
+void check_exchanges(Communicator& comm) {
+  const int size = comm.size(), rank = comm.rank();
+  for (size_t count : kCounts) {
+    std::vector<size_t> sizes;
+    std::vector<float> everyone;
+    for (int other = 0; other < size; ++other) {
+      const std::vector<float> part = values(other, count + static_cast<size_t>(other));
+      sizes.push_back(part.size() * sizeof(float));
+      everyone.insert(everyone.end(), part.begin(), part.end());
+    }
+    const std::vector<float> mine = values(rank, count + static_cast<size_t>(rank));
+    std::vector<float> out(everyone.size());
+    comm.allgather(mine.data(), out.data(), sizes, DType::kFloat32);
+    CHECK(out == everyone);
+    for (int root = 0; root < size; ++root) {
+      std::vector<float> gathered(rank == root ? everyone.size() : 0);
+      comm.gather(mine.data(), gathered.data(), sizes, DType::kFloat32, root);
+      if (rank == root) CHECK(gathered == everyone);
+      std::vector<float> scattered(mine.size());
+      comm.scatter(rank == root ? everyone.data() : nullptr, scattered.data(), sizes, DType::kFloat32, root);
+      CHECK(scattered == mine);
+      std::vector<float> copy = values(rank, count);
+      comm.broadcast(copy.data(), count, DType::kFloat32, root);
+      CHECK(copy == values(root, count));
+    }
+    // Rank r sends count + r + p elements, all equal to 1000 r + p, to rank p.
+    std::vector<float> sending, expected;
+    std::vector<size_t> in_sizes, out_sizes;
+    for (int p = 0; p < size; ++p) {
+      const size_t amount = count + static_cast<size_t>(rank + p);
+      sending.insert(sending.end(), amount, static_cast<float>(1000 * rank + p));
+      expected.insert(expected.end(), amount, static_cast<float>(1000 * p + rank));
+      in_sizes.push_back(amount * sizeof(float));
+      out_sizes.push_back(amount * sizeof(float));
+    }
+    std::vector<float> received(expected.size());
+    comm.alltoall(sending.data(), in_sizes, received.data(), out_sizes, DType::kFloat32);
+    CHECK(received == expected);
+    comm.barrier();
+  }
+  std::vector<uint64_t> numbers(static_cast<size_t>(size));
+  comm.exchange(Kind::kAllgather, DType::kFloat32, -1, 1, static_cast<uint64_t>(rank) + 5, numbers);
+  for (int p = 0; p < size; ++p) CHECK(numbers[p] == static_cast<uint64_t>(p) + 5);
+}
+
+void check_point_to_point(Communicator& comm) {
+  const int size = comm.size(), rank = comm.rank();
+  if (size == 1) return;
+  for (size_t count : kCounts) {
+    const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
+    const std::vector<float> mine = values(rank, count);
+    std::vector<float> theirs(count);
+    // Large messages wait for their receiver: even ranks send first.
+    for (int turn = 0; turn < 2; ++turn) {
+      if ((rank % 2 == 0) == (turn == 0)) {
+        if (next != rank && !(size % 2 == 1 && rank == size - 1)) comm.send(mine.data(), count * 4, DType::kFloat32, next, 3);
+      } else if (!(size % 2 == 1 && previous == size - 1)) {
+        comm.recv(theirs.data(), count * 4, DType::kFloat32, previous, 3);
+        CHECK(theirs == values(previous, count));
+      }
+    }
+    comm.barrier();
+  }
+}
+
+void check_symmetric(Communicator& comm) {
+  constexpr size_t kCount = 300'000;
+  const size_t part_bytes = 2 * kCount * sizeof(float);
+  // One memory for all threads; in production each process maps the same file.
+  static int fd = -1;
+  if (comm.rank() == 0) {
+    fd = memfd_create("symmetric", MFD_CLOEXEC);
+    CHECK(ftruncate(fd, static_cast<off_t>(part_bytes) * comm.size()) == 0);
+  }
+  comm.barrier();
+  auto mapping = std::make_unique<Mapping>(dup(fd), part_bytes * static_cast<size_t>(comm.size()));
+  const uint32_t number = comm.symmetric()->add(std::move(mapping), part_bytes, comm.local_rank());
+  auto* x = reinterpret_cast<float*>(comm.symmetric()->own_part(number));
+  comm.barrier();
+  if (comm.rank() == 0) close(fd);
+
+  const std::vector<float> mine = values(comm.rank(), kCount), expected = sum_of(comm.size(), kCount);
+  std::copy(mine.begin(), mine.end(), x);
+  comm.allreduce(x, x + kCount, kCount, DType::kFloat32, ReduceOp::kSum);
+  CHECK(std::equal(expected.begin(), expected.end(), x + kCount));
+  CHECK(std::equal(mine.begin(), mine.end(), x));
+  comm.allreduce(x, x, kCount, DType::kFloat32, ReduceOp::kSum);
+  CHECK(std::equal(expected.begin(), expected.end(), x));
+  comm.broadcast(x, kCount, DType::kFloat32, 0);
+  comm.barrier();
+  comm.symmetric()->drop(number);
+}
+
+void check_mismatch(Communicator& comm) {
+  if (comm.size() == 1) return;
+  float x[4] = {};
+  const size_t count = comm.rank() == 1 ? 3 : 4;
+  CHECK_THROWS(comm.allreduce(x, x, count, DType::kFloat32, ReduceOp::kSum), MismatchError);
+  x[0] = 1;
+  comm.allreduce(x, x, 4, DType::kFloat32, ReduceOp::kSum);
+  CHECK(x[0] == static_cast<float>(comm.size()));
+}
+
+// Rank 1 breaks off in the middle; everybody else hears of it, whatever they are doing.
+void check_abort(const std::vector<int>& host_of) {
+  run(host_of, {}, [](Communicator& comm) {
+    std::vector<float> x(600'000);
+    comm.allreduce(x.data(), x.data(), x.size(), DType::kFloat32, ReduceOp::kSum);
+    if (comm.rank() == 1) return comm.abort("enough");
+    try {
+      comm.allreduce(x.data(), x.data(), x.size(), DType::kFloat32, ReduceOp::kSum);
+      CHECK(false);
+    } catch (const Failure& failure) {
+      CHECK(failure.kind == FailureKind::kAborted);
+      CHECK(failure.rank == 1);
+      CHECK(std::string(failure.what()).find("enough") != std::string::npos);
+    }
+  });
+}
+
+void check_departure(const std::vector<int>& host_of) {
+  run(host_of, {}, [](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 1) return;  // shuts down: says goodbye after one call
+    try {
+      comm.barrier();
+      CHECK(false);
+    } catch (const Failure& failure) {
+      CHECK(failure.kind == FailureKind::kPeerLost);
+      CHECK(failure.rank == 1);
+    }
+  });
+}
+
+void check_timeout() {
+  Options options;
+  options.timeout_ns = 50'000'000;
+  run({0, 0}, options, [](Communicator& comm) {
+    if (comm.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    try {
+      comm.barrier();
+      CHECK(false);
+    } catch (const Failure& failure) {
+      CHECK(failure.kind == FailureKind::kTimeout);
+      CHECK(std::string(failure.what()).find("rank 1 on host-0") != std::string::npos);
+    }
+  });
+}
+
+void check_all(const std::vector<int>& host_of, const Options& options) {
+  run(host_of, options, [&host_of](Communicator& comm) {
+    check_reductions(comm);
+    check_exchanges(comm);
+    check_point_to_point(comm);
+    if (std::all_of(host_of.begin(), host_of.end(), [](int host) { return host == 0; })) check_symmetric(comm);
+  });
+}
+
+}  // namespace
+}  // namespace ronde
+
+int main() {
+  using namespace ronde;
+  for (int size = 1; size <= 4; ++size) {
+    check_all(std::vector<int>(static_cast<size_t>(size), 0), {});
+    run(std::vector<int>(static_cast<size_t>(size), 0), {}, check_mismatch);
+  }
+  Options small_lanes;
+  small_lanes.staging_bytes = 16 * 1024;
+  check_all({0, 0, 0}, small_lanes);
+  for (const std::vector<int>& host_of :
+       {std::vector<int>{0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 1}}) {
+    check_all(host_of, {});
+    check_abort(host_of);
+    check_departure(host_of);
+  }
+  for (Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing, Algorithm::kDoubling}) {
+    Options options;
+    options.allreduce = algorithm;
+    check_all({0, 0, 0}, options);
+    check_all({0, 0, 1, 1}, options);
+  }
+  check_abort({0, 0});
+  check_departure({0, 0, 0});
+  check_timeout();
+  std::puts("communicator_test: all passed");
+}

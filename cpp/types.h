@@ -1,0 +1,65 @@
+// Element types, reductions and operations: the vocabulary of the data plane.
+// The numbers are part of the wire format between ranks and of src/ronde/types.py; never renumber.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ronde {
+
+enum class DType : uint8_t {
+  kBool = 0,
+  kUint8 = 1,
+  kUint16 = 2,
+  kUint32 = 3,
+  kUint64 = 4,
+  kInt8 = 5,
+  kInt16 = 6,
+  kInt32 = 7,
+  kInt64 = 8,
+  kFloat16 = 9,
+  kBfloat16 = 10,
+  kFloat32 = 11,
+  kFloat64 = 12,
+  kComplex64 = 13,
+  kComplex128 = 14,
+};
+inline constexpr int kDTypeCount = 15;
+
+enum class ReduceOp : uint8_t {
+  kSum = 0,
+  kAverage = 1,
+  kMin = 2,
+  kMax = 3,
+  kProduct = 4,
+  kBitAnd = 5,
+  kBitOr = 6,
+  kBitXor = 7,
+};
+inline constexpr int kReduceOpCount = 8;
+
+// What a call does; part of every call's signature, so that two different calls are never combined.
+enum class Kind : uint8_t {
+  kBarrier = 0,
+  kAllreduce = 1,
+  kReduce = 2,
+  kReduceScatter = 3,
+  kAllgather = 4,
+  kBroadcast = 5,
+  kGather = 6,
+  kScatter = 7,
+  kAlltoall = 8,
+  kSendRecv = 9,
+  kEmpty = 10,  // making symmetric memory
+};
+
+constexpr size_t size_of(DType dtype) {
+  constexpr uint8_t kBytes[kDTypeCount] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16};
+  return kBytes[static_cast<int>(dtype)];
+}
+
+const char* name_of(DType dtype);
+const char* name_of(ReduceOp op);
+const char* name_of(Kind kind);
+
+}  // namespace ronde

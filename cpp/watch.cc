@@ -1,0 +1,186 @@
+#include "watch.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+namespace ronde {
+
+// Fixed size, little endian. Small enough that a socket takes it whole.
+struct Watch::Message {
+  enum class Type : uint32_t { kGoodbye = 1, kFailure = 2 };
+  static constexpr uint32_t kMagic = 0x576e6f52;  // "RonW"
+
+  uint32_t magic = kMagic;
+  Type type = Type::kGoodbye;
+  uint64_t calls_made = 0;
+  int32_t failure_kind = 0;
+  int32_t rank = -1;
+  char reason[488] = {};
+};
+
+Watch::Watch(int rank, std::vector<std::string> names, const std::map<int, int>& controls, BellRope own,
+             FailureState& failure)
+    : rank_(rank),
+      names_(std::move(names)),
+      controls_(controls),
+      own_(own),
+      failure_(failure),
+      stop_fd_(eventfd(0, EFD_CLOEXEC)),
+      departures_(names_.size()) {
+  static_assert(sizeof(Message) == 512);
+  if (stop_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  for (auto& departure : departures_) departure.store(kPresent, std::memory_order_relaxed);
+  if (controls_.empty()) return;
+  for (const auto& [peer, fd] : controls_) {
+    // Wake up for whole messages only: TCP may deliver one in two halves.
+    const int low_water = sizeof(Message);
+    setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof(low_water));
+  }
+  // Signals belong to the threads of the program: one that is delivered here would not interrupt a waiting main thread.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Watch::stop() {
+  if (stop_fd_ < 0) return;
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(stop_fd_, &one, sizeof(one));
+    thread_.join();
+  }
+  close(std::exchange(stop_fd_, -1));
+  std::lock_guard lock(sending_);
+  for (const auto& [peer, fd] : controls_) close(fd);
+  controls_.clear();
+}
+
+// This thread says what it has begun, then looks who has left; run() notes who has left, then looks what has begun.
+// Both orders are sequentially consistent, so at least one of the two sees the other.
+void Watch::begin_call(uint64_t number) {
+  calls_begun_.store(number + 1, std::memory_order_seq_cst);
+  failure_.check();
+  if (left_count_.load(std::memory_order_seq_cst) == 0) [[likely]] {
+    return;
+  }
+  for (const auto& [peer, fd] : controls_) {
+    if (departures_[peer].load(std::memory_order_seq_cst) <= number) {
+      report(FailureKind::kPeerLost, peer, departure_reason(peer));
+    }
+  }
+  failure_.check();
+}
+
+void Watch::say_goodbye(uint64_t calls_made) {
+  Message message;
+  message.type = Message::Type::kGoodbye;
+  message.calls_made = calls_made;
+  send_to_all(message);
+}
+
+void Watch::tell_all(const Failure& failure) {
+  Message message;
+  message.type = Message::Type::kFailure;
+  message.failure_kind = static_cast<int32_t>(failure.kind);
+  message.rank = failure.rank;
+  std::strncpy(message.reason, failure.what(), sizeof(message.reason) - 1);
+  send_to_all(message);
+}
+
+void Watch::send_to_all(const Message& message) {
+  std::lock_guard lock(sending_);
+  for (const auto& [peer, fd] : controls_) {
+    // Whoever cannot be told (gone, or its buffer is full) hears the end of file that follows.
+    [[maybe_unused]] const ssize_t sent = send(fd, &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+}
+
+void Watch::run() {
+  std::vector<int> peers;
+  std::vector<pollfd> fds;
+  for (const auto& [peer, fd] : controls_) {
+    peers.push_back(peer);
+    fds.push_back({fd, POLLIN, 0});
+  }
+  fds.push_back({stop_fd_, POLLIN, 0});
+  while (true) {
+    if (poll(fds.data(), fds.size(), -1) < 0) continue;  // EINTR cannot last: all signals are blocked
+    if (fds.back().revents != 0) return;
+    for (size_t i = 0; i < peers.size(); ++i) {
+      // A negative descriptor is skipped by poll(): nothing more comes from there.
+      if (fds[i].revents != 0 && !hear(peers[i], fds[i].fd)) fds[i].fd = -1;
+    }
+  }
+}
+
+bool Watch::hear(int peer, int fd) {
+  Message message;
+  const ssize_t got = recv(fd, &message, sizeof(message), MSG_WAITALL | MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  if (got == 0 || got < 0) {
+    lost(peer, got < 0 ? errno : 0);
+    return false;
+  }
+  if (got != sizeof(message) || message.magic != Message::kMagic) {
+    report(FailureKind::kPeerLost, peer, names_[peer] + " sent something that is no control message");
+    return false;
+  }
+  handle(peer, message);
+  return true;
+}
+
+void Watch::handle(int peer, const Message& message) {
+  if (message.type == Message::Type::kGoodbye) {
+    note_departure(peer, message.calls_made);
+    return;
+  }
+  const int culprit = message.rank >= 0 && message.rank < static_cast<int>(names_.size()) ? message.rank : peer;
+  const char* end = static_cast<const char*>(std::memchr(message.reason, 0, sizeof(message.reason)));
+  const size_t length = end == nullptr ? sizeof(message.reason) : static_cast<size_t>(end - message.reason);
+  // Its sender has told everybody: no need to pass it on.
+  failure_.set(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length));
+  own_.ring();
+}
+
+void Watch::note_departure(int peer, uint64_t calls_made) {
+  departures_[peer].store(calls_made, std::memory_order_seq_cst);
+  left_count_.fetch_add(1, std::memory_order_seq_cst);
+  if (calls_begun_.load(std::memory_order_seq_cst) > calls_made) {
+    report(FailureKind::kPeerLost, peer, departure_reason(peer));
+  }
+  own_.ring();
+}
+
+void Watch::lost(int peer, int error) {
+  if (has_left(peer)) return;
+  std::string reason = names_[peer] + " was lost: ";
+  if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH) {
+    reason += "its host cannot be reached any more";
+  } else {
+    reason += "its process ended without shutting down";
+  }
+  report(FailureKind::kPeerLost, peer, reason);
+}
+
+void Watch::report(FailureKind kind, int rank, const std::string& reason) {
+  if (failure_.set(kind, rank, reason)) tell_all(Failure(kind, rank, reason));
+  own_.ring();
+}
+
+std::string Watch::departure_reason(int peer) const {
+  return names_[peer] + " has shut down after " + std::to_string(departures_[peer].load()) +
+         " collective calls and takes no part in this one";
+}
+
+}  // namespace ronde

@@ -1,0 +1,103 @@
+"""Ronde: distributed training and iterative computation on many processes.
+
+    import numpy, ronde
+
+    ronde.init()
+    world = ronde.world()
+    total = world.allreduce(numpy.ones(3) * world.rank)
+
+Start it with `ronde run -n 4 script.py`. This module holds names only; what needs NumPy or the native part is imported
+when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ronde.errors import (
+    AbortedError,
+    AuthenticationError,
+    MismatchError,
+    NotInitializedError,
+    PeerError,
+    PeerLostError,
+    ProtocolError,
+    RemoteError,
+    RondeError,
+    TimeoutError,
+    UsageError,
+    VersionError,
+)
+from ronde.types import Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
+
+if TYPE_CHECKING:
+    from ronde.comm.communicator import Communicator
+    from ronde.comm.queries import (
+        cross_rank,
+        cross_size,
+        is_homogeneous,
+        local_rank,
+        local_size,
+        rank,
+        size,
+    )
+    from ronde.comm.world import init, is_initialized, shutdown, world
+
+__all__ = [
+    "AbortedError",
+    "AuthenticationError",
+    "Average",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
+    "Communicator",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerError",
+    "PeerLostError",
+    "Product",
+    "ProtocolError",
+    "ReduceOp",
+    "RemoteError",
+    "RondeError",
+    "Sum",
+    "TimeoutError",
+    "UsageError",
+    "VersionError",
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "world",
+]
+
+_LAZY = {
+    "Communicator": "ronde.comm.communicator",
+    **dict.fromkeys(("init", "is_initialized", "shutdown", "world"), "ronde.comm.world"),
+    **dict.fromkeys(
+        ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),
+        "ronde.comm.queries",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'ronde' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,55 @@
+"""The command line: `ronde VERB`, one module per verb."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from ronde.cli import run
+from ronde.cli.options import nearest
+from ronde.errors import UsageError
+
+__all__ = ["main"]
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+VERBS = {"run": run.run}
+
+HELP = """\
+usage: ronde run -n N [options] script.py [arguments]
+
+  ronde run        start a program in several processes (ronde run --help tells more)
+  ronde --version  print the version
+  ronde --help     print this help
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says (default: that of this process) and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb = words[0] if words else "--help"
+    if verb in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    if verb == "--version":
+        print(f"ronde {_version()}")
+        return 0
+    name = "ronde"
+    try:
+        if verb not in VERBS:
+            raise UsageError(f"there is no {verb!r}{nearest(verb, [*VERBS, '--help', '--version'])}")
+        name = f"ronde {verb}"
+        return VERBS[verb](words[1:])
+    except UsageError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:  # before or after the part that takes care of it
+        return INTERRUPTED
+
+
+def _version() -> str:
+    from importlib import metadata  # slow to load, and only needed here
+
+    try:
+        return metadata.version("ronde")
+    except metadata.PackageNotFoundError:
+        return "unknown (not installed)"

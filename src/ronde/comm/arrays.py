@@ -1,0 +1,174 @@
+"""The array border: what users pass becomes contiguous memory with an element type, and results become what they pass.
+
+NumPy arrays and PyTorch tensors are served in kind: a tensor in gives a tensor out. Whatever else offers DLPack, the
+buffer protocol or `__array__` in main memory (JAX arrays, `array.array`, bytes) is read in place; its results are NumPy
+arrays. PyTorch is never imported here: who passes a tensor has imported it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ronde.errors import UsageError
+from ronde.types import DType
+
+__all__ = ["Operand", "Target", "like", "operand", "target"]
+
+# A device code of DLPack, dlpack.h: kDLCPU.
+_MAIN_MEMORY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An input: `memory` is contiguous and readable by the native side, `source` what the user passed."""
+
+    memory: Any
+    dtype: DType
+    shape: tuple[int, ...]
+    source: Any
+
+    @property
+    def row_count(self) -> int:
+        """Length of the first axis; a 0-d array is one row."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return self.shape[1:]
+
+    @property
+    def row_items(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_items * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An output: the native side writes `memory`; `finish` gives the user's array once it is written."""
+
+    memory: Any
+    result: Any
+    is_copy: bool
+
+    def finish(self) -> Any:
+        if self.is_copy:
+            _copy(self.result, self.memory)
+        return self.result
+
+
+def operand(x: Any) -> Operand:
+    """Return the array as an input. Raises UsageError if it is no array, or one that cannot be used in place."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _tensor_operand(torch, x)
+    array = _as_numpy(x)
+    dtype = _dtype_of(array.dtype.name, array)
+    if not array.dtype.isnative:
+        raise UsageError(f"the array's bytes are in the other order ({array.dtype.str}); convert it with astype() first")
+    return Operand(_exportable(np.ascontiguousarray(array)), dtype, array.shape, x)
+
+
+def like(x: Any) -> Any:
+    """Return a new, uninitialised array of the same kind, type and shape."""
+    if type(x) is np.ndarray:
+        return np.empty(x.shape, x.dtype)
+    given = operand(x)
+    return _new(given, given.shape)
+
+
+def target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
+    """Return where a result of this shape goes: `out`, or a new array of the input's kind and type.
+
+    Raises UsageError if `out` has another type or shape, or cannot be written.
+    """
+    if out is None:
+        result = _new(given, shape)
+        return Target(_memory_of_new(result), result, False)
+    taken = operand(out)
+    if taken.dtype != given.dtype:
+        raise UsageError(f"out holds {taken.dtype.name} values, the result {given.dtype.name}")
+    if taken.shape != shape:
+        raise UsageError(f"out has shape {taken.shape}, the result has shape {shape}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise UsageError("out is read-only")
+    if not _is_tensor(out) and not isinstance(out, np.ndarray):
+        raise UsageError(f"out must be a NumPy array or a PyTorch tensor, not {type(out).__name__}")
+    return Target(taken.memory, out, not _is_contiguous(out))
+
+
+def _is_tensor(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _is_contiguous(x: Any) -> bool:
+    return bool(x.is_contiguous() if _is_tensor(x) else x.flags.c_contiguous)
+
+
+def _as_numpy(x: Any) -> np.ndarray[Any, Any]:
+    if isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, np.generic):
+        return np.asarray(x)
+    if hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) != _MAIN_MEMORY:
+        raise UsageError(f"the {type(x).__name__} is not in main memory; move it to the CPU first")
+    if hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
+        return np.asarray(x)
+    try:
+        return np.asarray(memoryview(x))
+    except TypeError:
+        pass
+    raise UsageError(
+        f"expected an array (NumPy, PyTorch, or anything with DLPack or the buffer protocol), got {type(x).__name__}"
+        + ("; numpy.asarray() makes one of it" if isinstance(x, (int, float, complex, list, tuple)) else "")
+    )
+
+
+def _dtype_of(name: str, array: Any) -> DType:
+    dtype = DType.__members__.get(name)
+    if dtype is None:
+        supported = ", ".join(DType.__members__)
+        raise UsageError(f"{type(array).__name__} of {name} values: supported are {supported}")
+    return dtype
+
+
+def _exportable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    # NumPy's own types export buffers; bfloat16 comes from ml_dtypes, whose arrays do not.
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _tensor_operand(torch: Any, x: Any) -> Operand:
+    if x.device.type != "cpu":
+        raise UsageError(f"the tensor is on {x.device}; move it to the CPU first")
+    if x.layout is not torch.strided:
+        raise UsageError(f"the tensor's layout is {x.layout}; only dense tensors are supported")
+    dtype = _dtype_of(str(x.dtype).removeprefix("torch."), x)
+    memory = x.detach().resolve_conj().resolve_neg().contiguous()
+    return Operand(memory, dtype, tuple(x.shape), x)
+
+
+def _new(given: Operand, shape: tuple[int, ...]) -> Any:
+    if _is_tensor(given.source):
+        return sys.modules["torch"].empty(shape, dtype=given.source.dtype)
+    if isinstance(given.source, (np.ndarray, np.generic)):
+        return np.empty(shape, given.source.dtype)
+    return np.empty(shape, _as_numpy(given.source).dtype)
+
+
+def _memory_of_new(result: Any) -> Any:
+    return result if _is_tensor(result) else _exportable(result)
+
+
+def _copy(result: Any, memory: Any) -> None:
+    if _is_tensor(result):
+        result.detach().copy_(memory.view(result.shape))
+    else:
+        result[...] = memory.view(result.dtype).reshape(result.shape)

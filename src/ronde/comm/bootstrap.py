@@ -1,0 +1,278 @@
+"""Wires one communicator: from ranks that can exchange small texts to file descriptors for the native data plane.
+
+The steps, the same on every rank and under one deadline:
+  1. Everyone tells everyone its host and the Unix socket where it listens for ranks of the same host, and what must be
+     set alike. If there is more than one host, everyone also opens and tells a TCP port.
+  2. Each rank calls the lower ranks and answers the higher ones: a control connection to every other rank; data
+     connections to each rank on another host; a lane between the host's leader (its lowest rank) and each other rank.
+  3. The leader makes the host's segment of shared memory, every rank its bell (an eventfd); the lanes bring all of them
+     to all ranks of the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ronde.comm.lanes import Lanes
+from ronde.core.placement import Topology, place
+from ronde.errors import MismatchError, ProtocolError, TimeoutError, VersionError
+from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse
+from ronde.net.authentication import PROTOCOL_VERSION
+from ronde.net.connections import Channel, Slot, named_ranks, open_connections
+from ronde.net.host import host_key, host_name
+from ronde.net.stores.base import Store
+from ronde.settings import JobKey, Settings
+
+__all__ = ["Exchange", "Lanes", "Wiring", "exchange_through", "wire"]
+
+# Gives every rank the bytes of all ranks, in their order; all ranks call it alike.
+Exchange = Callable[[bytes], list[bytes]]
+
+RECORD_LIMIT_BYTES = 4096
+MUST_AGREE = ("transport", "tcp_streams", "allreduce_algorithm", "staging_bytes")
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 2, 1
+
+
+@dataclass
+class Wiring:
+    """What the native data plane is made of; the descriptors belong to whoever takes them.
+
+    `segment`: shared memory of the host (memfd); `bells`: eventfds of the host's ranks, in local order; `controls`: one
+    connection per other rank; `data`: `tcp_streams` connections per rank on another host. Sockets are non-blocking.
+    """
+
+    topology: Topology
+    segment: int
+    bells: list[int]
+    controls: dict[int, int]
+    data: dict[int, list[int]]
+    lanes: Lanes
+
+    def close(self) -> None:
+        """Close everything: for the case that nobody takes it. To be called once."""
+        streams = [descriptor for several in self.data.values() for descriptor in several]
+        for descriptor in [self.segment, *self.bells, *self.controls.values(), *streams]:
+            os.close(descriptor)
+        self.lanes.close()
+
+
+def exchange_through(store: Store, prefix: str, rank: int, size: int, timeout_ns: int) -> Exchange:
+    """Return an exchange through a store, under keys that begin with `prefix` and are deleted after use.
+
+    The time counts from now on, for all exchanges together. They raise TimeoutError that names the missing ranks.
+    """
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    rounds = 0
+
+    def missing(base: str) -> list[int]:
+        absent = []
+        for peer in range(size):
+            try:
+                store.wait([f"{base}/{peer}"], 0)
+            except TimeoutError:
+                absent.append(peer)
+        return absent
+
+    def exchange(mine: bytes) -> list[bytes]:
+        nonlocal rounds
+        base, rounds = f"{prefix}/{rounds}", rounds + 1
+        store.set(f"{base}/{rank}", mine)
+        records = []
+        for peer in range(size):
+            try:
+                left_ns = max(0, deadline_ns - time.monotonic_ns())
+                records.append(mine if peer == rank else store.get(f"{base}/{peer}", left_ns))
+            except TimeoutError:
+                late = missing(base) or [peer]
+                message = f"waited {timeout_ns / 1e9:g} s for {named_ranks(late)} of {size} to join at {store.address}"
+                raise TimeoutError(message, "init", timeout_ns, tuple(late)) from None
+        if store.add(f"{base}/read", 1) == size:
+            for peer in range(size):
+                store.delete_key(f"{base}/{peer}")
+            store.delete_key(f"{base}/read")
+        return records
+
+    return exchange
+
+
+def wire(
+    rank: int,
+    size: int,
+    exchange: Exchange,
+    settings: Settings,
+    key: JobKey,
+    segment_bytes: Callable[[int], int],
+    purpose: str,
+    address: str = "127.0.0.1",
+) -> Wiring:
+    """Connect this rank with all others of a communicator; all of them call it alike.
+
+    `segment_bytes` gives the size of the host's segment for its number of ranks; `purpose` names the communicator, the
+    same on all ranks and used once; `address` is the numeric one that this host offers to other hosts. Everything
+    happens within `settings.start_timeout_ns`. Raises TimeoutError that names the missing ranks, PeerLostError,
+    MismatchError if settings differ that must not, AuthenticationError or VersionError; then nothing stays open.
+    """
+    deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
+    with ExitStack() as listeners, ExitStack() as on_error:
+        topology, sockets = place(0, [""], [host_name()]), dict[Slot, socket.socket]()
+        if size > 1:
+            plan = _agree(_Record.of(rank, size, settings, address), rank, exchange, listeners)
+            topology = plan.topology
+            calls, answers = _slots(plan, settings.tcp_streams)
+            sockets = open_connections(
+                rank, list(topology.hosts), plan.listeners, calls, answers, key, purpose, deadline_ns
+            )
+        for slot, sock in sockets.items():
+            on_error.enter_context(sock)
+            _tune(sock, slot.channel, settings.peer_timeout_ns)
+        lanes = Lanes(topology, {slot.peer: s for slot, s in sockets.items() if slot.channel is Channel.LANE})
+        segment = lanes.share_segment(segment_bytes(topology.local_size), deadline_ns)
+        on_error.callback(os.close, segment)
+        bells = lanes.share_bells(deadline_ns)
+        on_error.pop_all()
+    controls: dict[int, int] = {}
+    data: dict[int, list[int]] = {}
+    for slot in sorted(sockets):
+        if slot.channel is Channel.CONTROL:
+            controls[slot.peer] = sockets[slot].detach()
+        elif slot.channel is Channel.DATA:
+            data.setdefault(slot.peer, []).append(sockets[slot].detach())
+    return Wiring(topology, segment, bells, controls, data, lanes)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What each rank tells all others about itself. `alike`: what must be the same on all ranks, by name."""
+
+    version: int
+    key: str
+    name: str
+    unix: str
+    address: str
+    alike: dict[str, Any]
+
+    @classmethod
+    def of(cls, rank: int, size: int, settings: Settings, address: str) -> _Record:
+        key = host_key(settings.host_id)
+        return cls(
+            version=PROTOCOL_VERSION,
+            key=f"{key}/{rank}" if settings.transport == "tcp" else key,
+            name=host_name(),
+            unix=f"unix:@ronde-{secrets.token_hex(8)}",
+            address=address,
+            alike={"size": size, **{name: getattr(settings, name) for name in MUST_AGREE}},
+        )
+
+    @classmethod
+    def decode(cls, payload: bytes, rank: int) -> _Record:
+        """Return the record of a rank. Raises VersionError or ProtocolError."""
+        try:
+            if len(payload) > RECORD_LIMIT_BYTES:
+                raise ValueError
+            content = json.loads(payload)
+            version = content["version"]
+            if version == PROTOCOL_VERSION:
+                record = cls(**content)
+                texts = (record.key, record.name, record.unix, record.address)
+                if all(isinstance(text, str) for text in texts) and isinstance(record.alike, dict):
+                    return record
+                raise ValueError
+        except (ValueError, TypeError, KeyError):
+            raise ProtocolError(f"what rank {rank} tells about itself makes no sense") from None
+        raise VersionError(
+            f"rank {rank} speaks version {version} of Ronde's protocol, this one {PROTOCOL_VERSION}; "
+            "install the same Ronde everywhere"
+        )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Where everybody is and listens; `targets` has the address of each rank that this one may call."""
+
+    topology: Topology
+    targets: list[Address]
+    listeners: list[socket.socket]
+
+
+def _agree(mine: _Record, rank: int, exchange: Exchange, listeners: ExitStack) -> _Plan:
+    """Do step 1. The sockets that listen belong to `listeners`."""
+    unix, _ = listen(parse(mine.unix))
+    listeners.enter_context(unix)
+    told = exchange(json.dumps(asdict(mine)).encode())
+    records = [_Record.decode(payload, peer) for peer, payload in enumerate(told)]
+    _check_alike(records)
+    topology = place(rank, [record.key for record in records], [record.name for record in records])
+    targets = [parse(record.unix) for record in records]
+    if topology.local_size == topology.size:
+        return _Plan(topology, targets, [unix])
+    tcp, tcp_address = listen(Address(host=_offered(mine, records)))
+    listeners.enter_context(tcp)
+    tcp_targets = [parse(told.decode()) for told in exchange(str(tcp_address).encode())]
+    for peer in range(topology.size):
+        if not topology.is_local(peer):
+            targets[peer] = tcp_targets[peer]
+    return _Plan(topology, targets, [unix, tcp])
+
+
+def _check_alike(records: list[_Record]) -> None:
+    for rank, record in enumerate(records):
+        for name, value in records[0].alike.items():
+            other = record.alike.get(name)
+            if other != value:
+                raise MismatchError(
+                    f"{name} is {value!r} on rank 0 and {other!r} on rank {rank}: it must be the same on all ranks"
+                )
+
+
+def _offered(mine: _Record, records: list[_Record]) -> str:
+    """Return the address on which to listen for other hosts.
+
+    The host where the store is served may reach it by an address that nobody else reaches (127.0.1.1, as some systems
+    resolve their own name). Then the interface that leads to the other hosts is the one to offer.
+    """
+    others = [record.address for record in records if not is_loopback(record.address)]
+    return address_towards(others[0]) if others and is_loopback(mine.address) else mine.address
+
+
+def _slots(plan: _Plan, tcp_streams: int) -> tuple[dict[Slot, Address], list[Slot]]:
+    """Return the connections that this rank opens, and those that it waits for."""
+    topology = plan.topology
+    calls: dict[Slot, Address] = {}
+    answers: list[Slot] = []
+    for peer in range(topology.size):
+        slots = [Slot(peer, Channel.CONTROL)]
+        if not topology.is_local(peer):
+            slots += [Slot(peer, Channel.DATA, stream) for stream in range(tcp_streams)]
+        elif topology.leader in (peer, topology.rank):
+            slots.append(Slot(peer, Channel.LANE))
+        if peer < topology.rank:
+            calls.update((slot, plan.targets[peer]) for slot in slots)
+        elif peer > topology.rank:
+            answers += slots
+    return calls, answers
+
+
+def _tune(sock: socket.socket, channel: Channel, peer_timeout_ns: int) -> None:
+    """Prepare a connection for its channel.
+
+    Only control connections, which are idle, notice an unreachable host by silence. On a data connection the same
+    option would take a peer that is merely stopped, with a full window, for a dead one.
+    """
+    if channel is Channel.LANE:
+        sock.setblocking(True)
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if channel is Channel.CONTROL:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, peer_timeout_ns // 10**6)

@@ -1,0 +1,363 @@
+"""The communicator: collectives in program order, blocking, without negotiation.
+
+The rules:
+  1. All ranks of a communicator make the same calls in the same order, one thread at a time.
+  2. Every call returns, or raises: `UsageError` if the call makes no sense (nothing was sent), `MismatchError` if the
+     ranks made different calls, a `PeerError` if the communicator has failed. After a `PeerError` every later call
+     raises the same one.
+  3. Arrays are NumPy arrays, PyTorch CPU tensors, or anything with DLPack or the buffer protocol; results are of the
+     input's kind. `out` receives the result, of the right shape and type; it may be the input itself.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ronde.comm import arrays
+from ronde.comm.arrays import Operand, operand, target
+from ronde.errors import MismatchError, UsageError
+from ronde.types import DType, Kind, ReduceOp, Sum
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ronde import _native
+    from ronde.comm.lanes import Lanes
+    from ronde.core.placement import Topology
+
+__all__ = ["Communicator"]
+
+_WORD = 8  # bytes of a size on its way to other ranks
+_SHAPE_WORDS = 34  # what scatter tells about its input: type, number of axes, at most 32 of them
+
+
+class Communicator:
+    """A fixed set of ranks that make the same calls in the same order. Get one from `ronde.world()` or `split()`."""
+
+    def __init__(
+        self,
+        native: _native.Communicator,
+        topology: Topology,
+        lanes: Lanes,
+        connect: Callable[[Communicator, list[int]], Communicator],
+    ) -> None:
+        self._native = native
+        self._topology = topology
+        self._lanes = lanes
+        self._connect = connect
+        self._children: list[Communicator] = []
+        self._allreduce = native.allreduce
+        self._process = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<Communicator: rank {self.rank} of {self.size}>"
+
+    # Who and where
+
+    @property
+    def rank(self) -> int:
+        """This process's number, 0 to size - 1."""
+        return self._topology.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._topology.size
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among the ranks of its host."""
+        return self._topology.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks this host has."""
+        return self._topology.local_size
+
+    @property
+    def cross_rank(self) -> int:
+        """The number of this host among those that have a rank with this local rank."""
+        return self._topology.cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        """How many hosts have a rank with this local rank."""
+        return self._topology.cross_size
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether all hosts have the same number of ranks."""
+        return self._topology.is_homogeneous
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The name of each rank's host."""
+        return self._topology.hosts
+
+    # Collectives
+
+    def allreduce(self, x: Any, op: ReduceOp = Sum, out: Any = None) -> Any:
+        """Combine the arrays of all ranks element by element and return the result on every rank.
+
+        `x`: any shape, the same on all ranks; `op`: Sum, Average (floating point and complex only), Min, Max, Product,
+        BitAnd, BitOr, BitXor. Min and Max propagate NaN; 16-bit floats are summed in float32. Inside a host, and with
+        the `direct` algorithm everywhere, sums are taken in the order of ranks: bitwise the same in every run.
+        Nothing is copied if `x` and `out` lie in symmetric memory (`empty`) at the same place on all ranks.
+        """
+        result = arrays.like(x) if out is None else out
+        if self._allreduce(x, result, op):
+            return result
+        given = operand(x)
+        goal = target(given, given.shape, out)
+        self._native.allreduce_as(given.memory, goal.memory, given.dtype, op)
+        return goal.finish()
+
+    def reduce(self, x: Any, root: int = 0, op: ReduceOp = Sum, out: Any = None) -> Any:
+        """Combine the arrays of all ranks like `allreduce`; return the result at `root`, None elsewhere."""
+        given = operand(x)
+        if self.rank != self._root(root):
+            self._native.reduce_as(given.memory, None, given.dtype, op, root)
+            return None
+        goal = target(given, given.shape, out)
+        self._native.reduce_as(given.memory, goal.memory, given.dtype, op, root)
+        return goal.finish()
+
+    def reducescatter(self, x: Any, op: ReduceOp = Sum, out: Any = None) -> Any:
+        """Combine like `allreduce`, but return only this rank's share of the first axis.
+
+        The first axis is split as `numpy.array_split` does: the first `len(x) % size` ranks get one row more.
+        """
+        given = self._with_axis(x, "reducescatter")
+        rows = _even_split(given.row_count, self.size)
+        goal = target(given, (rows[self.rank], *given.row_shape), out)
+        counts = [row * given.row_items for row in rows]
+        self._native.reduce_scatter_as(given.memory, goal.memory, counts, given.dtype, op)
+        return goal.finish()
+
+    def allgather(self, x: Any, out: Any = None) -> Any:
+        """Concatenate the arrays of all ranks along the first axis, in rank order; return the result on every rank.
+
+        First dimensions may differ between ranks, the others must agree. 0-d arrays give one element each.
+        """
+        given = operand(x)
+        rows = self._native.exchange(Kind.allgather, given.dtype, -1, given.row_items, given.row_count)
+        goal = target(given, (sum(rows), *given.row_shape), out)
+        sizes = [row * given.row_bytes for row in rows]
+        self._native.allgather_as(given.memory, goal.memory, sizes, given.dtype)
+        return goal.finish()
+
+    def gather(self, x: Any, root: int = 0, out: Any = None) -> Any:
+        """Concatenate like `allgather`; return the result at `root`, None elsewhere."""
+        given = operand(x)
+        self._root(root)
+        rows = self._native.exchange(Kind.gather, given.dtype, root, given.row_items, given.row_count)
+        sizes = [row * given.row_bytes for row in rows]
+        if self.rank != root:
+            self._native.gather_as(given.memory, None, sizes, given.dtype, root)
+            return None
+        goal = target(given, (sum(rows), *given.row_shape), out)
+        self._native.gather_as(given.memory, goal.memory, sizes, given.dtype, root)
+        return goal.finish()
+
+    def broadcast(self, x: Any, root: int = 0, out: Any = None) -> Any:
+        """Return `root`'s array on every rank. `x` has the same shape and type everywhere; `out=x` works in place."""
+        given = operand(x)
+        goal = target(given, given.shape, out)
+        memory = goal.memory
+        if self.rank == self._root(root) and goal.result is not x:
+            goal = target(given, given.shape, _filled(goal.result, x))
+            memory = given.memory
+        self._native.broadcast_as(memory, given.dtype, root, Kind.broadcast)
+        return goal.result if self.rank == root else goal.finish()
+
+    def scatter(self, x: Any = None, root: int = 0, out: Any = None) -> Any:
+        """Split `root`'s array along the first axis (as `numpy.array_split` does); return each rank its share.
+
+        Only `root` passes `x`. The other ranks get NumPy arrays unless `out` says otherwise.
+        """
+        at_root = self.rank == self._root(root)
+        given = self._with_axis(x, "scatter") if at_root else None
+        told = self._tell_shape(given, root)
+        rows = _even_split(told.row_count, self.size)
+        goal = target(told, (rows[self.rank], *told.row_shape), out)
+        memory = None if given is None else given.memory
+        sizes = [row * told.row_bytes for row in rows]
+        self._native.scatter_as(memory, goal.memory, sizes, told.dtype, root)
+        return goal.finish()
+
+    def alltoall(self, x: Any, splits: Sequence[int] | None = None, out: Any = None) -> Any:
+        """Send part p of `x` to rank p, and return the parts for this rank, concatenated in rank order.
+
+        Parts are rows of the first axis: `splits[p]` of them (sum: `len(x)`), or equally many for every rank.
+        """
+        given = self._with_axis(x, "alltoall")
+        sending = self._splits(given, splits)
+        receiving = np.empty(self.size, np.uint64)
+        words = [_WORD] * self.size
+        self._native.alltoall_as(np.array(sending, np.uint64), words, receiving, words, given.dtype)
+        goal = target(given, (int(receiving.sum()), *given.row_shape), out)
+        if goal.result is x:
+            raise UsageError("alltoall cannot work in place: out must be other memory than x")
+        in_sizes = [rows * given.row_bytes for rows in sending]
+        out_sizes = [int(rows) * given.row_bytes for rows in receiving]
+        self._native.alltoall_as(given.memory, in_sizes, goal.memory, out_sizes, given.dtype)
+        return goal.finish()
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        self._native.barrier()
+
+    # Point to point
+
+    def send(self, x: Any, dest: int, tag: int = 0) -> None:
+        """Send the array to rank `dest`, which calls `recv`; return when `x` may be changed again.
+
+        Messages between two ranks are received in the order in which they were sent; `tag` (>= 0) must agree.
+        """
+        given = operand(x)
+        self._native.send_as(given.memory, given.dtype, dest, _tag(tag))
+
+    def recv(self, x: Any, source: int, tag: int = 0) -> Any:
+        """Fill `x` with the next array from rank `source`, of the same size and type; return `x`."""
+        given = operand(x)
+        goal = target(given, given.shape, x)
+        self._native.recv_as(goal.memory, given.dtype, source, _tag(tag))
+        return goal.finish()
+
+    # Making more
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Divide the ranks: those with the same `color` (>= 0) form a new communicator, ordered by `key`, then rank.
+
+        All ranks call it; whoever passes None as `color` takes part in none and gets None.
+        """
+        if color is not None and color < 0:
+            raise UsageError(f"a color is None or a number >= 0, not {color}")
+        mine = np.array([[-1 if color is None else color, key]], np.int64)
+        everyone = self.allgather(mine).tolist()
+        if color is None:
+            return None
+        ranks = [rank for rank in range(self.size) if everyone[rank][0] == color]
+        ranks.sort(key=lambda rank: (everyone[rank][1], rank))
+        return self._child(ranks)
+
+    def group(self, ranks: Iterable[int]) -> Communicator | None:
+        """Return a communicator of these ranks, in this order; None on the others. All ranks call it alike."""
+        members = [operator.index(rank) for rank in ranks]
+        if len(set(members)) != len(members) or not all(0 <= rank < self.size for rank in members):
+            raise UsageError(f"ranks must be different ones of 0 to {self.size - 1}, not {members}")
+        if self.rank in members:
+            return self.split(0, members.index(self.rank))
+        return self.split(None)
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
+        """Return a NumPy array, filled with zeros, in symmetric memory, which all ranks of the host can reach.
+
+        All ranks call it with the same size. Collectives on such arrays (or the same part of them on every rank) copy
+        nothing. `torch.from_numpy` makes a tensor of it. The memory lives as long as the array or a view of it.
+        """
+        kind = np.dtype(dtype)
+        axes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
+        nbytes = math.prod(axes) * kind.itemsize
+        asked = self._native.exchange(Kind.empty, DType.uint8, -1, 0, nbytes)
+        for rank, other in enumerate(asked):
+            if other != asked[0]:
+                raise MismatchError(
+                    f"rank 0 called empty() for {asked[0]} bytes, but rank {rank} called it for {other} bytes"
+                )
+        part_bytes = -(-max(nbytes, 1) // _PAGE_BYTES) * _PAGE_BYTES
+        fd = self._lanes.share_segment(part_bytes * self.local_size)
+        return self._native.map_symmetric(fd, part_bytes)[:nbytes].view(kind).reshape(axes)
+
+    def abort(self, reason: str) -> None:
+        """Fail this communicator on every rank: pending and later calls raise AbortedError with the reason.
+
+        Any thread may call it, also while another one is inside a collective.
+        """
+        self._native.abort(reason)
+
+    def shutdown(self) -> None:
+        """Take leave: the other ranks can finish what they do not need this one for. Later calls raise UsageError."""
+        if os.getpid() != self._process:
+            return  # a forked child: the connections are its parent's
+        for child in self._children:
+            child.shutdown()
+        self._native.shutdown()
+        self._lanes.close()
+
+    # Inside
+
+    def _child(self, ranks: list[int]) -> Communicator:
+        child = self._connect(self, ranks)
+        self._children.append(child)
+        return child
+
+    def _root(self, root: int) -> int:
+        if not 0 <= root < self.size:
+            raise UsageError(f"root {root} is not one of the ranks 0 to {self.size - 1}")
+        return root
+
+    def _with_axis(self, x: Any, operation: str) -> Operand:
+        given = operand(x)
+        if not given.shape:
+            raise UsageError(f"{operation} splits the first axis; a 0-d array has none")
+        return given
+
+    def _splits(self, given: Operand, splits: Sequence[int] | None) -> list[int]:
+        if splits is None:
+            if given.row_count % self.size:
+                raise UsageError(
+                    f"alltoall without splits needs a first dimension divisible by {self.size}, not {given.row_count}"
+                )
+            return [given.row_count // self.size] * self.size
+        rows = [operator.index(split) for split in splits]
+        if len(rows) != self.size or any(row < 0 for row in rows) or sum(rows) != given.row_count:
+            raise UsageError(
+                f"splits needs {self.size} numbers >= 0 that add up to {given.row_count}, the first dimension; got {rows}"
+            )
+        return rows
+
+    def _tell_shape(self, given: Operand | None, root: int) -> Operand:
+        """What the others need to know of the root's array, as an operand of theirs."""
+        words = np.zeros(_SHAPE_WORDS, np.int64)
+        if given is not None:
+            words[: 2 + len(given.shape)] = [given.dtype, len(given.shape), *given.shape]
+        self._native.broadcast_as(words, DType.int64, root, Kind.scatter)
+        if given is not None:
+            return given
+        dtype = DType(int(words[0]))
+        shape = tuple(int(word) for word in words[2 : 2 + int(words[1])])
+        return Operand(None, dtype, shape, np.empty(0, _numpy_dtype(dtype)))
+
+
+_PAGE_BYTES = 4096
+
+
+def _even_split(rows: int, parts: int) -> list[int]:
+    base, extra = divmod(rows, parts)
+    return [base + 1] * extra + [base] * (parts - extra)
+
+
+def _tag(tag: int) -> int:
+    if not 0 <= tag < 2**31:
+        raise UsageError(f"a tag is a number from 0 to {2**31 - 1}, not {tag}")
+    return tag
+
+
+def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    if dtype is DType.bfloat16:
+        import ml_dtypes  # an optional package: whoever scatters bfloat16 in NumPy has it
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype.name)
+
+
+def _filled(result: Any, x: Any) -> Any:
+    result[...] = x
+    return result

@@ -1,0 +1,98 @@
+"""Makes communicators: the world, and those that are split off it or each other."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from ronde import _native
+from ronde.comm.bootstrap import RECORD_LIMIT_BYTES, Exchange, wire
+from ronde.comm.communicator import Communicator
+from ronde.errors import UsageError
+from ronde.settings import JobKey, Settings
+
+__all__ = ["CommunicatorMaker"]
+
+# The numbers of cpp/algorithms/select.h.
+_ALGORITHMS = ("auto", "direct", "ring", "doubling", "hierarchical")
+_MAX_LOCAL_SIZE = 256  # kMaxLocalSize of cpp/host_segment.h
+_TAG = 2**31 - 1  # of the messages that wire a new communicator
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class CommunicatorMaker:
+    """What all communicators of a job have in common. `address`: the numeric one offered to other hosts."""
+
+    wanted: Settings
+    key: JobKey
+    address: str = "127.0.0.1"
+
+    def make(self, rank: int, size: int, exchange: Exchange, purpose: str) -> Communicator:
+        """Return the communicator that its ranks make together; `purpose` is its name, alike on all, used once."""
+        wanted = self.wanted
+        wiring = wire(rank, size, exchange, wanted, self.key, self._segment_bytes, purpose, self.address)
+        topology = wiring.topology
+        native = _native.connect(
+            rank=topology.rank,
+            hosts=list(topology.hosts),
+            host_of=list(topology.host_of),
+            segment=wiring.segment,
+            bells=wiring.bells,
+            controls=wiring.controls,
+            data=wiring.data,
+            allreduce_algorithm=_ALGORITHMS.index(wanted.allreduce_algorithm),
+            staging_bytes=wanted.staging_bytes,
+            timeout_ns=wanted.timeout_ns,
+            spin_us=wanted.spin_us,
+        )
+        return Communicator(native, topology, wiring.lanes, _Splitter(self, purpose))
+
+    def _segment_bytes(self, local_size: int) -> int:
+        if local_size > _MAX_LOCAL_SIZE:
+            raise UsageError(f"{local_size} ranks on host {os.uname().nodename}: at most {_MAX_LOCAL_SIZE} can share a host")
+        return _native.host_segment_bytes(local_size, self.wanted.staging_bytes)
+
+
+class _Splitter:
+    """Makes the communicators that are split off one; counts them, so that each has a name of its own."""
+
+    def __init__(self, maker: CommunicatorMaker, purpose: str) -> None:
+        self._maker = maker
+        self._purpose = purpose
+        self._made = 0
+
+    def __call__(self, parent: Communicator, ranks: list[int]) -> Communicator:
+        self._made += 1
+        # Groups that are split off at once may have the same number; their ranks tell them apart.
+        purpose = f"{self._purpose} / {self._made} of {','.join(map(str, ranks))}"
+        return self._maker.make(ranks.index(parent.rank), len(ranks), _exchange_among(parent, ranks), purpose)
+
+
+def _exchange_among(parent: Communicator, ranks: list[int]) -> Exchange:
+    """Return an exchange among some ranks of a communicator; the first of them collects and hands out."""
+    first, *others = ranks
+
+    def exchange(mine: bytes) -> list[bytes]:
+        rows = np.zeros((len(ranks), _LENGTH_BYTES + RECORD_LIMIT_BYTES), np.uint8)
+        row = rows[ranks.index(parent.rank)]
+        row[:_LENGTH_BYTES] = np.frombuffer(len(mine).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
+        row[_LENGTH_BYTES : _LENGTH_BYTES + len(mine)] = np.frombuffer(mine, np.uint8)
+        if parent.rank != first:
+            parent.send(row, first, _TAG)
+            parent.recv(rows, first, _TAG)
+        else:
+            for index, rank in enumerate(others, start=1):
+                parent.recv(rows[index], rank, _TAG)
+            for rank in others:
+                parent.send(rows, rank, _TAG)
+        return [_payload(row.tobytes()) for row in rows]
+
+    return exchange
+
+
+def _payload(row: bytes) -> bytes:
+    length = int.from_bytes(row[:_LENGTH_BYTES], "little")
+    return row[_LENGTH_BYTES : _LENGTH_BYTES + length]

@@ -1,0 +1,45 @@
+"""Questions about the world, as functions: what scripts for other frameworks are used to.
+
+All raise NotInitializedError before `ronde.init()`. The meanings are those of `Communicator`'s properties.
+"""
+
+from __future__ import annotations
+
+from ronde.comm.world import world
+
+__all__ = ["cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"]
+
+
+def rank() -> int:
+    """Return this process's number, 0 to size() - 1."""
+    return world().rank
+
+
+def size() -> int:
+    """Return how many processes there are."""
+    return world().size
+
+
+def local_rank() -> int:
+    """Return this process's number among those of its host."""
+    return world().local_rank
+
+
+def local_size() -> int:
+    """Return how many processes this host has."""
+    return world().local_size
+
+
+def cross_rank() -> int:
+    """Return the number of this host among those that have a process with this local rank."""
+    return world().cross_rank
+
+
+def cross_size() -> int:
+    """Return how many hosts have a process with this local rank."""
+    return world().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Return whether all hosts have the same number of processes."""
+    return world().is_homogeneous

@@ -1,0 +1,111 @@
+"""The communicator of all ranks: how a process joins it, asks about it, and leaves it.
+
+`init` finds out who this process is (the environment of `ronde run`, torchrun, mpirun, srun, or its arguments), goes to
+where the ranks meet, and wires the world. One world at a time per process; `shutdown` and `init` may be repeated, by
+all ranks alike.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from ronde import settings
+from ronde.comm.bootstrap import exchange_through
+from ronde.comm.communicator import Communicator
+from ronde.comm.maker import CommunicatorMaker
+from ronde.core.identity import Identity, MeetingPoint, identify
+from ronde.errors import NotInitializedError
+from ronde.net.host import surroundings
+from ronde.net.meeting import Meeting, meet
+from ronde.settings import JobKey, Settings
+
+__all__ = ["init", "is_initialized", "shutdown", "world"]
+
+
+class _Process:
+    """What this process has of its job; one instance, below."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.world: Communicator | None = None
+        # Kept after shutdown: the others cannot tell a store that will be back from one that is gone.
+        self.meeting: Meeting | None = None
+        self.point: MeetingPoint | None = None
+        self.generation = 0
+
+
+_process = _Process()
+
+
+def init(
+    rank: int | None = None,
+    size: int | None = None,
+    store: str | None = None,
+    **overrides: object,
+) -> None:
+    """Join the world; returns when all ranks have joined. All ranks call it; a second call does nothing.
+
+    Without arguments, the launcher's environment says who this process is; without a launcher it is alone, of size 1.
+    `rank`, `size`: instead of a launcher. `store`: where the ranks meet then, `tcp:host:port` or `unix:@name`; rank 0
+    serves it. `overrides`: settings by name (docs/settings.md), before `RONDE_*` variables. Raises UsageError for
+    nonsense and contradictions, TimeoutError that names the ranks that did not come, AuthenticationError.
+    """
+    _forget_if_forked()
+    if _process.world is not None:
+        return
+    environ = settings.environment()
+    wanted = settings.resolve(environ, **overrides)
+    logging.getLogger("ronde").setLevel(wanted.log_level.upper())
+    identity = identify(environ, surroundings(environ), rank, size, store)
+    if identity.meeting is None:
+        _process.world = CommunicatorMaker(wanted, JobKey.generate()).make(0, 1, lambda mine: [mine], "world")
+    else:
+        _process.world = _join(identity, identity.meeting, wanted)
+    atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Leave the world; calls of the other ranks that need this one fail. Does nothing before `init`."""
+    if _process.pid != os.getpid() or _process.world is None:
+        return
+    leaving, _process.world = _process.world, None
+    leaving.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined the world and not left it."""
+    return _process.world is not None and _process.pid == os.getpid()
+
+
+def world() -> Communicator:
+    """Return the communicator of all ranks. Raises NotInitializedError before `init`."""
+    if _process.world is None:
+        raise NotInitializedError("Ronde is not initialized in this process: call ronde.init() first")
+    if _process.pid != os.getpid():
+        raise NotInitializedError("this process was forked after ronde.init(); call it in the child instead")
+    return _process.world
+
+
+def _forget_if_forked() -> None:
+    """A forked child has its parent's connections, but is no rank: it starts afresh."""
+    global _process
+    if _process.pid != os.getpid():
+        _process = _Process()
+
+
+def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communicator:
+    started_ns = time.monotonic_ns()
+    if _process.meeting is None or _process.point != point:
+        if _process.meeting is not None:
+            _process.meeting.close()
+        _process.meeting, _process.point = meet(point, identity.rank, wanted), point
+        _process.generation = 0
+    meeting = _process.meeting
+    purpose = f"world {_process.generation}"
+    left_ns = wanted.start_timeout_ns - (time.monotonic_ns() - started_ns)
+    exchange = exchange_through(meeting.store, purpose, identity.rank, identity.size, left_ns)
+    _process.generation += 1
+    maker = CommunicatorMaker(wanted, meeting.key, meeting.address)
+    return maker.make(identity.rank, identity.size, exchange, purpose)

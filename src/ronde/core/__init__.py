@@ -1,0 +1,1 @@
+"""What decides: pure state machines, without sockets, threads, clocks, randomness or environment."""

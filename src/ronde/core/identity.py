@@ -1,0 +1,286 @@
+"""Who am I: this process's rank, and where the ranks meet, from what its launcher left in the environment.
+
+The launchers, and the order in which they are looked for (the one that is nearest to the process first):
+  1. RANK and WORLD_SIZE: `ronde run`, torchrun, or a user by hand;
+  2. Open MPI's mpirun; 3. MPICH's mpiexec and its relatives; 4. Slurm's srun.
+
+Where the ranks meet, the first that applies:
+  - an address given to `ronde.init`: rank 0 serves a store there;
+  - RONDE_STORE: the launcher serves a store there;
+  - torchrun's agent: its own store listens at MASTER_ADDR and MASTER_PORT;
+  - MASTER_ADDR and MASTER_PORT: rank 0 serves a store there;
+  - all ranks on one host: rank 0 serves a store at an abstract Unix socket named after user and job;
+  - Slurm: rank 0 serves a store on the first host of the step, at a port that follows from job and step.
+
+A job without RONDE_JOB_KEY uses a key derived from `MeetingPoint.job`. Anybody on the network who knows or guesses
+the job's name can derive it too: it keeps jobs from mixing and strangers from getting in by accident, and is no
+protection against an attacker. `ronde run` always gives a real key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ronde.core import node_list
+from ronde.errors import UsageError
+
+__all__ = ["Identity", "MeetingPoint", "Surroundings", "detect", "identify"]
+
+Environment = Mapping[str, str]
+
+ARGUMENTS = "ronde.init(rank=, size=)"
+
+# Below the ports that systems give to outgoing connections, above those of well-known services.
+FIRST_SLURM_PORT, SLURM_PORTS = 12_000, 20_000
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What identity needs to know of the process beside its environment.
+
+    `uid` is its user; `hydra_pid` the process id of MPICH's proxy among its ancestors, 0 if there is none.
+    """
+
+    uid: int
+    hydra_pid: int = 0
+
+
+@dataclass(frozen=True)
+class MeetingPoint:
+    """Where the ranks of a job find each other.
+
+    `address` is that of a store, `unix:@name` or `tcp:host:port`; `served_by` the rank that serves it there, None if
+    it is served already; `is_torch` says that it is torch.distributed's store. `job` names the job: the same text on
+    all its ranks, another one for any other job.
+    """
+
+    address: str
+    served_by: int | None
+    job: str
+    is_torch: bool = False
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One rank: `rank` of `size`, started by `launcher`; a lone process has no need to meet anybody."""
+
+    rank: int
+    size: int
+    launcher: str
+    meeting: MeetingPoint | None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a launcher says, before we know where to meet: `job` and `hosts` are empty if it does not say.
+
+    `is_one_host` tells whether all ranks are on one host; `names` are the variables of rank and size.
+    """
+
+    rank: int
+    size: int
+    launcher: str
+    names: tuple[str, str]
+    is_one_host: bool = False
+    job: str = ""
+    hosts: str = ""
+
+
+def identify(
+    environ: Environment,
+    here: Surroundings,
+    rank: int | None = None,
+    size: int | None = None,
+    store: str | None = None,
+) -> Identity:
+    """Return who this process is, by the arguments of `ronde.init` and else the environment; alone if neither says.
+
+    Raises UsageError if they contradict each other, or do not make sense.
+    """
+    place = _place(environ)
+    if place is None:
+        place = _explicit_place(rank, size, store)
+    else:
+        _check_contradiction(place, "rank", rank, place.names[0], place.rank)
+        _check_contradiction(place, "size", size, place.names[1], place.size)
+    if place.size == 1:
+        return Identity(0, 1, place.launcher, None)
+    meeting = _meeting(environ, here, place, store)
+    return Identity(place.rank, place.size, place.launcher, meeting)
+
+
+def detect(environ: Environment, here: Surroundings) -> Identity | None:
+    """Return who the environment says we are, None if no launcher left a word. Raises UsageError if it is nonsense."""
+    return identify(environ, here) if _place(environ) else None
+
+
+def _place(environ: Environment) -> _Place | None:
+    for look in (_from_rank, _from_open_mpi, _from_hydra, _from_slurm, _from_pmi):
+        place = look(environ)
+        if place:
+            if not 0 <= place.rank < place.size:
+                raise UsageError(
+                    f"{place.names[0]}={place.rank} does not fit {place.names[1]}={place.size}: "
+                    "ranks count from 0 to size - 1"
+                )
+            return place
+    return None
+
+
+def _explicit_place(rank: int | None, size: int | None, store: str | None) -> _Place:
+    if rank is None and size is None:
+        if store is None:
+            return _Place(0, 1, "nobody", ("rank", "size"))
+        raise UsageError(
+            f"store={store!r} says where to meet, but neither arguments nor environment give rank and size"
+        )
+    if rank is None or size is None:
+        raise UsageError(
+            "rank and size belong together: give both, or let a launcher like `ronde run` set both"
+        )
+    if not 0 <= rank < size:
+        raise UsageError(f"rank={rank} does not fit size={size}: ranks count from 0 to size - 1")
+    return _Place(rank, size, ARGUMENTS, ("rank", "size"))
+
+
+def _check_contradiction(place: _Place, name: str, given: int | None, variable: str, found: int) -> None:
+    if given is not None and given != found:
+        raise UsageError(
+            f"{name}={given} contradicts {variable}={found} of the environment ({place.launcher}); "
+            f"leave {name} out, or start the job with {name} {given}"
+        )
+
+
+# What each launcher says
+
+
+def _from_rank(environ: Environment) -> _Place | None:
+    given = [name for name in ("RANK", "WORLD_SIZE") if environ.get(name)]
+    if not given:
+        return None
+    if len(given) == 1:
+        missing = "WORLD_SIZE" if given == ["RANK"] else "RANK"
+        raise UsageError(f"{given[0]}={environ[given[0]]} is set without {missing}: set both, or neither")
+    launcher = "the environment"
+    if environ.get("RONDE_STORE"):
+        launcher = "ronde run"
+    elif environ.get("TORCHELASTIC_RUN_ID"):
+        launcher = "torchrun"
+    return _counted(environ, "RANK", "WORLD_SIZE", launcher)
+
+
+def _from_open_mpi(environ: Environment) -> _Place | None:
+    if not environ.get("OMPI_COMM_WORLD_RANK"):
+        return None
+    place = _counted(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI")
+    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
+    local_size = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    return replace(place, job=job and f"openmpi {job}", is_one_host=local_size == str(place.size))
+
+
+def _from_hydra(environ: Environment) -> _Place | None:
+    if not environ.get("PMI_RANK") or not environ.get("MPI_LOCALNRANKS"):
+        return None
+    place = _counted(environ, "PMI_RANK", "PMI_SIZE", "MPICH")
+    job = environ.get("PMI_JOBID") or environ.get("PMIX_NAMESPACE") or environ.get("PMI_PORT", "")
+    is_one_host = environ["MPI_LOCALNRANKS"] == str(place.size)
+    return replace(place, job=job and f"mpich {job}", is_one_host=is_one_host)
+
+
+def _from_slurm(environ: Environment) -> _Place | None:
+    """Slurm sets most of its variables in batch scripts too, where no task has been started: only a step has an id."""
+    step = environ.get("SLURM_STEP_ID")
+    if not step or not environ.get("SLURM_PROCID"):
+        return None
+    size_name = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    place = _counted(environ, "SLURM_PROCID", size_name, "Slurm")
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    job = environ.get("SLURM_JOB_ID", "")
+    return replace(
+        place,
+        job=job and f"slurm {job}.{step} restart {environ.get('SLURM_RESTART_COUNT', '0')}",
+        is_one_host=environ.get("SLURM_STEP_NUM_NODES") == "1",
+        hosts=hosts,
+    )
+
+
+def _from_pmi(environ: Environment) -> _Place | None:
+    """Other launchers that speak PMI, which do not say how many ranks are on this host."""
+    if not environ.get("PMI_RANK"):
+        return None
+    return _counted(environ, "PMI_RANK", "PMI_SIZE", "an MPI launcher")
+
+
+def _counted(environ: Environment, rank_name: str, size_name: str, launcher: str) -> _Place:
+    rank, size = _number(environ, rank_name), _number(environ, size_name)
+    if size < 1:
+        raise UsageError(f"{size_name}={size} makes no sense: a job has at least one rank")
+    return _Place(rank, size, launcher, (rank_name, size_name))
+
+
+def _number(environ: Environment, name: str) -> int:
+    text = environ.get(name)
+    if not text:
+        raise UsageError(f"{name} is not set, although the launcher's other variables are")
+    if not text.isdecimal() or len(text) > 9:
+        raise UsageError(f"{name}={text!r} makes no sense: it should be a whole number from 0")
+    return int(text)
+
+
+# Where to meet
+
+
+def _meeting(environ: Environment, here: Surroundings, place: _Place, store: str | None) -> MeetingPoint:
+    launcher_store = environ.get("RONDE_STORE")
+    if store and store != launcher_store:
+        return MeetingPoint(store, 0, store)
+    if launcher_store:
+        return MeetingPoint(launcher_store, None, launcher_store)
+    address = _master(environ)
+    if address and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        job = f"torchrun {environ.get('TORCHELASTIC_RUN_ID', '')} restart {attempt} at {address}"
+        return MeetingPoint(address, None, job, is_torch=True)
+    if address:
+        return MeetingPoint(address, 0, address)
+    if place.launcher == "MPICH" and not place.job and here.hydra_pid:
+        place = replace(place, job=f"mpich {here.hydra_pid}")
+    if place.job and place.is_one_host:
+        name = hashlib.sha256(place.job.encode()).hexdigest()[:16]
+        return MeetingPoint(f"unix:@ronde-{here.uid}-{name}", 0, f"{place.job} of user {here.uid}")
+    if place.job and place.hosts:
+        host = node_list.expand(place.hosts)[0]
+        port = FIRST_SLURM_PORT + int(hashlib.sha256(place.job.encode()).hexdigest(), 16) % SLURM_PORTS
+        return MeetingPoint(f"tcp:{host}:{port}", 0, f"{place.job} of user {here.uid}")
+    raise _nowhere(place)
+
+
+def _master(environ: Environment) -> str | None:
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if not host and not port:
+        return None
+    if not host or not port:
+        there, missing = ("MASTER_ADDR", "MASTER_PORT") if host else ("MASTER_PORT", "MASTER_ADDR")
+        raise UsageError(f"{there}={host or port} is set without {missing}: set both, or neither")
+    number = _number(environ, "MASTER_PORT")
+    if not 0 < number < 65536:
+        raise UsageError(f"MASTER_PORT={port} makes no sense: ports go from 1 to 65535")
+    host = host.removeprefix("[").removesuffix("]")
+    return f"tcp:[{host}]:{number}" if ":" in host else f"tcp:{host}:{number}"
+
+
+def _nowhere(place: _Place) -> UsageError:
+    sentence = (
+        f"{place.launcher} started rank {place.rank} of {place.size}, but nothing says where the ranks meet"
+    )
+    if place.launcher == "Open MPI":
+        return UsageError(
+            f"{sentence}: pass `-x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>` to mpirun"
+        )
+    if place.launcher == ARGUMENTS:
+        return UsageError(f"{sentence}: give store='tcp:<host of rank 0>:<free port>' too")
+    return UsageError(
+        f"{sentence}: set MASTER_ADDR (the host of rank 0) and MASTER_PORT (a free port there) for all ranks"
+    )

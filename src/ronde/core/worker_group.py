@@ -1,0 +1,345 @@
+r"""What a supervisor decides about its workers, from their start to the last of them being gone. Pure.
+
+Rules
+
+1. If every worker ends with exit code 0, so does the job. Nothing is said.
+2. The first worker to fail is THE failure: its exit code is the job's (128 + signal if a signal killed it). A worker
+   that fails because it lost a peer is not the cause: it stands in until a worker fails for a reason of its own.
+3. After the first failure the others have a grace in which to notice by themselves: they do within a second, and what
+   they then say is worth having. Whoever is still there gets SIGTERM, and after the patience SIGKILL.
+4. An interrupt (Ctrl-C, SIGTERM, SIGHUP) is forwarded at once, with SIGKILL after the patience; Ctrl-C after another
+   interrupt kills at once. The exit code is 128 + signal, unless a worker had failed before. What fails afterwards is
+   no failure. SIGPIPE (our output cannot be written) is forwarded as SIGTERM, because Python ignores SIGPIPE.
+5. A worker is gone when its own process has exited and no process of its group is left. Processes that outlive the
+   last worker are ended like workers that outlive a failure, but they decide nothing.
+6. Every wait ends: what SIGKILL does not remove within the patience is reported and left.
+
+Theory of operation
+
+The phase only moves forward, from any phase to any later one:
+
+    RUNNING --failure--> GRACE --timer--> STOPPING --timer--> KILLING --timer--> FINISHED
+       |                   |                  ^ |                ^
+       +-----interrupt-----+------------------+ +-second Ctrl-C--+
+
+and to FINISHED as soon as everybody is gone. GRACE, STOPPING and KILLING have one deadline each; a `Timer` that comes
+early is answered with `SetTimer` again, one that comes late acts at once. The shell tells what happened in the order
+in which it learned of it, performs the effects in order, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = [
+    "Event",
+    "Effect",
+    "Exited",
+    "Finish",
+    "Interrupt",
+    "NotStarted",
+    "Policy",
+    "SetTimer",
+    "SignalWorkers",
+    "Started",
+    "Timer",
+    "Vacated",
+    "Worker",
+    "WorkerGroup",
+    "name_ranks",
+]
+
+SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 9, 13, 15
+CANNOT_START = 126  # the exit code by which shells say that a command was found but could not be started
+
+# The same numbers on every Linux that we run on; the rest are called by number.
+_SIGNAL_NAMES = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
+    24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
+}  # fmt: skip
+
+
+# What happens.
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker's process runs."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """The worker's process could not be started; the shell starts no further ones."""
+
+    rank: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The worker's own process ended.
+
+    `returncode` is its exit code, or minus the signal that killed it. `blames_peer`: its last words were that it had
+    lost another rank. `leftovers`: processes of its group are still there; `Vacated` will tell when they are not.
+    """
+
+    rank: int
+    returncode: int
+    blames_peer: bool = False
+    leftovers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Vacated:
+    """The last process of the group of a worker that had exited is gone."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """The supervisor itself got a signal that means: end the job."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
+
+
+Event = Started | NotStarted | Exited | Vacated | Interrupt | Timer
+
+
+# What is to be done.
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWorkers:
+    """Send the signal to all processes of the groups of these ranks; `reason` is for the user's eyes."""
+
+    ranks: tuple[int, ...]
+    signum: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send `Timer` at this time; it replaces any earlier one."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over. `failed_rank` is whose last words to show."""
+
+    exit_code: int
+    reason: str
+    failed_rank: int | None = None
+
+
+Effect = SignalWorkers | SetTimer | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How long to be patient: `grace_ns` for workers to notice a failure, `patience_ns` for each signal to work."""
+
+    grace_ns: int = 3_000_000_000
+    patience_ns: int = 5_000_000_000
+
+
+class Phase(IntEnum):
+    """How far the group has come; it never goes back."""
+
+    RUNNING = 0
+    GRACE = 1
+    STOPPING = 2
+    KILLING = 3
+    FINISHED = 4
+
+
+@dataclass(slots=True)
+class Worker:
+    """What is known of one worker."""
+
+    rank: int
+    pid: int
+    started_ns: int
+    ended_ns: int = 0
+    returncode: int | None = None  # None while its own process runs
+    blames_peer: bool = False
+    leftovers: bool = False
+    signum: int = 0  # the last signal that we sent while its own process ran
+    problem: str = ""  # why it could not be started
+
+    @property
+    def gone(self) -> bool:
+        """Whether no process of it is left."""
+        return self.returncode is not None and not self.leftovers
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether it failed without having been told to end."""
+        return self.returncode not in (None, 0) and not self.signum
+
+    def describe(self) -> str:
+        """Return who it was and how it ended, as the beginning of a sentence."""
+        if self.problem:
+            return f"rank {self.rank} could not be started: {self.problem}"
+        took = f"after {(self.ended_ns - self.started_ns) / 1e9:.1f} s"
+        who = f"rank {self.rank} (pid {self.pid})"
+        if self.returncode is None:
+            return f"{who} still runs"
+        if self.returncode >= 0:
+            return f"{who} failed with exit code {self.returncode} {took}"
+        hint = " (out of memory?)" if self.returncode == -SIGKILL and not self.signum else ""
+        return f"{who} was killed by {signal_name(-self.returncode)} {took}{hint}"
+
+
+class WorkerGroup:
+    """The machine: one attempt at running one group of workers of given ranks."""
+
+    def __init__(self, ranks: Iterable[int], policy: Policy = Policy()) -> None:
+        self._unstarted = set(ranks)
+        self._policy = policy
+        self._phase = Phase.RUNNING
+        self._deadline_ns = 0  # of the phase, where it has one
+        self._failed: Worker | None = None
+        self._interrupt = 0  # the first one's signal
+        self.workers: dict[int, Worker] = {}
+
+    @property
+    def phase(self) -> Phase:
+        """How far the group has come."""
+        return self._phase
+
+    def step(self, now_ns: int, event: Event) -> list[Effect]:
+        """Return what to do about the event, which the shell learned of at `now_ns` of its own monotonic clock."""
+        if self._phase == Phase.FINISHED:
+            return []
+        match event:
+            case Started():
+                self._unstarted.discard(event.rank)
+                self.workers[event.rank] = Worker(event.rank, event.pid, now_ns)
+                effects: list[Effect] = []
+            case NotStarted():
+                effects = self._not_started(now_ns, event)
+            case Exited():
+                effects = self._exited(now_ns, event)
+            case Vacated():
+                self.workers[event.rank].leftovers = False
+                effects = []
+            case Interrupt():
+                effects = self._interrupted(now_ns, event.signum)
+            case Timer():
+                effects = self._timer(now_ns)
+        if not self._unstarted and not self._remaining():
+            return [self._finish("")]
+        return effects
+
+    def _remaining(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for rank, worker in self.workers.items() if not worker.gone))
+
+    def _not_started(self, now_ns: int, event: NotStarted) -> list[Effect]:
+        worker = Worker(event.rank, 0, now_ns, now_ns, CANNOT_START, problem=event.problem)
+        self.workers[event.rank] = worker
+        self._unstarted.clear()
+        self._failed = self._failed or worker
+        return self._stop(now_ns, SIGTERM, f"rank {event.rank} could not be started")
+
+    def _exited(self, now_ns: int, event: Exited) -> list[Effect]:
+        worker = self.workers[event.rank]
+        worker.returncode, worker.ended_ns = event.returncode, now_ns
+        worker.blames_peer, worker.leftovers = event.blames_peer, event.leftovers
+        effects: list[Effect] = []
+        if worker.failed_by_itself and not self._interrupt:
+            if self._failed is None:
+                self._failed = worker
+                effects = self._enter(Phase.GRACE, now_ns, self._policy.grace_ns)
+            elif self._failed.blames_peer and not worker.blames_peer:
+                self._failed = worker
+        if self._phase < Phase.STOPPING and self._only_leftovers():
+            return self._stop(now_ns, SIGTERM, "the workers have ended but left processes behind")
+        return effects
+
+    def _only_leftovers(self) -> bool:
+        running = any(worker.returncode is None for worker in self.workers.values())
+        return not self._unstarted and not running and bool(self._remaining())
+
+    def _interrupted(self, now_ns: int, signum: int) -> list[Effect]:
+        again = self._interrupt != 0
+        self._interrupt = self._interrupt or signum
+        if self._phase == Phase.KILLING:
+            return []
+        if again and signum == SIGINT:
+            return self._kill(now_ns, "Ctrl-C again")
+        return self._stop(now_ns, SIGTERM if signum == SIGPIPE else signum, _describe_interrupt(signum))
+
+    def _timer(self, now_ns: int) -> list[Effect]:
+        if self._phase == Phase.RUNNING:
+            return []
+        if now_ns < self._deadline_ns:
+            return [SetTimer(self._deadline_ns)]
+        if self._phase == Phase.GRACE:
+            assert self._failed is not None
+            grace = f"{self._policy.grace_ns / 1e9:g} s"
+            return self._stop(now_ns, SIGTERM, f"still running {grace} after rank {self._failed.rank} failed")
+        if self._phase == Phase.STOPPING:
+            return self._kill(now_ns, f"still running {self._policy.patience_ns / 1e9:g} s later")
+        return [self._finish(f"; {name_ranks(self._remaining())} could not be killed")]
+
+    def _stop(self, now_ns: int, signum: int, reason: str) -> list[Effect]:
+        """Ask everybody to end. A second request does not give more time than the first one did."""
+        effects = [self._signal(signum, reason)]
+        if self._phase < Phase.STOPPING:
+            effects += self._enter(Phase.STOPPING, now_ns, self._policy.patience_ns)
+        return effects
+
+    def _kill(self, now_ns: int, reason: str) -> list[Effect]:
+        return [self._signal(SIGKILL, reason), *self._enter(Phase.KILLING, now_ns, self._policy.patience_ns)]
+
+    def _signal(self, signum: int, reason: str) -> Effect:
+        ranks = self._remaining()
+        for rank in ranks:
+            if self.workers[rank].returncode is None:
+                self.workers[rank].signum = signum
+        return SignalWorkers(ranks, signum, reason)
+
+    def _enter(self, phase: Phase, now_ns: int, patience_ns: int) -> list[Effect]:
+        self._phase = phase
+        self._deadline_ns = now_ns + patience_ns
+        return [SetTimer(self._deadline_ns)]
+
+    def _finish(self, remark: str) -> Finish:
+        self._phase = Phase.FINISHED
+        if failed := self._failed:
+            code = failed.returncode or 0
+            return Finish(code if code > 0 else 128 - code, failed.describe() + remark, failed.rank)
+        if self._interrupt:
+            return Finish(128 + self._interrupt, _describe_interrupt(self._interrupt) + remark)
+        return Finish(0, f"{name_ranks(self.workers)} succeeded{remark}")
+
+
+def _describe_interrupt(signum: int) -> str:
+    if signum == SIGPIPE:
+        return "the output cannot be written any more"
+    return "interrupted by Ctrl-C" if signum == SIGINT else f"ended by {signal_name(signum)}"
+
+
+def signal_name(signum: int) -> str:
+    """Return the signal's name, such as SIGKILL."""
+    return _SIGNAL_NAMES.get(signum, f"signal {signum}")
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return "rank 1" or "ranks 1, 3"."""
+    listed = sorted(ranks)
+    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(map(str, listed))

@@ -1,0 +1,123 @@
+"""Everything Ronde raises on purpose.
+
+RondeError
+├── UsageError (ValueError)          this process asked for something that makes no sense; nothing was sent
+│   └── NotInitializedError          a call that needs `ronde.init()` first
+├── MismatchError (RuntimeError)     ranks made different calls; names both values and both ranks
+├── PeerError (RuntimeError)         the world is no longer whole; everything here can be recovered from
+│   ├── PeerLostError                a rank died, left, or cannot be reached: `.rank`, `.host`
+│   ├── AbortedError                 a rank gave up on purpose: `.rank`, `.host`
+│   ├── TimeoutError                 waited longer than a setting allows: `.operation`, `.waited_ns`, `.missing`
+│   └── RemoteError                  user code failed on another rank: `.rank`, `.traceback_text`
+└── ProtocolError (RuntimeError)     the other end does not speak our language
+    ├── AuthenticationError          wrong or missing job key
+    └── VersionError                 another, incompatible version of Ronde
+"""
+
+from __future__ import annotations
+
+import builtins
+
+__all__ = [
+    "AbortedError",
+    "AuthenticationError",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerError",
+    "PeerLostError",
+    "ProtocolError",
+    "RemoteError",
+    "RondeError",
+    "TimeoutError",
+    "UsageError",
+    "VersionError",
+]
+
+
+class RondeError(Exception):
+    """The root of all errors that Ronde raises on purpose."""
+
+
+class UsageError(RondeError, ValueError):
+    """This process asked for something that makes no sense. Nothing was sent; the next call works."""
+
+
+class NotInitializedError(UsageError):
+    """A call that needs `ronde.init()` first."""
+
+
+class MismatchError(RondeError, RuntimeError):
+    """Ranks made different calls where they must make the same one; names both calls and both ranks."""
+
+
+class PeerError(RondeError, RuntimeError):
+    """The world is no longer whole. Everything a program can recover from derives from this."""
+
+
+class PeerLostError(PeerError):
+    """A rank died, left, or cannot be reached any more.
+
+    `rank` is its rank in the communicator that raised (-1 if unknown), `host` the name of its machine.
+    """
+
+    def __init__(self, message: str, rank: int = -1, host: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.rank, self.host)
+
+
+class AbortedError(PeerError):
+    """A rank called `abort()`: `rank` and `host` say who."""
+
+    def __init__(self, message: str, rank: int = -1, host: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.rank, self.host)
+
+
+class TimeoutError(PeerError, builtins.TimeoutError):
+    """Waited longer than a setting allows.
+
+    `operation` names what was waited for, `waited_ns` how long (nanoseconds), `missing` the ranks that did not come.
+    """
+
+    def __init__(
+        self, message: str, operation: str = "", waited_ns: int = 0, missing: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.waited_ns = waited_ns
+        self.missing = missing
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.operation, self.waited_ns, self.missing)
+
+
+class RemoteError(PeerError):
+    """User code failed on another rank; `traceback_text` is the traceback as it was printed there."""
+
+    def __init__(self, message: str, rank: int = -1, traceback_text: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.traceback_text = traceback_text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.rank, self.traceback_text)
+
+
+class ProtocolError(RondeError, RuntimeError):
+    """The other end of a connection does not speak our language."""
+
+
+class AuthenticationError(ProtocolError):
+    """The other end of a connection does not know the job key, or we do not know its."""
+
+
+class VersionError(ProtocolError):
+    """The other end runs an incompatible version of Ronde."""

@@ -1,0 +1,1 @@
+"""How workers are started: the plan, and the shells that perform it."""

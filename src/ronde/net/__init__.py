@@ -1,0 +1,1 @@
+"""What drives the machine: sockets, stores, processes and their output."""

@@ -1,0 +1,200 @@
+"""Addresses as texts: `unix:@name` (abstract), `unix:/path`, `tcp:host:port`, `tcp:[::1]:port`.
+
+Names are resolved by getaddrinfo where a connection is opened or a service is bound; addresses are never turned
+back into names, because a reverse look-up can stall for seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import socket
+import struct
+from dataclasses import dataclass
+
+from ronde.errors import UsageError
+
+__all__ = [
+    "Address",
+    "Endpoint",
+    "address_of_interface",
+    "address_towards",
+    "is_loopback",
+    "listen",
+    "parse",
+    "parse_tcp",
+    "resolve",
+]
+
+SIOCGIFADDR = 0x8915
+UNIX_PATH_BYTES = 107
+
+
+@dataclass(frozen=True)
+class Address:
+    """A Unix socket (`path`; a leading `@` marks an abstract name) or, if `path` is empty, a TCP `host` and `port`."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_unix(self) -> bool:
+        return self.path != ""
+
+    def __str__(self) -> str:
+        if self.is_unix:
+            return f"unix:{self.path}"
+        return f"tcp:[{self.host}]:{self.port}" if ":" in self.host else f"tcp:{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What the socket calls take: the address family and the address in that family's form."""
+
+    family: socket.AddressFamily
+    sockaddr: str | tuple[str, int] | tuple[str, int, int, int]
+
+
+def parse(text: str) -> Address:
+    """Return the address that a text means. Raises UsageError that says what an address looks like."""
+    scheme, _, rest = text.partition(":")
+    if scheme == "unix" and rest.startswith(("@", "/")) and len(rest) > 1:
+        if len(rest.encode()) > UNIX_PATH_BYTES or "\0" in rest:
+            raise UsageError(
+                f"the address {text!r} is too long: a Unix socket has at most {UNIX_PATH_BYTES} bytes"
+            )
+        return Address(path=rest)
+    if scheme == "tcp":
+        return parse_tcp(rest)
+    raise UsageError(
+        f"{text!r} is not an address: write unix:@name, unix:/path, tcp:host:port or tcp:[ipv6]:port"
+    )
+
+
+def parse_tcp(text: str) -> Address:
+    """Return the TCP address that `host:port` or `[ipv6]:port` means. Raises UsageError."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not colon or not host or (":" in host) != bracketed or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(
+            f"{text!r} is not a TCP address: write host:port or [ipv6]:port, with a port up to 65535"
+        )
+    return Address(host=host, port=int(port))
+
+
+def resolve(address: Address) -> list[Endpoint]:
+    """Return the endpoints to try, in order. Raises OSError (socket.gaierror) if the host's name is not known."""
+    if address.is_unix:
+        path = "\0" + address.path[1:] if address.path.startswith("@") else address.path
+        return [Endpoint(socket.AF_UNIX, path)]
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    return [Endpoint(family, sockaddr) for family, _, _, _, sockaddr in found]  # type: ignore[arg-type]
+
+
+def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Address]:
+    """Bind a service; return the listening, non-blocking socket and the address with the port that it got.
+
+    A host name that means this machine to others but not to itself (a service name in front of it, or the 127.0.1.1
+    that some systems give their own name) is bound on all interfaces. Raises UsageError if the address is taken or
+    is not ours.
+    """
+    try:
+        endpoint = resolve(address)[0]
+        if not address.is_unix and address.host != "localhost" and not _is_numeric(address.host):
+            endpoint = _reachable(endpoint)
+        listener = socket.socket(endpoint.family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"cannot serve at {address}: {error.strerror}") from None
+    try:
+        if not address.is_unix:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(endpoint.sockaddr)
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        hint = (
+            "; end the process that uses it or choose another address"
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
+        raise UsageError(f"cannot serve at {address}: {error.strerror}{hint}") from None
+    if address.is_unix:
+        return listener, address
+    return listener, Address(host=address.host, port=listener.getsockname()[1])
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        return False
+    return True
+
+
+def _reachable(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint, or the wildcard with its port if others would not reach this machine by it."""
+    if not is_loopback(str(endpoint.sockaddr[0])):
+        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((endpoint.sockaddr[0], 0))
+            except OSError:
+                pass
+            else:
+                return endpoint
+    wildcard = "::" if endpoint.family == socket.AF_INET6 else "0.0.0.0"
+    return Endpoint(endpoint.family, (wildcard, int(endpoint.sockaddr[1])))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a numeric address only reaches its own machine."""
+    return host.startswith("127.") or host == "::1"
+
+
+def address_towards(host: str) -> str:
+    """Return the numeric address of this machine from which packets to `host` leave; nothing is sent.
+
+    Raises UsageError if the host cannot be resolved or no route leads to it.
+    """
+    try:
+        endpoint = resolve(Address(host=host, port=9))[0]
+        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
+            probe.connect(endpoint.sockaddr)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(f"no network interface reaches {host}: {error.strerror}") from None
+
+
+def address_of_interface(interface: str) -> str:
+    """Return the numeric address of an interface given by name (IPv4 first) or by one of its addresses.
+
+    Raises UsageError that lists the interfaces of this machine.
+    """
+    if _is_numeric(interface):
+        return interface
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise UsageError(f"there is no network interface {interface!r} here; there are " + ", ".join(names))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode())
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
+        except OSError:
+            pass
+    return _ipv6_of_interface(interface)
+
+
+def _ipv6_of_interface(interface: str) -> str:
+    global_scope = "00"
+    try:
+        with open("/proc/net/if_inet6") as table:
+            for line in table:
+                digits, _, _, scope, _, name = line.split()
+                if name == interface and (scope == global_scope or interface == "lo"):
+                    return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    except FileNotFoundError:
+        pass
+    raise UsageError(f"the network interface {interface!r} has no address")

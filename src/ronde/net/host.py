@@ -1,0 +1,54 @@
+"""Which machine this process is on, and what else of its surroundings decides who it is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from ronde.core.identity import Surroundings
+
+__all__ = ["host_key", "host_name", "surroundings"]
+
+HYDRA_PROXY = "hydra_pmi_proxy"
+
+
+def host_name() -> str:
+    """Return the name of this machine, for messages."""
+    return socket.gethostname()
+
+
+def host_key(host_id: str) -> str:
+    """Return a text that two processes share if and only if they can share memory and abstract Unix sockets.
+
+    It follows from the boot of the machine, the network namespace, the user, and `host_id` (RONDE_HOST_ID).
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        network = str(os.stat("/proc/self/ns/net").st_ino)
+    except OSError:  # some sandboxes hide these
+        boot, network = host_name(), ""
+    parts = (boot, network, str(os.geteuid()), host_id)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def surroundings(environ: Mapping[str, str]) -> Surroundings:
+    """Return what `core.identity` needs to know beside the environment."""
+    return Surroundings(os.geteuid(), _ancestor(HYDRA_PROXY) if "MPI_LOCALNRANKS" in environ else 0)
+
+
+def _ancestor(command: str) -> int:
+    """Return the id of the nearest ancestor that runs `command`, 0 if there is none."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return 0
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        if name == command:
+            return pid
+        pid = int(rest.split()[1])
+    return 0

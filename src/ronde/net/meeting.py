@@ -1,0 +1,66 @@
+"""Goes to the meeting point of a job: serves the store there if that is this rank's part, and connects to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ronde.core.identity import MeetingPoint
+from ronde.net import addresses
+from ronde.net.stores.base import Store
+from ronde.net.stores.tcp import StoreClient, StoreServer
+from ronde.settings import JobKey, Settings
+
+__all__ = ["Meeting", "meet"]
+
+
+@dataclass
+class Meeting:
+    """The job's store, its key, and the numeric address on which this host offers data connections.
+
+    Keep it as long as the job may still initialize: the others cannot tell a server that rests from one that is gone.
+    """
+
+    store: Store
+    key: JobKey
+    address: str
+    server: StoreServer | None = None
+
+    def close(self) -> None:
+        """Let go of the store; if it is served here, it ends. A second call does nothing."""
+        self.store.close()
+        if self.server:
+            self.server.close()
+
+
+def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
+    """Return the meeting at `point`, within `settings.start_timeout_ns`.
+
+    Raises UsageError if the address is taken or not ours, TimeoutError if nobody serves it, AuthenticationError.
+    """
+    key = settings.job_key or JobKey.derived_from(point.job)
+    target = addresses.parse(point.address)
+    timeout_ns = settings.start_timeout_ns
+    if point.is_torch:
+        from ronde.net.stores.torch import TorchStore  # only here, because it imports torch
+
+        store: Store = TorchStore(target.host, target.port, f"ronde/{point.job}", timeout_ns)
+        return Meeting(store, key, _data_address(settings, target))
+    server = StoreServer(point.address, key) if point.served_by == rank else None
+    try:
+        store = StoreClient(point.address, key, timeout_ns)
+        try:
+            return Meeting(store, key, _data_address(settings, target), server)
+        except BaseException:
+            store.close()
+            raise
+    except BaseException:
+        if server:
+            server.close()
+        raise
+
+
+def _data_address(settings: Settings, store: addresses.Address) -> str:
+    """Return the address of the interface that the settings name, or else of the one that reaches the store."""
+    if settings.interface:
+        return addresses.address_of_interface(settings.interface)
+    return "127.0.0.1" if store.is_unix else addresses.address_towards(store.host)

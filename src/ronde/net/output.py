@@ -1,0 +1,318 @@
+r"""The output of many workers on the two streams of one launcher: bytes in, whole lines out, each with its prefix.
+
+Rules
+
+1. Lines of different workers are never mixed. A line without an end is passed on in pieces of 64 KiB; if somebody else
+   has something to say in between, it is broken there.
+2. Bytes are passed on as they are, whatever their encoding.
+3. What ends with a carriage return is an update of a line (a progress bar). In a file or pipe it keeps its carriage
+   return, so that the log stays as compact as the worker wrote it. On a terminal the last bar stays the bottom line;
+   lines of others appear above it.
+4. Memory is bounded: who may not write more than `BACKLOG_BYTES` ahead of the reader is the worker, by its full pipe.
+5. Writing never blocks the supervisor: not with a paused terminal, not with a reader that does not read.
+
+    worker's pipe -> Stream -> LineSplitter -> pieces -> LogView | TerminalView -> bytes -> Sink -> our own stream
+                                                    \-> Tail (the last words, for the report)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import stat
+from collections import deque
+from collections.abc import Iterable
+from typing import IO, NamedTuple, Protocol
+
+__all__ = [
+    "LineSplitter",
+    "LogView",
+    "Piece",
+    "Sink",
+    "Source",
+    "Stream",
+    "Tail",
+    "TerminalView",
+    "claim_standard_streams",
+    "open_sinks",
+]
+
+READ_BYTES = 64 * 1024
+PIECE_BYTES = 64 * 1024
+BACKLOG_BYTES = 256 * 1024
+ERASE_TO_END = b"\x1b[K"
+
+
+class Source(NamedTuple):
+    """One stream of one worker, and what stands before each of its lines."""
+
+    rank: int
+    name: str
+    prefix: bytes
+
+
+class Piece(NamedTuple):
+    r"""A line with its end: \n or \r\n; an update with its end \r; or the beginning of a long line, without end."""
+
+    text: bytes
+    end: bytes
+
+
+class LineSplitter:
+    """Cuts a stream of bytes, fed in any pieces, into lines and updates."""
+
+    def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
+        self._piece_bytes = piece_bytes
+        self._rest = b""
+        self._updating = False  # whether the last thing that ended was an update
+
+    @property
+    def unfinished_update(self) -> bytes:
+        """The text after the last carriage return, as far as it has come."""
+        return self._rest if self._updating else b""
+
+    def feed(self, data: bytes) -> list[Piece]:
+        """Return what `data` completes."""
+        pieces = []
+        lines = (self._rest + data).splitlines(keepends=True)  # bytes end at \n, \r and \r\n only
+        self._rest = b""
+        for line in lines:
+            text = line.rstrip(b"\r\n")
+            end = line[len(text) :]
+            if not end and len(line) < self._piece_bytes:
+                self._rest = line
+                break
+            pieces.append(Piece(text, end))
+            self._updating = end == b"\r"
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """Return what is left at the end of the stream, as a line."""
+        pieces = [Piece(self._rest, b"\n")] if self._rest or self._updating else []
+        self._rest, self._updating = b"", False
+        return pieces
+
+
+class View(Protocol):
+    """How pieces of several sources look on one stream."""
+
+    def render(self, source: Source, pieces: Iterable[Piece], unfinished_update: bytes) -> bytes:
+        """Return the bytes that show the pieces."""
+
+
+class LogView:
+    """A file or pipe: everything is kept, in the order in which it came."""
+
+    def __init__(self) -> None:
+        self._open: Source | None = None  # whose update or piece of a line stands last, without a newline
+        self._midline = False  # ... and it is a piece
+
+    def render(self, source: Source, pieces: Iterable[Piece], unfinished_update: bytes) -> bytes:
+        """Return the bytes that show the pieces; an unfinished update waits for its end."""
+        out = []
+        for text, end in pieces:
+            if self._open is not None and self._open != source:
+                out.append(b"\n")
+                self._open, self._midline = None, False
+            if end == b"\r" and not text:
+                continue  # the return *before* an update, as tqdm writes it
+            if self._midline or (self._open and not text):
+                out.append(text + end)
+            else:
+                out.append(source.prefix + text + end)
+            self._open = source if end in (b"", b"\r") else None
+            self._midline = not end
+        return b"".join(out)
+
+
+class TerminalView:
+    """A terminal: the last update is the bottom line, and lines of others go above it."""
+
+    def __init__(self) -> None:
+        self._bar = b""  # what the bottom line shows, with its prefix
+        self._bar_of: Source | None = None
+        self._midline_of: Source | None = None  # whose line was shown in part, with the cursor behind it
+
+    def render(self, source: Source, pieces: Iterable[Piece], unfinished_update: bytes) -> bytes:
+        """Return the bytes that show the pieces and the update, as far as it has come."""
+        out = []
+        for text, end in pieces:
+            if end == b"\r":
+                out.append(self._update(source, text))
+            else:
+                out.append(self._line(source, text, end))
+        out.append(self._update(source, unfinished_update))
+        return b"".join(out)
+
+    def _update(self, source: Source, text: bytes) -> bytes:
+        bar = source.prefix + text
+        if not text or (bar == self._bar and not self._midline_of):
+            return b""
+        leave = b"\n" if self._midline_of else b""
+        self._bar, self._bar_of, self._midline_of = bar, source, None
+        return leave + b"\r" + self._bar + ERASE_TO_END
+
+    def _line(self, source: Source, text: bytes, end: bytes) -> bytes:
+        if self._midline_of == source:
+            before = b""
+        elif self._midline_of:
+            before = b"\n" + source.prefix
+        elif self._bar_of == source and not text:
+            before = b""  # the bar is to stay as it is
+        elif self._bar_of:
+            before = b"\r" + ERASE_TO_END + source.prefix
+        else:
+            before = source.prefix
+        if self._bar_of == source:
+            self._bar, self._bar_of = b"", None
+        self._midline_of = None if end else source
+        return before + text + end + (self._bar if end else b"")
+
+
+class Sink:
+    """One of our own streams: takes bytes at any time and writes them whenever that does not block."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = _own_description(fd)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLOUT)
+        self._buffer = bytearray()
+        self._view: View = TerminalView() if os.isatty(fd) else LogView()
+        self.problem: OSError | None = None  # why nothing can be written any more; what comes is dropped
+
+    def show(self, source: Source, pieces: Iterable[Piece], unfinished_update: bytes = b"") -> None:
+        """Write the pieces as the kind of stream wants them."""
+        if self.problem is None:
+            self._buffer += self._view.render(source, pieces, unfinished_update)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write as much as can be written without waiting."""
+        # Where the descriptor had to stay a blocking one, a write of PIPE_BUF does not block after poll() has said so.
+        try:
+            while self._buffer and self._poll.poll(0):
+                del self._buffer[: os.write(self._fd, self._buffer[: select.PIPE_BUF])]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.problem = error
+            self._buffer.clear()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._buffer)
+
+    @property
+    def full(self) -> bool:
+        """Whether those who feed this sink should hold on."""
+        return len(self._buffer) >= BACKLOG_BYTES
+
+    def fileno(self) -> int:
+        """Return the descriptor to select for writing."""
+        return self._fd
+
+    def close(self) -> None:
+        """Close our description; the stream itself stays open."""
+        os.close(self._fd)
+
+
+def _own_description(fd: int) -> int:
+    """Return a descriptor of the same stream; of a terminal or pipe one that does not block, if we may have one.
+
+    O_NONBLOCK belongs to the open description, which we share with the shell that started us: so we open our own.
+    """
+    if os.isatty(fd) or stat.S_ISFIFO(os.fstat(fd).st_mode):
+        try:
+            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:
+            pass  # a terminal or pipe of another user, or a pipe without reader
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+def claim_standard_streams() -> None:
+    """Open /dev/null for each of 0, 1 and 2 that is closed, before something else gets that number."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+
+
+def open_sinks() -> tuple[Sink, Sink]:
+    """Return the sinks of standard output and standard error: one and the same where both are the same file."""
+    out = Sink(1)
+    return out, out if os.path.sameopenfile(1, 2) else Sink(2)
+
+
+class Tail:
+    """The last lines of a stream, bounded in number and in bytes; of updates only the last one."""
+
+    def __init__(self, lines: int = 40, size_bytes: int = 16 * 1024) -> None:
+        self._lines: deque[bytes] = deque(maxlen=lines)
+        self._size_bytes = size_bytes
+        self._end = b"\n"  # of the last piece
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Remember the pieces and forget what is too old."""
+        for text, end in pieces:
+            if self._lines and self._end == b"\r":
+                last = self._lines.pop()
+                text = text or last
+            elif self._lines and self._end == b"":
+                text = self._lines.pop() + text
+            self._lines.append(text[-self._size_bytes :])
+            self._end = end
+
+    def lines(self) -> list[bytes]:
+        """Return the last lines, the oldest first."""
+        kept: list[bytes] = []
+        room = self._size_bytes
+        for line in reversed(self._lines):
+            room -= len(line) + 1
+            if room < 0 and kept:
+                break
+            kept.append(line)
+        return kept[::-1]
+
+
+class Stream:
+    """One output pipe of one worker, on its way to a sink."""
+
+    def __init__(self, pipe: IO[bytes], source: Source, sink: Sink, tail: Tail | None = None) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self._pipe = pipe
+        self._source = source
+        self._splitter = LineSplitter()
+        self._tail = tail
+        self.sink = sink
+
+    def fileno(self) -> int:
+        """Return the descriptor to select for reading."""
+        return self._pipe.fileno()
+
+    def pump(self) -> int | None:
+        """Pass on what can be read at once, at most 64 KiB; return its length, or None at the end of the stream."""
+        try:
+            data = os.read(self._pipe.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return 0
+        self._pass_on(self._splitter.feed(data) if data else self._splitter.finish())
+        return len(data) or None
+
+    def drain(self) -> None:
+        """Pass on what the pipe holds: all that a worker can have written before it exited."""
+        left = fcntl.fcntl(self._pipe, fcntl.F_GETPIPE_SZ)
+        while left > 0 and (got := self.pump()):
+            left -= got
+
+    def close(self) -> None:
+        """Pass on an unfinished line, and close the pipe."""
+        self._pass_on(self._splitter.finish())
+        self._pipe.close()
+
+    def _pass_on(self, pieces: list[Piece]) -> None:
+        if self._tail is not None:
+            self._tail.add(pieces)
+        self.sink.show(self._source, pieces, self._splitter.unfinished_update)

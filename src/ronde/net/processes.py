@@ -1,0 +1,145 @@
+"""Processes of this machine: started in a session of their own, watched without polling, ended as a whole group.
+
+A process is noticed to end through a pidfd, which becomes readable at once. Its group is everything that it started
+and that did not leave on purpose (setsid, a daemon); a group lives on while one member does, and the kernel gives its
+number to nobody else until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType, TracebackType
+
+__all__ = ["INTERRUPTS", "Process", "SignalInbox", "free_port", "usable_cores"]
+
+_DIE_WITH_PARENT = os.path.join(os.path.dirname(__file__), "die_with_parent.py")
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Process:
+    """A running command with pipes for its output and nothing to read; leader of its own session and group.
+
+    `argv[0]` is a path, `environment` the whole environment. The kernel kills the process when the *thread* that
+    called this ends, kill -9 included. Raises OSError if there is no room for another process.
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(os.getpid()), *argv],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        self.pid = self._popen.pid
+        self.stdout, self.stderr = self._popen.stdout, self._popen.stderr  # whoever reads them closes them
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            self._popen.kill()
+            with self._popen:  # closes the pipes and waits
+                raise
+
+    def reap(self) -> int:
+        """Return the exit code, or minus the signal that killed it; only after the pidfd has become readable."""
+        os.close(self.pidfd)
+        return self._popen.wait()
+
+    def signal_group(self, signum: int) -> None:
+        """Send the signal to every process of the group; nothing happens if none is left."""
+        # Nobody is left, or only processes that took another user's identity.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signum)
+
+    def open_group(self) -> list[int]:
+        """Return a pidfd of every living process in the group, to be closed by the caller."""
+        pidfds = []
+        try:
+            os.killpg(self.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return []
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+            if _living_in_group(pid) == self.pid:
+                try:
+                    pidfds.append(os.pidfd_open(pid))
+                except ProcessLookupError:
+                    continue
+        return pidfds
+
+
+def _living_in_group(pid: int) -> int | None:
+    """Return the process group of a process that is not yet dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # "pid (command) state parent group ...", where the command may contain anything
+    state, _parent, group = text.rpartition(b")")[2].split()[:3]
+    return None if state in b"ZX" else int(group)
+
+
+class SignalInbox:
+    """While it is open, Ctrl-C, SIGTERM and SIGHUP make a descriptor readable and do nothing else.
+
+    A hang-up that somebody asked to ignore (nohup) stays ignored. To be used in the main thread.
+    """
+
+    def __enter__(self) -> SignalInbox:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._old_handlers = {
+            signum: signal.signal(signum, _heed)
+            for signum in INTERRUPTS
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, handler in self._old_handlers.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._old_fd)
+        self._reader.close()
+        self._writer.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor to select for reading."""
+        return self._reader.fileno()
+
+    def read(self) -> list[int]:
+        """Return the signals that came since the last call, in their order."""
+        try:
+            return [signum for signum in self._reader.recv(4096) if signum in self._old_handlers]
+        except BlockingIOError:
+            return []
+
+
+def _heed(signum: int, frame: FrameType | None) -> None:
+    """Leave the signal to the wakeup descriptor."""
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def free_port(address: str) -> int:
+    """Return a TCP port on which nobody listens at this numeric IPv4 address."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,344 @@
+"""Everything a user can set, resolved once: arguments of the call, then `RONDE_*` variables, then defaults.
+
+The dataclass `Settings` is the one table: names, variables, units, defaults and help. `python -m ronde.settings`
+prints it as docs/settings.md. No other module reads the process environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ronde.errors import UsageError
+
+__all__ = ["JobKey", "Settings", "document", "environment", "resolve"]
+
+KEY_BYTES = 32
+PREFIX = "RONDE_"
+
+_log = logging.getLogger(__name__)
+
+
+def environment() -> dict[str, str]:
+    """Return a copy of the environment of this process."""
+    return dict(os.environ)
+
+
+class JobKey:
+    """The secret that the processes of one job share. It proves membership and is never shown or sent."""
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != KEY_BYTES:
+            raise UsageError(f"a job key has {KEY_BYTES} bytes, not {len(secret)}")
+        self._secret = secret
+
+    @classmethod
+    def generate(cls) -> JobKey:
+        """Return a new random key."""
+        return cls(secrets.token_bytes(KEY_BYTES))
+
+    @classmethod
+    def from_hex(cls, text: str) -> JobKey:
+        """Return the key that `hex()` wrote. Raises UsageError, without repeating the text, if it is not one."""
+        if not re.fullmatch(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", text):
+            raise UsageError(
+                f"a job key is written as {2 * KEY_BYTES} hexadecimal digits; this text of {len(text)} is not"
+            )
+        return cls(bytes.fromhex(text))
+
+    @classmethod
+    def derived_from(cls, job: str) -> JobKey:
+        """Return the key that everybody who knows the job's name can compute: against mix-ups, not attackers."""
+        return cls(hashlib.sha256(b"ronde: key of the job named " + job.encode()).digest())
+
+    def hex(self) -> str:
+        """Return the key as 64 hexadecimal digits, for the environment of a worker and nothing else."""
+        return self._secret.hex()
+
+    def hmac(self, *parts: bytes) -> bytes:
+        """Return the 32-byte HMAC-SHA256 of the parts, each preceded by its length so that none can pose as two."""
+        mac = hmac.new(self._secret, digestmod=hashlib.sha256)
+        for part in parts:
+            mac.update(len(part).to_bytes(8, "big") + part)
+        return mac.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobKey) and hmac.compare_digest(self._secret, other._secret)
+
+    def __hash__(self) -> int:
+        return hash(self._secret)
+
+    def __repr__(self) -> str:
+        return "JobKey(secret)"
+
+
+# How texts become values. A parser raises ValueError; the sentence for the user comes from the field's `right`.
+
+_SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text)
+    if not match or match[2].lower() not in _SIZE_UNITS:
+        raise ValueError(text)
+    return int(match[1]) * _SIZE_UNITS[match[2].lower()]
+
+
+def _seconds(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text):
+        raise ValueError(text)
+    return round(float(text) * 1e9)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _one_of(*choices: str) -> dict[str, Any]:
+    return {
+        "parse": str.lower,
+        "check": lambda value: value in choices,
+        "right": "one of " + ", ".join(choices),
+    }
+
+
+def _setting(
+    variable: str,
+    default: object,
+    help: str,
+    *,
+    parse: Callable[[str], object] = str,
+    check: Callable[[Any], bool],
+    right: str,
+    unit: str = "",
+    secret: bool = False,
+) -> Any:
+    metadata = {
+        "variable": variable,
+        "help": help,
+        "parse": parse,
+        "check": check,
+        "right": right,
+        "unit": unit,
+        "secret": secret,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user wants, or the default; made by `resolve`, never changed."""
+
+    store: str | None = _setting(
+        "RONDE_STORE",
+        None,
+        "Address of the store where the ranks meet, served by the launcher.",
+        check=lambda value: _is_text(value) and value.startswith(("unix:", "tcp:")),
+        right="an address like unix:@name, unix:/path or tcp:host:port",
+    )
+    job_key: JobKey | None = _setting(  # noqa: RUF009 (the default is None)
+        "RONDE_JOB_KEY",
+        None,
+        "The job's secret as 64 hexadecimal digits; every connection proves that it knows it.",
+        parse=JobKey.from_hex,
+        check=lambda value: isinstance(value, JobKey),
+        right=f"{2 * KEY_BYTES} hexadecimal digits",
+        secret=True,
+    )
+    transport: str = _setting(
+        "RONDE_TRANSPORT",
+        "auto",
+        "`auto`: shared memory inside a host and TCP across; `tcp`: TCP everywhere, every rank its own host.",
+        **_one_of("auto", "tcp"),
+    )
+    tcp_streams: int = _setting(
+        "RONDE_TCP_STREAMS",
+        2,
+        "Data connections to each rank on another host; payload is striped over them.",
+        parse=int,
+        check=lambda value: _whole(value) and 1 <= value <= 64,
+        right="a whole number from 1 to 64",
+    )
+    interface: str | None = _setting(
+        "RONDE_INTERFACE",
+        None,
+        "Network interface (by name or numeric address) of data connections; else the one that reaches the store.",
+        check=_is_text,
+        right="the name of a network interface or a numeric address",
+    )
+    host_id: str = _setting(
+        "RONDE_HOST_ID",
+        "",
+        "Ranks with different values count as being on different hosts, whatever machine they run on.",
+        check=lambda value: isinstance(value, str) and len(value) <= 256,
+        right="a text of at most 256 characters",
+    )
+    allreduce_algorithm: str = _setting(
+        "RONDE_ALLREDUCE_ALGORITHM",
+        "auto",
+        "The algorithm of all-reduce; `auto` chooses by size and topology.",
+        **_one_of("auto", "direct", "ring", "doubling", "hierarchical"),
+    )
+    start_timeout_ns: int = _setting(
+        "RONDE_START_TIMEOUT",
+        300 * 10**9,
+        "How long `init` waits for all ranks to join.",
+        parse=_seconds,
+        check=lambda value: _whole(value) and value > 0,
+        right="a number of seconds above 0",
+        unit="s",
+    )
+    timeout_ns: int = _setting(
+        "RONDE_TIMEOUT",
+        0,
+        "How long a collective waits for the other ranks; 0 waits for ever.",
+        parse=_seconds,
+        check=lambda value: _whole(value) and value >= 0,
+        right="a number of seconds, 0 for no limit",
+        unit="s",
+    )
+    peer_timeout_ns: int = _setting(
+        "RONDE_PEER_TIMEOUT",
+        8 * 10**9,
+        "How long an unreachable host may be silent before its ranks count as lost.",
+        parse=_seconds,
+        check=lambda value: _whole(value) and 10**9 <= value <= 86400 * 10**9,
+        right="a number of seconds from 1 to 86400",
+        unit="s",
+    )
+    spin_us: int = _setting(
+        "RONDE_SPIN",
+        -1,
+        "How long a waiting rank spins before it sleeps; -1 chooses by ranks and cores.",
+        parse=int,
+        check=lambda value: _whole(value) and -1 <= value <= 10**6,
+        right="a whole number of microseconds from 0 to 1000000, or -1 for automatic",
+        unit="us",
+    )
+    staging_bytes: int = _setting(
+        "RONDE_STAGING_BYTES",
+        256 * 1024,
+        "Shared memory per rank through which private memory is staged, in chunks of this size.",
+        parse=_size,
+        check=lambda value: _whole(value) and 4096 <= value <= 2**30 and value % 4096 == 0,
+        right="a multiple of 4 KiB from 4KiB to 1GiB, such as 262144 or 256KiB",
+        unit="bytes",
+    )
+    log_level: str = _setting(
+        "RONDE_LOG_LEVEL",
+        "warning",
+        "What is logged: messages of this level and above.",
+        **_one_of("debug", "info", "warning", "error", "critical"),
+    )
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def resolve(environ: Mapping[str, str], **arguments: object) -> Settings:
+    """Return the settings: `arguments` (by field name, in the field's unit; None: not given) > RONDE_* > defaults.
+
+    Raises UsageError that names the variable or argument, its value and what would be right. A RONDE_* variable that
+    nobody knows is logged as a warning with the nearest known name. An empty variable counts as not set.
+    """
+    _warn_of_unknown(environ)
+    for name in arguments:
+        if name not in _FIELDS:
+            raise UsageError(f"there is no setting {name!r}" + _nearest(name, _FIELDS))
+    values: dict[str, Any] = {}
+    for name, field in _FIELDS.items():
+        meta = field.metadata
+        argument, text = arguments.get(name), environ.get(meta["variable"], "").strip()
+        if argument is not None:
+            values[name] = _admit(field, name, argument, lambda value: value)
+        elif text:
+            values[name] = _admit(field, meta["variable"], text, meta["parse"])
+    return Settings(**values)
+
+
+def _admit(field: dataclasses.Field[Any], origin: str, given: Any, parse: Callable[[Any], Any]) -> Any:
+    try:
+        value = parse(given)
+    except ValueError:
+        _refuse(field, origin, given)
+    if not field.metadata["check"](value):
+        _refuse(field, origin, given)
+    return value
+
+
+def _refuse(field: dataclasses.Field[Any], origin: str, given: object) -> NoReturn:
+    shown = "(a value that is not shown)" if field.metadata["secret"] else repr(given)
+    right = field.metadata["right"]
+    if origin == field.name and origin.endswith("_ns"):
+        right += ", given in nanoseconds"
+    raise UsageError(f"{origin}={shown} makes no sense: it should be {right}") from None
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    known = [field.metadata["variable"] for field in _FIELDS.values()]
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            _log.warning("%s is set, but Ronde knows no such variable%s", name, _nearest(name, known))
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def document() -> str:
+    """Return docs/settings.md: the table of all settings, in Markdown."""
+    lines = [
+        "# Settings",
+        "",
+        "Printed by `python -m ronde.settings`; do not edit by hand.",
+        "",
+        "An argument of the call goes before the variable, the variable before the default.",
+        "Sizes take suffixes (`256KiB`, `1MiB`).",
+        "",
+        "| setting | variable | default | right values | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for name, field in _FIELDS.items():
+        meta = field.metadata
+        lines.append(
+            f"| `{name}` | `{meta['variable']}` | {_default_text(field)} | {meta['right']} | {meta['help']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _default_text(field: dataclasses.Field[Any]) -> str:
+    default: Any = field.default
+    if default is None or default == "":
+        return "none"
+    if field.name.endswith("_ns"):
+        return f"{default / 1e9:g} s"
+    return f"{default} {field.metadata['unit']}".strip()
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,35 @@
+"""Faults of a rank, on purpose: each takes the process id of a rank (`Job.pids`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+__all__ = ["kill", "resume", "stop", "stopped"]
+
+
+def kill(pid: int) -> None:
+    """Kill the process as by `kill -9`: it gets no chance to say goodbye. Raises ProcessLookupError if it is gone."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def stop(pid: int) -> None:
+    """Freeze the process (SIGSTOP) until `resume`. Raises ProcessLookupError if it is gone."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+def resume(pid: int) -> None:
+    """Let a frozen process go on (SIGCONT). Raises ProcessLookupError if it is gone."""
+    os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Freeze the process for the length of a `with` block."""
+    stop(pid)
+    try:
+        yield
+    finally:
+        resume(pid)

@@ -1,0 +1,197 @@
+"""Network namespaces that stand for hosts: real TCP between them, with addresses, links and cables of their own.
+
+    reason = hosts.require()            # "" or why it cannot be done here: not root, no `ip`
+    with Hosts(2, ranks_per_host=2) as two:
+        two.run(program)                # on 4 ranks; ronde.local_size() is 2
+
+Each host is a namespace `ronde-PID-INDEX` with one interface, `eth0`, plugged into the bridge `ronde-PID`, which is
+the switch between them and belongs to the machine itself, as the store does where the ranks meet. Everything is taken
+down when the `with` block ends; what a killed process has left behind is taken down by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ronde.errors import UsageError
+from ronde.testing.ranks import Job, Place, start
+
+__all__ = ["Hosts", "require"]
+
+MOST_HOSTS = 9  # an interface name has 15 characters
+SWITCH = 254  # the bridge's own number in the network
+
+Result = TypeVar("Result")
+
+
+@functools.cache
+def require() -> str:
+    """Return why this process cannot make hosts, or "" if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need the command `ip` (package iproute2)"
+    probe = f"ronde-{os.getpid()}-probe"
+    try:
+        _ip("netns", "add", probe)
+    except subprocess.CalledProcessError as error:
+        return f"this machine permits no network namespaces: {error.stderr.strip()}"
+    _ip("netns", "delete", probe)
+    return ""
+
+
+class Hosts:
+    """`count` hosts that reach each other by IPv4 and IPv6; for use in a `with` statement.
+
+    `rate` (as `tc` reads it: "1gbit") limits what each host can send. Raises UsageError where `require` gives a reason.
+    """
+
+    def __init__(self, count: int, ranks_per_host: int = 1, rate: str | None = None) -> None:
+        if not 1 <= count <= MOST_HOSTS:
+            raise UsageError(f"the number of hosts must be 1 to {MOST_HOSTS}, not {count}")
+        if ranks_per_host < 1:
+            raise UsageError(f"the number of ranks per host must be at least 1, not {ranks_per_host}")
+        if reason := require():
+            raise UsageError(reason)
+        self.count = count
+        self.ranks_per_host = ranks_per_host
+        self._rate = rate
+        self._switch = f"ronde-{os.getpid()}"
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        _take_down_leftovers()
+        with contextlib.ExitStack() as undo:
+            undo.callback(_take_down, os.getpid())
+            _ip("link", "add", self._switch, "type", "bridge")
+            self._address(SWITCH, self._switch, ())
+            _ip("link", "set", self._switch, "up")
+            for host in range(self.count):
+                self._plug_in(host)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo.close()
+
+    def command(self, host: int) -> tuple[str, ...]:
+        """What a command line has to begin with to run on that host."""
+        return ("ip", "netns", "exec", self._name(host))
+
+    def ipv4(self, host: int) -> str:
+        """The host's IPv4 address; of the machine itself for SWITCH."""
+        number = os.getpid() % 512  # 198.18.0.0/15 is set aside for tests of networks
+        return f"198.{18 + number // 256}.{number % 256}.{host + 1 if host != SWITCH else SWITCH}"
+
+    def ipv6(self, host: int) -> str:
+        """The host's IPv6 address; of the machine itself for SWITCH."""
+        return f"fd72:6f6e:6465:{os.getpid() % 65536:x}::{host + 1:x}"
+
+    def store_address(self, ipv6: bool = False) -> str:
+        """Where a store of this process can be reached by all hosts; its port is still to be chosen (0)."""
+        return f"tcp:[{self.ipv6(SWITCH)}]:0" if ipv6 else f"tcp:{self.ipv4(SWITCH)}:0"
+
+    def places(self) -> list[Place]:
+        """One place per rank, host by host."""
+        places = []
+        for host in range(self.count):
+            for local_rank in range(self.ranks_per_host):
+                environ = {
+                    "LOCAL_RANK": str(local_rank),
+                    "LOCAL_WORLD_SIZE": str(self.ranks_per_host),
+                    "GROUP_RANK": str(host),
+                    "GROUP_WORLD_SIZE": str(self.count),
+                }
+                places.append(Place(self.command(host), environ))
+        return places
+
+    def start(
+        self, fn: Callable[..., Any], *args: Any, environ: Mapping[str, str] | None = None, ipv6: bool = False
+    ) -> Job:
+        """Start `fn(*args)` on all ranks of all hosts; see `ranks.start`. They meet by IPv4, or by IPv6."""
+        places, address = self.places(), self.store_address(ipv6)
+        return start(fn, len(places), *args, environ=environ, places=places, store_address=address)
+
+    def run(
+        self,
+        fn: Callable[..., Result],
+        *args: Any,
+        environ: Mapping[str, str] | None = None,
+        ipv6: bool = False,
+        timeout_s: float = 120.0,
+    ) -> list[Result]:
+        """Call `fn(*args)` on all ranks of all hosts and return the results; see `ranks.run`."""
+        with self.start(fn, *args, environ=environ, ipv6=ipv6) as job:
+            return job.results(timeout_s)
+
+    def disconnect(self, host: int) -> None:
+        """Pull the host's cable: nothing arrives any more, and nobody is told."""
+        _ip("link", "set", self._name(host), "nomaster")
+
+    def reconnect(self, host: int) -> None:
+        """Plug the cable in again."""
+        _ip("link", "set", self._name(host), "master", self._switch)
+
+    def _name(self, host: int) -> str:
+        """Of the host's namespace, and of its socket in the switch."""
+        return f"{self._switch}-{host}"
+
+    def _plug_in(self, host: int) -> None:
+        name = self._name(host)
+        inside = ("-n", name)
+        _ip("netns", "add", name)
+        _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", name, "master", self._switch, "up")
+        _ip(*inside, "link", "set", "lo", "up")
+        self._address(host, "eth0", inside)
+        _ip(*inside, "link", "set", "eth0", "up")
+        if self._rate:
+            limit = ["tbf", "rate", self._rate, "burst", "512kb", "latency", "20ms"]
+            _command("tc", *inside, "qdisc", "add", "dev", "eth0", "root", *limit)
+
+    def _address(self, host: int, interface: str, inside: tuple[str, ...]) -> None:
+        _ip(*inside, "address", "add", f"{self.ipv4(host)}/24", "dev", interface)
+        # nodetect: the address is usable at once instead of after a second
+        _ip(*inside, "address", "add", f"{self.ipv6(host)}/64", "dev", interface, "nodad")
+
+
+def _ip(*arguments: str) -> str:
+    return _command("ip", *arguments)
+
+
+def _command(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _take_down(pid: int) -> None:
+    """Remove all that the process has made, complete or not."""
+    for name in _namespaces_of(pid):
+        _ip("netns", "delete", name)
+        with contextlib.suppress(subprocess.CalledProcessError):  # usually gone together with its other end
+            _ip("link", "delete", name)
+    if pathlib.Path(f"/sys/class/net/ronde-{pid}").exists():
+        _ip("link", "delete", f"ronde-{pid}")
+
+
+def _namespaces_of(pid: int) -> list[str]:
+    return re.findall(rf"^(ronde-{pid}-\w+)", _ip("netns", "list"), flags=re.MULTILINE)
+
+
+def _take_down_leftovers() -> None:
+    links = [path.name for path in pathlib.Path("/sys/class/net").iterdir()]
+    for pid in {
+        int(found) for found in re.findall(r"\bronde-(\d+)", " ".join([_ip("netns", "list"), *links]))
+    }:
+        if not pathlib.Path(f"/proc/{pid}").exists():
+            _take_down(pid)

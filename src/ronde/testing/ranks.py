@@ -1,0 +1,307 @@
+"""Runs a function on n ranks, each a fresh process, and returns what they returned.
+
+    from ronde.testing import ranks
+
+    def program(scale):
+        ronde.init()
+        return ronde.world().allreduce(numpy.array([scale]))[0]
+
+    assert ranks.run(program, 4, 10) == [40, 40, 40, 40]
+
+The rules:
+  1. Whatever happens, no process is left behind: leaving the `with` block of a Job kills what still lives, and a rank
+     dies with the process that started it.
+  2. A wait that ends by its time limit shows the stacks of all threads of all ranks that were still busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ronde import settings
+from ronde.errors import PeerError, RemoteError, TimeoutError, UsageError
+from ronde.net.stores.server import StoreServer
+from ronde.testing.worker import Raised, Returned, Told, refuse_while_importing, run_script, tell
+
+__all__ = ["Job", "Outcome", "Place", "run", "run_script", "start", "tell"]
+
+STACKS_TIMEOUT_S = 10.0  # how long a rank that is asked for its stacks may take to write them
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank runs: what its command line begins with, and its own part of the environment."""
+
+    prefix: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank ended: `value` is what it returned, `error` (None: all went well) what it raised or died of."""
+
+    rank: int
+    value: Any = None
+    error: BaseException | None = None
+    traceback_text: str = ""
+
+
+def run(
+    fn: Callable[..., Result],
+    n: int,
+    *args: Any,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = 120.0,
+) -> list[Result]:
+    """Call `fn(*args)` on n ranks of this machine and return the results in the order of ranks.
+
+    `fn` is found by its module and name in fresh interpreters, so it must not be a lambda or an inner function; its
+    arguments and results are pickled. `environ` is added to the environment. Raises what `Job.results` raises.
+    """
+    with start(fn, n, *args, environ=environ) as job:
+        return job.results(timeout_s)
+
+
+def start(
+    fn: Callable[..., Any],
+    n: int,
+    *args: Any,
+    environ: Mapping[str, str] | None = None,
+    places: Sequence[Place] | None = None,
+    store_address: str | None = None,
+) -> Job:
+    """Start `fn(*args)` on n ranks and return the job, to be used in a `with` statement.
+
+    `places` (one per rank) puts the ranks elsewhere than on this machine's network; then `store_address`
+    (`tcp:host:port`) is one that they reach. Raises UsageError if `fn` has no name that other processes can import.
+    """
+    refuse_while_importing()
+    if n < 1:
+        raise UsageError(f"the number of ranks must be at least 1, not {n}")
+    if "<" in fn.__qualname__:
+        raise UsageError(f"{fn.__qualname__} cannot be imported by other processes; define it in a module")
+    places = places or [_local_place(rank, n) for rank in range(n)]
+    if len(places) != n:
+        raise UsageError(f"{len(places)} places do not fit {n} ranks")
+    return Job(
+        fn, args, places, dict(environ or {}), store_address or f"unix:@ronde-testing-{os.urandom(8).hex()}"
+    )
+
+
+def _local_place(rank: int, n: int) -> Place:
+    return Place(environ={"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(n), "GROUP_RANK": "0"})
+
+
+class Job:
+    """Ranks at work. Leaving its `with` block kills those that still live."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        places: Sequence[Place],
+        environ: Mapping[str, str],
+        store_address: str,
+    ) -> None:
+        self._ranks: list[_Rank] = []
+        key = settings.JobKey.generate()
+        with contextlib.ExitStack() as undo:
+            store = undo.enter_context(contextlib.closing(StoreServer(store_address, key)))
+            undo.callback(self._kill)
+            for rank, place in enumerate(places):
+                shared = {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(len(places)),
+                    "RONDE_STORE": store.address,
+                    "RONDE_JOB_KEY": key.hex(),
+                    "OMP_NUM_THREADS": "1",
+                }
+                everything = {**settings.environment(), **shared, **place.environ, **environ}
+                self._ranks.append(_Rank(rank, place.prefix, everything))
+            for started in self._ranks:
+                started.assign(fn, args)
+            self._undo = undo.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids in the order of ranks."""
+        return [rank.process.pid for rank in self._ranks]
+
+    def told(self, rank: int, timeout_s: float = 120.0) -> Any:
+        """Wait for the next value that the rank has sent by `tell` and return it.
+
+        Raises RemoteError if the rank ends before, TimeoutError after `timeout_s` seconds.
+        """
+        it = self._ranks[rank]
+        self._wait(lambda: bool(it.told) or it.outcome is not None, timeout_s)
+        if not it.told:
+            raise self._failure([it.outcome or Outcome(rank)])
+        return it.told.popleft()
+
+    def outcomes(self, timeout_s: float = 120.0) -> list[Outcome]:
+        """Wait until every rank has ended, in whatever way, and return how, in the order of ranks.
+
+        Raises TimeoutError after `timeout_s` seconds.
+        """
+        self._wait(lambda: all(rank.ended for rank in self._ranks), timeout_s)
+        return [rank.outcome for rank in self._ranks if rank.outcome is not None]
+
+    def results(self, timeout_s: float = 120.0) -> list[Any]:
+        """Wait until every rank has returned and return the values, in the order of ranks.
+
+        Raises RemoteError with rank and traceback as soon as one fails (the cause, where others fail because of it),
+        TimeoutError after `timeout_s` seconds.
+        """
+        self._wait(lambda: bool(self._failures()) or all(rank.ended for rank in self._ranks), timeout_s)
+        if self._failures():
+            self._listen(0.0)  # what else has happened by now
+            raise self._failure(self._failures())
+        return [rank.outcome.value for rank in self._ranks if rank.outcome is not None]
+
+    def _failures(self) -> list[Outcome]:
+        return [it.outcome for it in self._ranks if it.outcome is not None and it.outcome.error is not None]
+
+    def _failure(self, outcomes: list[Outcome]) -> RemoteError:
+        """The error for the cause: that a peer is lost or gave up is a consequence if anything else happened."""
+        cause = min(
+            outcomes, key=lambda it: isinstance(it.error, PeerError) and not isinstance(it.error, RemoteError)
+        )
+        text = cause.traceback_text or str(cause.error or "it returned too early")
+        message = f"rank {cause.rank} of {len(self._ranks)} failed:\n{text}"
+        return RemoteError(message, cause.rank, cause.traceback_text)
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise self._timeout(timeout_s)
+            self._listen(left_s)
+
+    def _listen(self, timeout_s: float) -> None:
+        by_connection = {rank.connection: rank for rank in self._ranks if not rank.ended}
+        for ready in wait(list(by_connection), timeout_s):
+            by_connection[ready].hear()  # type: ignore[index]
+
+    def _timeout(self, timeout_s: float) -> TimeoutError:
+        busy = [rank for rank in self._ranks if not rank.ended]
+        for rank in busy:
+            rank.ask_for_stacks()
+        stacks = "\n".join(f"rank {rank.rank}:\n{rank.read_stacks(STACKS_TIMEOUT_S)}" for rank in busy)
+        numbers = tuple(rank.rank for rank in busy)
+        message = f"ranks {', '.join(map(str, numbers))} are still busy after {timeout_s:g} s; their stacks:\n{stacks}"
+        return TimeoutError(message, "ronde.testing.ranks", round(timeout_s * 1e9), numbers)
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+
+
+class _Rank:
+    """One process, the connection to it, and the pipe for its stacks."""
+
+    def __init__(self, rank: int, prefix: tuple[str, ...], environ: dict[str, str]) -> None:
+        self.rank = rank
+        self.told: deque[Any] = deque()
+        self.outcome: Outcome | None = None  # known once the function has ended
+        self.ended = False  # the process has, too
+        self.connection: Connection[Any, Any]
+        self.connection, theirs = multiprocessing.Pipe()
+        self._stacks, stacks = os.pipe()
+        fcntl.fcntl(stacks, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads while a rank crashes
+        code = f"from ronde.testing.worker import main; main({theirs.fileno()}, {stacks}, {os.getpid()})"
+        environ = {**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        try:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-P", "-c", code],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), stacks),
+                start_new_session=True,  # so that kill() reaches what the rank itself has started
+            )
+        except BaseException:
+            self.connection.close()
+            os.close(self._stacks)
+            raise
+        finally:
+            theirs.close()
+            os.close(stacks)
+
+    def assign(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        file = getattr(sys.modules.get(fn.__module__), "__file__", None)
+        with contextlib.suppress(BrokenPipeError):  # it is dead already: hear() will tell
+            self.connection.send((fn.__module__, file and os.path.abspath(file)))
+            self.connection.send((fn.__qualname__, args))
+
+    def hear(self) -> None:
+        """Take one message, or the end, from a connection that has one."""
+        try:
+            message = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._end()
+            return
+        match message:
+            case Told(value):
+                self.told.append(value)
+            case Returned(value):
+                self.outcome = Outcome(self.rank, value)
+            case Raised(error, text):
+                error = error or RemoteError(f"rank {self.rank} failed", self.rank, text)
+                self.outcome = Outcome(self.rank, None, error, text)
+
+    def _end(self) -> None:
+        self.ended = True
+        code = self.process.wait()
+        if self.outcome is None or (self.outcome.error is None and code != 0):
+            how = f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            when = "while it ran" if self.outcome is None else "after the function had returned"
+            text = f"the process {how} {when}\n{self.read_stacks(STACKS_TIMEOUT_S)}".rstrip()
+            self.outcome = Outcome(
+                self.rank, None, RemoteError(f"rank {self.rank}: {text}", self.rank, text), text
+            )
+
+    def ask_for_stacks(self) -> None:
+        for what in (signal.SIGUSR1, signal.SIGCONT):  # a stopped process wakes up to the first one
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(what)
+
+    def read_stacks(self, timeout_s: float) -> str:
+        """Everything that faulthandler wrote in the rank's last moments."""
+        deadline = time.monotonic() + timeout_s
+        parts = []
+        while wait([self._stacks], max(0.0, deadline - time.monotonic())):
+            part = os.read(self._stacks, 1 << 16)
+            if not part:
+                break
+            parts.append(part)
+        return b"".join(parts).decode(errors="replace")
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.connection.close()
+        os.close(self._stacks)

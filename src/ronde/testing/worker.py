@@ -1,0 +1,165 @@
+"""What one rank of `ronde.testing.ranks` does: import the function, call it, send what came of it.
+
+The process that started the rank holds the other end of `connection`, one of its own making. So pickles travel only
+between processes that trust each other anyway.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import importlib.util
+import os
+import pickle
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any
+
+from ronde.errors import UsageError
+
+__all__ = ["Raised", "Returned", "Told", "run_script", "tell"]
+
+PR_SET_PDEATHSIG = 1
+
+
+class _This:
+    """This process, if it is a rank."""
+
+    connection: Connection[Any, Any] | None = None
+    is_importing = False
+
+
+@dataclass(frozen=True)
+class Told:
+    """A value that the rank passed to `tell`."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What the function returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What the function raised (None if it cannot be pickled), and its traceback as text."""
+
+    error: BaseException | None
+    traceback_text: str
+
+
+def tell(value: object = None) -> None:
+    """Send a picklable value to the process that started this rank, which reads it by `Job.told(rank)`.
+
+    Raises UsageError outside of a rank started by `ronde.testing.ranks`.
+    """
+    if _This.connection is None:
+        raise UsageError("tell() works only in a rank that ronde.testing.ranks has started")
+    _This.connection.send(Told(value))
+
+
+def refuse_while_importing() -> None:
+    """Raise UsageError where starting ranks would start ranks without end."""
+    if _This.is_importing:
+        raise UsageError(
+            "a rank that imports the program would start ranks again: start them in a function, or below "
+            "`if __name__ == '__main__':`"
+        )
+
+
+def run_script(path: str, *arguments: str) -> None:
+    """Run a Python script as `python path arguments...` does; to be started on ranks. Exit code 0 counts as success."""
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as exit:
+        if exit.code:
+            raise
+
+
+def main(connection_fd: int, stacks_fd: int, parent_pid: int) -> None:
+    """Serve as one rank: entered by the command line that `ranks.start` makes."""
+    _die_with(parent_pid)
+    for fd in (connection_fd, stacks_fd):
+        os.set_inheritable(fd, False)  # end of file on them has to mean the end of this process
+    faulthandler.enable(file=stacks_fd)
+    # Asked for its stacks, this rank writes them and ends (the default action of the signal): end of file on the
+    # pipe tells the reader that the stacks are complete.
+    faulthandler.register(signal.SIGUSR1, file=stacks_fd, all_threads=True, chain=True)
+    # A copy, because the interpreter closes its own connection before the process has ended.
+    _This.connection = Connection(os.dup(connection_fd))
+    sys.exit(_serve(_This.connection))
+
+
+def _serve(connection: Connection[Any, Any]) -> int:
+    answer: Returned | Raised
+    try:
+        # The module comes first, because the arguments may be instances of its classes.
+        _This.is_importing = True
+        module = _import(*connection.recv())
+        _This.is_importing = False
+        qualname, arguments = connection.recv()
+        answer = Returned(_attribute(module, qualname)(*arguments))
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt: every end is reported
+        answer = Raised(_picklable(error), traceback.format_exc())
+    try:
+        connection.send(answer)
+    except BrokenPipeError:
+        return 1  # nobody listens any more
+    except Exception as error:
+        answer = Raised(_picklable(error), "the result cannot be pickled: " + traceback.format_exc())
+        connection.send(answer)
+    return 0 if isinstance(answer, Returned) else 1
+
+
+def _import(name: str, file: str | None) -> ModuleType:
+    """Import the module by its name or, where that leads nowhere (a test file, a script), from its file."""
+    if name != "__main__":
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if file is None or not (error.name and (name == error.name or name.startswith(error.name + "."))):
+                raise
+    else:
+        name = "__ronde_main__"
+    if file is None:
+        raise UsageError("the function's module has no file from which a rank could import it")
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file} is not a Python file that a rank could import")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: ModuleType, qualname: str) -> Callable[..., Any]:
+    found: Any = module
+    for name in qualname.split("."):
+        found = getattr(found, name)
+    return found  # type: ignore[no-any-return]
+
+
+def _picklable(error: BaseException) -> BaseException | None:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return None
+    return error
+
+
+def _die_with(parent_pid: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)

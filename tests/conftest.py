@@ -1,0 +1,102 @@
+"""For all tests: what a test may leave behind (nothing), and what it needs to run."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.resource_tracker
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# Every process that a test starts inherits this, so that we find it also after its parent has died.
+MARK_NAME, MARK_VALUE = "TEST_RUN_OF_RONDE", f"{os.getpid()}.{time.monotonic_ns()}"
+os.environ[MARK_NAME] = MARK_VALUE
+
+GRACE_S = 5.0  # how long what is ending may take to end
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in tests/hosts stands for several hosts, needs root and is slow."""
+    for item in items:
+        if "tests/hosts/" in item.path.as_posix():
+            item.add_marker("hosts")
+        if item.get_closest_marker("hosts"):
+            item.add_marker("root")
+            item.add_marker("slow")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if item.get_closest_marker("hosts") and shutil.which("ip") is None:
+        pytest.skip("needs the command `ip` (Debian: apt install iproute2)")
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fails a test after which there are more processes, shared memory, namespaces or open files than before."""
+    kinds: dict[str, Callable[[], Counter[str]]] = {
+        "processes": processes,
+        "in /dev/shm": lambda: names_in("/dev/shm"),
+        "network namespaces": lambda: names_in("/run/netns", "ronde-*"),
+        "network interfaces": lambda: names_in("/sys/class/net", "ronde-*"),
+        "open files": open_files,
+    }
+    before = {kind: look() for kind, look in kinds.items()}
+    yield
+    deadline = time.monotonic() + GRACE_S
+    left = {kind: look() - before[kind] for kind, look in kinds.items()}
+    while any(left.values()) and time.monotonic() < deadline:
+        gc.collect()  # what only a cycle of references keeps open is not a leak
+        time.sleep(0.02)
+        left = {kind: look() - before[kind] for kind, look in kinds.items()}
+    found = [f"{kind}: {', '.join(sorted(extra.elements()))}" for kind, extra in left.items() if extra]
+    if found:
+        pytest.fail("left behind by this test: " + "; ".join(found), pytrace=False)
+
+
+def processes() -> Counter[str]:
+    """All living or unreaped processes that this one or a test started, as "pid command"."""
+    mark = f"{MARK_NAME}={MARK_VALUE}".encode()
+    found: Counter[str] = Counter()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # "pid (command) state parent ...", where the command may contain anything
+            command, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+            is_child = int(rest.split()[1]) == os.getpid()
+            if is_child or mark in (folder / "environ").read_bytes().split(b"\0"):
+                found[f"{folder.name} {command}"] += 1
+        except OSError:
+            continue  # it ended while we looked, or is somebody else's
+    for pid in (os.getpid(), tracker_of("_pid")):
+        for name in [name for name in found if name.split()[0] == str(pid)]:
+            del found[name]
+    return found
+
+
+def names_in(folder: str, pattern: str = "*") -> Counter[str]:
+    return Counter(path.name for path in Path(folder).glob(pattern))
+
+
+def open_files() -> Counter[str]:
+    """What this process's file descriptors refer to, by kind where the name is a mere number."""
+    found: Counter[str] = Counter()
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        try:
+            target = os.readlink(entry)
+        except FileNotFoundError:
+            continue  # the one that listed the folder
+        if int(entry.name) != tracker_of("_fd"):
+            found[target.split("[")[0]] += 1  # "socket:[123]"
+    return found
+
+
+def tracker_of(attribute: str) -> int | None:
+    """The process or pipe of multiprocessing's resource tracker, which lives as long as this process."""
+    tracker = multiprocessing.resource_tracker._resource_tracker
+    return getattr(tracker, attribute, None)

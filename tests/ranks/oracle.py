@@ -1,0 +1,336 @@
+"""Programs for ranks: every operation on arrays of every type, shape and layout, with NumPy as the oracle.
+
+All ranks draw the same examples (Hypothesis is derandomised). Each knows what every rank passes, computes with NumPy
+what must come out, and compares. Sums and products of floats are exact for the values drawn, in whatever order.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import ronde
+
+Array = npt.NDArray[Any]
+
+INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+COMPLEX = ("complex64", "complex128")
+DTYPES = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
+
+UFUNCS: dict[Any, np.ufunc] = {
+    ronde.Sum: np.add,
+    ronde.Average: np.add,
+    ronde.Product: np.multiply,
+    ronde.Min: np.minimum,
+    ronde.Max: np.maximum,
+    ronde.BitAnd: np.bitwise_and,
+    ronde.BitOr: np.bitwise_or,
+    ronde.BitXor: np.bitwise_xor,
+}
+
+LAYOUTS = ("plain", "strided", "fortran", "reversed", "read-only", "symmetric", "symmetric, shifted")
+OUTS = ("none", *(layout for layout in LAYOUTS if layout != "read-only"))
+# Around the sizes at which algorithms and chunks change.
+LARGE = (1000, 4096, 16384, 32767, 65536, 65537, 100_003, 524_289)
+SCRATCH_BYTES = 16 * (max(LARGE) + 64)
+MOST_RANKS = 4
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def supports(name: str, op: Any) -> bool:
+    """Whether the reduction makes sense for the type; see cpp/reduce.h."""
+    if op is ronde.Average:
+        return name in (*FLOATS, *COMPLEX)
+    if op in (ronde.Min, ronde.Max):
+        return name not in COMPLEX
+    if op in (ronde.BitAnd, ronde.BitOr, ronde.BitXor):
+        return name in ("bool", *INTEGERS)
+    return True
+
+
+def values(name: str, shape: tuple[int, ...], seed: int, rank: int, op: Any = None) -> Array:
+    """What that rank passes."""
+    rng = np.random.default_rng([seed, rank])
+    dtype = dtype_of(name)
+    if name == "bool":
+        return np.asarray(rng.integers(0, 2, shape), dtype)
+    if name in INTEGERS:  # all of them: what overflows wraps around, here as there
+        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True).reshape(
+            shape
+        )
+    if op is ronde.Product:
+        return np.asarray(rng.choice([-2.0, -1.0, 1.0, 2.0], shape), dtype)
+    numbers = rng.integers(-8, 9, shape).astype(np.float64)
+    if name in COMPLEX:
+        return np.asarray(numbers + 1j * rng.integers(-8, 9, shape), dtype)
+    if op in (ronde.Min, ronde.Max):
+        numbers = np.where(rng.random(shape) < 0.1, rng.choice([np.nan, np.inf, -np.inf], shape), numbers)
+    return np.asarray(numbers, dtype)
+
+
+def reduced(inputs: list[Array], op: Any) -> Array:
+    """What the reduction of all ranks' arrays gives."""
+    total = functools.reduce(UFUNCS[op], inputs)
+    if op is ronde.Average:
+        wide = np.float32 if total.dtype.itemsize == 2 else total.dtype
+        total = (total.astype(wide) / np.asarray(len(inputs), wide)).astype(total.dtype)
+    return np.asarray(total, inputs[0].dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One example: the same on all ranks, except where it has one entry per rank."""
+
+    dtype: str
+    op: Any
+    shape: tuple[int, ...]
+    seed: int
+    root: int
+    rows: tuple[int, ...]  # first dimensions, per rank
+    splits: tuple[tuple[int, ...], ...]  # rows from rank to rank
+    layouts: tuple[str, ...]  # of the input, per rank
+    outs: tuple[str, ...]  # of the output, per rank
+
+
+class Disagreement(BaseException):
+    """What ends a program. No Exception, because Hypothesis would try once more, on this rank alone."""
+
+
+class Tester:
+    """One rank, and the memory in which it lays out what it passes."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.rank: int = world.rank
+        self.size: int = world.size
+        self._scratch = [world.empty(SCRATCH_BYTES, np.uint8) for _ in range(2)]
+
+    def lay_out(self, array: Array, layout: str, scratch: int = 0) -> Array:
+        """The same values in memory of that layout."""
+        if array.ndim and layout == "strided":
+            spread = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+            laid_out = spread[..., ::2]
+            laid_out[...] = array
+            return laid_out
+        if layout == "fortran":
+            return np.array(array, order="F")
+        if array.ndim and layout == "reversed":
+            return array[::-1].copy()[::-1]
+        if layout.startswith("symmetric"):
+            start = 16 * (1 + self.rank) if layout == "symmetric, shifted" else 0
+            memory: Array = self._scratch[scratch][start : start + array.nbytes]
+            laid_out = memory.view(array.dtype).reshape(array.shape)
+            laid_out[...] = array
+            return laid_out
+        copy = array.copy()
+        copy.flags.writeable = layout != "read-only"
+        return copy
+
+    def out(self, case: Case, expected: Array) -> Array | None:
+        """An output, full of something else, or None."""
+        layout = case.outs[self.rank]
+        return None if layout == "none" else self.lay_out(np.ones_like(expected), layout, scratch=1)
+
+    def check(self, result: Any, expected: Array, out: Array | None = None) -> None:
+        assert isinstance(result, np.ndarray), type(result)
+        assert out is None or result is out
+        assert result.dtype == expected.dtype, (result.dtype, expected.dtype)
+        assert result.shape == expected.shape, (result.shape, expected.shape)
+        wide = (
+            (result.astype(np.float32), expected.astype(np.float32))
+            if result.dtype == ml_dtypes.bfloat16
+            else (result, expected)
+        )
+        np.testing.assert_array_equal(*wide)
+
+    def inputs(self, case: Case, shapes: list[tuple[int, ...]] | None = None, op: Any = None) -> list[Array]:
+        """What every rank passes."""
+        shapes = shapes or [case.shape] * self.size
+        return [values(case.dtype, shapes[rank], case.seed, rank, op) for rank in range(self.size)]
+
+    def pass_mine(self, case: Case, inputs: list[Array]) -> Array:
+        return self.lay_out(inputs[self.rank], case.layouts[self.rank])
+
+    def with_rows(self, case: Case) -> list[tuple[int, ...]]:
+        return [(rows, *case.shape[1:]) for rows in case.rows[: self.size]]
+
+    # One method per operation
+
+    def allreduce(self, case: Case) -> None:
+        inputs = self.inputs(case, op=case.op)
+        expected = reduced(inputs, case.op)
+        out = self.out(case, expected)
+        x = self.pass_mine(case, inputs)
+        self.check(self.world.allreduce(x, case.op, out), expected, out)
+        self.check(x, inputs[self.rank])  # nothing has happened to the input
+
+    def allreduce_in_place(self, case: Case) -> None:
+        inputs = self.inputs(case, op=case.op)
+        layouts = ["plain" if layout == "read-only" else layout for layout in case.layouts]
+        x = self.lay_out(inputs[self.rank], layouts[self.rank])
+        self.check(self.world.allreduce(x, case.op, x), reduced(inputs, case.op), x)
+
+    def reduce(self, case: Case) -> None:
+        inputs = self.inputs(case, op=case.op)
+        expected = reduced(inputs, case.op)
+        root = case.root % self.size
+        out = self.out(case, expected) if self.rank == root else None
+        result = self.world.reduce(self.pass_mine(case, inputs), root, case.op, out)
+        if self.rank == root:
+            self.check(result, expected, out)
+        else:
+            assert result is None
+
+    def reducescatter(self, case: Case) -> None:
+        if not case.shape:
+            return
+        inputs = self.inputs(case, op=case.op)
+        expected = np.array_split(reduced(inputs, case.op), self.size)[self.rank]
+        out = self.out(case, expected)
+        self.check(self.world.reducescatter(self.pass_mine(case, inputs), case.op, out), expected, out)
+
+    def allgather(self, case: Case) -> None:
+        inputs = self.inputs(case, self.with_rows(case))
+        expected = np.concatenate(inputs)
+        out = self.out(case, expected)
+        self.check(self.world.allgather(self.pass_mine(case, inputs), out), expected, out)
+
+    def gather(self, case: Case) -> None:
+        inputs = self.inputs(case, self.with_rows(case))
+        expected = np.concatenate(inputs)
+        root = case.root % self.size
+        out = self.out(case, expected) if self.rank == root else None
+        result = self.world.gather(self.pass_mine(case, inputs), root, out)
+        if self.rank == root:
+            self.check(result, expected, out)
+        else:
+            assert result is None
+
+    def broadcast(self, case: Case) -> None:
+        inputs = self.inputs(case)
+        root = case.root % self.size
+        out = self.out(case, inputs[root])
+        self.check(self.world.broadcast(self.pass_mine(case, inputs), root, out), inputs[root], out)
+
+    def scatter(self, case: Case) -> None:
+        if not case.shape:
+            return
+        inputs = self.inputs(case)
+        root = case.root % self.size
+        expected = np.array_split(inputs[root], self.size)[self.rank]
+        out = self.out(case, expected)
+        x = self.pass_mine(case, inputs) if self.rank == root else None
+        self.check(self.world.scatter(x, root, out), expected, out)
+
+    def alltoall(self, case: Case) -> None:
+        splits = [list(row[: self.size]) for row in case.splits[: self.size]]
+        inputs = self.inputs(case, [(sum(row), *case.shape[1:]) for row in splits])
+        parts = [np.split(x, np.cumsum(row)[:-1])[self.rank] for x, row in zip(inputs, splits)]
+        expected = np.concatenate(parts)
+        out = self.out(case, expected)
+        self.check(self.world.alltoall(self.pass_mine(case, inputs), splits[self.rank], out), expected, out)
+
+    def alltoall_evenly(self, case: Case) -> None:
+        shape = (self.size * case.rows[0], *case.shape[1:])
+        inputs = self.inputs(case, [shape] * self.size)
+        expected = np.concatenate([np.split(x, self.size)[self.rank] for x in inputs])
+        self.check(self.world.alltoall(self.pass_mine(case, inputs)), expected)
+
+    def send_and_recv(self, case: Case) -> None:
+        """Round the table: everyone sends to the right; odd ranks receive first."""
+        if self.size == 1:
+            return
+        inputs = self.inputs(case)
+        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        layout = case.layouts[left].replace("read-only", "plain")
+        x = self.lay_out(np.ones_like(inputs[left]), layout, scratch=1)
+        mine = self.pass_mine(case, inputs)
+        if self.rank % 2 == 0:
+            self.world.send(mine, right, case.root)
+        self.check(self.world.recv(x, left, case.root), inputs[left], x)
+        if self.rank % 2 == 1:
+            self.world.send(mine, right, case.root)
+
+
+OPERATIONS: dict[str, Callable[[Tester, Case], None]] = {
+    name: method
+    for name, method in vars(Tester).items()
+    if name.startswith(("all", "re", "ga", "br", "sc", "se"))
+}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    dtype = draw(st.sampled_from(DTYPES))
+    few = st.integers(0, 5)
+    shape = draw(
+        st.lists(few, max_size=4).map(tuple)
+        | st.tuples(st.sampled_from(LARGE))
+        | st.tuples(st.sampled_from([1, 3, 128]), st.sampled_from([1, 256, 1001]))
+    )
+    rows = few | st.sampled_from([100, 1000]) if np.prod(shape[1:]) < 100 else few
+    return Case(
+        dtype=dtype,
+        op=draw(st.sampled_from([op for op in UFUNCS if supports(dtype, op)])),
+        shape=shape,
+        seed=draw(st.integers(0, 2**32 - 1)),
+        root=draw(st.integers(0, MOST_RANKS - 1)),
+        rows=draw(per_rank(rows)),
+        splits=draw(per_rank(per_rank(rows))),
+        layouts=draw(per_rank(st.sampled_from(LAYOUTS)) | one_for_all(LAYOUTS)),
+        outs=draw(per_rank(st.sampled_from(OUTS)) | one_for_all(OUTS)),
+    )
+
+
+def per_rank(one: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.tuples(*[one] * MOST_RANKS)
+
+
+def one_for_all(layouts: tuple[str, ...]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.sampled_from(layouts).map(lambda layout: (layout,) * MOST_RANKS)
+
+
+def agrees_with_numpy(examples: int, operations: Sequence[str] = tuple(OPERATIONS)) -> int:
+    """The program: so many examples of each operation. Returns how many were compared."""
+    ronde.init()
+    tester = Tester(ronde.world())
+    compared = sum(compare(tester, name, examples) for name in operations)
+    ronde.shutdown()
+    return compared
+
+
+def compare(tester: Tester, name: str, examples: int) -> int:
+    compared = 0
+
+    @settings(
+        derandomize=True,
+        database=None,
+        deadline=None,
+        max_examples=examples,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases())
+    def compare_one(case: Case) -> None:
+        nonlocal compared
+        try:
+            OPERATIONS[name](tester, case)
+        except Exception:
+            raise Disagreement(f"{name} of {case}:\n{traceback.format_exc()}") from None
+        compared += 1
+
+    compare_one()
+    return compared

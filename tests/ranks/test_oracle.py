@@ -1,0 +1,25 @@
+"""Every operation on arrays of every type, shape and layout, against NumPy, on 1 to 4 ranks."""
+
+from __future__ import annotations
+
+import pytest
+from tests.ranks import oracle
+
+from ronde.testing import ranks
+
+EXAMPLES = 60  # per operation
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_all_operations_agree_with_numpy(n: int, transport: str) -> None:
+    compared = ranks.run(oracle.agrees_with_numpy, n, EXAMPLES, environ={"RONDE_TRANSPORT": transport})
+    assert compared == [EXAMPLES * len(oracle.OPERATIONS)] * n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "doubling", "hierarchical"])
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_every_algorithm_agrees_with_numpy(algorithm: str, transport: str) -> None:
+    environ = {"RONDE_TRANSPORT": transport, "RONDE_ALLREDUCE_ALGORITHM": algorithm}
+    ranks.run(oracle.agrees_with_numpy, 4, EXAMPLES, ["allreduce", "allreduce_in_place"], environ=environ)

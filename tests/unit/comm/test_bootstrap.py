@@ -1,0 +1,326 @@
+"""Ranks that are threads wire themselves with real sockets, through a store in memory."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ronde.comm.bootstrap import Wiring, exchange_through, wire
+from ronde.errors import AuthenticationError, MismatchError, PeerLostError, TimeoutError
+from ronde.net.stores.memory import MemoryStore
+from ronde.settings import JobKey, Settings
+
+SECOND = 10**9
+KEY = JobKey.generate()
+SEGMENT_BYTES = 3 * 4096
+
+
+def in_threads(size: int, body: Callable[[int], object]) -> list[object]:
+    """Return what each rank's body returned or raised."""
+    results: list[object] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = body(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+class Job:
+    """A number of ranks; `overrides` has settings of single ranks, `absent` ranks never come."""
+
+    def __init__(self, size: int, absent: tuple[int, ...] = (), **settings: object) -> None:
+        self.size = size
+        self.absent = absent
+        self.store = MemoryStore()
+        self.settings = {"start_timeout_ns": 60 * SECOND, **settings}
+        self.overrides: dict[int, dict[str, object]] = {}
+        self.keys: dict[int, JobKey] = {}
+
+    def wire(self, rank: int) -> Wiring | None:
+        if rank in self.absent:
+            return None
+        settings = Settings(**{**self.settings, **self.overrides.get(rank, {})})  # type: ignore[arg-type]
+        exchange = exchange_through(self.store, "world/1", rank, self.size, settings.start_timeout_ns)
+        return wire(
+            rank,
+            self.size,
+            exchange,
+            settings,
+            self.keys.get(rank, KEY),
+            lambda n: n * SEGMENT_BYTES,
+            "world/1",
+        )
+
+    def run(self) -> list[object]:
+        return in_threads(self.size, self.wire)
+
+    def wirings(self) -> list[Wiring]:
+        results = self.run()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return [result for result in results if isinstance(result, Wiring)]
+
+
+@contextmanager
+def closing(wirings: list[Wiring]) -> Iterator[list[Wiring]]:
+    try:
+        yield wirings
+    finally:
+        for wiring in wirings:
+            wiring.close()
+
+
+def check_connected(one: int, other: int) -> None:
+    """The two descriptors are the ends of one connection, and do not block."""
+    assert not os.get_blocking(one)
+    assert not os.get_blocking(other)
+    with socket.socket(fileno=os.dup(one)) as left, socket.socket(fileno=os.dup(other)) as right:
+        right.settimeout(30)
+        left.send(b"ping")
+        assert right.recv(16) == b"ping"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_ranks_of_one_host(size: int) -> None:
+    with closing(Job(size).wirings()) as wirings:
+        for rank, wiring in enumerate(wirings):
+            topology = wiring.topology
+            assert (topology.rank, topology.size, topology.local_size) == (rank, size, size)
+            assert set(wiring.controls) == set(range(size)) - {rank}
+            assert wiring.data == {}
+            assert len(wiring.bells) == size
+            assert len({os.fstat(wiring.segment).st_ino for wiring in wirings}) == 1
+        for high in range(size):
+            for low in range(high):
+                check_connected(wirings[high].controls[low], wirings[low].controls[high])
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ranks_that_are_each_their_own_host(size: int) -> None:
+    with closing(Job(size, transport="tcp", tcp_streams=3).wirings()) as wirings:
+        for rank, wiring in enumerate(wirings):
+            topology = wiring.topology
+            assert (topology.local_rank, topology.local_size) == (0, 1)
+            assert (topology.cross_rank, topology.cross_size) == (rank, size)
+            assert {peer: len(streams) for peer, streams in wiring.data.items()} == {
+                peer: 3 for peer in range(size) if peer != rank
+            }
+            assert len(wiring.bells) == 1
+        for high in range(size):
+            for low in range(high):
+                check_connected(wirings[high].controls[low], wirings[low].controls[high])
+                for one, other in zip(wirings[high].data[low], wirings[low].data[high]):
+                    check_connected(one, other)
+
+
+def test_two_hosts() -> None:
+    job = Job(5)
+    for rank in range(5):
+        job.overrides[rank] = {"host_id": f"host {rank % 2}"}
+    with closing(job.wirings()) as wirings:
+        assert [wiring.topology.local_ranks for wiring in wirings] == [(0, 2, 4), (1, 3)] * 2 + [(0, 2, 4)]
+        assert [wiring.topology.host_of for wiring in wirings] == [(0, 1, 0, 1, 0)] * 5
+        assert [sorted(wiring.data) for wiring in wirings] == [[1, 3], [0, 2, 4], [1, 3], [0, 2, 4], [1, 3]]
+        assert [os.fstat(wiring.segment).st_size // SEGMENT_BYTES for wiring in wirings] == [3, 2, 3, 2, 3]
+        segments = [os.fstat(wiring.segment).st_ino for wiring in wirings]
+        assert len(set(segments)) == 2
+        assert segments[0] == segments[2] == segments[4]
+
+
+def test_the_segment_is_private_and_its_size_is_fixed() -> None:
+    with closing(Job(1).wirings()) as (wiring,):
+        assert stat.S_IMODE(os.fstat(wiring.segment).st_mode) == 0o600
+        assert not os.get_inheritable(wiring.segment)
+        for nbytes in (1, 2 * SEGMENT_BYTES):
+            with pytest.raises(OSError, match="not permitted"):
+                os.ftruncate(wiring.segment, nbytes)
+
+
+def test_a_bell_rings_at_its_rank_only() -> None:
+    with closing(Job(3).wirings()) as wirings:
+        for ringer in wirings:
+            for rank in range(3):
+                os.eventfd_write(ringer.bells[rank], 1)
+        for rank, wiring in enumerate(wirings):
+            assert os.eventfd_read(wiring.bells[rank]) == 3
+            with pytest.raises(BlockingIOError):
+                os.eventfd_read(wiring.bells[rank])
+            assert not any(os.get_inheritable(bell) for bell in wiring.bells)
+
+
+def test_segments_can_be_shared_later() -> None:
+    with closing(Job(3).wirings()) as wirings:
+        for nbytes in (4096, 10**6):
+            shared = in_threads(3, lambda rank: wirings[rank].lanes.share_segment(nbytes))
+            fds = [fd for fd in shared if isinstance(fd, int)]
+            os.pwrite(fds[0], b"hello", nbytes - 5)
+            assert [os.pread(fd, 99, nbytes - 5) for fd in fds] == [b"hello"] * 3
+            for fd in fds:
+                os.close(fd)
+
+
+def test_sharing_with_a_lost_leader_or_another_size_is_an_error() -> None:
+    with closing(Job(2).wirings()) as wirings:
+        fd, error = in_threads(2, lambda rank: wirings[rank].lanes.share_segment(4096 * (1 + rank)))
+        assert isinstance(error, MismatchError)
+        assert str(error) == "rank 0 made a segment of 4096 bytes, this rank expects 8192"
+        assert isinstance(fd, int)
+        os.close(fd)
+        wirings[0].lanes.close()
+        with pytest.raises(PeerLostError, match="lost rank 0 on ") as caught:
+            wirings[1].lanes.share_segment(4096)
+        assert caught.value.rank == 0
+
+
+def test_a_leader_that_cannot_tells_the_others() -> None:
+    with closing(Job(2).wirings()) as wirings:
+        results = in_threads(2, lambda rank: wirings[rank].lanes.share_segment(-1))
+        assert isinstance(results[0], OSError)
+        assert "rank 0 could not make the shared memory" in str(results[1])
+
+
+def test_the_store_is_left_empty() -> None:
+    job = Job(3, transport="tcp")
+    with closing(job.wirings()):
+        for rank in range(3):
+            for number in range(2):
+                with pytest.raises(TimeoutError):
+                    job.store.get(f"world/1/{number}/{rank}", 0)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_rank_that_never_comes_is_named(transport: str) -> None:
+    job = Job(4, absent=(1, 3), transport=transport, start_timeout_ns=SECOND // 5)
+    for rank in (0, 2):
+        error = job.run()[rank]
+        assert isinstance(error, TimeoutError)
+        assert str(error) == "waited 0.2 s for ranks 1, 3 of 4 to join at memory"
+        assert error.missing == (1, 3)
+        assert error.operation == "init"
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_rank_with_another_key_is_turned_away(transport: str) -> None:
+    job = Job(2, transport=transport, start_timeout_ns=SECOND)
+    job.keys[1] = JobKey.generate()
+    first, second = job.run()
+    assert isinstance(second, AuthenticationError)
+    assert "rank 0 on " in str(second)
+    assert "job key" in str(second)
+    assert isinstance(first, TimeoutError)
+    assert first.missing == (1,)
+    assert "for rank 1 of 2 to connect; a connection was turned away" in str(first)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("tcp_streams", (2, 4)), ("staging_bytes", (4096, 8192)), ("allreduce_algorithm", ("ring", "direct"))],
+)
+def test_settings_that_must_agree(name: str, values: tuple[object, object]) -> None:
+    job = Job(2)
+    job.overrides = {rank: {name: values[rank]} for rank in range(2)}
+    for error in job.run():
+        assert isinstance(error, MismatchError)
+        message = (
+            f"{name} is {values[0]!r} on rank 0 and {values[1]!r} on rank 1: it must be the same on all ranks"
+        )
+        assert str(error) == message
+
+
+def test_a_peer_that_gives_up_is_noticed_before_the_deadline() -> None:
+    """Rank 1 calls rank 0 and dies; rank 2 never calls."""
+    job = Job(3)
+    told = threading.Event()
+
+    def body(rank: int) -> object:
+        settings = Settings(start_timeout_ns=60 * SECOND)
+        exchange = exchange_through(job.store, "w", rank, 3, 60 * SECOND)
+        if rank == 2:
+            exchange(record_of(rank))
+            told.wait()
+            return None
+        if rank == 1:
+            settings = Settings(start_timeout_ns=SECOND // 2)
+        try:
+            return wire(rank, 3, exchange, settings, KEY, lambda n: 4096, "w")
+        finally:
+            told.set()
+
+    def record_of(rank: int) -> bytes:
+        own = job.store.get("w/0/0", 60 * SECOND)
+        return own.replace(b"unix:@ronde-", b"unix:@ronde-other-")
+
+    started = time.monotonic()
+    first, second, _ = in_threads(3, body)
+    assert isinstance(second, TimeoutError)
+    assert isinstance(first, PeerLostError)
+    assert first.rank == 1
+    assert time.monotonic() - started < 50
+
+
+def unix_listeners() -> set[str]:
+    """Names of the abstract sockets of Ronde that listen now."""
+    rows = Path("/proc/net/unix").read_text().splitlines()
+    return {row.split()[-1] for row in rows if "@ronde-" in row and row.split()[3] == "00010000"}
+
+
+def test_strangers_disturb_nobody() -> None:
+    """Some hang up, some say nothing, some talk nonsense, and there are more of them than are kept waiting."""
+    job = Job(3)
+    hold = threading.Event()
+    strangers = []
+    before = unix_listeners()
+
+    def body(rank: int) -> object:
+        if rank == 2:
+            hold.wait()
+        return job.wire(rank)
+
+    def pester() -> None:
+        while len(names := unix_listeners() - before) < 2:
+            time.sleep(0.001)
+        for name in names:
+            for number in range(400):
+                stranger = socket.socket(socket.AF_UNIX)
+                stranger.settimeout(30)
+                stranger.connect("\0" + name[1:])
+                if number % 3 == 0:
+                    stranger.close()
+                    continue
+                if number % 3 == 1:
+                    stranger.send(b"GET / HTTP/1.0\r\n\r\n" + b"x" * 100)
+                strangers.append(stranger)
+        hold.set()
+
+    nuisance = threading.Thread(target=pester)
+    nuisance.start()
+    results = in_threads(3, body)
+    nuisance.join()
+    for stranger in strangers:
+        stranger.close()
+    wirings = [result for result in results if isinstance(result, Wiring)]
+    with closing(wirings):
+        assert len(wirings) == 3, results
+
+
+def test_many_times_in_a_row() -> None:
+    for _ in range(50):
+        with closing(Job(2).wirings()) as wirings:
+            assert len(wirings) == 2

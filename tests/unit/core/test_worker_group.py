@@ -1,0 +1,257 @@
+"""What the supervisor decides, as stories: what happens at which second, and what is done about it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ronde.core.worker_group import (
+    Effect,
+    Event,
+    Exited,
+    Finish,
+    Interrupt,
+    NotStarted,
+    Phase,
+    SetTimer,
+    SignalWorkers,
+    Started,
+    Timer,
+    Vacated,
+    WorkerGroup,
+    name_ranks,
+)
+
+SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 9, 11, 13, 15
+
+
+def tell(effect: Effect) -> str:
+    """An effect as a phrase; seconds instead of nanoseconds."""
+    match effect:
+        case SignalWorkers(ranks, signum, _):
+            return f"signal {signum} to {name_ranks(ranks)}"
+        case SetTimer(at_ns):
+            return f"timer at {at_ns / 1e9:g}"
+        case Finish(exit_code, _, failed_rank):
+            return f"finish {exit_code}" + (f" because of {failed_rank}" if failed_rank is not None else "")
+
+
+class Story:
+    """A group of workers, started at second 0 with process 100 + rank."""
+
+    def __init__(self, ranks: int) -> None:
+        self.group = WorkerGroup(range(ranks))
+        self.reason = ""
+        for rank in range(ranks):
+            assert self.at(0, Started(rank, 100 + rank)) == []
+
+    def at(self, second: float, event: Event) -> list[str]:
+        effects = self.group.step(round(second * 1e9), event)
+        for effect in effects:
+            if not isinstance(effect, SetTimer):
+                self.reason = effect.reason
+        return [tell(effect) for effect in effects]
+
+
+def test_all_succeed() -> None:
+    story = Story(3)
+    assert story.at(1, Exited(1, 0)) == []
+    assert story.at(2, Exited(0, 0)) == []
+    assert story.at(9, Exited(2, 0)) == ["finish 0"]
+    assert story.reason == "ranks 0, 1, 2 succeeded"
+
+
+def test_one_worker_fails_alone() -> None:
+    story = Story(1)
+    assert story.at(2.1, Exited(0, 3)) == ["finish 3 because of 0"]
+    assert story.reason == "rank 0 (pid 100) failed with exit code 3 after 2.1 s"
+
+
+def test_survivors_notice_by_themselves() -> None:
+    story = Story(3)
+    assert story.at(1, Exited(1, 3)) == ["timer at 4"]
+    assert story.at(1.2, Exited(0, 1, blames_peer=True)) == []
+    assert story.at(1.3, Exited(2, 1, blames_peer=True)) == ["finish 3 because of 1"]
+
+
+def test_survivors_that_do_not_notice_are_asked_and_then_killed() -> None:
+    story = Story(4)
+    assert story.at(1, Exited(1, 3)) == ["timer at 4"]
+    assert story.at(2, Exited(0, 0)) == []
+    assert story.at(4, Timer()) == ["signal 15 to ranks 2, 3", "timer at 9"]
+    assert story.reason == "still running 3 s after rank 1 failed"
+    assert story.at(5, Exited(2, -SIGTERM)) == []
+    assert story.at(9, Timer()) == ["signal 9 to rank 3", "timer at 14"]
+    assert story.at(9.1, Exited(3, -SIGKILL)) == ["finish 3 because of 1"]
+
+
+def test_what_cannot_be_killed_is_left() -> None:
+    story = Story(2)
+    story.at(1, Exited(0, 1))
+    story.at(4, Timer())
+    story.at(9, Timer())
+    assert story.at(14, Timer()) == ["finish 1 because of 0"]
+    assert story.reason.endswith("; rank 1 could not be killed")
+    assert story.at(15, Exited(1, 0)) == []
+
+
+def test_who_blames_a_peer_is_not_the_cause() -> None:
+    """Rank 1 closes its connections long before its process ends, so that rank 0 may be the first to exit."""
+    story = Story(2)
+    assert story.at(1, Exited(0, 1, blames_peer=True)) == ["timer at 4"]
+    assert story.at(1.5, Exited(1, 7)) == ["finish 7 because of 1"]
+
+
+def test_who_blames_a_peer_stands_in_for_a_cause_that_never_comes() -> None:
+    story = Story(3)
+    story.at(1, Exited(0, 5, blames_peer=True))
+    story.at(1.1, Exited(2, 6, blames_peer=True))
+    assert story.at(1.2, Exited(1, 0)) == ["finish 5 because of 0"]
+
+
+def test_who_was_told_to_end_is_not_the_cause() -> None:
+    story = Story(2)
+    story.at(1, Exited(0, 5, blames_peer=True))
+    story.at(4, Timer())
+    assert story.at(4.1, Exited(1, -SIGTERM)) == ["finish 5 because of 0"]
+
+
+@pytest.mark.parametrize(
+    ("returncode", "exit_code", "reason"),
+    [
+        (1, 1, "failed with exit code 1 after 0.5 s"),
+        (-SIGKILL, 137, "was killed by SIGKILL after 0.5 s (out of memory?)"),
+        (-SIGSEGV, 139, "was killed by SIGSEGV after 0.5 s"),
+        (-SIGTERM, 143, "was killed by SIGTERM after 0.5 s"),
+        (-40, 168, "was killed by signal 40 after 0.5 s"),
+    ],
+)
+def test_exit_code_and_reason(returncode: int, exit_code: int, reason: str) -> None:
+    story = Story(1)
+    assert story.at(0.5, Exited(0, returncode)) == [f"finish {exit_code} because of 0"]
+    assert story.reason == f"rank 0 (pid 100) {reason}"
+
+
+@pytest.mark.parametrize(
+    ("signum", "forwarded", "exit_code", "reason"),
+    [
+        (SIGINT, SIGINT, 130, "interrupted by Ctrl-C"),
+        (SIGTERM, SIGTERM, 143, "ended by SIGTERM"),
+        (SIGHUP, SIGHUP, 129, "ended by SIGHUP"),
+        (SIGPIPE, SIGTERM, 141, "the output cannot be written any more"),
+    ],
+)
+def test_interrupt(signum: int, forwarded: int, exit_code: int, reason: str) -> None:
+    story = Story(2)
+    assert story.at(1, Interrupt(signum)) == [f"signal {forwarded} to ranks 0, 1", "timer at 6"]
+    assert story.at(1.1, Exited(0, 1)) == []
+    assert story.at(6, Timer()) == ["signal 9 to rank 1", "timer at 11"]
+    assert story.at(6.1, Exited(1, -SIGKILL)) == [f"finish {exit_code}"]
+    assert story.reason == reason
+
+
+def test_second_ctrl_c_kills_at_once() -> None:
+    story = Story(2)
+    story.at(1, Interrupt(SIGINT))
+    assert story.at(1.5, Interrupt(SIGINT)) == ["signal 9 to ranks 0, 1", "timer at 6.5"]
+    assert story.at(1.6, Interrupt(SIGINT)) == []
+
+
+def test_second_sigterm_gives_no_more_time() -> None:
+    story = Story(1)
+    story.at(1, Interrupt(SIGTERM))
+    assert story.at(3, Interrupt(SIGTERM)) == ["signal 15 to rank 0"]
+    assert story.at(6, Timer()) == ["signal 9 to rank 0", "timer at 11"]
+
+
+def test_an_impatient_user_need_not_wait_for_the_grace() -> None:
+    story = Story(2)
+    story.at(1, Exited(0, 3))
+    assert story.at(1.5, Interrupt(SIGINT)) == ["signal 2 to rank 1", "timer at 6.5"]
+    assert story.at(1.6, Exited(1, -SIGINT)) == ["finish 3 because of 0"]
+
+
+def test_timers_come_early_late_and_for_nothing() -> None:
+    story = Story(2)
+    assert story.at(0.5, Timer()) == []
+    story.at(1, Exited(0, 1))
+    assert story.at(3.999, Timer()) == ["timer at 4"]
+    assert story.at(60, Timer()) == ["signal 15 to rank 1", "timer at 65"]
+
+
+def test_no_room_for_another_process() -> None:
+    story = Story(0)
+    story.group = WorkerGroup(range(4))
+    story.at(0, Started(0, 100))
+    assert story.at(0, NotStarted(1, "Too many open files")) == ["signal 15 to rank 0", "timer at 5"]
+    assert story.at(0.1, Exited(0, -SIGTERM)) == ["finish 126 because of 1"]
+    assert story.reason == "rank 1 could not be started: Too many open files"
+
+
+def test_nothing_could_be_started() -> None:
+    group = WorkerGroup(range(4))
+    assert [tell(effect) for effect in group.step(0, NotStarted(0, "no"))] == ["finish 126 because of 0"]
+
+
+def test_processes_that_outlive_their_worker_are_ended_last() -> None:
+    story = Story(2)
+    assert story.at(1, Exited(0, 0, leftovers=True)) == []
+    assert story.at(2, Exited(1, 0)) == ["signal 15 to rank 0", "timer at 7"]
+    assert story.at(2.1, Vacated(0)) == ["finish 0"]
+
+
+def test_processes_that_go_in_time_are_not_mentioned() -> None:
+    story = Story(2)
+    story.at(1, Exited(0, 0, leftovers=True))
+    assert story.at(1.5, Vacated(0)) == []
+    assert story.at(2, Exited(1, 0)) == ["finish 0"]
+
+
+def test_processes_that_outlive_an_interrupted_worker_have_the_same_time() -> None:
+    """A shell dies of SIGTERM at once, while the training that it started saves its state."""
+    story = Story(1)
+    story.at(1, Interrupt(SIGTERM))
+    assert story.at(1.1, Exited(0, -SIGTERM, leftovers=True)) == []
+    assert story.at(4, Vacated(0)) == ["finish 143"]
+
+
+def random_event(choose: random.Random, running: set[int], left: set[int]) -> Event:
+    """Something that can happen while these ranks run and those have left processes behind; often nothing."""
+    kind = choose.choice(["exit", "vacate", "interrupt", "nothing", "nothing"])
+    if kind == "exit" and running:
+        rank = choose.choice(sorted(running))
+        running.remove(rank)
+        leftovers = choose.random() < 0.3
+        if leftovers:
+            left.add(rank)
+        return Exited(rank, choose.choice([0, 0, 0, 1, -SIGKILL]), choose.random() < 0.5, leftovers)
+    if kind == "vacate" and left:
+        return Vacated(left.pop())
+    if kind == "interrupt" and choose.random() < 0.1:
+        return Interrupt(choose.choice([SIGINT, SIGTERM, SIGHUP]))
+    return Timer()
+
+
+def test_any_story_ends_in_time() -> None:
+    """After the first failure or interrupt it is over within the grace and twice the patience, whatever happens."""
+    for seed in range(1000):
+        play_until_finished(random.Random(seed), f"seed {seed}")
+
+
+def play_until_finished(choose: random.Random, seed: str) -> None:
+    running, left = set(range(choose.randint(1, 5))), set[int]()
+    group = Story(len(running)).group
+    now_ns, timer_ns, trouble_ns = 0, 10**18, None
+    while group.phase != Phase.FINISHED:
+        phase_before = group.phase
+        now_ns = min(now_ns + choose.randrange(10**9), timer_ns)
+        event = Timer() if now_ns == timer_ns else random_event(choose, running, left)
+        for effect in group.step(now_ns, event):
+            if isinstance(effect, SetTimer):
+                assert effect.at_ns > now_ns, f"a timer in the past would make the shell spin ({seed})"
+                timer_ns = effect.at_ns
+        assert group.phase >= phase_before, seed
+        if trouble_ns is None and group.phase != Phase.RUNNING:
+            trouble_ns = now_ns
+    assert trouble_ns is None or now_ns <= trouble_ns + 13 * 10**9, seed

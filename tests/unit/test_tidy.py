@@ -1,0 +1,188 @@
+"""The style guide as a test. What cannot be checked here, ruff, mypy or import-linter check.
+
+To pass, change the code rather than the table of exceptions: it may only shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ronde
+from ronde import errors
+
+ROOT = Path(__file__).parents[2]
+FILE_LINES = 500
+FUNCTION_LINES = 70
+VAGUE_NAMES = {"common", "helper", "helpers", "misc", "util", "utils"}
+
+# "path" or "path::function" and its number of lines.
+EXCEPTIONS: dict[str, int] = {}
+
+
+def sources(*suffixes: str, under: str = "src cpp tests benchmarks examples") -> Iterator[tuple[str, str]]:
+    """Path (relative to the root) and text of every source file with one of the suffixes."""
+    for folder in under.split():
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in suffixes:
+                yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def python_functions(text: str) -> Iterator[tuple[str, int]]:
+    """Name and number of lines of every function, nested ones and methods too."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+# What may contain braces without meaning them. The first of these that starts wins.
+NOT_CODE = re.compile(
+    r"""
+    //[^\n]* | /\*.*?\*/ |                                          # comments
+    R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)" | "(?:\\.|[^"\\\n])*" |      # strings
+    (?<!\w)'(?:\\.|[^'\\\n])+'                                      # characters, but not the ' in 1'000
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+PREPROCESSOR = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+SCOPE = re.compile(
+    r"(?:(?:public|protected|private)\s*:\s*)?(?:template\s*<.*>\s*)?(?:inline\s+)?"
+    r"(?:namespace|class|struct|union|enum|extern)\b",
+    re.DOTALL,
+)
+
+
+def cpp_functions(text: str) -> Iterator[tuple[str, int]]:
+    """Name and number of lines of every function: what stands in braces, after (), in a namespace or class."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match[0])
+
+    text = PREPROCESSOR.sub(blank, NOT_CODE.sub(blank, text))
+    scopes: list[bool] = []  # of every open brace: does it belong to a namespace or class?
+    head = 0  # where the statement begins that the next brace may belong to
+    first = 0  # where the function begins that we are in
+    for match in re.finditer(r"[{};]", text):
+        outside = all(scopes)
+        if match[0] == "{":
+            statement = text[head : match.start()].strip()
+            if outside:
+                first = match.start() - len(text[head : match.start()].lstrip())
+            scopes.append(outside and SCOPE.match(statement) is not None)
+        elif match[0] == "}":
+            was_scope = scopes.pop()
+            name = re.search(r"([\w~:]+)\s*\(", text[first : match.end()])
+            if all(scopes) and not was_scope and name:
+                yield name[1], text.count("\n", first, match.end()) + 1
+        head = match.end()
+    assert not scopes, "cannot be measured: braces do not balance"
+
+
+def test_files_and_functions_are_short() -> None:
+    found = {}
+    for path, text in sources(".py", ".cc", ".h"):
+        if (lines := len(text.splitlines())) > FILE_LINES:
+            found[path] = lines
+        functions = python_functions if path.endswith(".py") else cpp_functions
+        found |= {f"{path}::{name}": lines for name, lines in functions(text) if lines > FUNCTION_LINES}
+    assert found == EXCEPTIONS, "split what is too long; take out of EXCEPTIONS what no longer is"
+
+
+def test_the_measure_of_cpp_functions() -> None:
+    text = """
+        namespace a { // {
+        struct alignas(64) S {
+          int f() const { return "}"[0] + '{'; }
+          S(int x) : x_(x) {
+            if (x) { g(); }
+          }
+        };
+        template <class T>
+        void long_one(T x)
+        {
+          auto inner = [&] {
+            return 1'000;
+          };
+        }
+        }"""
+    assert list(cpp_functions(text)) == [("f", 1), ("S", 3), ("long_one", 7)]
+
+
+def test_names_say_what_a_module_is_for() -> None:
+    for path, _ in sources(".py", ".cc", ".h"):
+        assert not VAGUE_NAMES & set(Path(path).with_suffix("").parts), f"{path}: name it after its purpose"
+
+
+def test_only_settings_reads_the_environment() -> None:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    for path, text in sources(".py", under="src"):
+        used = set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+                used.add(node.attr)
+            if isinstance(node, ast.ImportFrom) and node.module == "os":
+                used |= {alias.name for alias in node.names}
+        assert path == "src/ronde/settings.py" or not used & names, f"{path}: read it in settings.py"
+    for path, text in sources(".cc", ".h", under="cpp"):
+        assert not re.search(r"\b(secure_)?getenv\b|\benviron\b", NOT_CODE.sub("", text)), (
+            f"{path}: pass it in"
+        )
+
+
+def test_only_the_communicator_uses_the_native_module() -> None:
+    for path, text in sources(".py", under="src"):
+        if path.startswith("src/ronde/comm/"):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
+                assert not any("_native" in name.split(".") for name in names), (
+                    f"{path}: go through ronde.comm"
+                )
+
+
+def test_only_the_border_knows_python() -> None:
+    for path, text in sources(".cc", ".h", under="cpp"):
+        known = re.search(r"#include\s*[<\"](Python\.h|nanobind/|pybind11/)", text)
+        assert path == "cpp/bind.cc" or not known, f"{path}: only cpp/bind.cc may know Python"
+
+
+def test_public_names_are_frozen() -> None:
+    frozen = (ROOT / "tests/unit/public_names.txt").read_text().split()
+    assert sorted(ronde.__all__) == sorted(frozen), "people rely on these names; see ARCHITECTURE.md"
+    missing = [name for name in ronde.__all__ if not hasattr(ronde, name)]
+    assert not missing, "listed in ronde.__all__ but not there"
+
+
+def test_the_tree_of_errors_is_true() -> None:
+    drawn: dict[str, str] = {}
+    ancestors: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        if match := re.match(r"([│├└─ ]*)([A-Z]\w+Error)\b", line):
+            del ancestors[len(match[1]) // 4 :]
+            drawn[match[2]] = ancestors[-1] if ancestors else "Exception"
+            ancestors.append(match[2])
+    classes = {name: getattr(errors, name) for name in errors.__all__}
+    assert drawn == {name: value.__bases__[0].__name__ for name, value in classes.items()}
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["import ronde", "import ronde.cli; sys.argv = ['ronde', 'run', '--help']; ronde.cli.main()"],
+    ids=["import ronde", "ronde run --help"],
+)
+def test_loads_no_framework(program: str) -> None:
+    report = "print('loaded:', {'numpy', 'torch'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import atexit, sys; atexit.register(lambda: {report}); {program}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "loaded: set()" in done.stdout
