@@ -2,8 +2,8 @@
 //
 // Large ones go round a *ring*: in step s, rank r sends block r - s to the next rank and receives block r - 1 - s from
 // the previous one. Every rank talks to two neighbours only and forwards each segment of a block while the rest of it
-// is still arriving. Small ones are *exchanged* directly: everybody sends its block to everybody, one step. Thakur,
-// Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.1.
+// is still arriving. Small ones, and any between two ranks, are *exchanged* directly: everybody sends its block to
+// everybody, one step. Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.1.
 #include <cstring>
 #include <vector>
 
@@ -64,7 +64,7 @@ void allgatherv(const Group& group, const Call& call, const void* in, void* out,
   std::byte* all = static_cast<std::byte*>(out);
   const Range own = blocks[group.rank()];
   if (own.count > 0 && all + own.begin != in) std::memcpy(all + own.begin, in, own.count);
-  if (blocks.total() <= kExchangeBytes) return exchange(group, call, all, blocks);
+  if (blocks.total() <= kExchangeBytes || group.size() <= 2) return exchange(group, call, all, blocks);
   ring(group, call, all, blocks, segment_bytes);
 }
 

@@ -72,7 +72,9 @@ def operand(x: Any) -> Operand:
     array = _as_numpy(x)
     dtype = _dtype_of(array.dtype.name, array)
     if not array.dtype.isnative:
-        raise UsageError(f"the array's bytes are in the other order ({array.dtype.str}); convert it with astype() first")
+        raise UsageError(
+            f"the array's bytes are in the other order ({array.dtype.str}); convert it with astype() first"
+        )
     return Operand(_exportable(np.ascontiguousarray(array)), dtype, array.shape, x)
 
 

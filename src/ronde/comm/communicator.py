@@ -319,7 +319,8 @@ class Communicator:
         rows = [operator.index(split) for split in splits]
         if len(rows) != self.size or any(row < 0 for row in rows) or sum(rows) != given.row_count:
             raise UsageError(
-                f"splits needs {self.size} numbers >= 0 that add up to {given.row_count}, the first dimension; got {rows}"
+                f"splits needs {self.size} numbers >= 0 that add up to {given.row_count} (the first dimension), "
+                f"not {rows}"
             )
         return rows
 
@@ -354,7 +355,7 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype is DType.bfloat16:
         import ml_dtypes  # an optional package: whoever scatters bfloat16 in NumPy has it
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
     return np.dtype(dtype.name)
 
 

@@ -52,7 +52,9 @@ class CommunicatorMaker:
 
     def _segment_bytes(self, local_size: int) -> int:
         if local_size > _MAX_LOCAL_SIZE:
-            raise UsageError(f"{local_size} ranks on host {os.uname().nodename}: at most {_MAX_LOCAL_SIZE} can share a host")
+            raise UsageError(
+                f"{local_size} ranks on host {os.uname().nodename}: at most {_MAX_LOCAL_SIZE} can share a host"
+            )
         return _native.host_segment_bytes(local_size, self.wanted.staging_bytes)
 
 

@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import time
+
 from ronde import settings
 from ronde.comm.bootstrap import exchange_through
 from ronde.comm.communicator import Communicator
@@ -28,6 +29,10 @@ class _Process:
     """What this process has of its job; one instance, below."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything: a process that is new, or a forked child."""
         self.pid = os.getpid()
         self.world: Communicator | None = None
         # Kept after shutdown: the others cannot tell a store that will be back from one that is gone.
@@ -90,9 +95,8 @@ def world() -> Communicator:
 
 def _forget_if_forked() -> None:
     """A forked child has its parent's connections, but is no rank: it starts afresh."""
-    global _process
     if _process.pid != os.getpid():
-        _process = _Process()
+        _process.begin()
 
 
 def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communicator:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -168,7 +169,8 @@ def test_a_bell_rings_at_its_rank_only() -> None:
 def test_segments_can_be_shared_later() -> None:
     with closing(Job(3).wirings()) as wirings:
         for nbytes in (4096, 10**6):
-            shared = in_threads(3, lambda rank: wirings[rank].lanes.share_segment(nbytes))
+            share = partial(lambda nbytes, rank: wirings[rank].lanes.share_segment(nbytes), nbytes)
+            shared = in_threads(3, share)
             fds = [fd for fd in shared if isinstance(fd, int)]
             os.pwrite(fds[0], b"hello", nbytes - 5)
             assert [os.pread(fd, 99, nbytes - 5) for fd in fds] == [b"hello"] * 3
