@@ -338,7 +338,7 @@ std::vector<uint64_t> exchange(Communicator& communicator, int kind, int dtype, 
 
 // This rank's part of a new symmetric segment, as bytes. The array keeps the segment, and nothing else, alive.
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communicator, int fd, size_t part_bytes) {
-  auto mapping = std::make_unique<Mapping>(fd, part_bytes * static_cast<size_t>(communicator.local_size()));
+  auto mapping = std::make_shared<Mapping>(fd, part_bytes * static_cast<size_t>(communicator.local_size()));
   struct Owner {
     std::shared_ptr<SymmetricSegments> segments;
     uint32_t number;
@@ -357,10 +357,11 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
                                       std::vector<int> bells, std::map<int, int> controls,
                                       std::map<int, std::vector<int>> data, int allreduce_algorithm,
                                       size_t staging_bytes, int64_t timeout_ns, int spin_us) {
+  const auto local_size = static_cast<int>(bells.size());
   Wiring wiring{rank,
                 std::move(hosts),
                 std::move(host_of),
-                segment,
+                std::make_shared<Mapping>(segment, HostSegment::bytes(local_size, staging_bytes)),
                 std::move(bells),
                 std::move(controls),
                 std::move(data)};

@@ -74,7 +74,7 @@ Communicator::Communicator(Wiring wiring, const Options& options)
   local_ranks_ = ranks_of_host_[host_of_[rank_]];
   local_rank_ = static_cast<int>(std::find(local_ranks_.begin(), local_ranks_.end(), rank_) - local_ranks_.begin());
 
-  segment_ = std::make_unique<HostSegment>(wiring.segment, local_size(), options.staging_bytes);
+  segment_ = std::make_unique<HostSegment>(std::move(wiring.segment), local_size(), options.staging_bytes);
   std::vector<BellRope> ropes;
   for (int local = 0; local < local_size(); ++local) ropes.emplace_back(&segment_->slot(local).bell, bells_[local]);
 

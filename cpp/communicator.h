@@ -46,7 +46,7 @@ struct Wiring {
   int rank = 0;
   std::vector<std::string> hosts;        // by rank: the name of its host
   std::vector<int> host_of;              // by rank: the number of its host
-  int segment = -1;                      // the host's shared memory, HostSegment::bytes() long
+  std::shared_ptr<Mapping> segment;      // the host's shared memory, HostSegment::bytes() long
   std::vector<int> bells;                // eventfds of the ranks of this host, in rank order
   std::map<int, int> controls;           // by rank, all others: the control connection
   std::map<int, std::vector<int>> data;  // by rank, those on other hosts: the data connections

@@ -1,6 +1,7 @@
 #include "host_segment.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ronde {
 namespace {
@@ -27,26 +28,26 @@ size_t HostSegment::bytes(int local_size, size_t staging_bytes) {
          ranks * ranks * pipe_stride();
 }
 
-HostSegment::HostSegment(int fd, int local_size, size_t staging_bytes)
+HostSegment::HostSegment(std::shared_ptr<Mapping> memory, int local_size, size_t staging_bytes)
     : size_(local_size),
       lane_bytes_(lane_bytes_for(local_size, staging_bytes)),
-      mapping_(fd, bytes(local_size, staging_bytes)) {}
+      memory_(std::move(memory)) {}
 
 Slot& HostSegment::slot(int local) const {
   // Zeroed memory is what the constructors of its atomics would leave.
-  return *reinterpret_cast<Slot*>(mapping_.data() + static_cast<size_t>(local) * slot_stride());
+  return *reinterpret_cast<Slot*>(memory_->data() + static_cast<size_t>(local) * slot_stride());
 }
 
 std::byte* HostSegment::lane(int writer, uint64_t parity, int reader) const {
   const size_t index = static_cast<size_t>(writer) * lanes_per_rank(size_) + (parity & 1) * static_cast<size_t>(size_) +
                        static_cast<size_t>(reader);
-  return mapping_.data() + static_cast<size_t>(size_) * slot_stride() + index * lane_bytes_;
+  return memory_->data() + static_cast<size_t>(size_) * slot_stride() + index * lane_bytes_;
 }
 
 ShmPipe* HostSegment::pipe(int from, int to) const {
   const size_t ranks = static_cast<size_t>(size_);
   const size_t index = static_cast<size_t>(from) * ranks + static_cast<size_t>(to);
-  return reinterpret_cast<ShmPipe*>(mapping_.data() + ranks * slot_stride() +
+  return reinterpret_cast<ShmPipe*>(memory_->data() + ranks * slot_stride() +
                                     ranks * lanes_per_rank(size_) * lane_bytes_ + index * pipe_stride());
 }
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "bell.h"
 #include "call.h"
@@ -50,7 +51,8 @@ class HostSegment {
   // `staging_bytes`: size of a lane on a host with two ranks; with more ranks lanes shrink, so that what one rank
   // stages stays about as large as its core's cache.
   static size_t bytes(int local_size, size_t staging_bytes);
-  HostSegment(int fd, int local_size, size_t staging_bytes);
+  // `memory`: at least bytes() of it; shared, because ranks that are threads (in tests) share one mapping.
+  HostSegment(std::shared_ptr<Mapping> memory, int local_size, size_t staging_bytes);
 
   int size() const { return size_; }
   size_t lane_bytes() const { return lane_bytes_; }
@@ -63,7 +65,7 @@ class HostSegment {
  private:
   int size_;
   size_t lane_bytes_;
-  Mapping mapping_;
+  std::shared_ptr<Mapping> memory_;
 };
 
 }  // namespace ronde

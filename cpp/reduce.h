@@ -18,7 +18,7 @@ bool is_supported(DType dtype, ReduceOp op);
 // destination[i] = sources[0][i] (op) sources[1][i] (op) ... in that order, for `count` elements.
 // With kAverage the sum is divided by `divisor` (the number of ranks) at the end; the other operations ignore it.
 // 16-bit floats are accumulated in float32 across all sources and rounded once. NaN wins in min and max, as in NumPy.
-// `destination` may be equal to any one of the sources, or overlap none of them. source_count >= 1.
+// `destination` may be equal to any one of the sources, or overlap none of them. At least one source (and destination).
 // Throws UsageError unless is_supported(dtype, op).
 void reduce(DType dtype, ReduceOp op, void* destination, const void* const* sources, int source_count, size_t count,
             int divisor);

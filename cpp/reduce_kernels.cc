@@ -18,7 +18,7 @@
 namespace ronde::RONDE_ISA {
 namespace {
 
-// From each buffer in turn. Eight gained nothing, and neither did prefetching; fewer give more loop than work.
+// From each buffer in turn. Eight gained nothing, and neither did prefetching.
 constexpr int kChunkVectors = 4;
 
 // --- Operations -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 
 namespace ronde {
 
-uint32_t SymmetricSegments::add(std::unique_ptr<Mapping> mapping, size_t part_bytes, int own) {
+uint32_t SymmetricSegments::add(std::shared_ptr<Mapping> mapping, size_t part_bytes, int own) {
   std::lock_guard lock(mutex_);
   std::byte* own_part = mapping->data() + static_cast<size_t>(own) * part_bytes;
   segments_.push_back({next_, std::move(mapping), part_bytes, own_part});

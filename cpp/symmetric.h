@@ -27,7 +27,7 @@ class SymmetricSegments {
  public:
   // Registers a mapping that holds `parts` parts of `part_bytes`, of which `own` belongs to this rank; returns its
   // number. All ranks of the communicator call it in the same order.
-  uint32_t add(std::unique_ptr<Mapping> mapping, size_t part_bytes, int own);
+  uint32_t add(std::shared_ptr<Mapping> mapping, size_t part_bytes, int own);
   void drop(uint32_t number);
   std::byte* own_part(uint32_t number) const;
 
@@ -39,7 +39,7 @@ class SymmetricSegments {
  private:
   struct Segment {
     uint32_t number;
-    std::unique_ptr<Mapping> mapping;
+    std::shared_ptr<Mapping> mapping;
     size_t part_bytes;
     std::byte* own;
   };

@@ -3,7 +3,8 @@
 // Large ones go round a *ring*: in step s, rank r sends block r - s to the next rank and receives block r - 1 - s from
 // the previous one. Every rank talks to two neighbours only and forwards each segment of a block while the rest of it
 // is still arriving. Small ones, and any between two ranks, are *exchanged* directly: everybody sends its block to
-// everybody, one step. Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.1.
+// everybody, one step. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
+// IJHPCA 19(1), 2005, section on all-gather.
 #include <cstring>
 #include <vector>
 

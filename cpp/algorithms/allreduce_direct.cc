@@ -2,8 +2,9 @@
 //
 // The buffer is cut evenly, one chunk per rank. Every rank reduces its own chunk and sends the result to everybody: the
 // direct reduction of direct.cc with everybody as receiver. Each rank sends and receives 2 (ranks - 1) / ranks times
-// the buffer, which is the least possible (Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
-// Workstations", 2009, section 3), in two steps where a ring needs 2 (ranks - 1).
+// the buffer, which is the least possible (the lower bound of Patarasuk, Yuan, "Bandwidth Optimal All-reduce Algorithms
+// for Clusters of Workstations", J. Parallel Distrib. Comput. 69(2), 2009), in two steps where a ring needs
+// 2 (ranks - 1).
 #include "algorithms/direct.h"
 
 namespace ronde {

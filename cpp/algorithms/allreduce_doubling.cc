@@ -1,8 +1,8 @@
 // All-reduce by recursive doubling.
 //
 // In step s the ranks whose numbers differ in bit s exchange all they have and combine it: after log2(ranks) steps
-// everybody has everything. Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-// MPICH", 2005, section 4.5. If the number of ranks is no power of two, some are *folded* first: among the first
+// everybody has everything. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
+// IJHPCA 19(1), 2005, section on all-reduce. If the number of ranks is no power of two, some are *folded* first: among the first
 // 2 * extra ranks, each even one gives its elements to the odd one above it and gets the result at the end; those who
 // play on are renumbered.
 //

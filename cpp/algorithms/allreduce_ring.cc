@@ -4,8 +4,8 @@
 // into one chunk per rank. *Reduce-scatter*, ranks - 1 steps: in step s, rank r sends the partial result of chunk
 // r - 1 - s, receives that of chunk r - 2 - s and adds its own elements to it; after the last step chunk r is complete
 // at rank r. *All-gather*, ranks - 1 steps: the complete chunks go round once more; by the same formula rank r sends
-// chunk r - 1 - s and receives chunk r - 2 - s in step s = ranks - 1 and so on. Patarasuk and Yuan, "Bandwidth Optimal
-// All-reduce Algorithms for Clusters of Workstations", 2009, section 4.
+// chunk r - 1 - s and receives chunk r - 2 - s in step s = ranks - 1 and so on. Patarasuk, Yuan, "Bandwidth Optimal
+// All-reduce Algorithms for Clusters of Workstations", J. Parallel Distrib. Comput. 69(2), 2009.
 //
 // Each chunk travels in segments, and what is received in a step is what is sent in the next: so segment number t of
 // all that is received, once dealt with, goes out as number t + segments. There is no pause between steps or phases,

@@ -1,8 +1,9 @@
 // All-to-all by pairwise exchange.
 //
 // In step s, rank r sends to rank r + s and receives from rank r - s: in every step each rank is the partner of exactly
-// one sender and one receiver. Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-// MPICH", 2005, section 4.6. A few steps are under way at once, not all: so that many ranks do not overrun one.
+// one sender and one receiver. A few steps are under way at once, not all: so that many ranks do not overrun one.
+// Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005,
+// section on all-to-all.
 #include <array>
 #include <cstring>
 

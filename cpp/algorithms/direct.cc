@@ -3,9 +3,9 @@
 // Every rank owns one chunk of the buffer. First step, *contribute*: each rank sends to each owner what it has of the
 // owner's chunk; the owner combines all contributions in rank order. Second step, *result*: each owner sends its chunk
 // to whoever shall have it. No byte travels twice, and no sum is ever rounded before it is complete, so that the result
-// depends neither on segments nor on timing. It is the reduce-scatter by pairwise exchange of Thakur, Rabenseifner and
-// Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), section 4.3, with all partners served
-// at once, followed by a direct exchange of the results.
+// depends neither on segments nor on timing. It is the reduce-scatter by pairwise exchange of Thakur, Rabenseifner,
+// Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005, section on reduce-scatter,
+// with all partners served at once, followed by a direct exchange of the results.
 //
 // Both steps are cut into segments and overlap. Sender and receiver of a link must agree on the order of its messages
 // without asking, so there is one schedule: at tick t every rank finishes its own segment t - depth (waits for all

@@ -23,23 +23,30 @@ std::pair<int, int> socket_pair() {
   return {ends[0], ends[1]};
 }
 
+std::shared_ptr<Mapping> shared_memory(size_t bytes) {
+  const int fd = memfd_create("test", MFD_CLOEXEC);
+  CHECK(ftruncate(fd, static_cast<off_t>(bytes)) == 0);
+  return std::make_shared<Mapping>(fd, bytes);
+}
+
 // What bootstrap.py does with real connections, for ranks that are threads. host_of[rank] says who shares a host.
+// The threads of a host share one mapping, so that a thread sanitizer sees what they do to each other.
 std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& options) {
   const int size = static_cast<int>(host_of.size());
   std::vector<Wiring> wirings(size);
-  std::vector<int> eventfds, local_sizes(size), segments(size, -1);
+  std::vector<int> eventfds, local_sizes(size);
+  std::vector<std::shared_ptr<Mapping>> segments(size);
   for (int host : host_of) ++local_sizes[host];
   for (int host = 0; host < size; ++host) {
     if (local_sizes[host] == 0) continue;
-    segments[host] = memfd_create("test", MFD_CLOEXEC);
-    CHECK(ftruncate(segments[host], static_cast<off_t>(HostSegment::bytes(local_sizes[host], options.staging_bytes))) == 0);
+    segments[host] = shared_memory(HostSegment::bytes(local_sizes[host], options.staging_bytes));
   }
   for (int rank = 0; rank < size; ++rank) eventfds.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   for (int rank = 0; rank < size; ++rank) {
     Wiring& wiring = wirings[rank];
     wiring.rank = rank;
     wiring.host_of = host_of;
-    wiring.segment = dup(segments[host_of[rank]]);
+    wiring.segment = segments[host_of[rank]];
     for (int other = 0; other < size; ++other) {
       wiring.hosts.push_back("host-" + std::to_string(host_of[other]));
       if (host_of[other] == host_of[rank]) wiring.bells.push_back(dup(eventfds[other]));
@@ -53,9 +60,6 @@ std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& options
         wirings[lower].data[rank].push_back(theirs);
       }
     }
-  }
-  for (int fd : segments) {
-    if (fd >= 0) close(fd);
   }
   for (int fd : eventfds) close(fd);
   return wirings;
@@ -184,18 +188,11 @@ void check_point_to_point(Communicator& comm) {
 void check_symmetric(Communicator& comm) {
   constexpr size_t kCount = 300'000;
   const size_t part_bytes = 2 * kCount * sizeof(float);
-  // One memory for all threads; in production each process maps the same file.
-  static int fd = -1;
-  if (comm.rank() == 0) {
-    fd = memfd_create("symmetric", MFD_CLOEXEC);
-    CHECK(ftruncate(fd, static_cast<off_t>(part_bytes) * comm.size()) == 0);
-  }
+  static std::shared_ptr<Mapping> memory;
+  if (comm.rank() == 0) memory = shared_memory(part_bytes * static_cast<size_t>(comm.size()));
   comm.barrier();
-  auto mapping = std::make_unique<Mapping>(dup(fd), part_bytes * static_cast<size_t>(comm.size()));
-  const uint32_t number = comm.symmetric()->add(std::move(mapping), part_bytes, comm.local_rank());
+  const uint32_t number = comm.symmetric()->add(memory, part_bytes, comm.local_rank());
   auto* x = reinterpret_cast<float*>(comm.symmetric()->own_part(number));
-  comm.barrier();
-  if (comm.rank() == 0) close(fd);
 
   const std::vector<float> mine = values(comm.rank(), kCount), expected = sum_of(comm.size(), kCount);
   std::copy(mine.begin(), mine.end(), x);
@@ -223,9 +220,9 @@ void check_mismatch(Communicator& comm) {
 void check_abort(const std::vector<int>& host_of) {
   run(host_of, {}, [](Communicator& comm) {
     std::vector<float> x(600'000);
-    comm.allreduce(x.data(), x.data(), x.size(), DType::kFloat32, ReduceOp::kSum);
-    if (comm.rank() == 1) return comm.abort("enough");
-    try {
+    try {  // the abort may come while the others are still in the first call
+      comm.allreduce(x.data(), x.data(), x.size(), DType::kFloat32, ReduceOp::kSum);
+      if (comm.rank() == 1) return comm.abort("enough");
       comm.allreduce(x.data(), x.data(), x.size(), DType::kFloat32, ReduceOp::kSum);
       CHECK(false);
     } catch (const Failure& failure) {
@@ -238,9 +235,9 @@ void check_abort(const std::vector<int>& host_of) {
 
 void check_departure(const std::vector<int>& host_of) {
   run(host_of, {}, [](Communicator& comm) {
-    comm.barrier();
-    if (comm.rank() == 1) return;  // shuts down: says goodbye after one call
-    try {
+    try {  // a rank that is in the second call tells those that are still in the first
+      comm.barrier();
+      if (comm.rank() == 1) return;  // shuts down: says goodbye after one call
       comm.barrier();
       CHECK(false);
     } catch (const Failure& failure) {

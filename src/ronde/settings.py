@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -305,9 +305,10 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
             _log.warning("%s is set, but Ronde knows no such variable%s", name, _nearest(name, known))
 
 
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+def _nearest(name: str, known: Iterable[str]) -> str:
+    by_rest = {each.removeprefix(PREFIX): each for each in known}  # the common prefix makes nothing similar
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), by_rest, n=1)
+    return f"; did you mean {by_rest[near[0]]}?" if near else ""
 
 
 def document() -> str:

@@ -7,14 +7,21 @@ from tests.ranks import oracle
 
 from ronde.testing import ranks
 
-EXAMPLES = 60  # per operation
+FEW, MANY = 12, 150  # examples per operation
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_all_operations_agree_with_numpy(n: int, transport: str) -> None:
-    compared = ranks.run(oracle.agrees_with_numpy, n, EXAMPLES, environ={"RONDE_TRANSPORT": transport})
-    assert compared == [EXAMPLES * len(oracle.OPERATIONS)] * n
+    compared = ranks.run(oracle.agrees_with_numpy, n, FEW, environ={"RONDE_TRANSPORT": transport})
+    assert compared == [FEW * len(oracle.OPERATIONS)] * n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_all_operations_agree_with_numpy_in_many_cases(n: int, transport: str) -> None:
+    ranks.run(oracle.agrees_with_numpy, n, MANY, environ={"RONDE_TRANSPORT": transport}, timeout_s=280)
 
 
 @pytest.mark.slow
@@ -22,4 +29,4 @@ def test_all_operations_agree_with_numpy(n: int, transport: str) -> None:
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_every_algorithm_agrees_with_numpy(algorithm: str, transport: str) -> None:
     environ = {"RONDE_TRANSPORT": transport, "RONDE_ALLREDUCE_ALGORITHM": algorithm}
-    ranks.run(oracle.agrees_with_numpy, 4, EXAMPLES, ["allreduce", "allreduce_in_place"], environ=environ)
+    ranks.run(oracle.agrees_with_numpy, 4, MANY, ["allreduce", "allreduce_in_place"], environ=environ)

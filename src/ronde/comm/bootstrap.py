@@ -17,13 +17,13 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ronde.comm.lanes import Lanes
 from ronde.core.placement import Topology, place
-from ronde.errors import MismatchError, ProtocolError, TimeoutError, VersionError
+from ronde.errors import MismatchError, PeerLostError, ProtocolError, TimeoutError, VersionError
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse
 from ronde.net.authentication import PROTOCOL_VERSION
 from ronde.net.connections import Channel, Slot, named_ranks, open_connections
@@ -94,10 +94,12 @@ def exchange_through(store: Store, prefix: str, rank: int, size: int, timeout_ns
                 late = missing(base) or [peer]
                 message = f"waited {timeout_ns / 1e9:g} s for {named_ranks(late)} of {size} to join at {store.address}"
                 raise TimeoutError(message, "init", timeout_ns, tuple(late)) from None
-        if store.add(f"{base}/read", 1) == size:
-            for peer in range(size):
-                store.delete_key(f"{base}/{peer}")
-            store.delete_key(f"{base}/read")
+        # The last reader tidies up. If the store has gone meanwhile, its host had all it needed, as we have.
+        with suppress(PeerLostError):
+            if store.add(f"{base}/read", 1) == size:
+                for peer in range(size):
+                    store.delete_key(f"{base}/{peer}")
+                store.delete_key(f"{base}/read")
         return records
 
     return exchange

@@ -45,13 +45,14 @@ class Communicator:
         native: _native.Communicator,
         topology: Topology,
         lanes: Lanes,
-        connect: Callable[[Communicator, list[int]], Communicator],
+        connect: Callable[[Communicator, list[int], int], Communicator],
     ) -> None:
         self._native = native
         self._topology = topology
         self._lanes = lanes
         self._connect = connect
         self._children: list[Communicator] = []
+        self._splits_made = 0  # how many there have been, the same on all ranks
         self._allreduce = native.allreduce
         self._process = os.getpid()
 
@@ -241,6 +242,7 @@ class Communicator:
             raise UsageError(f"a color is None or a number >= 0, not {color}")
         mine = np.array([[-1 if color is None else color, key]], np.int64)
         everyone = self.allgather(mine).tolist()
+        self._splits_made += 1
         if color is None:
             return None
         ranks = [rank for rank in range(self.size) if everyone[rank][0] == color]
@@ -294,7 +296,7 @@ class Communicator:
     # Inside
 
     def _child(self, ranks: list[int]) -> Communicator:
-        child = self._connect(self, ranks)
+        child = self._connect(self, ranks, self._splits_made)
         self._children.append(child)
         return child
 

@@ -59,17 +59,15 @@ class CommunicatorMaker:
 
 
 class _Splitter:
-    """Makes the communicators that are split off one; counts them, so that each has a name of its own."""
+    """Makes the communicators that are split off one; `number` counts the splits, so that each has its own name."""
 
     def __init__(self, maker: CommunicatorMaker, purpose: str) -> None:
         self._maker = maker
         self._purpose = purpose
-        self._made = 0
 
-    def __call__(self, parent: Communicator, ranks: list[int]) -> Communicator:
-        self._made += 1
-        # Groups that are split off at once may have the same number; their ranks tell them apart.
-        purpose = f"{self._purpose} / {self._made} of {','.join(map(str, ranks))}"
+    def __call__(self, parent: Communicator, ranks: list[int], number: int) -> Communicator:
+        # Groups that are split off at once have the same number; their ranks tell them apart.
+        purpose = f"{self._purpose} / {number} of {','.join(map(str, ranks))}"
         return self._maker.make(ranks.index(parent.rank), len(ranks), _exchange_among(parent, ranks), purpose)
 
 

@@ -1,0 +1,220 @@
+"""What is special about a store that is served: strangers, wrong keys, broken clients, a server that goes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
+from ronde.net.addresses import parse, resolve
+from ronde.net.authentication import Role, authenticate
+from ronde.net.frames import frame, receive_frame
+from ronde.net.stores.server import MAX_STRANGERS, STORE_PURPOSE
+from ronde.net.stores.tcp import StoreClient, StoreServer
+from ronde.net.stores.wire import Operation, Request
+from ronde.settings import JobKey
+
+SECOND = 10**9
+LONG = 30 * SECOND
+KEY = JobKey.generate()
+
+
+@pytest.fixture(params=["tcp:127.0.0.1:0", "unix:@ronde-test-server"])
+def server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
+    server = StoreServer(request.param, KEY)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server: StoreServer) -> Iterator[StoreClient]:
+    client = StoreClient(server.address, KEY, LONG)
+    yield client
+    client.close()
+
+
+def stranger(server: StoreServer) -> socket.socket:
+    endpoint = resolve(parse(server.address))[0]
+    sock = socket.socket(endpoint.family)
+    sock.settimeout(30)
+    sock.connect(endpoint.sockaddr)
+    return sock
+
+
+def member(server: StoreServer) -> socket.socket:
+    sock = stranger(server)
+    authenticate(sock, Role.CLIENT, KEY, STORE_PURPOSE, time.monotonic_ns() + LONG)
+    return sock
+
+
+def is_hung_up(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_another_key_is_refused_at_once(server: StoreServer, client: StoreClient) -> None:
+    with pytest.raises(AuthenticationError, match=f"the store at {server.address}: .*RONDE_JOB_KEY"):
+        StoreClient(server.address, JobKey.generate(), LONG)
+    client.set("still", b"here")
+
+
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.0\r\n\r\n" * 9, b"\0" * 1000, os.urandom(1000)], ids=len)
+def test_a_stranger_that_talks_is_turned_away(server: StoreServer, client: StoreClient, words: bytes) -> None:
+    with stranger(server) as sock:
+        sock.send(words)
+        assert is_hung_up(sock)
+    client.set("still", b"here")
+
+
+def test_of_too_many_strangers_the_oldest_goes(server: StoreServer, client: StoreClient) -> None:
+    strangers = [stranger(server) for _ in range(MAX_STRANGERS + 1)]
+    assert is_hung_up(strangers[0])
+    client.set("still", b"here")
+    with member(server):
+        pass
+    for sock in strangers:
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        struct.pack("!I", 1 << 31),
+        frame(b""),
+        frame(b"\xff" * 20),
+        frame(Request(Operation.SET, b"k" * 2000, b"v").encode()),
+        frame(Request(Operation.ADD, b"k", b"many").encode()),
+        frame(Request(Operation.COMPARE_SET, b"k", b"\0").encode()),
+        frame(Request(Operation.GET, b"never", timeout_ns=LONG).encode()) * 2,
+    ],
+    ids=["huge", "empty", "unknown", "key", "number", "short", "twice"],
+)
+def test_a_member_that_talks_nonsense_is_dropped(
+    server: StoreServer, client: StoreClient, words: bytes
+) -> None:
+    with member(server) as sock:
+        sock.send(words)
+        assert is_hung_up(sock)
+    client.set("still", b"here")
+
+
+def test_a_member_may_write_in_any_pieces(server: StoreServer) -> None:
+    with member(server) as sock:
+        for byte in frame(Request(Operation.SET, b"key", b"value").encode()):
+            sock.send(bytes([byte]))
+        assert receive_frame(sock, 100, time.monotonic_ns() + LONG) == b"\0"
+
+
+def test_a_waiter_that_died_is_forgotten(server: StoreServer, client: StoreClient) -> None:
+    with member(server) as sock:
+        sock.send(frame(Request(Operation.GET, b"key", timeout_ns=LONG).encode()))
+    client.set("key", b"value")
+    assert client.get("key", 0) == b"value"
+
+
+def test_a_slow_reader_gets_all(server: StoreServer, client: StoreClient) -> None:
+    value = os.urandom(1 << 20)
+    client.set("key", value)
+    with member(server) as sock:
+        sock.send(frame(Request(Operation.GET, b"key").encode()))
+        client.set("other", b"meanwhile")
+        assert receive_frame(sock, 1 << 21, time.monotonic_ns() + LONG) == b"\0" + value
+
+
+def test_a_client_may_come_before_its_server() -> None:
+    address, seen = f"unix:@ronde-test-{os.getpid()}-late", []
+
+    def come() -> None:
+        client = StoreClient(address, KEY, LONG)
+        seen.append(client.get("key", LONG))
+        client.close()
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    time.sleep(0.02)
+    server = StoreServer(address, KEY)
+    client = StoreClient(address, KEY, LONG)
+    client.set("key", b"value")
+    thread.join()
+    client.close()
+    server.close()
+    assert seen == [b"value"]
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("unix:@ronde-test-nobody", "Connection refused"),
+        ("unix:/nowhere/ronde", "No such file"),
+        ("tcp:127.0.0.1:1", "Connection refused"),
+        ("tcp:no-such-host.invalid:1", ""),
+    ],
+)
+def test_where_nobody_serves(address: str, reason: str) -> None:
+    with pytest.raises(TimeoutError, match=f"waited 0.05 s for the store at {address}: {reason}") as caught:
+        StoreClient(address, KEY, SECOND // 20)
+    assert caught.value.operation == "store"
+
+
+def test_a_server_that_goes_takes_nobody_with_it(server: StoreServer, client: StoreClient) -> None:
+    errors = []
+
+    def wait() -> None:
+        try:
+            client.get("never", LONG)
+        except PeerLostError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    address = server.address
+    server.close()
+    thread.join()
+    server.close()
+    (message,) = errors
+    assert message.startswith(f"lost the store at {address}: ")
+    with pytest.raises(UsageError, match=r"the connection to the store at .* has been closed"):
+        client.set("key", b"")
+    again = StoreServer(address, KEY)
+    assert again.address == address
+    again.close()
+
+
+def test_a_taken_address_is_refused(server: StoreServer) -> None:
+    with pytest.raises(UsageError, match=f"cannot serve at {server.address}: Address already in use"):
+        StoreServer(server.address, KEY)
+
+
+def test_a_socket_in_the_file_system_goes_with_its_server(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    server = StoreServer(f"unix:{path}", KEY)
+    assert path.is_socket()
+    server.close()
+    assert not path.exists()
+
+
+def test_adding_to_what_is_no_number(client: StoreClient) -> None:
+    client.set("key", b"text")
+    with pytest.raises(UsageError, match="cannot add to 'key': its value is no number"):
+        client.add("key", 1)
+    assert client.get("key", 0) == b"text"
+
+
+def test_timers_of_waiters_that_were_served_do_not_pile_up(server: StoreServer, client: StoreClient) -> None:
+    other = StoreClient(server.address, KEY, LONG)
+    for number in range(300):
+        thread = threading.Thread(target=client.get, args=(f"{number}", LONG))
+        thread.start()
+        other.set(f"{number}", b"")
+        thread.join()
+    assert len(server._timers) < 150
+    other.close()

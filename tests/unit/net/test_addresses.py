@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from ronde.errors import UsageError
+from ronde.net.addresses import (
+    Address,
+    address_of_interface,
+    address_towards,
+    is_loopback,
+    listen,
+    parse,
+    resolve,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("unix:@name", Address(path="@name")),
+        ("unix:/run/a:b", Address(path="/run/a:b")),
+        ("tcp:host:80", Address(host="host", port=80)),
+        ("tcp:10.0.0.1:0", Address(host="10.0.0.1", port=0)),
+        ("tcp:[fe80::1%eth0]:65535", Address(host="fe80::1%eth0", port=65535)),
+    ],
+)
+def test_parse_and_format(text: str, address: Address) -> None:
+    assert parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "unix:",
+        "unix:@",
+        "unix:name",
+        "tcp:",
+        "tcp:host",
+        "tcp:host:",
+        "tcp::80",
+        "tcp:host:65536",
+        "tcp:host:-1",
+    ]
+    + [
+        "tcp:::1:80",
+        "tcp:[host]:80",
+        "tcp:[]:80",
+        "udp:host:80",
+        "host:80",
+        "unix:@" + "n" * 107,
+        "unix:/a\0b",
+    ],
+)
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"not an? (TCP )?address|too long"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp:127.0.0.1:0", "tcp:[::1]:0", "tcp:localhost:0", "unix:@ronde-test-listen"]
+)
+def test_a_listener_can_be_reached_at_the_address_it_tells(text: str) -> None:
+    listener, address = listen(parse(text))
+    endpoint = resolve(address)[0]
+    with listener, socket.socket(endpoint.family) as client:
+        client.settimeout(30)
+        client.connect(endpoint.sockaddr)
+        assert not listener.getblocking()
+        assert address.is_unix or address.port > 0
+        if address.host:
+            assert is_loopback(str(listener.getsockname()[0]))
+
+
+def test_a_listener_at_a_path(tmp_path: Path) -> None:
+    listener, address = listen(Address(path=str(tmp_path / "socket")))
+    with listener:
+        assert Path(address.path).is_socket()
+
+
+def test_a_name_of_this_machine_is_bound_where_others_reach_it() -> None:
+    name = socket.gethostname()
+    try:
+        host = socket.gethostbyname(name)
+    except OSError:
+        pytest.skip("this machine does not know its own name")
+    listener, _ = listen(Address(host=name))
+    with listener:
+        assert listener.getsockname()[0] in (
+            {"0.0.0.0", "::"} if is_loopback(host) else {host, "::", "0.0.0.0"}
+        )
+
+
+def test_an_address_that_is_taken_or_not_ours() -> None:
+    listener, address = listen(parse("tcp:127.0.0.1:0"))
+    with (
+        listener,
+        pytest.raises(UsageError, match=f"cannot serve at {address}: Address already in use; end the"),
+    ):
+        listen(address)
+    with pytest.raises(UsageError, match=r"cannot serve at tcp:192.0.2.1:0: Cannot assign"):
+        listen(Address(host="192.0.2.1"))
+    with pytest.raises(UsageError, match=r"cannot serve at tcp:no-such-host.invalid:0: "):
+        listen(Address(host="no-such-host.invalid"))
+
+
+def test_the_address_towards_a_host() -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("::1") == "::1"
+    with pytest.raises(UsageError, match=r"no network interface reaches no-such-host.invalid"):
+        address_towards("no-such-host.invalid")
+
+
+def test_the_address_of_an_interface() -> None:
+    assert address_of_interface("lo") == "127.0.0.1"
+    assert address_of_interface("192.0.2.1") == "192.0.2.1"
+    assert address_of_interface("fd00::1") == "fd00::1"
+    with pytest.raises(UsageError, match=r"there is no network interface 'eth77' here; there are .*\blo\b"):
+        address_of_interface("eth77")

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import builtins
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ronde.errors import AuthenticationError, VersionError
+from ronde.net import authentication
+from ronde.net.authentication import LABEL_BYTES, Handshake, Role, authenticate
+from ronde.settings import JobKey
+
+KEY = JobKey.generate()
+HELLO_BYTES, PROOF_BYTES = 4 + 2 + LABEL_BYTES + 32, 32
+
+
+def soon() -> int:
+    return time.monotonic_ns() + 30 * 10**9
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair()
+    with left, right:
+        yield left, right
+
+
+def both(client: Handshake, server: Handshake) -> None:
+    """Let the two talk to each other until one is done or raises."""
+    sent = {client: client.greeting(), server: server.greeting()}
+    while client.wanted or server.wanted:
+        for one, other in ((server, client), (client, server)):
+            if one.wanted and len(sent[other]) >= one.wanted:
+                data, sent[other] = sent[other][: one.wanted], sent[other][one.wanted :]
+                sent[one] += one.advance(data)
+    assert sent == {client: b"", server: b""}
+
+
+def test_both_ends_learn_the_others_label() -> None:
+    client, server = (
+        Handshake(Role.CLIENT, KEY, "store", b"rank 3"),
+        Handshake(Role.SERVER, KEY, "store", b"rank 0"),
+    )
+    both(client, server)
+    assert client.peer_label == b"rank 0".ljust(LABEL_BYTES, b"\0")
+    assert server.peer_label == b"rank 3".ljust(LABEL_BYTES, b"\0")
+
+
+def test_over_a_socket_nothing_beyond_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    def client() -> None:
+        authenticate(pair[0], Role.CLIENT, KEY, "store", soon(), b"me")
+        pair[0].send(b"payload")
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    assert authenticate(pair[1], Role.SERVER, KEY, "store", soon()).startswith(b"me\0")
+    thread.join()
+    assert pair[1].recv(100) == b"payload"
+
+
+@pytest.mark.parametrize(
+    ("key", "purpose"), [(JobKey.generate(), "store"), (KEY, "world/1"), (KEY, ""), (KEY, "stor")]
+)
+def test_another_key_or_purpose_is_refused(key: JobKey, purpose: str) -> None:
+    with pytest.raises(AuthenticationError, match="does not know the job key"):
+        both(Handshake(Role.CLIENT, KEY, "store"), Handshake(Role.SERVER, key, purpose))
+
+
+def test_a_server_finds_out_a_client_that_cannot_prove() -> None:
+    client, server = Handshake(Role.CLIENT, KEY, "store"), Handshake(Role.SERVER, KEY, "store")
+    server.advance(client.greeting())
+    with pytest.raises(AuthenticationError):
+        server.advance(bytes(PROOF_BYTES))
+
+
+def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
+    """A client that does not know the key answers with what the server itself has said."""
+    server = Handshake(Role.SERVER, KEY, "store")
+    answer = server.advance(Handshake(Role.CLIENT, JobKey.generate(), "store").greeting())
+    with pytest.raises(AuthenticationError):
+        server.advance(answer[HELLO_BYTES:])
+
+
+def test_a_recorded_handshake_is_worthless() -> None:
+    client, server = Handshake(Role.CLIENT, KEY, "store"), Handshake(Role.SERVER, KEY, "store")
+    hello = client.greeting()
+    answer = server.advance(hello)
+    client.advance(answer[:HELLO_BYTES])
+    proof = client.advance(answer[HELLO_BYTES:])
+    server.advance(proof)
+    again = Handshake(Role.SERVER, KEY, "store")
+    again.advance(hello)
+    with pytest.raises(AuthenticationError):
+        again.advance(proof)
+
+
+def test_a_changed_label_is_noticed() -> None:
+    client, server = Handshake(Role.CLIENT, KEY, "store", b"rank 3"), Handshake(Role.SERVER, KEY, "store")
+    answer = server.advance(client.greeting().replace(b"rank 3", b"rank 4"))
+    client.advance(answer[:HELLO_BYTES])
+    with pytest.raises(AuthenticationError):
+        client.advance(answer[HELLO_BYTES:])
+
+
+def test_a_server_says_nothing_to_a_stranger() -> None:
+    server = Handshake(Role.SERVER, KEY, "store")
+    assert server.greeting() == b""
+    assert server.wanted == HELLO_BYTES
+    with pytest.raises(AuthenticationError, match="does not speak Ronde's protocol"):
+        server.advance(b"GET / HTTP/1.1\r\n".ljust(HELLO_BYTES, b"\n"))
+
+
+def test_both_ends_tell_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "PROTOCOL_VERSION", 7)
+    client, server = Handshake(Role.CLIENT, KEY, "store"), Handshake(Role.SERVER, KEY, "store")
+    monkeypatch.undo()
+    with pytest.raises(
+        VersionError, match="speaks version 7 of Ronde's protocol, this one 1; install the same"
+    ):
+        both(client, Handshake(Role.SERVER, KEY, "store"))
+    with pytest.raises(VersionError, match="speaks version 7"):
+        both(Handshake(Role.CLIENT, KEY, "store"), server)
+
+
+def test_a_silent_peer_holds_nobody(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(builtins.TimeoutError):
+        authenticate(pair[0], Role.SERVER, KEY, "store", time.monotonic_ns() + 10**7)
+
+
+def test_a_peer_that_hangs_up(pair: tuple[socket.socket, socket.socket]) -> None:
+    pair[1].close()
+    with pytest.raises(ConnectionError):
+        authenticate(pair[0], Role.SERVER, KEY, "store", soon())

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ronde.core.identity import MeetingPoint
+from ronde.errors import AuthenticationError, TimeoutError, UsageError
+from ronde.net.meeting import Meeting, meet
+from ronde.net.stores.tcp import StoreServer
+from ronde.settings import JobKey, Settings
+
+SECOND = 10**9
+SETTINGS = Settings(start_timeout_ns=30 * SECOND)
+POINT = MeetingPoint("unix:@ronde-test-meeting", 0, "job of this test")
+
+
+def test_rank_0_serves_and_the_others_come() -> None:
+    meetings: list[Meeting] = []
+    threads = [
+        threading.Thread(target=lambda r=r: meetings.append(meet(POINT, r, SETTINGS))) for r in (1, 0, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(meeting.store.add("n", 1) for meeting in meetings) == [1, 2, 3]
+    assert sum(meeting.server is not None for meeting in meetings) == 1
+    assert {meeting.address for meeting in meetings} == {"127.0.0.1"}
+    assert {meeting.key for meeting in meetings} == {JobKey.derived_from(POINT.job)}
+    for meeting in meetings:
+        meeting.close()
+        meeting.close()
+
+
+def test_the_launcher_serves_and_gives_the_key() -> None:
+    key = JobKey.generate()
+    server = StoreServer("tcp:127.0.0.1:0", key)
+    point = MeetingPoint(server.address, None, server.address)
+    meeting = meet(point, 0, Settings(job_key=key, interface="lo"))
+    assert meeting.server is None
+    assert meeting.address == "127.0.0.1"
+    meeting.close()
+    with pytest.raises(AuthenticationError):
+        meet(point, 0, SETTINGS)
+    with pytest.raises(UsageError, match="no network interface 'eth77'"):
+        meet(point, 0, Settings(job_key=key, interface="eth77"))
+    server.close()
+
+
+def test_nobody_serves() -> None:
+    with pytest.raises(TimeoutError, match="for the store at unix:@ronde-test-meeting: Connection refused"):
+        meet(POINT, 1, Settings(start_timeout_ns=SECOND // 20))
+
+
+def test_a_failed_meeting_frees_the_address() -> None:
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no network interface 'eth77'"):
+            meet(POINT, 0, Settings(interface="eth77"))

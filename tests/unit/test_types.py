@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+
+from ronde import types
+from ronde.types import DType, Kind, ReduceOp
+
+HEADER = (Path(__file__).parents[2] / "cpp" / "types.h").read_text()
+
+
+@pytest.mark.parametrize("enum", [DType, ReduceOp, Kind])
+def test_numbers_are_those_of_the_header(enum: type[IntEnum]) -> None:
+    (body,) = re.findall(rf"enum class {enum.__name__} : uint8_t {{(.*?)}};", HEADER, re.DOTALL)
+    in_header = {name.lower(): int(number) for name, number in re.findall(r"k(\w+) = (\d+),", body)}
+    assert {member.name.lower(): member.value for member in enum} == in_header
+
+
+def test_sizes_are_those_of_the_header() -> None:
+    (listed,) = re.findall(r"kBytes\[kDTypeCount\] = {(.*?)};", HEADER)
+    assert [dtype.itemsize for dtype in DType] == [int(size) for size in listed.split(",")]
+
+
+def test_reductions_have_names_of_their_own() -> None:
+    for op in ReduceOp:
+        assert getattr(types, op.name) is op
+        assert op.name in types.__all__
