@@ -25,16 +25,17 @@ int usable_cores() {
   return std::max(CPU_COUNT(&set), 1);
 }
 
-// With a core per rank, spinning some 20 us saves the far dearer sleep. With fewer cores, whoever spins keeps the rank
-// it waits for from running: give the core away at once.
+// A brief spin catches a peer that is about to come; then sched_yield() looks on, and lets a peer run that shares this
+// core. That happens even with a core per rank, whenever something else keeps the other cores busy: spinning longer
+// would hold up the very rank that is waited for. With fewer cores than ranks it is the rule.
 WaitPolicy policy_for(const Options& options, int local_size) {
-  constexpr int kLooksPerMicrosecond = 20;
+  constexpr int kLooksPerMicrosecond = 25;
   WaitPolicy policy;
   policy.timeout_ns = options.timeout_ns;
   if (options.spin_us >= 0) {
     policy.spins = options.spin_us * kLooksPerMicrosecond;
   } else if (local_size > usable_cores()) {
-    policy.spins = 0;
+    policy.spins = 4;
   }
   return policy;
 }

@@ -20,8 +20,8 @@
 namespace ronde {
 
 struct WaitPolicy {
-  int spins = 2000;        // first this many looks with a CPU pause between them
-  int yields = 20;         // then this many looks with sched_yield() between them
+  int spins = 64;          // first this many looks with a CPU pause between them: 2 or 3 us
+  int yields = 256;        // then this many looks with sched_yield() between them
   int64_t timeout_ns = 0;  // after so long the communicator fails with kTimeout; 0: wait for ever
 };
 

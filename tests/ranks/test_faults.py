@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -97,19 +100,19 @@ def test_a_killed_rank_is_named_by_all_others(transport: str, n: int, victim: in
 def wait_for_rank_1(how: str) -> Told | None:
     ronde.init()
     world: Any = ronde.world()
-    world.barrier()
-    if world.rank == 1:
-        tell()
-        if how == "returns":
-            return None
-        if how == "shuts down":
-            ronde.shutdown()
-            return None
-        if how == "raises":
-            raise ValueError("the loss is not a number")
-        os._exit(3)
     try:
         world.barrier()
+        if world.rank != 1:
+            # Whoever notices first tells the others, who may still be in the call before.
+            world.barrier()
+        elif how == "shuts down":
+            ronde.shutdown()
+        elif how == "raises":
+            raise ValueError("the loss is not a number")
+        elif how == "exits at once":
+            os._exit(3)
+        if world.rank == 1:
+            return None
     except ronde.RondeError as error:
         return caught(error)
     raise AssertionError("a barrier without rank 1")
@@ -148,10 +151,12 @@ def outlive_rank_1() -> float:
     time.sleep(0.3)
     if world.rank == 0:
         world.recv(received, 1)  # what was sent before it left
-        for action in (lambda: world.recv(received, 1), lambda: world.send(np.ones(32 * MIB, np.float32), 1)):
-            with pytest.raises(ronde.PeerLostError, match=r"^rank 1 on \S+ has shut down$") as error:
-                action()
-            assert error.value.rank == 1
+        has_left = r"^rank 1 on \S+ (has shut down|closed its connection)$"
+        with pytest.raises(ronde.PeerLostError, match=has_left) as error:
+            world.recv(received, 1)
+        assert error.value.rank == 1
+        with pytest.raises(ronde.PeerLostError, match=has_left):
+            world.send(np.ones(32 * MIB, np.float32), 1)
     total: float = pair.allreduce(received)[0]
     return total
 
@@ -307,19 +312,16 @@ def test_a_time_limit_names_who_did_not_come(transport: str) -> None:
     host = socket.gethostname()
     for rank, told in enumerate(ranks.run(come_late, 4, environ=environ(transport, RONDE_TIMEOUT="0.5"))):
         assert told.kind == "TimeoutError"
-        assert told.message.startswith("waited 500 ms in allreduce of 6 float64 by max for rank 1 on " + host)
+        # Across hosts a rank waits for its partner of the moment only.
+        assert re.match(rf"waited 500 ms in allreduce of 6 float64 by max for rank [12] on {host}", told.message)
         if rank == 0:
-            assert told.missing == (1, 2)
+            assert told.missing == ((1, 2) if transport == "auto" else (1,))
 
 
 # Under `ronde run`
 
 
 def test_the_launcher_names_the_killed_worker(tmp_path: Any) -> None:
-    import re
-    import subprocess
-    import sys
-
     script = tmp_path / "train.py"
     script.write_text(
         "import os, numpy, ronde\n"

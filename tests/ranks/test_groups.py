@@ -1,4 +1,4 @@
-"""Communicators made from communicators: who is in them, that they do not disturb each other, and that they may nest."""
+"""Communicators made from communicators: who is in them, and that they do not disturb each other."""
 
 from __future__ import annotations
 

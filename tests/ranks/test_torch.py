@@ -11,9 +11,9 @@ from ronde.testing import ranks
 
 torch = pytest.importorskip("torch")
 
-INTEGERS = "uint8 uint16 uint32 uint64 int8 int16 int32 int64".split()
-FLOATS = "float16 bfloat16 float32 float64".split()
-COMPLEX = "complex64 complex128".split()
+INTEGERS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+COMPLEX = ["complex64", "complex128"]
 
 
 def same(result: Any, expected: Any) -> None:
@@ -79,7 +79,8 @@ def outputs(world: Any) -> None:
     for dtype in ("float32", "bfloat16", "uint16"):
         x = numbers(dtype, world.rank)
         total = (2 * numbers("int64", 0) + 1).to(x.dtype)
-        for out in (torch.zeros_like(x), torch.zeros(3, 4, dtype=x.dtype).t(), torch.zeros(4, 6, dtype=x.dtype)[:, ::2]):
+        wide = torch.zeros(4, 6, dtype=x.dtype)
+        for out in (torch.zeros_like(x), torch.zeros(3, 4, dtype=x.dtype).t(), wide[:, ::2]):
             assert world.allreduce(x, out=out) is out
             same(out, total)
         assert world.broadcast(x, root=1, out=x) is x

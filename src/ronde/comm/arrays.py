@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from ronde.errors import UsageError
 from ronde.types import DType
 
-__all__ = ["Operand", "Target", "like", "operand", "target"]
+__all__ = ["Operand", "Target", "copy", "late_target", "like", "operand", "overlap", "target"]
 
 # A device code of DLPack, dlpack.h: kDLCPU.
 _MAIN_MEMORY = 1
@@ -52,13 +52,20 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An output: the native side writes `memory`; `finish` gives the user's array once it is written."""
+    """An output: the native side writes `memory`; `finish` gives the user's array once it is written.
+
+    `refusal`: what is wrong with the user's `out`, where it is found out so late that the others wait for this rank:
+    it takes part with other memory, and `finish` raises.
+    """
 
     memory: Any
     result: Any
     is_copy: bool
+    refusal: UsageError | None = None
 
     def finish(self) -> Any:
+        if self.refusal:
+            raise self.refusal
         if self.is_copy:
             _copy(self.result, self.memory)
         return self.result
@@ -103,7 +110,43 @@ def target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
         raise UsageError("out is read-only")
     if not _is_tensor(out) and not isinstance(out, np.ndarray):
         raise UsageError(f"out must be a NumPy array or a PyTorch tensor, not {type(out).__name__}")
+    if overlap(given.memory, taken.memory) and _span(given.memory) != _span(taken.memory):
+        raise UsageError("out overlaps the input; it may be the input itself or other memory")
     return Target(taken.memory, out, not _is_contiguous(out))
+
+
+def late_target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
+    """Return the same for a call that has begun: what is wrong with `out` is raised when the call has ended."""
+    try:
+        return target(given, shape, out)
+    except UsageError as error:
+        return replace(target(given, shape), refusal=error)
+
+
+def overlap(one: Any, other: Any) -> bool:
+    """Return whether two contiguous memories have bytes in common."""
+    (begin, end), (other_begin, other_end) = _span(one), _span(other)
+    return max(begin, other_begin) < min(end, other_end)
+
+
+def _span(memory: Any) -> tuple[int, int]:
+    """The addresses where the memory begins and ends."""
+    if memory is None:
+        return 0, 0
+    begin: int = memory.data_ptr() if _is_tensor(memory) else memory.ctypes.data
+    return begin, begin + memory.nbytes
+
+
+def copy(given: Operand, goal: Target) -> None:
+    """Write the input into the output's memory; they are of the same type and shape."""
+    _bytes_of(goal.memory)[:] = _bytes_of(given.memory)
+
+
+def _bytes_of(memory: Any) -> np.ndarray[Any, Any]:
+    flat = memory.reshape(-1)
+    if _is_tensor(memory):
+        return flat.view(sys.modules["torch"].uint8).numpy()  # type: ignore[no-any-return]
+    return flat.view(np.uint8)  # type: ignore[no-any-return]
 
 
 def _is_tensor(x: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ronde.comm import arrays
-from ronde.comm.arrays import Operand, operand, target
+from ronde.comm.arrays import Operand, late_target, operand, target
 from ronde.errors import MismatchError, UsageError
 from ronde.types import DType, Kind, ReduceOp, Sum
 
@@ -148,7 +148,7 @@ class Communicator:
         """
         given = operand(x)
         rows = self._native.exchange(Kind.allgather, given.dtype, -1, given.row_items, given.row_count)
-        goal = target(given, (sum(rows), *given.row_shape), out)
+        goal = late_target(given, (sum(rows), *given.row_shape), out)
         sizes = [row * given.row_bytes for row in rows]
         self._native.allgather_as(given.memory, goal.memory, sizes, given.dtype)
         return goal.finish()
@@ -162,7 +162,7 @@ class Communicator:
         if self.rank != root:
             self._native.gather_as(given.memory, None, sizes, given.dtype, root)
             return None
-        goal = target(given, (sum(rows), *given.row_shape), out)
+        goal = late_target(given, (sum(rows), *given.row_shape), out)
         self._native.gather_as(given.memory, goal.memory, sizes, given.dtype, root)
         return goal.finish()
 
@@ -170,12 +170,10 @@ class Communicator:
         """Return `root`'s array on every rank. `x` has the same shape and type everywhere; `out=x` works in place."""
         given = operand(x)
         goal = target(given, given.shape, out)
-        memory = goal.memory
         if self.rank == self._root(root) and goal.result is not x:
-            goal = target(given, given.shape, _filled(goal.result, x))
-            memory = given.memory
-        self._native.broadcast_as(memory, given.dtype, root, Kind.broadcast)
-        return goal.result if self.rank == root else goal.finish()
+            arrays.copy(given, goal)
+        self._native.broadcast_as(goal.memory, given.dtype, root, Kind.broadcast)
+        return goal.finish()
 
     def scatter(self, x: Any = None, root: int = 0, out: Any = None) -> Any:
         """Split `root`'s array along the first axis (as `numpy.array_split` does); return each rank its share.
@@ -186,7 +184,7 @@ class Communicator:
         given = self._with_axis(x, "scatter") if at_root else None
         told = self._tell_shape(given, root)
         rows = _even_split(told.row_count, self.size)
-        goal = target(told, (rows[self.rank], *told.row_shape), out)
+        goal = late_target(told, (rows[self.rank], *told.row_shape), out)
         memory = None if given is None else given.memory
         sizes = [row * told.row_bytes for row in rows]
         self._native.scatter_as(memory, goal.memory, sizes, told.dtype, root)
@@ -199,14 +197,12 @@ class Communicator:
         """
         given = self._with_axis(x, "alltoall")
         sending = self._splits(given, splits)
-        receiving = np.empty(self.size, np.uint64)
-        words = [_WORD] * self.size
-        self._native.alltoall_as(np.array(sending, np.uint64), words, receiving, words, given.dtype)
-        goal = target(given, (int(receiving.sum()), *given.row_shape), out)
-        if goal.result is x:
+        if out is not None and arrays.overlap(given.memory, operand(out).memory):
             raise UsageError("alltoall cannot work in place: out must be other memory than x")
+        receiving = self._exchange_rows(given, sending)
+        goal = late_target(given, (sum(receiving), *given.row_shape), out)
         in_sizes = [rows * given.row_bytes for rows in sending]
-        out_sizes = [int(rows) * given.row_bytes for rows in receiving]
+        out_sizes = [rows * given.row_bytes for rows in receiving]
         self._native.alltoall_as(given.memory, in_sizes, goal.memory, out_sizes, given.dtype)
         return goal.finish()
 
@@ -326,6 +322,20 @@ class Communicator:
             )
         return rows
 
+    def _exchange_rows(self, given: Operand, sending: list[int]) -> list[int]:
+        """Tell every rank how many rows it gets, and of how many elements; return how many rows this one gets."""
+        telling = np.array([[rows, given.row_items] for rows in sending], np.uint64)
+        told = np.empty_like(telling)
+        sizes = [2 * _WORD] * self.size
+        self._native.alltoall_as(telling, sizes, told, sizes, given.dtype)
+        for rank, (_, items) in enumerate(told.tolist()):
+            if items != given.row_items:
+                raise MismatchError(
+                    f"rank {self.rank} called alltoall with rows of {given.row_items} elements, "
+                    f"but rank {rank} called it with rows of {items}"
+                )
+        return told[:, 0].tolist()  # type: ignore[no-any-return]
+
     def _tell_shape(self, given: Operand | None, root: int) -> Operand:
         """What the others need to know of the root's array, as an operand of theirs."""
         words = np.zeros(_SHAPE_WORDS, np.int64)
@@ -359,8 +369,3 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
         return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
     return np.dtype(dtype.name)
-
-
-def _filled(result: Any, x: Any) -> Any:
-    result[...] = x
-    return result

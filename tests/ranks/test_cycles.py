@@ -1,0 +1,73 @@
+"""Joining and leaving again and again in the same processes: nothing grows."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ronde
+from ronde.testing import ranks
+
+WARM_UP = 10  # cycles after which everything has been loaded and every cache filled
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What this process holds."""
+
+    files: int
+    threads: int
+    mappings: int
+    resident_mib: float
+
+    @classmethod
+    def now(cls) -> Usage:
+        me = Path("/proc/self")
+        status = dict(line.split(":", 1) for line in (me / "status").read_text().splitlines())
+        return cls(
+            files=len(list((me / "fd").iterdir())),
+            threads=int(status["Threads"]),
+            mappings=len((me / "maps").read_text().splitlines()),
+            resident_mib=int(status["VmRSS"].split()[0]) / 1024,
+        )
+
+
+def cycle(times: int) -> tuple[Usage, Usage]:
+    """What is held after the warm-up, and at the end."""
+    begin = Usage.now()
+    for number in range(WARM_UP + times):
+        ronde.init()
+        world: Any = ronde.world()
+        assert (world.allreduce(np.full(20_000, number)) == world.size * number).all()
+        shared = world.empty(1000)
+        assert world.allreduce(shared + 1)[0] == world.size
+        del shared
+        ronde.shutdown()
+        if number == WARM_UP - 1:
+            begin = Usage.now()
+    return begin, Usage.now()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("times", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("store", ["of the launcher", "of rank 0"])
+def test_nothing_grows(store: str, transport: str, times: int) -> None:
+    environ = {"RONDE_TRANSPORT": transport}
+    if store == "of rank 0":
+        environ |= {"RONDE_STORE": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for begin, end in ranks.run(cycle, 2, times, environ=environ, timeout_s=280):
+        assert end.files == begin.files
+        assert end.threads == begin.threads
+        assert end.mappings <= begin.mappings + 4  # the allocator's own
+        assert end.resident_mib <= begin.resident_mib + 4

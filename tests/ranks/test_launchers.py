@@ -1,0 +1,138 @@
+"""The same small program, started in every way in which ranks can be started."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+import numpy, ronde
+
+arguments = dict(word.split("=", 1) for word in sys.argv[1:])
+for name in ("rank", "size"):
+    if name in arguments:
+        arguments[name] = int(arguments[name])
+for _ in range(2):  # to leave and to join again works, whoever started it
+    ronde.init(**arguments)
+    world = ronde.world()
+    total = int(world.allreduce(numpy.array([world.rank + 1]))[0])
+    places = world.allgather(numpy.array([[world.rank, world.local_rank, world.local_size]])).tolist()
+    ronde.shutdown()
+print(f"rank {world.rank} of {world.size}: {total} {places}", flush=True)
+"""
+EXPECTED = [f"rank {rank} of 2: 3 [[0, 0, 2], [1, 1, 2]]" for rank in range(2)]
+
+# What tells a process who it is; none of it may come from whoever runs the tests.
+SPEAKS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "RONDE_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def environment(**more: object) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(SPEAKS)}
+    clean["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    return clean | {name: str(value) for name, value in more.items()}
+
+
+def run(command: list[str]) -> list[str]:
+    """What it prints, sorted."""
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=100, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def run_by_hand(commands: list[list[str]], environments: list[dict[str, str]]) -> list[str]:
+    """What processes that nobody else starts print, in their order."""
+    started = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for command, env in zip(commands, environments)
+    ]
+    lines = []
+    for process in started:
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+        lines.append(out.strip())
+    return lines
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_ronde_run(script: str) -> None:
+    lines = run([sys.executable, "-m", "ronde", "run", "-n", "2", script])
+    assert lines == [f"[{rank}] {line}" for rank, line in enumerate(EXPECTED)]
+
+
+@pytest.mark.parametrize("rendezvous", [["--standalone"], ["--master-addr=127.0.0.1"]])
+def test_torchrun(script: str, rendezvous: list[str]) -> None:
+    pytest.importorskip("torch")
+    if rendezvous != ["--standalone"]:
+        rendezvous = [*rendezvous, f"--master-port={free_port()}"]
+    assert run([sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node=2", script]) == EXPECTED
+
+
+def test_open_mpi(script: str) -> None:
+    beside_python = Path(sys.executable).parent / "mpirun"
+    mpirun = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("needs mpirun")
+    version = subprocess.run([mpirun, "--version"], check=False, capture_output=True, text=True).stdout
+    if "Open MPI" not in version:
+        pytest.skip("mpirun is not Open MPI's")
+    lines = run([mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, script])
+    assert lines == EXPECTED
+
+
+def test_environment_by_hand(script: str) -> None:
+    port = free_port()
+    environments = [
+        environment(RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank in range(2)
+    ]
+    assert run_by_hand([[sys.executable, script]] * 2, environments) == EXPECTED
+
+
+@pytest.mark.parametrize("store", ["tcp:127.0.0.1:{port}", "tcp:[::1]:{port}", "unix:@ronde-test-{port}"])
+def test_arguments(script: str, store: str) -> None:
+    store = "store=" + store.format(port=free_port())
+    commands = [[sys.executable, script, f"rank={rank}", "size=2", store] for rank in range(2)]
+    assert run_by_hand(commands, [environment()] * 2) == EXPECTED
+
+
+def test_a_lone_process(script: str) -> None:
+    assert run([sys.executable, script]) == ["rank 0 of 1: 1 [[0, 0, 1]]"]
+
+
+def test_nobody_says_where_to_meet(script: str) -> None:
+    command = [sys.executable, script, "rank=0", "size=2"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
+    assert done.returncode != 0
+    assert "UsageError: ronde.init(rank=, size=) started rank 0 of 2, but nothing says where" in done.stderr
+    assert "give store='tcp:<host of rank 0>:<free port>' too" in done.stderr
+
+
+def test_who_does_not_come_is_named(script: str) -> None:
+    command = [sys.executable, script, "rank=0", "size=3", f"store=tcp:127.0.0.1:{free_port()}"]
+    env = environment(RONDE_START_TIMEOUT=1)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    assert done.returncode != 0
+    assert re.search(
+        r"TimeoutError: waited \S+ s for ranks 1, 2 of 3 to join at tcp:127\.0\.0\.1:", done.stderr
+    )
