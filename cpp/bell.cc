@@ -9,15 +9,13 @@
 
 namespace ronde {
 
-void BellRope::ring() const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+void BellRope::wake() const {
   const Sleep sleeper = bell_->sleeper.load(std::memory_order_relaxed);
-  if (sleeper == Sleep::kAwake) return;
   bell_->rings.fetch_add(1, std::memory_order_release);
   if (sleeper == Sleep::kFutex) {
     // Not FUTEX_PRIVATE: the sleeper is another process.
     syscall(SYS_futex, &bell_->rings, FUTEX_WAKE, 1, nullptr, nullptr, 0);
-  } else if (eventfd_ >= 0) {
+  } else if (sleeper == Sleep::kPoll && eventfd_ >= 0) {
     const uint64_t one = 1;
     // A full counter (EAGAIN) means that the sleeper has a wake-up pending already.
     [[maybe_unused]] const ssize_t written = write(eventfd_, &one, sizeof(one));

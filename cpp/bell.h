@@ -30,7 +30,16 @@ class BellRope {
   BellRope(Bell* bell, int eventfd) : bell_(bell), eventfd_(eventfd) {}
 
   // Wakes the rank if it sleeps. Call after publishing what it may be waiting for. Any thread.
-  void ring() const;
+  void ring() const {
+    publish_before_ringing();
+    ring_after_publishing();
+  }
+
+  // The two halves of ring(), for whoever rings several bells after one publication: a full fence, then the look.
+  static void publish_before_ringing() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+  void ring_after_publishing() const {
+    if (bell_->sleeper.load(std::memory_order_relaxed) != Sleep::kAwake) wake();
+  }
 
   // For the bell's owner. prepare() announces the sleep and returns a token; after that look again at what you wait
   // for, then either cancel() or sleep. sleep_on_futex() returns at a ring, after timeout_ns (no limit if < 0), or, then
@@ -42,6 +51,8 @@ class BellRope {
   void drain_eventfd() const;
 
  private:
+  void wake() const;
+
   Bell* bell_ = nullptr;
   int eventfd_ = -1;
 };

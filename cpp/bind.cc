@@ -42,6 +42,19 @@ class Array {
     return PyObject_CheckBuffer(object.ptr()) ? load_buffer(object, writable) : load_dlpack(object, writable);
   }
 
+  // The same for an array whose type and shape are known: asking NumPy for those of a new array is what takes longest.
+  bool load_memory(nb::handle object) {
+    if (!PyObject_CheckBuffer(object.ptr())) return load_dlpack(object, true);
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE | PyBUF_WRITABLE) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    has_buffer_ = true;
+    data_ = buffer_.buf;
+    bytes_ = static_cast<size_t>(buffer_.len);
+    return true;
+  }
+
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   std::optional<DType> dtype() const { return dtype_; }
@@ -169,8 +182,8 @@ template <class... Args>
     case FailureKind::kAborted:
       raise("AbortedError", failure.what(), failure.rank, host);
     case FailureKind::kTimeout:
-      raise("TimeoutError", failure.what(), communicator.current_call(), communicator.timeout_ns(),
-            nb::tuple(nb::cast(communicator.waiting_for())));
+      raise("TimeoutError", failure.what(), communicator.last_call(), communicator.timeout_ns(),
+            nb::tuple(nb::cast(failure.missing)));
     default:
       raise("PeerLostError", failure.what(), failure.rank, host);
   }
@@ -224,18 +237,20 @@ void check_output(const Array& in, const Array& out) {
   }
 }
 
-// The quick way for what needs no preparation; false if arrays.py must prepare it.
-bool allreduce(Communicator& communicator, nb::handle x, nb::handle out, int op) {
+// The quick way for what needs no preparation; false if arrays.py must prepare it. `is_new`: out was made to fit x.
+bool allreduce(Communicator& communicator, nb::handle x, nb::handle out, int op, bool is_new) {
+  const bool in_place = out.is(x);
   Array in, result;
-  if (!in.load(x, false) || !in.dtype()) return false;
-  if (out.is(x)) {
-    if (!result.load(out, true)) return false;
-  } else if (!result.load(out, true) || !result.dtype()) {
-    return false;
+  if (!in.load(x, in_place) || !in.dtype()) return false;
+  if (is_new) {
+    if (!result.load_memory(out)) return false;
+  } else if (!in_place) {
+    if (!result.load(out, true) || !result.dtype()) return false;
+    check_output(in, result);
   }
-  check_output(in, result);
+  void* destination = in_place ? in.data() : result.data();
   without_gil(communicator, [&] {
-    communicator.allreduce(in.data(), result.data(), in.count(), *in.dtype(), static_cast<ReduceOp>(op));
+    communicator.allreduce(in.data(), destination, in.count(), *in.dtype(), static_cast<ReduceOp>(op));
   });
   return true;
 }
@@ -357,14 +372,17 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
                                       std::vector<int> bells, std::map<int, int> controls,
                                       std::map<int, std::vector<int>> data, int allreduce_algorithm,
                                       size_t staging_bytes, int64_t timeout_ns, int spin_us) {
+  Wiring wiring;  // first of all the descriptors, for them to be closed whatever fails
+  for (int fd : bells) wiring.bells.emplace_back(fd);
+  for (const auto& [peer, fd] : controls) wiring.controls.emplace(peer, fd);
+  for (const auto& [peer, streams] : data) {
+    for (int fd : streams) wiring.data[peer].emplace_back(fd);
+  }
   const auto local_size = static_cast<int>(bells.size());
-  Wiring wiring{rank,
-                std::move(hosts),
-                std::move(host_of),
-                std::make_shared<Mapping>(segment, HostSegment::bytes(local_size, staging_bytes)),
-                std::move(bells),
-                std::move(controls),
-                std::move(data)};
+  wiring.segment = std::make_shared<Mapping>(segment, HostSegment::bytes(local_size, staging_bytes));
+  wiring.rank = rank;
+  wiring.hosts = std::move(hosts);
+  wiring.host_of = std::move(host_of);
   const Options options{static_cast<Algorithm>(allreduce_algorithm), staging_bytes, timeout_ns, spin_us};
   return std::make_unique<Communicator>(std::move(wiring), options);
 }
@@ -400,5 +418,6 @@ NB_MODULE(_native, module) {
       .def("map_symmetric", &ronde::map_symmetric)
       .def("abort", [](Communicator& self, const std::string& reason) { self.abort(reason); })
       .def("shutdown", [](Communicator& self) { ronde::without_gil(self, [&] { self.shutdown(); }); })
+      .def("abandon", &Communicator::abandon)
       .def("has_failed", &Communicator::has_failed);
 }

@@ -77,11 +77,11 @@ Communicator::Communicator(Wiring wiring, const Options& options)
 
   segment_ = std::make_unique<HostSegment>(std::move(wiring.segment), local_size(), options.staging_bytes);
   std::vector<BellRope> ropes;
-  for (int local = 0; local < local_size(); ++local) ropes.emplace_back(&segment_->slot(local).bell, bells_[local]);
+  for (int local = 0; local < local_size(); ++local) ropes.emplace_back(&segment_->slot(local).bell, bells_[local].get());
 
   const BellRope own = ropes[local_rank_];
   waiter_ = std::make_unique<Waiter>(own, failure_, policy_for(options, local_size()));
-  waiter_->set_explain([this] { return explain_wait(); });
+  waiter_->set_listener(this);
 
   std::vector<std::unique_ptr<Link>> links(hosts_.size());
   std::vector<std::string> names;
@@ -90,7 +90,9 @@ Communicator::Communicator(Wiring wiring, const Options& options)
     const auto local = std::find(local_ranks_.begin(), local_ranks_.end(), rank);
     if (rank == rank_) continue;
     if (local == local_ranks_.end()) {
-      links[rank] = std::make_unique<TcpLink>(rank, rank_, hosts_[rank], std::move(wiring.data[rank]));
+      std::vector<int> streams;
+      for (Descriptor& stream : wiring.data[rank]) streams.push_back(stream.release());
+      links[rank] = std::make_unique<TcpLink>(rank, rank_, hosts_[rank], std::move(streams));
       continue;
     }
     const int index = static_cast<int>(local - local_ranks_.begin());
@@ -99,12 +101,12 @@ Communicator::Communicator(Wiring wiring, const Options& options)
   }
   mesh_ = std::make_unique<Mesh>(rank_, std::move(links), *waiter_, !is_one_host());
   host_ = std::make_unique<HostGroup>(*segment_, *symmetric_, local_ranks_, local_rank_, ropes, *waiter_);
-  watch_ = std::make_unique<Watch>(rank_, std::move(names), wiring.controls, own, failure_);
+  watch_ = std::make_unique<Watch>(rank_, std::move(names), std::move(wiring.controls), own, failure_);
 }
 
 Communicator::~Communicator() {
-  watch_.reset();  // first: it rings the bell of this rank
-  for (int fd : bells_) close(fd);
+  if (is_abandoned_.load()) return;
+  close_now();
 }
 
 std::string Communicator::name_of_rank(int rank) const {
@@ -113,21 +115,51 @@ std::string Communicator::name_of_rank(int rank) const {
 
 std::vector<int> Communicator::waiting_for() const {
   std::vector<int> ranks = host_->missing();
-  if (mesh_ == nullptr) return ranks;
   for (int peer : mesh_->waiting_for()) {
     if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end()) ranks.push_back(peer);
   }
   return ranks;
 }
 
-std::string Communicator::explain_wait() const {
-  std::string text = " in " + current_.describe();
-  const char* separator = " for ";
-  for (int rank : waiting_for()) text += std::exchange(separator, ", ") + name_of_rank(rank);
-  return text;
+void Communicator::wait_is_long() {
+  if (current_.kind != Kind::kSendRecv) watch_->tell_call(current_);
 }
 
-// One call: alone, and with its failures told to everyone.
+void Communicator::wait_is_over(int64_t waited_ns) {
+  std::string text = "waited " + std::to_string(waited_ns / 1'000'000) + " ms in " + current_.describe();
+  std::vector<int> missing = waiting_for();
+  const char* separator = " for ";
+  for (int rank : missing) text += std::exchange(separator, ", ") + name_of_rank(rank);
+  throw Failure(FailureKind::kTimeout, -1, text, std::move(missing));
+}
+
+// One thread's turn to make a call.
+class Communicator::Turn {
+ public:
+  explicit Turn(Communicator& communicator) : communicator_(communicator) {
+    if (communicator_.is_abandoned_.load()) {
+      throw UsageError("this communicator belongs to the parent of this forked process");
+    }
+    if (communicator_.owner_.load() == std::this_thread::get_id()) {
+      throw UsageError("this communicator is in the middle of a call, which a signal handler has interrupted");
+    }
+    lock_ = std::unique_lock(communicator_.mutex_);
+    if (!communicator_.is_open_) throw UsageError("this communicator has been shut down");
+    communicator_.owner_.store(std::this_thread::get_id());
+  }
+  ~Turn() {
+    communicator_.owner_.store({});
+    if (communicator_.close_after_call_) communicator_.close_now();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Communicator& communicator_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+// One call, with its failures told to everyone. `body` has nothing left that it could refuse.
 template <class Body>
 void Communicator::guarded(const Call& call, Body&& body) {
   current_ = call;
@@ -137,29 +169,29 @@ void Communicator::guarded(const Call& call, Body&& body) {
     if (call.algorithm == static_cast<uint8_t>(Algorithm::kInHost)) throw;  // everybody has noticed
     fail(Failure(FailureKind::kMismatch, -1, error.what()));
   } catch (const Interrupted&) {
-    const Failure failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + " was interrupted by a signal");
-    if (failure_.set(failure.kind, failure.rank, failure.what())) watch_->tell_all(failure);
+    abort("interrupted by a signal");
     throw;
   } catch (const Failure& failure) {
     fail(failure);
+  } catch (const std::exception& error) {
+    abort("failed in " + call.describe() + ": " + error.what());
+    throw;
   }
 }
 
-// One collective call: numbered besides.
+// One collective call: numbered besides, and compared inside the host before it does anything else.
 template <class Body>
 void Communicator::run(Call call, Body&& body) {
-  std::lock_guard lock(mutex_);
-  check_open();
+  const Turn turn(*this);
   call.sequence = calls_made_++;
   if (call.kind != Kind::kAllreduce && is_one_host()) call.algorithm = static_cast<uint8_t>(Algorithm::kInHost);
   guarded(call, [&](const Call& call) {
     watch_->begin_call(call.sequence);
+    // What runs in shared memory alone announces itself. The others would wait for each other on different media.
+    const bool announces = call.algorithm == static_cast<uint8_t>(Algorithm::kInHost);
+    if (!announces && local_size() > 1) host_->announce(call);
     body(call);
   });
-}
-
-void Communicator::check_open() const {
-  if (!is_open_) throw UsageError("this communicator has been shut down");
 }
 
 // A link's end of file says that a peer has gone, but perhaps only because it heard of a failure before this rank did.
@@ -173,10 +205,8 @@ void Communicator::await_verdict() {
 }
 
 void Communicator::fail(const Failure& failure) {
-  const bool is_new = !failure_.failed();
-  if (is_new && failure.kind == FailureKind::kPeerLost) await_verdict();
-  const bool is_first = failure_.set(failure.kind, failure.rank, failure.what());
-  if (is_first || failure.kind == FailureKind::kTimeout) watch_->tell_all(failure);
+  if (failure.kind == FailureKind::kPeerLost) await_verdict();
+  if (failure_.set(failure)) watch_->tell_all(failure);
   throw failure_.failure();
 }
 
@@ -316,8 +346,7 @@ void Communicator::talk_to(int peer, DType dtype, int tag, Start&& start) {
     throw UsageError("cannot send to or receive from rank " + std::to_string(peer) + ": rank " +
                      std::to_string(rank_) + " has the other ranks of 0 to " + std::to_string(size() - 1) + " as peers");
   }
-  std::lock_guard lock(mutex_);
-  check_open();
+  const Turn turn(*this);
   guarded(make_call(Kind::kSendRecv, dtype, 0, tag), [&](const Call& call) {
     failure_.check();
     const auto is_done = start(mesh_->link(peer), call);
@@ -333,18 +362,44 @@ void Communicator::talk_to(int peer, DType dtype, int tag, Start&& start) {
 }
 
 void Communicator::abort(const std::string& reason) {
+  if (is_abandoned_.load()) return;
   const Failure failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + " aborted: " + reason);
-  if (failure_.set(failure.kind, failure.rank, failure.what())) watch_->tell_all(failure);
-  watch_->ring_own();
+  std::lock_guard lock(closing_);
+  if (is_open_ && failure_.set(failure)) watch_->tell_all(failure);
 }
 
 void Communicator::shutdown() {
-  std::lock_guard lock(mutex_);
+  if (is_abandoned_.load()) return;
+  if (owner_.load() == std::this_thread::get_id()) {
+    close_after_call_ = true;
+    return abort("shut down by a signal handler in the middle of a call");
+  }
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    abort("shut down while a call was running");
+    lock.lock();
+  }
+  close_now();
+}
+
+void Communicator::close_now() {
+  std::lock_guard lock(closing_);
   if (!is_open_) return;
   is_open_ = false;
   watch_->say_goodbye(calls_made_);
   watch_->stop();
   mesh_.reset();
+  host_.reset();
+  waiter_.reset();
+  segment_.reset();
+  bells_.clear();
+}
+
+void Communicator::abandon() {
+  is_abandoned_.store(true);
+  watch_->abandon();
+  mesh_.reset();
+  bells_.clear();
 }
 
 }  // namespace ronde

@@ -19,11 +19,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "algorithms/hierarchical.h"
 #include "algorithms/over_links.h"
 #include "algorithms/select.h"
+#include "descriptor.h"
 #include "failure_state.h"
 #include "host_group.h"
 #include "host_segment.h"
@@ -41,21 +43,20 @@ struct Options {
   int spin_us = -1;  // -1: by the number of ranks per core
 };
 
-// Descriptors are taken over by the Communicator, also when its constructor throws.
 struct Wiring {
   int rank = 0;
   std::vector<std::string> hosts;        // by rank: the name of its host
   std::vector<int> host_of;              // by rank: the number of its host
   std::shared_ptr<Mapping> segment;      // the host's shared memory, HostSegment::bytes() long
-  std::vector<int> bells;                // eventfds of the ranks of this host, in rank order
-  std::map<int, int> controls;           // by rank, all others: the control connection
-  std::map<int, std::vector<int>> data;  // by rank, those on other hosts: the data connections
+  std::vector<Descriptor> bells;         // eventfds of the ranks of this host, in rank order
+  std::map<int, Descriptor> controls;    // by rank, all others: the control connection
+  std::map<int, std::vector<Descriptor>> data;  // by rank, those on other hosts: the data connections
 };
 
-class Communicator {
+class Communicator : private Waiter::Listener {
  public:
   Communicator(Wiring wiring, const Options& options);
-  ~Communicator();
+  ~Communicator() override;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(hosts_.size()); }
@@ -89,16 +90,20 @@ class Communicator {
 
   // Fails the communicator on every rank. Any thread, also while another one is inside a collective.
   void abort(const std::string& reason);
-  // Says goodbye and closes all connections; the later calls throw UsageError. Waits for a running call to end.
+  // Says goodbye and lets go of everything; later calls throw UsageError. If a call is running, in another thread or
+  // in this one (a signal handler), it is aborted first.
   void shutdown();
+  // In a forked child: lets go of everything and says nothing, since the parent is the rank. Later calls throw
+  // UsageError.
+  void abandon();
   bool has_failed() const { return failure_.failed(); }
 
-  // For reports: the call in progress (or the last one), the time limit, and the ranks that it waits for.
-  std::string current_call() const { return name_of(current_.kind); }
+  // For reports, by the thread that made the call: what it was, and the time limit.
+  std::string last_call() const { return name_of(current_.kind); }
   int64_t timeout_ns() const { return options_.timeout_ns; }
-  std::vector<int> waiting_for() const;
 
  private:
+  class Turn;
   template <class Body>
   void guarded(const Call& call, Body&& body);
   template <class Body>
@@ -107,9 +112,11 @@ class Communicator {
   void talk_to(int peer, DType dtype, int tag, Start&& start);
   [[noreturn]] void fail(const Failure& failure);
   void await_verdict();
-  void check_open() const;
+  void close_now();
   void check_root(int root) const;
-  std::string explain_wait() const;
+  void wait_is_long() override;
+  void wait_is_over(int64_t waited_ns) override;
+  std::vector<int> waiting_for() const;
   std::string name_of_rank(int rank) const;
 
   bool is_one_host() const { return host_count() == 1; }
@@ -125,7 +132,7 @@ class Communicator {
   Options options_;
 
   FailureState failure_;
-  std::vector<int> bells_;
+  std::vector<Descriptor> bells_;
   std::unique_ptr<HostSegment> segment_;
   std::shared_ptr<SymmetricSegments> symmetric_ = std::make_shared<SymmetricSegments>();
   std::unique_ptr<Waiter> waiter_;
@@ -134,10 +141,14 @@ class Communicator {
   std::unique_ptr<Watch> watch_;
   Scratch scratch_;
 
-  std::mutex mutex_;  // one call at a time
+  std::mutex mutex_;                                // one call at a time
+  std::atomic<std::thread::id> owner_{};            // the thread that has it
+  std::mutex closing_;                              // between abort() and close_now()
+  bool is_open_ = true;                             // guarded by mutex_; written under closing_ too
+  bool close_after_call_ = false;
+  std::atomic<bool> is_abandoned_{false};
   uint64_t calls_made_ = 0;
   Call current_;
-  bool is_open_ = true;
 };
 
 }  // namespace ronde

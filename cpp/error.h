@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace ronde {
 
@@ -28,10 +29,11 @@ enum class FailureKind : int {
 };
 
 struct Failure : std::runtime_error {
-  Failure(FailureKind kind, int rank, const std::string& reason)
-      : std::runtime_error(reason), kind(kind), rank(rank) {}
+  Failure(FailureKind kind, int rank, const std::string& reason, std::vector<int> missing = {})
+      : std::runtime_error(reason), kind(kind), rank(rank), missing(std::move(missing)) {}
   FailureKind kind;
-  int rank;  // the culprit's rank in this communicator; -1 if none is known
+  int rank;                  // the culprit's rank in this communicator; -1 if none is known
+  std::vector<int> missing;  // of a time-out noticed here: the ranks that were waited for
 };
 
 // A signal handler of the program raised while this rank waited (Ctrl-C, mostly).

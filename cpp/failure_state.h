@@ -3,7 +3,7 @@
 
 #include <atomic>
 #include <mutex>
-#include <string>
+#include <optional>
 
 #include "error.h"
 
@@ -12,12 +12,10 @@ namespace ronde {
 class FailureState {
  public:
   // True if this was the first failure. Any thread.
-  bool set(FailureKind kind, int rank, std::string reason) {
+  bool set(const Failure& failure) {
     std::lock_guard lock(mutex_);
-    if (failed_.load(std::memory_order_relaxed)) return false;
-    kind_ = kind;
-    rank_ = rank;
-    reason_ = std::move(reason);
+    if (failure_) return false;
+    failure_ = failure;
     failed_.store(true, std::memory_order_release);
     return true;
   }
@@ -34,15 +32,13 @@ class FailureState {
   // Only after failed().
   Failure failure() const {
     std::lock_guard lock(mutex_);
-    return Failure(kind_, rank_, reason_);
+    return *failure_;
   }
 
  private:
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
-  FailureKind kind_ = FailureKind::kNone;
-  int rank_ = -1;
-  std::string reason_;
+  std::optional<Failure> failure_;
 };
 
 }  // namespace ronde

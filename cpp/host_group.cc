@@ -36,15 +36,21 @@ void HostGroup::open(const Call& call, uint64_t value, Place in, Place out, cons
     own.out = out;
   }
   own.number.store(announced_, std::memory_order_release);
+  ring_all();
   int next = 0;
-  for (int local = 0; local < size(); ++local) {
-    if (local != index_) ropes_[local].ring();
-  }
   waiter_.until([&] {
     while (next < size() && announcement(next).number.load(std::memory_order_acquire) >= announced_) ++next;
     return next == size();
   });
   compare_calls();
+}
+
+void HostGroup::compare_values(const Call& call, const char* what) const {
+  for (int local = 1; local < size(); ++local) {
+    if (announcement(local).value == announcement(0).value) continue;
+    throw MismatchError("ranks " + std::to_string(ranks_[0]) + " and " + std::to_string(ranks_[local]) + " called " +
+                        call.describe() + ", but with " + what);
+  }
 }
 
 // Every rank compares everyone with the first, so that all come to the same verdict.
@@ -81,18 +87,27 @@ std::vector<int> HostGroup::missing() const {
   for (int local = 0; local < size(); ++local) {
     if (announcement(local).number.load(std::memory_order_acquire) < announced_) ranks.push_back(ranks_[local]);
   }
+  const bool waits_inside = awaited_.word != nullptr && awaited_.word->load() < awaited_.value;
+  if (ranks.empty() && waits_inside) ranks.push_back(awaited_.rank);
   return ranks;
 }
 
 void HostGroup::publish(Counter counter, uint64_t value) {
   (segment_.slot(index_).*counter).store(value, std::memory_order_release);
+  ring_all();
+}
+
+void HostGroup::ring_all() {
+  BellRope::publish_before_ringing();
   for (int local = 0; local < size(); ++local) {
-    if (local != index_) ropes_[local].ring();
+    if (local != index_) ropes_[local].ring_after_publishing();
   }
 }
 
 void HostGroup::wait_for(Counter counter, int local, uint64_t value) {
   const std::atomic<uint64_t>& word = segment_.slot(local).*counter;
+  if (word.load(std::memory_order_acquire) >= value) return;
+  awaited_ = {&word, value, ranks_[local]};
   waiter_.until([&] { return word.load(std::memory_order_acquire) >= value; });
 }
 

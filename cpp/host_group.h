@@ -65,13 +65,16 @@ class HostGroup {
   // This rank's bytes [from.offsets[p], + from.sizes[p]) of `in` arrive at rank p, at its to.offsets[own].
   void deal(const Call& call, const void* in, const Parts& from, void* out, const Parts& to);
 
-  // The ranks that have not announced what this one has announced; for reports.
+  // The ranks that this one is waiting for in the call in progress; for reports, by the calling thread.
   std::vector<int> missing() const;
 
  private:
   Announcement& announcement(int local) const { return segment_.slot(local).announcements[announced_ & 1]; }
   void open(const Call& call, uint64_t value, Place in, Place out, const void* small, size_t small_bytes);
   void compare_calls() const;
+  // What else must agree, told by the announcements' values. Throws MismatchError on all ranks alike.
+  void compare_values(const Call& call, const char* what) const;
+  void ring_all();
   bool is_symmetric_in() const;
   bool is_symmetric_in_and_out() const;
 
@@ -104,6 +107,12 @@ class HostGroup {
   uint64_t announced_ = 0;  // announcements made; the same on every rank between calls
   uint64_t windows_ = 0;    // windows passed; the same on every rank between calls
   uint64_t finished_ = 0;   // calls on symmetric memory; the same on every rank between calls
+
+  struct {
+    const std::atomic<uint64_t>* word = nullptr;
+    uint64_t value = 0;
+    int rank = -1;
+  } awaited_;  // the counter that was last waited for
 };
 
 }  // namespace ronde

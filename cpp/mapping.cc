@@ -28,7 +28,6 @@ Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
   if (address == MAP_FAILED) fail(fd, errno, "mmap of a shared-memory segment");
   close(fd);
   madvise(address, bytes, MADV_HUGEPAGE);  // a wish: most systems leave huge pages of shared memory off
-  madvise(address, bytes, MADV_DONTFORK);  // a forked child must not keep the segment alive
   data_ = static_cast<std::byte*>(address);
 }
 

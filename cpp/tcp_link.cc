@@ -17,7 +17,7 @@ namespace ronde {
 namespace {
 
 // Small enough to spread a segment of an algorithm over several streams, large enough to cost no throughput.
-constexpr size_t kStripeBytes = 256 << 10;
+constexpr size_t kStripeBytes = 128 << 10;
 // What one system call is offered: far more than a socket buffer holds, far less than the kernel's limit of 2^31.
 constexpr size_t kCallBytes = 16 << 20;
 constexpr size_t kMaxPieces = 64;

@@ -2,12 +2,15 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <string>
+#include <cstdint>
 
 namespace ronde {
 namespace {
+
+constexpr int64_t kLongWaitNs = 1'000'000'000;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -16,14 +19,27 @@ int64_t now_ns() {
 
 }  // namespace
 
+// How long the next sleep may last; -1: until something happens.
+int64_t Waiter::sleep_limit_ns(const Patience& patience) const {
+  int64_t limit_ns = INT64_MAX;
+  if (!patience.is_long) limit_ns = kLongWaitNs;
+  if (policy_.timeout_ns > 0) limit_ns = std::min(limit_ns, policy_.timeout_ns);
+  return limit_ns == INT64_MAX ? -1 : std::max<int64_t>(patience.started_ns + limit_ns - now_ns(), 0);
+}
+
 // After every sleep: has somebody ended the wait?
-void Waiter::check(int64_t started_ns, bool interrupted) {
+void Waiter::check(Patience& patience, bool interrupted) {
   if (interrupted && interrupt_check_ != nullptr && interrupt_check_()) throw Interrupted("interrupted by a signal");
-  if (policy_.timeout_ns > 0 && now_ns() - started_ns >= policy_.timeout_ns) {
-    failure_.set(FailureKind::kTimeout, -1,
-                 "waited " + std::to_string(policy_.timeout_ns / 1'000'000) + " ms" + (explain_ ? explain_() : ""));
+  const int64_t waited_ns = now_ns() - patience.started_ns;
+  if (!patience.is_long && waited_ns >= kLongWaitNs) {
+    patience.is_long = true;
+    if (listener_ != nullptr) listener_->wait_is_long();
   }
   failure_.check();
+  if (policy_.timeout_ns > 0 && waited_ns >= policy_.timeout_ns) {
+    if (listener_ != nullptr) listener_->wait_is_over(waited_ns);
+    throw Failure(FailureKind::kTimeout, -1, "waited too long");
+  }
 }
 
 void Waiter::sleep_until(FunctionRef<bool()> step) {
@@ -32,7 +48,7 @@ void Waiter::sleep_until(FunctionRef<bool()> step) {
     failure_.check();
     sched_yield();
   }
-  const int64_t started_ns = policy_.timeout_ns > 0 ? now_ns() : 0;
+  Patience patience{now_ns()};
   while (true) {
     const uint32_t token = own_.prepare(Sleep::kFutex);
     if (step()) return own_.cancel();
@@ -40,15 +56,14 @@ void Waiter::sleep_until(FunctionRef<bool()> step) {
     if (failure_.failed()) {
       own_.cancel();
     } else {
-      interrupted = own_.sleep_on_futex(token, policy_.timeout_ns > 0 ? policy_.timeout_ns : -1);
+      interrupted = own_.sleep_on_futex(token, sleep_limit_ns(patience));
     }
-    check(started_ns, interrupted);
+    check(patience, interrupted);
   }
 }
 
 void Waiter::poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<pollfd>&)> add_poll) {
-  const int64_t started_ns = policy_.timeout_ns > 0 ? now_ns() : 0;
-  const int timeout_ms = policy_.timeout_ns > 0 ? static_cast<int>(policy_.timeout_ns / 1'000'000 + 1) : -1;
+  Patience patience{now_ns()};
   while (true) {
     own_.prepare(Sleep::kPoll);
     if (step()) return own_.cancel();
@@ -57,11 +72,14 @@ void Waiter::poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<p
       fds_.clear();
       fds_.push_back({own_.eventfd(), POLLIN, 0});
       add_poll(fds_);
+      const int64_t limit_ns = sleep_limit_ns(patience);
+      // Rounded up to whole milliseconds, so that a limit is never cut short.
+      const int timeout_ms = limit_ns < 0 ? -1 : static_cast<int>((limit_ns + 999'999) / 1'000'000);
       interrupted = poll(fds_.data(), fds_.size(), timeout_ms) < 0 && errno == EINTR;
       if (fds_[0].revents & POLLIN) own_.drain_eventfd();
     }
     own_.cancel();
-    check(started_ns, interrupted);
+    check(patience, interrupted);
   }
 }
 

@@ -8,9 +8,6 @@
 #include <poll.h>
 
 #include <cstdint>
-#include <functional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "bell.h"
@@ -51,8 +48,16 @@ class Waiter {
 
   FailureState& failure() { return failure_; }
 
-  // Says what is being waited for, and for whom: the reason of a time-out.
-  void set_explain(std::function<std::string()> explain) { explain_ = std::move(explain); }
+  // What a communicator wants to hear of its waits. Called by the waiting thread.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    // A wait has lasted a second, and perhaps will for ever: once per wait.
+    virtual void wait_is_long() = 0;
+    // The time limit is over: throws the Failure that it is.
+    virtual void wait_is_over(int64_t waited_ns) = 0;
+  };
+  void set_listener(Listener* listener) { listener_ = listener; }
 
   // Called when a signal cuts a sleep short; true ends the wait with Interrupted. Set once, before any waiting.
   static void set_interrupt_check(bool (*check)()) { interrupt_check_ = check; }
@@ -66,14 +71,20 @@ class Waiter {
 #endif
   }
 
-  void check(int64_t started_ns, bool interrupted);
+  // One wait, from its first sleep on.
+  struct Patience {
+    int64_t started_ns;
+    bool is_long = false;
+  };
+  int64_t sleep_limit_ns(const Patience& patience) const;
+  void check(Patience& patience, bool interrupted);
   void sleep_until(FunctionRef<bool()> step);
   void poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<pollfd>&)> add_poll);
 
   BellRope own_;
   FailureState& failure_;
   WaitPolicy policy_;
-  std::function<std::string()> explain_;
+  Listener* listener_ = nullptr;
   std::vector<pollfd> fds_;
 
   static inline bool (*interrupt_check_)() = nullptr;

@@ -14,56 +14,78 @@
 
 namespace ronde {
 
+namespace {
+
+// Signals belong to the threads of the program: one that is delivered to the watch would not interrupt a waiting main
+// thread. A new thread inherits the mask.
+class BlockSignals {
+ public:
+  BlockSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
 // Fixed size, little endian. Small enough that a socket takes it whole.
 struct Watch::Message {
-  enum class Type : uint32_t { kGoodbye = 1, kFailure = 2 };
+  enum class Type : uint32_t { kGoodbye = 1, kFailure = 2, kLongCall = 3 };
   static constexpr uint32_t kMagic = 0x576e6f52;  // "RonW"
 
   uint32_t magic = kMagic;
   Type type = Type::kGoodbye;
   uint64_t calls_made = 0;
+  Call call;
   int32_t failure_kind = 0;
   int32_t rank = -1;
-  char reason[488] = {};
+  char reason[464] = {};
 };
 
-Watch::Watch(int rank, std::vector<std::string> names, const std::map<int, int>& controls, BellRope own,
+Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor> controls, BellRope own,
              FailureState& failure)
     : rank_(rank),
       names_(std::move(names)),
-      controls_(controls),
+      controls_(std::move(controls)),
       own_(own),
       failure_(failure),
-      stop_fd_(eventfd(0, EFD_CLOEXEC)),
+      stop_(eventfd(0, EFD_CLOEXEC)),
       departures_(names_.size()) {
   static_assert(sizeof(Message) == 512);
-  if (stop_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  if (stop_.get() < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
   for (auto& departure : departures_) departure.store(kPresent, std::memory_order_relaxed);
   if (controls_.empty()) return;
-  for (const auto& [peer, fd] : controls_) {
+  for (const auto& [peer, control] : controls_) {
     // Wake up for whole messages only: TCP may deliver one in two halves.
     const int low_water = sizeof(Message);
-    setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof(low_water));
+    setsockopt(control.get(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof(low_water));
   }
-  // Signals belong to the threads of the program: one that is delivered here would not interrupt a waiting main thread.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const BlockSignals block;
+  thread_ = std::make_unique<std::thread>([this] { run(); });
 }
 
 void Watch::stop() {
-  if (stop_fd_ < 0) return;
-  if (thread_.joinable()) {
+  if (is_abandoned_) return;
+  if (thread_) {
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(stop_fd_, &one, sizeof(one));
-    thread_.join();
+    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+    thread_->join();
+    thread_.reset();
   }
-  close(std::exchange(stop_fd_, -1));
   std::lock_guard lock(sending_);
-  for (const auto& [peer, fd] : controls_) close(fd);
   controls_.clear();
+}
+
+void Watch::abandon() {
+  is_abandoned_ = true;
+  thread_.release();  // leaks a handle to a thread of another process: nothing can be done with it here
+  controls_.clear();
+  stop_.reset();
 }
 
 // This thread says what it has begun, then looks who has left; run() notes who has left, then looks what has begun.
@@ -74,7 +96,7 @@ void Watch::begin_call(uint64_t number) {
   if (left_count_.load(std::memory_order_seq_cst) == 0) [[likely]] {
     return;
   }
-  for (const auto& [peer, fd] : controls_) {
+  for (const auto& [peer, control] : controls_) {
     if (departures_[peer].load(std::memory_order_seq_cst) <= number) {
       report(FailureKind::kPeerLost, peer, departure_reason(peer));
     }
@@ -96,24 +118,47 @@ void Watch::tell_all(const Failure& failure) {
   message.rank = failure.rank;
   std::strncpy(message.reason, failure.what(), sizeof(message.reason) - 1);
   send_to_all(message);
+  own_.ring();
+}
+
+void Watch::tell_call(const Call& call) {
+  std::map<int, Call> theirs;
+  {
+    std::lock_guard lock(calls_);
+    long_call_ = std::make_unique<Call>(call);
+    theirs = long_calls_;
+  }
+  for (const auto& [peer, other] : theirs) compare(peer, other, call);
+  Message message;
+  message.type = Message::Type::kLongCall;
+  message.call = call;
+  send_to_all(message);
+}
+
+// Calls of the same number must be the same. A rank that is in an earlier or later one may well be on its way.
+void Watch::compare(int peer, const Call& theirs, const Call& ours) {
+  if (theirs.sequence != ours.sequence || theirs == ours) return;
+  const bool first = peer < rank_;
+  report(FailureKind::kMismatch, peer,
+         describe_mismatch(first ? peer : rank_, first ? theirs : ours, first ? rank_ : peer, first ? ours : theirs));
 }
 
 void Watch::send_to_all(const Message& message) {
   std::lock_guard lock(sending_);
-  for (const auto& [peer, fd] : controls_) {
+  for (const auto& [peer, control] : controls_) {
     // Whoever cannot be told (gone, or its buffer is full) hears the end of file that follows.
-    [[maybe_unused]] const ssize_t sent = send(fd, &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL);
+    [[maybe_unused]] const ssize_t sent = send(control.get(), &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL);
   }
 }
 
 void Watch::run() {
   std::vector<int> peers;
   std::vector<pollfd> fds;
-  for (const auto& [peer, fd] : controls_) {
+  for (const auto& [peer, control] : controls_) {
     peers.push_back(peer);
-    fds.push_back({fd, POLLIN, 0});
+    fds.push_back({control.get(), POLLIN, 0});
   }
-  fds.push_back({stop_fd_, POLLIN, 0});
+  fds.push_back({stop_.get(), POLLIN, 0});
   while (true) {
     if (poll(fds.data(), fds.size(), -1) < 0) continue;  // EINTR cannot last: all signals are blocked
     if (fds.back().revents != 0) return;
@@ -145,11 +190,22 @@ void Watch::handle(int peer, const Message& message) {
     note_departure(peer, message.calls_made);
     return;
   }
+  if (message.type == Message::Type::kLongCall) {
+    std::unique_ptr<Call> ours;
+    {
+      std::lock_guard lock(calls_);
+      long_calls_[peer] = message.call;
+      if (long_call_) ours = std::make_unique<Call>(*long_call_);
+    }
+    if (ours) compare(peer, message.call, *ours);
+    return;
+  }
   const int culprit = message.rank >= 0 && message.rank < static_cast<int>(names_.size()) ? message.rank : peer;
   const char* end = static_cast<const char*>(std::memchr(message.reason, 0, sizeof(message.reason)));
   const size_t length = end == nullptr ? sizeof(message.reason) : static_cast<size_t>(end - message.reason);
   // Its sender has told everybody: no need to pass it on.
-  failure_.set(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length));
+  failure_.set(
+      Failure(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length)));
   own_.ring();
 }
 
@@ -174,8 +230,8 @@ void Watch::lost(int peer, int error) {
 }
 
 void Watch::report(FailureKind kind, int rank, const std::string& reason) {
-  if (failure_.set(kind, rank, reason)) tell_all(Failure(kind, rank, reason));
-  own_.ring();
+  const Failure failure(kind, rank, reason);
+  if (failure_.set(failure)) tell_all(failure);
 }
 
 std::string Watch::departure_reason(int peer) const {

@@ -6,26 +6,31 @@
 //   2. A goodbye carries the number of collective calls its rank has made. It is a loss only for whoever needs that
 //      rank in a later call.
 //   3. Whoever learns of a failure first tells everyone; the first failure heard wins (FailureState).
+//   4. A rank whose call takes long tells everyone which call it is. Ranks that wait for each other in different calls
+//      find out so.
 // A rank that is merely stopped keeps its connections, so it is waited for.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "bell.h"
+#include "call.h"
+#include "descriptor.h"
 #include "failure_state.h"
 
 namespace ronde {
 
 class Watch {
  public:
-  // Takes over the connected sockets `controls` (rank -> descriptor). `names[rank]`: how errors call it.
-  Watch(int rank, std::vector<std::string> names, const std::map<int, int>& controls, BellRope own,
+  // `controls`: connected sockets by rank. `names[rank]`: how errors call it.
+  Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor> controls, BellRope own,
         FailureState& failure);
   ~Watch() { stop(); }
   Watch(const Watch&) = delete;
@@ -33,16 +38,19 @@ class Watch {
 
   // Call number `number` (counted from 0) begins here. Throws Failure if a rank said goodbye before it.
   void begin_call(uint64_t number);
+  // The call in progress takes long (rule 4).
+  void tell_call(const Call& call);
   // True if `rank` has said goodbye: it will neither send nor receive any more.
   bool has_left(int rank) const { return departures_[rank].load(std::memory_order_acquire) != kPresent; }
   const std::string& name(int rank) const { return names_[rank]; }
 
-  void ring_own() const { own_.ring(); }  // wakes a call that waits, for it to notice a failure
+  // Tells every rank what failed here, and wakes a call that waits here.
+  void tell_all(const Failure& failure);
   void say_goodbye(uint64_t calls_made);
   // Ends the thread and closes the connections: to the others this looks like a death unless say_goodbye() came first.
   void stop();
-  // Tells every rank what failed here.
-  void tell_all(const Failure& failure);
+  // In a forked child, where the thread does not exist: closes the connections and says nothing. Takes no lock.
+  void abandon();
 
  private:
   static constexpr uint64_t kPresent = UINT64_MAX;
@@ -56,19 +64,24 @@ class Watch {
   void report(FailureKind kind, int rank, const std::string& reason);
   void send_to_all(const Message& message);
   void note_departure(int peer, uint64_t calls_made);
+  void compare(int peer, const Call& theirs, const Call& ours);
   std::string departure_reason(int peer) const;
 
   int rank_;
   std::vector<std::string> names_;
-  std::map<int, int> controls_;  // unchanged while the thread runs
-  std::mutex sending_;           // whole messages only, and none after stop()
+  std::map<int, Descriptor> controls_;  // unchanged while the thread runs
+  std::mutex sending_;                  // whole messages only, and none after stop()
   BellRope own_;
   FailureState& failure_;
-  int stop_fd_;
+  Descriptor stop_;
   std::vector<std::atomic<uint64_t>> departures_;  // per rank: the calls it made before it left, or kPresent
-  std::atomic<uint64_t> calls_begun_{0};
   std::atomic<int> left_count_{0};
-  std::thread thread_;
+  std::atomic<uint64_t> calls_begun_{0};
+  std::mutex calls_;                  // guards the two below
+  std::map<int, Call> long_calls_;    // by rank: the last one that it told of
+  std::unique_ptr<Call> long_call_;   // this rank's
+  std::unique_ptr<std::thread> thread_;
+  bool is_abandoned_ = false;
 };
 
 }  // namespace ronde

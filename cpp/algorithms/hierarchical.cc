@@ -13,6 +13,7 @@
 #include "algorithms/hierarchical.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "algorithms/over_links.h"
 #include "algorithms/select.h"
@@ -115,10 +116,10 @@ void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in,
   const int leader = members[hierarchy.my_host];
   const bool leads = leader == hierarchy.mesh.rank();
   // The scratch memory is that of the reduction across.
-  std::vector<std::byte> sum(leads ? call.count * size_of(call.dtype) : 0);
-  hierarchy.host.reduce(call, inside_host(call), in, sum.data(), call.count, position(mine, leader));
+  const auto sum = std::make_unique_for_overwrite<std::byte[]>(leads ? call.count * size_of(call.dtype) : 0);
+  hierarchy.host.reduce(call, inside_host(call), in, sum.get(), call.count, position(mine, leader));
   if (!leads) return;
-  reduce_to_root(Group(hierarchy.mesh, members), call, sum.data(), out, position(members, root), hierarchy.mesh.size(),
+  reduce_to_root(Group(hierarchy.mesh, members), call, sum.get(), out, position(members, root), hierarchy.mesh.size(),
                  hierarchy.scratch);
 }
 
@@ -128,7 +129,7 @@ void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) 
   const std::vector<int> members = leaders(hierarchy, root);
   const std::vector<int>& mine = hierarchy.ranks_of_host[hierarchy.my_host];
   const int leader = members[hierarchy.my_host];
-  if (leader == hierarchy.mesh.rank()) {
+  if (leader == hierarchy.mesh.rank() && members.size() > 1) {
     broadcast(Group(hierarchy.mesh, members), call, data, bytes, position(members, root));
   }
   std::vector<size_t> sizes(mine.size()), offsets(mine.size());
@@ -137,7 +138,6 @@ void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) 
 }
 
 void hierarchical_barrier(Hierarchy& hierarchy, const Call& call) {
-  hierarchy.host.announce(call);
   if (hierarchy.host.index() == 0) barrier(Group(hierarchy.mesh, rail(hierarchy, 0)), call);
   hierarchy.host.announce(call);
 }

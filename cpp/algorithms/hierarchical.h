@@ -28,6 +28,7 @@ void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in,
 // `data` of rank call.root arrives everywhere.
 void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data);
 
+// The ranks of each host have met (HostGroup::announce) before.
 void hierarchical_barrier(Hierarchy& hierarchy, const Call& call);
 
 }  // namespace ronde

@@ -49,15 +49,17 @@ std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& options
     wiring.segment = segments[host_of[rank]];
     for (int other = 0; other < size; ++other) {
       wiring.hosts.push_back("host-" + std::to_string(host_of[other]));
-      if (host_of[other] == host_of[rank]) wiring.bells.push_back(dup(eventfds[other]));
+      if (host_of[other] == host_of[rank]) wiring.bells.emplace_back(dup(eventfds[other]));
     }
     for (int lower = 0; lower < rank; ++lower) {
-      std::tie(wiring.controls[lower], wirings[lower].controls[rank]) = socket_pair();
+      const auto [control, their_control] = socket_pair();
+      wiring.controls[lower] = Descriptor(control);
+      wirings[lower].controls[rank] = Descriptor(their_control);
       if (host_of[lower] == host_of[rank]) continue;
       for (int stream = 0; stream < 2; ++stream) {
         const auto [mine, theirs] = socket_pair();
-        wiring.data[lower].push_back(mine);
-        wirings[lower].data[rank].push_back(theirs);
+        wiring.data[lower].emplace_back(mine);
+        wirings[lower].data[rank].emplace_back(theirs);
       }
     }
   }
@@ -226,6 +228,7 @@ void check_abort(const std::vector<int>& host_of) {
       comm.allreduce(x.data(), x.data(), x.size(), DType::kFloat32, ReduceOp::kSum);
       CHECK(false);
     } catch (const Failure& failure) {
+      if (failure.kind != FailureKind::kAborted) std::fprintf(stderr, "%s\n", failure.what());
       CHECK(failure.kind == FailureKind::kAborted);
       CHECK(failure.rank == 1);
       CHECK(std::string(failure.what()).find("enough") != std::string::npos);

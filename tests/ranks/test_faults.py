@@ -313,7 +313,9 @@ def test_a_time_limit_names_who_did_not_come(transport: str) -> None:
     for rank, told in enumerate(ranks.run(come_late, 4, environ=environ(transport, RONDE_TIMEOUT="0.5"))):
         assert told.kind == "TimeoutError"
         # Across hosts a rank waits for its partner of the moment only.
-        assert re.match(rf"waited 500 ms in allreduce of 6 float64 by max for rank [12] on {host}", told.message)
+        assert re.match(
+            rf"waited 500 ms in allreduce of 6 float64 by max for rank [12] on {host}", told.message
+        )
         if rank == 0:
             assert told.missing == ((1, 2) if transport == "auto" else (1,))
 

@@ -141,5 +141,3 @@ PROGRAMS = [splits, groups, nested, symmetric_memory, threads, local_shutdown]
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_groups_of_four(program: Any, transport: str) -> None:
     ranks.run(program, 4, environ={"RONDE_TRANSPORT": transport})
-
-

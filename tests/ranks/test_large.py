@@ -85,7 +85,8 @@ PRIVATE = ["allreduce", "allgather", "broadcast", "send"]
 
 @pytest.mark.parametrize(
     ("transport", "name"),
-    [("auto", "allreduce_in_symmetric_memory")] + [(way, name) for way in ("auto", "tcp") for name in PRIVATE],
+    [("auto", "allreduce_in_symmetric_memory")]
+    + [(way, name) for way in ("auto", "tcp") for name in PRIVATE],
 )
 def test_more_than_2_to_the_31_elements(transport: str, name: str) -> None:
     ranks.run(run, 2, name, environ={"RONDE_TRANSPORT": transport}, timeout_s=300)

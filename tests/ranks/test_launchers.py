@@ -81,12 +81,21 @@ def test_ronde_run(script: str) -> None:
     assert lines == [f"[{rank}] {line}" for rank, line in enumerate(EXPECTED)]
 
 
-@pytest.mark.parametrize("rendezvous", [["--standalone"], ["--master-addr=127.0.0.1"]])
-def test_torchrun(script: str, rendezvous: list[str]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--standalone"],
+        pytest.param(["--master-addr=127.0.0.1", "--master-port={port}"], marks=pytest.mark.slow),
+    ],
+)
+def test_torchrun(script: str, options: list[str]) -> None:
+    """With its own rendezvous and with the older, static one."""
     pytest.importorskip("torch")
-    if rendezvous != ["--standalone"]:
-        rendezvous = [*rendezvous, f"--master-port={free_port()}"]
-    assert run([sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node=2", script]) == EXPECTED
+    rendezvous = [option.format(port=free_port()) for option in options]
+    assert (
+        run([sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node=2", script])
+        == EXPECTED
+    )
 
 
 def test_open_mpi(script: str) -> None:

@@ -33,12 +33,18 @@ REFUSED: list[tuple[Call, str]] = [
     (lambda w: w.broadcast((1, 2)), "expected an array .* got tuple; numpy.asarray"),
     (lambda w: w.allreduce(np.array([{}])), "ndarray of object values: supported are bool, uint8"),
     (lambda w: w.allgather(np.array(["a"])), "ndarray of str\\w* values: supported are"),
-    (lambda w: w.broadcast(np.array(["2026-01-01"], "M8[D]")), r"ndarray of datetime64\S* values: supported are"),
+    (
+        lambda w: w.broadcast(np.array(["2026-01-01"], "M8[D]")),
+        r"ndarray of datetime64\S* values: supported are",
+    ),
     (lambda w: w.allreduce(np.zeros(3, [("a", "f4")])), "values: supported are"),
     (lambda w: w.allreduce(np.ones(6, ">f4")), "bytes are in the other order .*astype"),
     (lambda w: w.allgather(np.ones(6, ">i8")), "bytes are in the other order .*astype"),
     (lambda w: w.allreduce(X, out=np.ones(6)), "out holds float64 values, the (result|input) float32"),
-    (lambda w: w.allreduce(X, out=np.ones(7, np.float32)), r"out has shape \(7,\), the result has shape \(6,\)"),
+    (
+        lambda w: w.allreduce(X, out=np.ones(7, np.float32)),
+        r"out has shape \(7,\), the result has shape \(6,\)",
+    ),
     (lambda w: w.allreduce(X, out=np.ones((2, 3), np.float32)), r"out has shape \(2, 3\), the result has"),
     (lambda w: w.allreduce(X, out=np.ones((6, 1), np.float32)), r"out has shape \(6, 1\), the result has"),
     (lambda w: w.allreduce(X, out=READ_ONLY), "out is read-only"),
@@ -49,7 +55,10 @@ REFUSED: list[tuple[Call, str]] = [
     (lambda w: w.reduce(X, w.rank, out=READ_ONLY), "out is read-only"),
     (lambda w: w.broadcast(MANY[1:], w.rank, out=MANY[:-1]), "out overlaps the input"),
     (lambda w: w.reducescatter(X, out=X), r"out has shape \(6,\), the result has shape"),
-    (lambda w: w.broadcast(X, out=np.ones(5, np.float32)), r"out has shape \(5,\), the result has shape \(6,\)"),
+    (
+        lambda w: w.broadcast(X, out=np.ones(5, np.float32)),
+        r"out has shape \(5,\), the result has shape \(6,\)",
+    ),
     (lambda w: w.broadcast(X, root=1, out=READ_ONLY), "out is read-only"),
     (lambda w: w.recv(READ_ONLY, 1 - w.rank), "out is read-only|cannot write into this array"),
     (lambda w: w.recv(np.ones(6)[::-1].tolist(), 1 - w.rank), "expected an array .* got list"),
@@ -123,10 +132,20 @@ MISMATCHES: dict[str, tuple[Call, Call, str, str]] = {
     "operation, of sizes first": (lambda w: w.allgather(X), lambda w: w.alltoall(X), "allgather", "alltoall"),
     "memory": (lambda w: w.empty(6), lambda w: w.allreduce(X), "empty", "allreduce"),
     "size of memory": (lambda w: w.empty(6), lambda w: w.empty(60), "for 24 bytes", "for 240 bytes"),
-    "dtype": (lambda w: w.allreduce(X), lambda w: w.allreduce(X.view(np.int32)), "6 float32 by", "6 int32 by"),
+    "dtype": (
+        lambda w: w.allreduce(X),
+        lambda w: w.allreduce(X.view(np.int32)),
+        "6 float32 by",
+        "6 int32 by",
+    ),
     "dtype of rows": (lambda w: w.allgather(X), lambda w: w.allgather(X.view(np.int32)), "float32", "int32"),
     "count": (lambda w: w.allreduce(X), lambda w: w.allreduce(X[:5]), "of 6 float32", "of 5 float32"),
-    "count, large": (lambda w: w.allreduce(MANY), lambda w: w.allreduce(MANY[1:]), "of 300000 ", "of 299999 "),
+    "count, large": (
+        lambda w: w.allreduce(MANY),
+        lambda w: w.allreduce(MANY[1:]),
+        "of 300000 ",
+        "of 299999 ",
+    ),
     "count, one small": (lambda w: w.allreduce(MANY), lambda w: w.allreduce(X), "of 300000 ", "of 6 "),
     "count, nothing": (lambda w: w.allreduce(X), lambda w: w.allreduce(X[:0]), "of 6 ", "of 0 "),
     "count of broadcast": (lambda w: w.broadcast(X), lambda w: w.broadcast(X[1:]), "of 6 ", "of 5 "),
@@ -198,7 +217,7 @@ def disagree(names: list[str], is_one_host: bool) -> list[str]:
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_a_mismatch_is_told_to_every_rank(transport: str, n: int) -> None:
-    environ = {"RONDE_TRANSPORT": transport, "RONDE_TIMEOUT": "5"}
+    environ = {"RONDE_TRANSPORT": transport, "RONDE_TIMEOUT": "3"}
     assert ranks.run(disagree, n, list(MISMATCHES), transport == "auto", environ=environ) == [[]] * n
 
 
@@ -234,7 +253,11 @@ def test_messages_must_agree(transport: str) -> None:
 
 
 LATE: list[tuple[Call, Call, str]] = [
-    (lambda w: w.allgather(X), lambda w: w.allgather(X, out=X), r"out has shape \(6,\), the result .* \(12,\)"),
+    (
+        lambda w: w.allgather(X),
+        lambda w: w.allgather(X, out=X),
+        r"out has shape \(6,\), the result .* \(12,\)",
+    ),
     (lambda w: w.gather(X, 1), lambda w: w.gather(X, 1, out=READ_ONLY), "out "),
     (lambda w: w.scatter(X, 0), lambda w: w.scatter(root=0, out=np.ones(3)), "out holds float64 values"),
     (lambda w: w.alltoall(X), lambda w: w.alltoall(X, out=X[:3].copy()), r"out has shape \(3,\)"),
@@ -262,17 +285,28 @@ def test_who_passes_a_wrong_output_takes_part_nevertheless(transport: str) -> No
 
 def before_and_after() -> None:
     assert not ronde.is_initialized()
-    for question in (ronde.world, ronde.rank, ronde.size, ronde.local_rank, ronde.cross_size, ronde.is_homogeneous):
+    for question in (
+        ronde.world,
+        ronde.rank,
+        ronde.size,
+        ronde.local_rank,
+        ronde.cross_size,
+        ronde.is_homogeneous,
+    ):
         with pytest.raises(ronde.NotInitializedError, match=r"call ronde\.init\(\) first"):
             question()
     ronde.shutdown()  # does nothing
-    with pytest.raises(ronde.UsageError, match=r"size=3 contradicts WORLD_SIZE=2 of the environment .*leave size out"):
+    with pytest.raises(
+        ronde.UsageError, match=r"size=3 contradicts WORLD_SIZE=2 of the environment .*leave size out"
+    ):
         ronde.init(size=3)
     with pytest.raises(ronde.UsageError, match=r"rank=7 contradicts RANK=\d of the environment"):
         ronde.init(rank=7)
     with pytest.raises(ronde.UsageError, match="there is no setting 'tcp_stream'; did you mean tcp_streams"):
         ronde.init(tcp_stream=1)
-    with pytest.raises(ronde.UsageError, match="tcp_streams=0 makes no sense: it should be a whole number from 1"):
+    with pytest.raises(
+        ronde.UsageError, match="tcp_streams=0 makes no sense: it should be a whole number from 1"
+    ):
         ronde.init(tcp_streams=0)
     ronde.init(size=2)
     ronde.init()  # does nothing
@@ -310,4 +344,6 @@ def init_with_different_settings() -> str:
 
 def test_settings_that_must_agree() -> None:
     told = ranks.run(init_with_different_settings, 2)
-    assert told == ["staging_bytes is 4096 on rank 0 and 8192 on rank 1: it must be the same on all ranks"] * 2
+    assert (
+        told == ["staging_bytes is 4096 on rank 0 and 8192 on rank 1: it must be the same on all ranks"] * 2
+    )

@@ -7,7 +7,7 @@ from tests.ranks import oracle
 
 from ronde.testing import ranks
 
-FEW, MANY = 12, 150  # examples per operation
+FEW, MANY = 8, 100  # examples per operation
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])

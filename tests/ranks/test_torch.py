@@ -66,7 +66,14 @@ def every_operation(world: Any) -> None:
 
 def every_layout(world: Any) -> None:
     base = torch.arange(24.0).reshape(4, 6) + world.rank
-    for view in (base.t(), base[:, ::2], base[1, 2], base[:0], base[:1].expand(3, 6), base.to(torch.bfloat16).t()):
+    for view in (
+        base.t(),
+        base[:, ::2],
+        base[1, 2],
+        base[:0],
+        base[:1].expand(3, 6),
+        base.to(torch.bfloat16).t(),
+    ):
         others = [view - world.rank + rank for rank in range(world.size)]
         same(world.allreduce(view), sum(others))
         same(world.broadcast(view, root=1), others[1])

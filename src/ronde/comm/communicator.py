@@ -14,14 +14,17 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ronde.comm import arrays
 from ronde.comm.arrays import Operand, late_target, operand, target
-from ronde.errors import MismatchError, UsageError
+from ronde.errors import MismatchError, RondeError, UsageError
 from ronde.types import DType, Kind, ReduceOp, Sum
 
 if TYPE_CHECKING:
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Communicator"]
 
 _WORD = 8  # bytes of a size on its way to other ranks
-_SHAPE_WORDS = 34  # what scatter tells about its input: type, number of axes, at most 32 of them
+_SHAPE_WORDS = 66  # what scatter tells about its input: type, number of axes, at most 64 of them
+_SENT_ALREADY_NS = 10 * 10**9  # more than enough for what only needs to be picked up
 
 
 class Communicator:
@@ -51,10 +55,10 @@ class Communicator:
         self._topology = topology
         self._lanes = lanes
         self._connect = connect
-        self._children: list[Communicator] = []
+        self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._splits_made = 0  # how many there have been, the same on all ranks
         self._allreduce = native.allreduce
-        self._process = os.getpid()
+        _alive.add(self)
 
     def __repr__(self) -> str:
         return f"<Communicator: rank {self.rank} of {self.size}>"
@@ -111,8 +115,11 @@ class Communicator:
         the `direct` algorithm everywhere, sums are taken in the order of ranks: bitwise the same in every run.
         Nothing is copied if `x` and `out` lie in symmetric memory (`empty`) at the same place on all ranks.
         """
-        result = arrays.like(x) if out is None else out
-        if self._allreduce(x, result, op):
+        if op.__class__ is not ReduceOp:
+            raise _no_reduction(op)
+        is_new = out is None
+        result = arrays.like(x) if is_new else out
+        if self._allreduce(x, result, op, is_new):
             return result
         given = operand(x)
         goal = target(given, given.shape, out)
@@ -121,6 +128,8 @@ class Communicator:
 
     def reduce(self, x: Any, root: int = 0, op: ReduceOp = Sum, out: Any = None) -> Any:
         """Combine the arrays of all ranks like `allreduce`; return the result at `root`, None elsewhere."""
+        if op.__class__ is not ReduceOp:
+            raise _no_reduction(op)
         given = operand(x)
         if self.rank != self._root(root):
             self._native.reduce_as(given.memory, None, given.dtype, op, root)
@@ -134,6 +143,8 @@ class Communicator:
 
         The first axis is split as `numpy.array_split` does: the first `len(x) % size` ranks get one row more.
         """
+        if op.__class__ is not ReduceOp:
+            raise _no_reduction(op)
         given = self._with_axis(x, "reducescatter")
         rows = _even_split(given.row_count, self.size)
         goal = target(given, (rows[self.rank], *given.row_shape), out)
@@ -148,7 +159,8 @@ class Communicator:
         """
         given = operand(x)
         rows = self._native.exchange(Kind.allgather, given.dtype, -1, given.row_items, given.row_count)
-        goal = late_target(given, (sum(rows), *given.row_shape), out)
+        with self._awaited("allgather"):
+            goal = late_target(given, (sum(rows), *given.row_shape), out)
         sizes = [row * given.row_bytes for row in rows]
         self._native.allgather_as(given.memory, goal.memory, sizes, given.dtype)
         return goal.finish()
@@ -162,7 +174,8 @@ class Communicator:
         if self.rank != root:
             self._native.gather_as(given.memory, None, sizes, given.dtype, root)
             return None
-        goal = late_target(given, (sum(rows), *given.row_shape), out)
+        with self._awaited("gather"):
+            goal = late_target(given, (sum(rows), *given.row_shape), out)
         self._native.gather_as(given.memory, goal.memory, sizes, given.dtype, root)
         return goal.finish()
 
@@ -184,7 +197,8 @@ class Communicator:
         given = self._with_axis(x, "scatter") if at_root else None
         told = self._tell_shape(given, root)
         rows = _even_split(told.row_count, self.size)
-        goal = late_target(told, (rows[self.rank], *told.row_shape), out)
+        with self._awaited("scatter"):
+            goal = late_target(told, (rows[self.rank], *told.row_shape), out)
         memory = None if given is None else given.memory
         sizes = [row * told.row_bytes for row in rows]
         self._native.scatter_as(memory, goal.memory, sizes, told.dtype, root)
@@ -200,7 +214,8 @@ class Communicator:
         if out is not None and arrays.overlap(given.memory, operand(out).memory):
             raise UsageError("alltoall cannot work in place: out must be other memory than x")
         receiving = self._exchange_rows(given, sending)
-        goal = late_target(given, (sum(receiving), *given.row_shape), out)
+        with self._awaited("alltoall"):
+            goal = late_target(given, (sum(receiving), *given.row_shape), out)
         in_sizes = [rows * given.row_bytes for rows in sending]
         out_sizes = [rows * given.row_bytes for rows in receiving]
         self._native.alltoall_as(given.memory, in_sizes, goal.memory, out_sizes, given.dtype)
@@ -234,8 +249,8 @@ class Communicator:
 
         All ranks call it; whoever passes None as `color` takes part in none and gets None.
         """
-        if color is not None and color < 0:
-            raise UsageError(f"a color is None or a number >= 0, not {color}")
+        if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
+            raise UsageError(f"a color is None or a whole number >= 0, not {color!r}")
         mine = np.array([[-1 if color is None else color, key]], np.int64)
         everyone = self.allgather(mine).tolist()
         self._splits_made += 1
@@ -262,6 +277,8 @@ class Communicator:
         """
         kind = np.dtype(dtype)
         axes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
+        if any(axis < 0 for axis in axes):
+            raise UsageError(f"an array cannot have the shape {axes}")
         nbytes = math.prod(axes) * kind.itemsize
         asked = self._native.exchange(Kind.empty, DType.uint8, -1, 0, nbytes)
         for rank, other in enumerate(asked):
@@ -270,8 +287,13 @@ class Communicator:
                     f"rank 0 called empty() for {asked[0]} bytes, but rank {rank} called it for {other} bytes"
                 )
         part_bytes = -(-max(nbytes, 1) // _PAGE_BYTES) * _PAGE_BYTES
-        fd = self._lanes.share_segment(part_bytes * self.local_size)
-        return self._native.map_symmetric(fd, part_bytes)[:nbytes].view(kind).reshape(axes)
+        try:
+            part = self._native.map_symmetric(self._share_segment(part_bytes * self.local_size), part_bytes)
+        except BaseException as error:
+            # The ranks would no longer agree which memory is which, or wait for this one.
+            self.abort(f"failed in empty(): {error!r}")
+            raise
+        return part[:nbytes].view(kind).reshape(axes)
 
     def abort(self, reason: str) -> None:
         """Fail this communicator on every rank: pending and later calls raise AbortedError with the reason.
@@ -282,9 +304,7 @@ class Communicator:
 
     def shutdown(self) -> None:
         """Take leave: the other ranks can finish what they do not need this one for. Later calls raise UsageError."""
-        if os.getpid() != self._process:
-            return  # a forked child: the connections are its parent's
-        for child in self._children:
+        for child in list(self._children):
             child.shutdown()
         self._native.shutdown()
         self._lanes.close()
@@ -293,8 +313,34 @@ class Communicator:
 
     def _child(self, ranks: list[int]) -> Communicator:
         child = self._connect(self, ranks, self._splits_made)
-        self._children.append(child)
+        self._children.add(child)
         return child
+
+    def _share_segment(self, nbytes: int) -> int:
+        """Return a descriptor of new memory that the ranks of this host share.
+
+        The others take it only when it has been sent: they wait in a barrier, which hears of failures.
+        """
+        leads = self.local_rank == 0
+        segment = self._lanes.share_segment(nbytes) if leads else -1
+        self._native.barrier()
+        return segment if leads else self._lanes.share_segment(nbytes, time.monotonic_ns() + _SENT_ALREADY_NS)
+
+    @contextmanager
+    def _awaited(self, operation: str) -> Iterator[None]:
+        """In the middle of an operation the others wait for this rank: they must hear of it if it falls out."""
+        try:
+            yield
+        except RondeError:
+            raise
+        except BaseException as error:
+            self.abort(f"failed in {operation}: {error!r}")
+            raise
+
+    def _abandon(self) -> None:
+        """In a forked child: let go of what belongs to the parent's rank."""
+        self._native.abandon()
+        self._lanes.close()
 
     def _root(self, root: int) -> int:
         if not 0 <= root < self.size:
@@ -344,12 +390,29 @@ class Communicator:
         self._native.broadcast_as(words, DType.int64, root, Kind.scatter)
         if given is not None:
             return given
-        dtype = DType(int(words[0]))
-        shape = tuple(int(word) for word in words[2 : 2 + int(words[1])])
-        return Operand(None, dtype, shape, np.empty(0, _numpy_dtype(dtype)))
+        with self._awaited("scatter"):
+            dtype = DType(int(words[0]))
+            shape = tuple(int(word) for word in words[2 : 2 + int(words[1])])
+            return Operand(None, dtype, shape, np.empty(0, _numpy_dtype(dtype)))
 
 
 _PAGE_BYTES = 4096
+
+_alive: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for communicator in list(_alive):
+        communicator._abandon()
+
+
+# A forked child (a data loader's worker, say) would hold its parent's connections open, and so hide its death.
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _no_reduction(op: object) -> UsageError:
+    names = ", ".join(f"ronde.{each.name}" for each in ReduceOp)
+    return UsageError(f"op must be one of {names}, not {op!r}")
 
 
 def _even_split(rows: int, parts: int) -> list[int]:

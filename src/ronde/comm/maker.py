@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ronde import _native
-from ronde.comm.bootstrap import RECORD_LIMIT_BYTES, Exchange, wire
+from ronde.comm.bootstrap import RECORD_LIMIT_BYTES, Exchange, Wiring, wire
 from ronde.comm.communicator import Communicator
 from ronde.errors import UsageError
 from ronde.settings import JobKey, Settings
@@ -32,10 +32,17 @@ class CommunicatorMaker:
 
     def make(self, rank: int, size: int, exchange: Exchange, purpose: str) -> Communicator:
         """Return the communicator that its ranks make together; `purpose` is its name, alike on all, used once."""
-        wanted = self.wanted
-        wiring = wire(rank, size, exchange, wanted, self.key, self._segment_bytes, purpose, self.address)
-        topology = wiring.topology
-        native = _native.connect(
+        wiring = wire(rank, size, exchange, self.wanted, self.key, self._segment_bytes, purpose, self.address)
+        try:
+            native = self._connect(wiring)
+        except BaseException:
+            wiring.lanes.close()
+            raise
+        return Communicator(native, wiring.topology, wiring.lanes, _Splitter(self, purpose))
+
+    def _connect(self, wiring: Wiring) -> _native.Communicator:
+        topology, wanted = wiring.topology, self.wanted
+        return _native.connect(
             rank=topology.rank,
             hosts=list(topology.hosts),
             host_of=list(topology.host_of),
@@ -48,7 +55,6 @@ class CommunicatorMaker:
             timeout_ns=wanted.timeout_ns,
             spin_us=wanted.spin_us,
         )
-        return Communicator(native, topology, wiring.lanes, _Splitter(self, purpose))
 
     def _segment_bytes(self, local_size: int) -> int:
         if local_size > _MAX_LOCAL_SIZE:

@@ -68,7 +68,6 @@ def init(
         _process.world = CommunicatorMaker(wanted, JobKey.generate()).make(0, 1, lambda mine: [mine], "world")
     else:
         _process.world = _join(identity, identity.meeting, wanted)
-    atexit.register(shutdown)
 
 
 def shutdown() -> None:
@@ -113,3 +112,6 @@ def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communic
     _process.generation += 1
     maker = CommunicatorMaker(wanted, meeting.key, meeting.address)
     return maker.make(identity.rank, identity.size, exchange, purpose)
+
+
+atexit.register(shutdown)
