@@ -29,9 +29,13 @@ int64_t Waiter::sleep_limit_ns(const Patience& patience) const {
 
 // After every sleep: has somebody ended the wait?
 void Waiter::check(Patience& patience, bool interrupted) {
-  if (interrupted && interrupt_check_ != nullptr && interrupt_check_()) throw Interrupted("interrupted by a signal");
   const int64_t waited_ns = now_ns() - patience.started_ns;
-  if (!patience.is_long && waited_ns >= kLongWaitNs) {
+  const bool becomes_long = !patience.is_long && waited_ns >= kLongWaitNs;
+  // A signal that came just before a sleep interrupted nothing: look for it once the wait has become long.
+  if ((interrupted || becomes_long) && interrupt_check_ != nullptr && interrupt_check_()) {
+    throw Interrupted("interrupted by a signal");
+  }
+  if (becomes_long) {
     patience.is_long = true;
     if (listener_ != nullptr) listener_->wait_is_long();
   }
