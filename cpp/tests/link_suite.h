@@ -111,7 +111,7 @@ inline void check_failure_wakes_sleeper(Wire wire, int streams) {
   std::thread aborter([&] {
     asleep.wait(false);
     usleep(20'000);  // gives it the time to fall asleep; the test is right without it, too
-    ranks.failure(0).set(FailureKind::kAborted, 1, "rank 1 called abort()");
+    ranks.failure(0).set(Failure(FailureKind::kAborted, 1, "rank 1 called abort()"));
     ranks.rope(0).ring();
   });
   Mesh& mesh = ranks.mesh(0);

@@ -296,7 +296,7 @@ std::vector<std::string> failures_of(Ranks& ranks, Body&& body) {
   std::vector<std::string> texts(ranks.size());
   const auto tell_all = [&](FailureKind kind, int rank, const char* text) {
     for (int other = 0; other < ranks.size(); ++other) {
-      ranks.failure(other).set(kind, rank, text);
+      ranks.failure(other).set(Failure(kind, rank, text));
       ranks.rope(other).ring();
     }
   };

@@ -225,7 +225,7 @@ def test_ctrl_c_ends_a_call(transport: str) -> None:
         interrupted, told = job.results()
     assert interrupted == "interrupted"
     assert (told.kind, told.rank) == ("AbortedError", 0)
-    assert told.message == f"rank 0 on {socket.gethostname()} was interrupted by a signal"
+    assert told.message == f"rank 0 on {socket.gethostname()} aborted: interrupted by a signal"
 
 
 # Stopped and late

@@ -57,7 +57,7 @@ def groups() -> None:
     for wrong in ([0, 0], [world.size], [-1]):
         with pytest.raises(ronde.UsageError, match=f"ranks must be different ones of 0 to {last}, not"):
             world.group(wrong)
-    with pytest.raises(ronde.UsageError, match="a color is None or a number >= 0, not -1"):
+    with pytest.raises(ronde.UsageError, match="a color is None or a whole number >= 0, not -1"):
         world.split(-1)
     ronde.shutdown()
 

@@ -88,8 +88,8 @@ REFUSED: list[tuple[Call, str]] = [
     (lambda w: w.allreduce(np.ones(3, complex), ronde.Min), "there is no min of complex128 values"),
     (lambda w: w.reducescatter(np.ones(4, complex), ronde.Max), "there is no max of complex128 values"),
     (lambda w: w.allreduce(X, ronde.BitXor), "there is no bit-xor of float32 values"),
-    (lambda w: w.allreduce(X, 99), "there is no unknown reduction of float32 values"),
-    (lambda w: w.split(-1), "a color is None or a number >= 0, not -1"),
+    (lambda w: w.allreduce(X, 99), "op must be one of ronde.Sum, .*, not 99"),
+    (lambda w: w.split(-1), "a color is None or a whole number >= 0, not -1"),
     (lambda w: w.group([0, 0]), r"ranks must be different ones of 0 to 1, not \[0, 0\]"),
 ]
 
