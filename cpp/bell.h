@@ -42,8 +42,8 @@ class BellRope {
   }
 
   // For the bell's owner. prepare() announces the sleep and returns a token; after that look again at what you wait
-  // for, then either cancel() or sleep. sleep_on_futex() returns at a ring, after timeout_ns (no limit if < 0), or, then
-  // with true, when a signal cuts it short.
+  // for, then either cancel() or sleep. sleep_on_futex() returns at a ring, after timeout_ns (no limit if < 0), or,
+  // then with true, when a signal cuts it short.
   uint32_t prepare(Sleep kind) const;
   void cancel() const;
   bool sleep_on_futex(uint32_t token, int64_t timeout_ns) const;

@@ -225,7 +225,8 @@ void load(Array& array, nb::handle object, bool writable) {
 
 void check_output(const Array& in, const Array& out) {
   if (out.dtype() != in.dtype()) {
-    raise("UsageError", std::string("out holds ") + name_of(*out.dtype()) + " values, the input " + name_of(*in.dtype()));
+    raise("UsageError",
+          std::string("out holds ") + name_of(*out.dtype()) + " values, the input " + name_of(*in.dtype()));
   }
   if (!out.has_shape_of(in)) {
     raise("UsageError", "out has shape " + out.shape() + ", the result has shape " + in.shape());
@@ -323,9 +324,8 @@ void alltoall_as(Communicator& communicator, nb::handle x, const Sizes& in_sizes
   Array in, result;
   load(in, x, false);
   load(result, out, true);
-  without_gil(communicator, [&] {
-    communicator.alltoall(in.data(), in_sizes, result.data(), out_sizes, static_cast<DType>(dtype));
-  });
+  without_gil(communicator,
+              [&] { communicator.alltoall(in.data(), in_sizes, result.data(), out_sizes, static_cast<DType>(dtype)); });
 }
 
 void send_as(Communicator& communicator, nb::handle x, int dtype, int dest, int tag) {

@@ -3,9 +3,7 @@
 namespace ronde {
 namespace {
 
-bool reduces(Kind kind) {
-  return kind == Kind::kAllreduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
-}
+bool reduces(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
 
 }  // namespace
 

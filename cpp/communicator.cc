@@ -77,7 +77,8 @@ Communicator::Communicator(Wiring wiring, const Options& options)
 
   segment_ = std::make_unique<HostSegment>(std::move(wiring.segment), local_size(), options.staging_bytes);
   std::vector<BellRope> ropes;
-  for (int local = 0; local < local_size(); ++local) ropes.emplace_back(&segment_->slot(local).bell, bells_[local].get());
+  for (int local = 0; local < local_size(); ++local)
+    ropes.emplace_back(&segment_->slot(local).bell, bells_[local].get());
 
   const BellRope own = ropes[local_rank_];
   waiter_ = std::make_unique<Waiter>(own, failure_, policy_for(options, local_size()));
@@ -343,8 +344,8 @@ void Communicator::recv(void* data, size_t bytes, DType dtype, int source, int t
 template <class Start>
 void Communicator::talk_to(int peer, DType dtype, int tag, Start&& start) {
   if (peer < 0 || peer >= size() || peer == rank_) {
-    throw UsageError("cannot send to or receive from rank " + std::to_string(peer) + ": rank " +
-                     std::to_string(rank_) + " has the other ranks of 0 to " + std::to_string(size() - 1) + " as peers");
+    throw UsageError("cannot send to or receive from rank " + std::to_string(peer) + ": rank " + std::to_string(rank_) +
+                     " has the other ranks of 0 to " + std::to_string(size() - 1) + " as peers");
   }
   const Turn turn(*this);
   guarded(make_call(Kind::kSendRecv, dtype, 0, tag), [&](const Call& call) {

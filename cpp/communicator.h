@@ -45,11 +45,11 @@ struct Options {
 
 struct Wiring {
   int rank = 0;
-  std::vector<std::string> hosts;        // by rank: the name of its host
-  std::vector<int> host_of;              // by rank: the number of its host
-  std::shared_ptr<Mapping> segment;      // the host's shared memory, HostSegment::bytes() long
-  std::vector<Descriptor> bells;         // eventfds of the ranks of this host, in rank order
-  std::map<int, Descriptor> controls;    // by rank, all others: the control connection
+  std::vector<std::string> hosts;               // by rank: the name of its host
+  std::vector<int> host_of;                     // by rank: the number of its host
+  std::shared_ptr<Mapping> segment;             // the host's shared memory, HostSegment::bytes() long
+  std::vector<Descriptor> bells;                // eventfds of the ranks of this host, in rank order
+  std::map<int, Descriptor> controls;           // by rank, all others: the control connection
   std::map<int, std::vector<Descriptor>> data;  // by rank, those on other hosts: the data connections
 };
 
@@ -126,7 +126,7 @@ class Communicator : private Waiter::Listener {
   int rank_;
   std::vector<std::string> hosts_;
   std::vector<int> host_of_;
-  std::vector<int> local_ranks_;               // the ranks of this host
+  std::vector<int> local_ranks_;                 // the ranks of this host
   std::vector<std::vector<int>> ranks_of_host_;  // by host number
   int local_rank_ = 0;
   Options options_;
@@ -141,10 +141,10 @@ class Communicator : private Waiter::Listener {
   std::unique_ptr<Watch> watch_;
   Scratch scratch_;
 
-  std::mutex mutex_;                                // one call at a time
-  std::atomic<std::thread::id> owner_{};            // the thread that has it
-  std::mutex closing_;                              // between abort() and close_now()
-  bool is_open_ = true;                             // guarded by mutex_; written under closing_ too
+  std::mutex mutex_;                      // one call at a time
+  std::atomic<std::thread::id> owner_{};  // the thread that has it
+  std::mutex closing_;                    // between abort() and close_now()
+  bool is_open_ = true;                   // guarded by mutex_; written under closing_ too
   bool close_after_call_ = false;
   std::atomic<bool> is_abandoned_{false};
   uint64_t calls_made_ = 0;

@@ -22,10 +22,10 @@ struct MismatchError : std::runtime_error {
 
 enum class FailureKind : int {
   kNone = 0,
-  kPeerLost = 1,   // `rank` died, left, or cannot be reached
-  kAborted = 2,    // `rank` called abort()
-  kMismatch = 3,   // `rank` made a different call
-  kTimeout = 4,    // waited longer than the setting allows
+  kPeerLost = 1,  // `rank` died, left, or cannot be reached
+  kAborted = 2,   // `rank` called abort()
+  kMismatch = 3,  // `rank` made a different call
+  kTimeout = 4,   // waited longer than the setting allows
 };
 
 struct Failure : std::runtime_error {

@@ -29,9 +29,7 @@ size_t HostSegment::bytes(int local_size, size_t staging_bytes) {
 }
 
 HostSegment::HostSegment(std::shared_ptr<Mapping> memory, int local_size, size_t staging_bytes)
-    : size_(local_size),
-      lane_bytes_(lane_bytes_for(local_size, staging_bytes)),
-      memory_(std::move(memory)) {}
+    : size_(local_size), lane_bytes_(lane_bytes_for(local_size, staging_bytes)), memory_(std::move(memory)) {}
 
 Slot& HostSegment::slot(int local) const {
   // Zeroed memory is what the constructors of its atomics would leave.

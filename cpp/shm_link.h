@@ -4,8 +4,8 @@
 // Writer and reader copy at the same time: what has been copied is published every few KiB, and the other side's bell
 // is rung after each publication.
 //
-// Either side keeps its own counter in private memory and only publishes it, and checks the other's before use: whatever
-// the other process writes into the pipe, this one neither reads nor writes outside the ring.
+// Either side keeps its own counter in private memory and only publishes it, and checks the other's before use:
+// whatever the other process writes into the pipe, this one neither reads nor writes outside the ring.
 #pragma once
 
 #include <atomic>

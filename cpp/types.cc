@@ -3,8 +3,8 @@
 namespace ronde {
 
 const char* name_of(DType dtype) {
-  constexpr const char* kNames[kDTypeCount] = {"bool",    "uint8",    "uint16",  "uint32",  "uint64",
-                                               "int8",    "int16",    "int32",   "int64",   "float16",
+  constexpr const char* kNames[kDTypeCount] = {"bool",     "uint8",   "uint16",  "uint32",    "uint64",
+                                               "int8",     "int16",   "int32",   "int64",     "float16",
                                                "bfloat16", "float32", "float64", "complex64", "complex128"};
   const int index = static_cast<int>(dtype);
   return index < kDTypeCount ? kNames[index] : "unknown dtype";
@@ -18,8 +18,8 @@ const char* name_of(ReduceOp op) {
 }
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"barrier",   "allreduce", "reduce",  "reducescatter", "allgather",
-                                    "broadcast", "gather",    "scatter", "alltoall",      "send/recv", "empty"};
+  constexpr const char* kNames[] = {"barrier", "allreduce", "reduce",   "reducescatter", "allgather", "broadcast",
+                                    "gather",  "scatter",   "alltoall", "send/recv",     "empty"};
   const unsigned index = static_cast<unsigned>(kind);
   return index < sizeof(kNames) / sizeof(*kNames) ? kNames[index] : "unknown operation";
 }

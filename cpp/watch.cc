@@ -204,8 +204,7 @@ void Watch::handle(int peer, const Message& message) {
   const char* end = static_cast<const char*>(std::memchr(message.reason, 0, sizeof(message.reason)));
   const size_t length = end == nullptr ? sizeof(message.reason) : static_cast<size_t>(end - message.reason);
   // Its sender has told everybody: no need to pass it on.
-  failure_.set(
-      Failure(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length)));
+  failure_.set(Failure(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length)));
   own_.ring();
 }
 

@@ -77,9 +77,9 @@ class Watch {
   std::vector<std::atomic<uint64_t>> departures_;  // per rank: the calls it made before it left, or kPresent
   std::atomic<int> left_count_{0};
   std::atomic<uint64_t> calls_begun_{0};
-  std::mutex calls_;                  // guards the two below
-  std::map<int, Call> long_calls_;    // by rank: the last one that it told of
-  std::unique_ptr<Call> long_call_;   // this rank's
+  std::mutex calls_;                 // guards the two below
+  std::map<int, Call> long_calls_;   // by rank: the last one that it told of
+  std::unique_ptr<Call> long_call_;  // this rank's
   std::unique_ptr<std::thread> thread_;
   bool is_abandoned_ = false;
 };

@@ -1,10 +1,10 @@
 // All-reduce by recursive doubling.
 //
 // In step s the ranks whose numbers differ in bit s exchange all they have and combine it: after log2(ranks) steps
-// everybody has everything. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
-// IJHPCA 19(1), 2005, section on all-reduce. If the number of ranks is no power of two, some are *folded* first: among the first
-// 2 * extra ranks, each even one gives its elements to the odd one above it and gets the result at the end; those who
-// play on are renumbered.
+// everybody has everything. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+// MPICH", IJHPCA 19(1), 2005, section on all-reduce. If the number of ranks is no power of two, some are *folded*
+// first: among the first 2 * extra ranks, each even one gives its elements to the odd one above it and gets the result
+// at the end; those who play on are renumbered.
 //
 // Both partners combine in the same order, the lower block of ranks first. So both compute the same bits, and by
 // induction all ranks have bitwise the same result, in the order of a fixed tree over the ranks.

@@ -3,8 +3,8 @@
 // so that together they move every byte across once per direction, and every core has a share of the work.
 // If hosts have different numbers of ranks, there are as many rails as the smallest host has ranks.
 //
-// Small messages save two of the three steps: every rank sums its whole host (one meeting in shared memory) and then the
-// whole message across its rail.
+// Small messages save two of the three steps: every rank sums its whole host (one meeting in shared memory) and then
+// the whole message across its rail.
 //
 // The rooted operations work with one *leader* per host: the root on its own host, the first rank elsewhere.
 //

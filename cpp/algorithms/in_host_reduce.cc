@@ -18,7 +18,7 @@
 namespace ronde {
 namespace {
 
-constexpr size_t kPieceAlignment = 64;       // elements; keeps pieces of any type on whole lines
+constexpr size_t kPieceAlignment = 64;        // elements; keeps pieces of any type on whole lines
 constexpr size_t kSmallestPiece = 16 * 1024;  // bytes; below it the meetings cost more than the overlap gains
 constexpr size_t kWindowsWanted = 4;          // enough for staging and reducing to overlap
 
@@ -94,8 +94,7 @@ void HostGroup::reduce_symmetric(const Reduction& reduction, size_t count) {
   finish_symmetric();
 }
 
-void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count,
-                              int only) {
+void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count, int only) {
   const size_t item = reduction.item_bytes();
   const size_t ranks = static_cast<size_t>(size());
   const size_t piece = piece_for(count, item, ranks, segment_.lane_bytes());

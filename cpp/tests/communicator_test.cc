@@ -177,7 +177,8 @@ void check_point_to_point(Communicator& comm) {
     // Large messages wait for their receiver: even ranks send first.
     for (int turn = 0; turn < 2; ++turn) {
       if ((rank % 2 == 0) == (turn == 0)) {
-        if (next != rank && !(size % 2 == 1 && rank == size - 1)) comm.send(mine.data(), count * 4, DType::kFloat32, next, 3);
+        if (next != rank && !(size % 2 == 1 && rank == size - 1))
+          comm.send(mine.data(), count * 4, DType::kFloat32, next, 3);
       } else if (!(size % 2 == 1 && previous == size - 1)) {
         comm.recv(theirs.data(), count * 4, DType::kFloat32, previous, 3);
         CHECK(theirs == values(previous, count));
