@@ -9,7 +9,7 @@ bool reduces(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kRedu
 
 std::string Call::describe() const {
   std::string text = name_of(kind);
-  if (kind == Kind::kSendRecv) return text + " with tag " + std::to_string(root);
+  if (kind == Kind::kSendRecv) return text + " of " + name_of(dtype) + " with tag " + std::to_string(root);
   if (kind == Kind::kBarrier) return text;
   text += " of ";
   if (count > 0 || reduces(kind)) text += std::to_string(count) + " ";
@@ -22,9 +22,10 @@ std::string Call::describe() const {
 std::string describe_mismatch(int rank_a, const Call& a, int rank_b, const Call& b) {
   std::string text = "rank " + std::to_string(rank_a) + " called " + a.describe() + ", but rank " +
                      std::to_string(rank_b) + " called " + b.describe();
-  if (a.sequence != b.sequence) {
+  const bool both_collective = a.kind != Kind::kSendRecv && b.kind != Kind::kSendRecv;
+  if (both_collective && a.sequence != b.sequence) {
     text += " (call number " + std::to_string(a.sequence) + " there, number " + std::to_string(b.sequence) + " here)";
-  } else if (a.algorithm != b.algorithm) {
+  } else if (both_collective && a.algorithm != b.algorithm) {
     text += " (with different algorithms: do the ranks have different settings?)";
   }
   return text;

@@ -123,11 +123,13 @@ std::vector<int> Communicator::waiting_for() const {
 }
 
 void Communicator::wait_is_long() {
-  if (current_.kind != Kind::kSendRecv) watch_->tell_call(current_);
+  Call call = current_;
+  if (call.kind == Kind::kSendRecv) call.sequence = calls_made_;
+  watch_->tell_call(call, current_peer_);
 }
 
-void Communicator::wait_is_over(int64_t waited_ns) {
-  std::string text = "waited " + std::to_string(waited_ns / 1'000'000) + " ms in " + current_.describe();
+void Communicator::wait_is_over() {
+  std::string text = "waited " + std::to_string(options_.timeout_ns / 1'000'000) + " ms in " + current_.describe();
   std::vector<int> missing = waiting_for();
   const char* separator = " for ";
   for (int rank : missing) text += std::exchange(separator, ", ") + name_of_rank(rank);
@@ -185,6 +187,7 @@ template <class Body>
 void Communicator::run(Call call, Body&& body) {
   const Turn turn(*this);
   call.sequence = calls_made_++;
+  current_peer_ = -1;
   if (call.kind != Kind::kAllreduce && is_one_host()) call.algorithm = static_cast<uint8_t>(Algorithm::kInHost);
   guarded(call, [&](const Call& call) {
     watch_->begin_call(call.sequence);
@@ -348,6 +351,7 @@ void Communicator::talk_to(int peer, DType dtype, int tag, Start&& start) {
                      " has the other ranks of 0 to " + std::to_string(size() - 1) + " as peers");
   }
   const Turn turn(*this);
+  current_peer_ = peer;
   guarded(make_call(Kind::kSendRecv, dtype, 0, tag), [&](const Call& call) {
     failure_.check();
     const auto is_done = start(mesh_->link(peer), call);

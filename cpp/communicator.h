@@ -115,7 +115,7 @@ class Communicator : private Waiter::Listener {
   void close_now();
   void check_root(int root) const;
   void wait_is_long() override;
-  void wait_is_over(int64_t waited_ns) override;
+  void wait_is_over() override;
   std::vector<int> waiting_for() const;
   std::string name_of_rank(int rank) const;
 
@@ -149,6 +149,7 @@ class Communicator : private Waiter::Listener {
   std::atomic<bool> is_abandoned_{false};
   uint64_t calls_made_ = 0;
   Call current_;
+  int current_peer_ = -1;  // of send and receive
 };
 
 }  // namespace ronde

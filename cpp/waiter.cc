@@ -41,7 +41,7 @@ void Waiter::check(Patience& patience, bool interrupted) {
   }
   failure_.check();
   if (policy_.timeout_ns > 0 && waited_ns >= policy_.timeout_ns) {
-    if (listener_ != nullptr) listener_->wait_is_over(waited_ns);
+    if (listener_ != nullptr) listener_->wait_is_over();
     throw Failure(FailureKind::kTimeout, -1, "waited too long");
   }
 }

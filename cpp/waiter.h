@@ -55,7 +55,7 @@ class Waiter {
     // A wait has lasted a second, and perhaps will for ever: once per wait.
     virtual void wait_is_long() = 0;
     // The time limit is over: throws the Failure that it is.
-    virtual void wait_is_over(int64_t waited_ns) = 0;
+    virtual void wait_is_over() = 0;
   };
   void set_listener(Listener* listener) { listener_ = listener; }
 

@@ -37,6 +37,7 @@ class BlockSignals {
 struct Watch::Message {
   enum class Type : uint32_t { kGoodbye = 1, kFailure = 2, kLongCall = 3 };
   static constexpr uint32_t kMagic = 0x576e6f52;  // "RonW"
+  static constexpr size_t kMissing = 16;          // of a time-out's ranks as many as fit
 
   uint32_t magic = kMagic;
   Type type = Type::kGoodbye;
@@ -44,7 +45,9 @@ struct Watch::Message {
   Call call;
   int32_t failure_kind = 0;
   int32_t rank = -1;
-  char reason[464] = {};
+  int32_t missing_count = 0;
+  int32_t missing[kMissing] = {};
+  char reason[396] = {};
 };
 
 Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor> controls, BellRope own,
@@ -116,31 +119,40 @@ void Watch::tell_all(const Failure& failure) {
   message.type = Message::Type::kFailure;
   message.failure_kind = static_cast<int32_t>(failure.kind);
   message.rank = failure.rank;
+  message.missing_count = static_cast<int32_t>(std::min(failure.missing.size(), Message::kMissing));
+  std::copy_n(failure.missing.begin(), message.missing_count, message.missing);
   std::strncpy(message.reason, failure.what(), sizeof(message.reason) - 1);
   send_to_all(message);
   own_.ring();
 }
 
-void Watch::tell_call(const Call& call) {
-  std::map<int, Call> theirs;
+void Watch::tell_call(const Call& call, int peer) {
+  const LongCall ours{call, peer};
+  std::map<int, LongCall> theirs;
   {
     std::lock_guard lock(calls_);
-    long_call_ = std::make_unique<Call>(call);
+    long_call_ = ours;
     theirs = long_calls_;
   }
-  for (const auto& [peer, other] : theirs) compare(peer, other, call);
+  for (const auto& [rank, other] : theirs) compare(rank, other, ours);
   Message message;
   message.type = Message::Type::kLongCall;
   message.call = call;
+  message.rank = peer;
   send_to_all(message);
 }
 
-// Calls of the same number must be the same. A rank that is in an earlier or later one may well be on its way.
-void Watch::compare(int peer, const Call& theirs, const Call& ours) {
-  if (theirs.sequence != ours.sequence || theirs == ours) return;
+// Calls of the same number must be the same. A rank that is in an earlier or later one may well be on its way. Send and
+// receive have the number of the next collective call: whoever waits in that one waits for this rank too.
+void Watch::compare(int peer, const LongCall& theirs, const LongCall& ours) {
+  if (theirs.call.sequence != ours.call.sequence || theirs.call == ours.call) return;
+  const bool they_talk = theirs.call.kind == Kind::kSendRecv, we_talk = ours.call.kind == Kind::kSendRecv;
+  if (they_talk && (we_talk || theirs.peer != rank_)) return;
+  if (we_talk && ours.peer != peer) return;
   const bool first = peer < rank_;
   report(FailureKind::kMismatch, peer,
-         describe_mismatch(first ? peer : rank_, first ? theirs : ours, first ? rank_ : peer, first ? ours : theirs));
+         describe_mismatch(first ? peer : rank_, first ? theirs.call : ours.call, first ? rank_ : peer,
+                           first ? ours.call : theirs.call));
 }
 
 void Watch::send_to_all(const Message& message) {
@@ -191,20 +203,24 @@ void Watch::handle(int peer, const Message& message) {
     return;
   }
   if (message.type == Message::Type::kLongCall) {
-    std::unique_ptr<Call> ours;
+    const LongCall theirs{message.call, message.rank};
+    std::optional<LongCall> ours;
     {
       std::lock_guard lock(calls_);
-      long_calls_[peer] = message.call;
-      if (long_call_) ours = std::make_unique<Call>(*long_call_);
+      long_calls_[peer] = theirs;
+      ours = long_call_;
     }
-    if (ours) compare(peer, message.call, *ours);
+    if (ours) compare(peer, theirs, *ours);
     return;
   }
   const int culprit = message.rank >= 0 && message.rank < static_cast<int>(names_.size()) ? message.rank : peer;
   const char* end = static_cast<const char*>(std::memchr(message.reason, 0, sizeof(message.reason)));
   const size_t length = end == nullptr ? sizeof(message.reason) : static_cast<size_t>(end - message.reason);
+  const int missing_count = std::clamp(message.missing_count, 0, static_cast<int32_t>(Message::kMissing));
+  std::vector<int> missing(message.missing, message.missing + missing_count);
   // Its sender has told everybody: no need to pass it on.
-  failure_.set(Failure(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length)));
+  failure_.set(Failure(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length),
+                       std::move(missing)));
   own_.ring();
 }
 

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,8 +39,8 @@ class Watch {
 
   // Call number `number` (counted from 0) begins here. Throws Failure if a rank said goodbye before it.
   void begin_call(uint64_t number);
-  // The call in progress takes long (rule 4).
-  void tell_call(const Call& call);
+  // The call in progress takes long (rule 4). `peer`: with whom, if it is send or receive.
+  void tell_call(const Call& call, int peer = -1);
   // True if `rank` has said goodbye: it will neither send nor receive any more.
   bool has_left(int rank) const { return departures_[rank].load(std::memory_order_acquire) != kPresent; }
   const std::string& name(int rank) const { return names_[rank]; }
@@ -64,7 +65,11 @@ class Watch {
   void report(FailureKind kind, int rank, const std::string& reason);
   void send_to_all(const Message& message);
   void note_departure(int peer, uint64_t calls_made);
-  void compare(int peer, const Call& theirs, const Call& ours);
+  struct LongCall {
+    Call call;
+    int peer;
+  };
+  void compare(int peer, const LongCall& theirs, const LongCall& ours);
   std::string departure_reason(int peer) const;
 
   int rank_;
@@ -77,9 +82,9 @@ class Watch {
   std::vector<std::atomic<uint64_t>> departures_;  // per rank: the calls it made before it left, or kPresent
   std::atomic<int> left_count_{0};
   std::atomic<uint64_t> calls_begun_{0};
-  std::mutex calls_;                 // guards the two below
-  std::map<int, Call> long_calls_;   // by rank: the last one that it told of
-  std::unique_ptr<Call> long_call_;  // this rank's
+  std::mutex calls_;                    // guards the two below
+  std::map<int, LongCall> long_calls_;  // by rank: the last one that it told of
+  std::optional<LongCall> long_call_;   // this rank's
   std::unique_ptr<std::thread> thread_;
   bool is_abandoned_ = false;
 };

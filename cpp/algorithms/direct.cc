@@ -23,7 +23,7 @@
 namespace ronde {
 namespace {
 
-constexpr size_t kDepth = 4;
+constexpr size_t kDepth = 8;
 // With many ranks the segments shrink, so that the slots of all of them stay within about this.
 constexpr size_t kScratchBytes = 32 << 20;
 constexpr size_t kMinSegmentBytes = 32 << 10;

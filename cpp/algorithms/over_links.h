@@ -24,7 +24,7 @@
 
 namespace ronde {
 
-inline constexpr size_t kSegmentBytes = 512 << 10;
+inline constexpr size_t kSegmentBytes = 256 << 10;
 
 // out[i] = in[i] of rank 0 (op) in[i] of rank 1 (op) ..., on every rank; `in` may be `out`. All ranks get bitwise the
 // same result.

@@ -317,9 +317,7 @@ def test_a_time_limit_names_who_did_not_come(transport: str) -> None:
         assert re.match(
             rf"waited 500 ms in allreduce of 6 float64 by max for rank [12] on {host}", each.message
         )
-    # Whose own limit is over knows who is missing; the others hear it from there.
-    missing = {each.missing for each in told} - {()}
-    assert missing
+    missing = {each.missing for each in told}
     assert missing <= ({(1, 2)} if transport == "auto" else {(1,), (2,)})
 
 

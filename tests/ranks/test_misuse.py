@@ -252,6 +252,22 @@ def test_messages_must_agree(transport: str) -> None:
     assert ranks.run(messages_that_disagree, 2, environ=environ) == [[]] * 2
 
 
+def a_message_that_meets_a_collective() -> str:
+    """They would wait for each other for ever: after a second they compare notes."""
+    ronde.init()
+    world: Any = ronde.world()
+    call = (lambda: world.recv(np.ones(3), 1)) if world.rank == 0 else world.barrier
+    with pytest.raises(ronde.MismatchError, match="barrier") as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_messages_do_not_meet_collectives(transport: str) -> None:
+    for message in ranks.run(a_message_that_meets_a_collective, 2, environ={"RONDE_TRANSPORT": transport}):
+        assert "rank 0 called send/recv of float64 with tag 0" in message
+
+
 LATE: list[tuple[Call, Call, str]] = [
     (
         lambda w: w.allgather(X),
