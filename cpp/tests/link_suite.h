@@ -16,8 +16,8 @@ inline void finish(Mesh& mesh, int peer, Ticket sent, Ticket received) {
 
 // Many messages of all sizes in both directions at once, queued before any is waited for.
 inline void check_fifo_both_ways(Wire wire, int streams) {
-  const std::vector<size_t> sizes = {0,      1,      4,       4056,    4057,        0,           65537,
-                                     262144, 262145, 1 << 20, 3000001, (1 << 20) - 1, 5 * 262144 + 3, 2};
+  const std::vector<size_t> sizes = {0,      1,       4,       4056,          4057,           0, 65537, 262144,
+                                     262145, 1 << 20, 3000001, (1 << 20) - 1, 5 * 262144 + 3, 2};
   Ranks ranks(2, wire, streams);
   ranks.run([&](Mesh& mesh) {
     const int peer = 1 - mesh.rank();
@@ -88,7 +88,8 @@ inline void check_mismatch(Wire wire, int streams) {
   Call other = kSum10;
   other.count = 11;
   for (const auto& [call, bytes, words] :
-       {std::tuple{other, size_t{40}, "rank 0 called allreduce of 11 float32 by sum, but rank 1 called allreduce of 10"},
+       {std::tuple{other, size_t{40},
+                   "rank 0 called allreduce of 11 float32 by sum, but rank 1 called allreduce of 10"},
         std::tuple{kSum10, size_t{44}, "rank 0 sends 44 bytes, but rank 1 expects 40 bytes"}}) {
     Ranks ranks(2, wire, streams);
     ranks.run([&, call = call, bytes = bytes, words = words](Mesh& mesh) {

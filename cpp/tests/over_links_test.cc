@@ -207,7 +207,9 @@ void check_alltoallv(Ranks& ranks, size_t total) {
   const int size = ranks.size();
   ranks.run([&](Mesh& mesh) {
     const int rank = mesh.rank();
-    const auto piece = [&](int from, int to) { return pattern(uneven(total, size, from)[to], unsigned(from * 50 + to)); };
+    const auto piece = [&](int from, int to) {
+      return pattern(uneven(total, size, from)[to], unsigned(from * 50 + to));
+    };
     Bytes in, expected;
     std::vector<size_t> in_sizes, out_sizes;
     for (int peer = 0; peer < size; ++peer) {
