@@ -391,6 +391,9 @@ void Communicator::close_now() {
   std::lock_guard lock(closing_);
   if (!is_open_) return;
   is_open_ = false;
+  // The failure may have come from a peer a moment ago: whoever has not heard it yet must not take our goodbye for the
+  // cause.
+  if (failure_.failed()) watch_->tell_all(failure_.failure());
   watch_->say_goodbye(calls_made_);
   watch_->stop();
   mesh_.reset();

@@ -36,10 +36,6 @@ class Link {
   virtual Ticket sent() const = 0;      // messages whose bytes may be reused
   virtual Ticket received() const = 0;  // messages whose bytes have all arrived
 
-  // Bytes of the oldest unfinished receive that have arrived as one contiguous prefix; lets a reduction overlap with
-  // arrival. 0 when no receive is pending.
-  virtual size_t arrived() const = 0;
-
   // Moves what can be moved without blocking. True if anything moved. Throws Failure(kPeerLost) when the peer's end is
   // closed or broken, MismatchError when a frame does not fit.
   virtual bool progress() = 0;

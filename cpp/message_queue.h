@@ -30,7 +30,6 @@ class MessageQueue {
   Message& operator[](Ticket ticket) { return messages_[ticket - finished_ - 1]; }
   const Message& operator[](Ticket ticket) const { return messages_[ticket - finished_ - 1]; }
   Message& front() { return messages_.front(); }
-  const Message& front() const { return messages_.front(); }
 
   void pop_finished() {
     while (!messages_.empty() && messages_.front().left == 0) {

@@ -87,11 +87,6 @@ void reduce_to_all(DType dtype, ReduceOp op, void* const* destinations, int dest
   kernel(destinations, destination_count, sources, source_count, count, divisor);
 }
 
-void divide(DType dtype, void* values, size_t count, int divisor) {
-  const void* source = values;
-  reduce(dtype, ReduceOp::kAverage, values, &source, 1, count, divisor);  // the average of one: a division
-}
-
 const char* instruction_set() { return best_kernels().instruction_set; }
 
 }  // namespace ronde

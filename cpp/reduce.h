@@ -28,9 +28,6 @@ void reduce(DType dtype, ReduceOp op, void* destination, const void* const* sour
 void reduce_to_all(DType dtype, ReduceOp op, void* const* destinations, int destination_count,
                    const void* const* sources, int source_count, size_t count, int divisor);
 
-// values[i] /= divisor, for floating-point and complex types (what kAverage does at its end).
-void divide(DType dtype, void* values, size_t count, int divisor);
-
 // The chosen instruction set: "avx512", "avx2", "neon" or "baseline".
 const char* instruction_set();
 

@@ -39,12 +39,6 @@ Ticket ShmLink::recv(const Call& call, void* data, size_t bytes) {
   return incoming_.push(call, static_cast<std::byte*>(data), bytes);
 }
 
-size_t ShmLink::arrived() const {
-  if (incoming_.empty()) return 0;
-  const Message& message = incoming_.front();
-  return message.frame.bytes - std::min<size_t>(message.left, message.frame.bytes);
-}
-
 bool ShmLink::progress() {
   const bool wrote = write_some();
   const bool read = read_some();

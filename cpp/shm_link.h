@@ -41,7 +41,6 @@ class ShmLink final : public Link {
   Ticket recv(const Call& call, void* data, size_t bytes) override;
   Ticket sent() const override { return outgoing_.finished(); }
   Ticket received() const override { return incoming_.finished(); }
-  size_t arrived() const override;
   bool progress() override;
   bool pending() const override { return !outgoing_.empty() || !incoming_.empty(); }
   void add_poll(std::vector<pollfd>&) const override {}

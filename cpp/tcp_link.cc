@@ -72,21 +72,6 @@ void TcpLink::add_poll(std::vector<pollfd>& fds) const {
   }
 }
 
-size_t TcpLink::arrived() const {
-  if (incoming_.empty()) return 0;
-  const Ticket oldest = incoming_.finished() + 1;
-  if (checked_ < oldest) return 0;
-  const Message& message = incoming_.front();
-  size_t prefix = message.frame.bytes;
-  for (size_t stream = 0; stream < streams_.size(); ++stream) {
-    const Cursor& in = streams_[stream].in;
-    if (in.ticket > oldest) continue;  // this stream's part is complete
-    const size_t done = in.ticket < oldest ? 0 : in.done;
-    prefix = std::min(prefix, position(stream, done - (stream == 0 ? sizeof(Frame) : 0)));
-  }
-  return prefix;
-}
-
 // How many bytes of the message go down this stream.
 size_t TcpLink::share(const Message& message, size_t stream) const {
   const size_t round = stripe_bytes_ * streams_.size();

@@ -6,7 +6,6 @@
 
 #include <bit>
 #include <cmath>
-#include <complex>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -252,9 +251,6 @@ void test_public_functions() {
   void* both[] = {b.data(), a.data()};
   reduce_to_all(DType::kFloat32, ReduceOp::kAverage, both, 2, sources, 2, 5, 4);
   CHECK(a[0] == 2.75f && b[0] == 2.75f && a[4] == 13.75f && b[4] == 13.75f);
-  std::vector<std::complex<double>> c = {{3, 6}, {-1, 0.5}};
-  divide(DType::kComplex128, c.data(), c.size(), 3);
-  CHECK(c[0] == std::complex<double>(1, 2) && c[1] == std::complex<double>(-1.0 / 3, 0.5 / 3));
 }
 
 // More than 2^32 elements, in a few MiB of memory: one piece mapped again and again, and at the end one of its own.
