@@ -80,7 +80,7 @@ class HostGroup {
 
   // The whole reduction on rank `only` (everywhere if < 0): the shared body of allreduce and reduce.
   void reduce_any(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count, int only);
-  void reduce_small(const Reduction& reduction, void* out, size_t count);
+  void reduce_small(const Reduction& reduction, const void* in, void* out, size_t count);
   void reduce_symmetric(const Reduction& reduction, size_t count);
   void reduce_staged(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count, int only);
   void reduce_scatter_staged(const Reduction& reduction, const std::byte* in, std::span<const size_t> counts,

@@ -15,12 +15,12 @@
 #include "mapping.h"
 #include "shm_link.h"
 #include "symmetric.h"
+#include "take_over.h"
 
 namespace ronde {
 
 // Messages of up to so many bytes travel inside the announcement itself.
-inline constexpr size_t kSmallBytes = 16 * 1024;
-inline constexpr size_t kLine = 64;
+inline constexpr size_t kSmallBytes = 4 * 1024;
 inline constexpr int kMaxLocalSize = 256;  // ranks per host; bounds arrays of pointers on the stack
 
 // One rank's word on one call. Written by its owner before `number` is set, then read by all.

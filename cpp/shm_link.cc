@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "take_over.h"
+
 namespace ronde {
 namespace {
 
@@ -90,7 +92,7 @@ bool ShmLink::read_some() {
     Message& message = incoming_.front();
     const Piece piece = next_piece(message, arriving_);
     const size_t bytes = std::min({piece.bytes, available, until_wrap(taken_), kPublishBytes});
-    std::memcpy(piece.data, in_pipe_->ring + taken_ % ShmPipe::kCapacity, bytes);
+    copy_and_take_over(piece.data, in_pipe_->ring + taken_ % ShmPipe::kCapacity, bytes);
     taken_ += bytes;
     available -= bytes;
     message.left -= bytes;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "host_group.h"
+#include "take_over.h"
 
 namespace ronde {
 namespace {
@@ -46,7 +47,9 @@ void HostGroup::share(const Call& call, const void* in, void* out, const Parts& 
     open(call, 0, {}, {}, in, parts.sizes[index_]);
     for (int p = 0; reads && p < size(); ++p) {
       if (p == index_ || parts.sizes[p] == 0) continue;
-      std::memcpy(to + parts.offsets[p], announcement(p).payload(parts.sizes[p]), parts.sizes[p]);
+      std::byte* const payload = announcement(p).payload(parts.sizes[p]);
+      std::memcpy(to + parts.offsets[p], payload, parts.sizes[p]);
+      if (size() == 2) take_over(payload, parts.sizes[p]);
     }
     return;
   }
@@ -69,6 +72,7 @@ void HostGroup::share_symmetric(std::byte* out, const Parts& parts) {
 
 void HostGroup::share_staged(const std::byte* in, std::byte* out, const Parts& parts, int reader) {
   const bool reads = reader < 0 || reader == index_;
+  const bool is_sole_reader = reader >= 0 || size() == 2;
   const size_t largest = *std::max_element(parts.sizes.begin(), parts.sizes.end());
   const size_t window_bytes = window_bytes_for(largest, static_cast<size_t>(size()) * segment_.lane_bytes());
   const size_t window_count = (largest + window_bytes - 1) / window_bytes;
@@ -87,7 +91,12 @@ void HostGroup::share_staged(const std::byte* in, std::byte* out, const Parts& p
       const Range range = window_of(w, window_bytes, parts.sizes[p]);
       if (range.bytes == 0) continue;
       wait_for(&Slot::staged, p, windows_ + w + 1);
-      std::memcpy(out + parts.offsets[p] + range.begin, lane(p, windows_ + w, 0), range.bytes);
+      std::byte* const staged = lane(p, windows_ + w, 0);
+      if (is_sole_reader) {
+        copy_and_take_over(out + parts.offsets[p] + range.begin, staged, range.bytes);
+      } else {
+        std::memcpy(out + parts.offsets[p] + range.begin, staged, range.bytes);
+      }
     }
     publish(&Slot::consumed, windows_ + w + 1);
   };
@@ -131,7 +140,7 @@ void HostGroup::deal_staged(const std::byte* in, const Parts& from, std::byte* o
       const Range range = window_of(w, window_bytes, to.sizes[p]);
       if (range.bytes == 0) continue;
       wait_for(&Slot::staged, p, windows_ + w + 1);
-      std::memcpy(out + to.offsets[p] + range.begin, lane(p, windows_ + w, index_), range.bytes);
+      copy_and_take_over(out + to.offsets[p] + range.begin, lane(p, windows_ + w, index_), range.bytes);
     }
     publish(&Slot::consumed, windows_ + w + 1);
   };

@@ -5,15 +5,18 @@
 // Symmetric: every rank sees every buffer, so each one reduces its share of the elements and writes the result into
 // all buffers. Each byte is read once and written once: half of what copying the buffers would move.
 //
-// Staged: a window covers one piece per rank. Every rank stages the pieces that others own, reduces the piece that it
-// owns from its own memory and the others' lanes, leaves the result in its own lane, and collects the other results.
-// Staging window w+1 before reducing window w keeps the ranks from waiting for each other in turns.
+// Staged: a window covers one piece per rank. Every rank stages the pieces that others own in its lanes, reduces the
+// piece that it owns from its own memory and the others' lanes, writes the result back into all of these lanes, and
+// collects the other results from its own. So every lane has one reader at a time, which writes to it, too, and its
+// lines travel quickly (take_over.h). Staging window w+1 before reducing window w keeps the ranks from waiting for each
+// other in turns.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "host_group.h"
 #include "reduce.h"
+#include "take_over.h"
 
 namespace ronde {
 namespace {
@@ -63,7 +66,7 @@ void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const v
   const size_t bytes = count * reduction.item_bytes();
   if (bytes <= kSmallBytes) {
     open(call, 0, {}, {}, in, bytes);
-    if (only < 0 || only == index_) reduce_small(reduction, out, count);
+    if (only < 0 || only == index_) reduce_small(reduction, in, out, count);
     return;
   }
   open(call, 0, symmetric_.place_of(in, bytes), out == nullptr ? Place{} : symmetric_.place_of(out, bytes), nullptr, 0);
@@ -74,11 +77,14 @@ void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const v
   }
 }
 
-void HostGroup::reduce_small(const Reduction& reduction, void* out, size_t count) {
+void HostGroup::reduce_small(const Reduction& reduction, const void* in, void* out, size_t count) {
   const size_t bytes = count * reduction.item_bytes();
   const void* sources[kMaxLocalSize];
-  for (int local = 0; local < size(); ++local) sources[local] = announcement(local).payload(bytes);
+  for (int local = 0; local < size(); ++local) {
+    sources[local] = local == index_ ? in : announcement(local).payload(bytes);
+  }
   ronde::reduce(reduction.dtype, reduction.op, out, sources, size(), count, reduction.divisor);
+  if (size() == 2) take_over(announcement(1 - index_).payload(bytes), bytes);
 }
 
 void HostGroup::reduce_symmetric(const Reduction& reduction, size_t count) {
@@ -117,12 +123,14 @@ void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, s
   const auto reduce_own = [&](uint64_t w) {
     const Range range = piece_of(w, index_);
     const void* sources[kMaxLocalSize];
+    void* destinations[kMaxLocalSize];
     for (int p = 0; p < size(); ++p) {
       wait_for(&Slot::staged, p, windows_ + w + 1);
-      sources[p] = p == index_ ? in + range.begin * item : lane(p, windows_ + w, index_);
+      sources[p] = destinations[p] = lane(p, windows_ + w, index_);
     }
-    void* const destinations[] = {lane(index_, windows_ + w, index_), out + range.begin * item};
-    reduce_to_all(reduction.dtype, reduction.op, destinations, wants_result ? 2 : 1, sources, size(), range.count,
+    sources[index_] = in + range.begin * item;
+    if (wants_result) destinations[index_] = out + range.begin * item;  // its own lane is of no use to anybody
+    reduce_to_all(reduction.dtype, reduction.op, destinations, size(), sources, size(), range.count,
                   reduction.divisor);
     publish(&Slot::consumed, windows_ + w + 1);
   };
@@ -131,12 +139,13 @@ void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, s
       const int p = (index_ + step) % size();  // not everybody from the same rank at once
       wait_for(&Slot::consumed, p, windows_ + w + 1);
       const Range range = piece_of(w, p);
-      if (wants_result) std::memcpy(out + range.begin * item, lane(p, windows_ + w, p), range.count * item);
+      if (wants_result) {
+        copy_and_take_over(out + range.begin * item, lane(index_, windows_ + w, p), range.count * item);
+      }
     }
   };
 
-  // A rank that stages window w+2 has collected window w, and an owner reduces into its lane of window w+2 only when
-  // everybody has staged w+2: so nobody overwrites what is still being read.
+  // A rank stages window w+2 in the lanes of window w only when it has collected window w from them.
   stage(0);
   for (uint64_t w = 0; w < window_count; ++w) {
     if (w + 1 < window_count) stage(w + 1);
@@ -195,6 +204,9 @@ void HostGroup::reduce_scatter_staged(const Reduction& reduction, const std::byt
     }
     ronde::reduce(reduction.dtype, reduction.op, out + range.begin * item, sources, size(), range.count,
                   reduction.divisor);
+    for (int p = 0; p < size(); ++p) {
+      if (p != index_) take_over(lane(p, windows_ + w, index_), range.count * item);
+    }
     publish(&Slot::consumed, windows_ + w + 1);
   };
 
