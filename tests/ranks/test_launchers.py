@@ -26,7 +26,7 @@ for _ in range(2):  # to leave and to join again works, whoever started it
     total = int(world.allreduce(numpy.array([world.rank + 1]))[0])
     places = world.allgather(numpy.array([[world.rank, world.local_rank, world.local_size]])).tolist()
     ronde.shutdown()
-print(f"rank {world.rank} of {world.size}: {total} {places}", flush=True)
+sys.stdout.write(f"rank {world.rank} of {world.size}: {total} {places}\\n")  # in one piece, even under python -u
 """
 EXPECTED = [f"rank {rank} of 2: 3 [[0, 0, 2], [1, 1, 2]]" for rank in range(2)]
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +21,13 @@ __all__ = ["Operand", "Target", "copy", "late_target", "like", "operand", "overl
 # A device code of DLPack, dlpack.h: kDLCPU.
 _MAIN_MEMORY = 1
 
+# NumPy's own element types in this machine's byte order. What is not among them takes the longer way.
+_NUMPY_DTYPES: dict[Any, DType] = {
+    np.dtype(dtype.name): dtype for dtype in DType if dtype is not DType.bfloat16
+}
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+
+class Operand(NamedTuple):
     """An input: `memory` is contiguous and readable by the native side, `source` what the user passed."""
 
     memory: Any
@@ -50,8 +53,7 @@ class Operand:
         return self.row_items * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """An output: the native side writes `memory`; `finish` gives the user's array once it is written.
 
     `refusal`: what is wrong with the user's `out`, where it is found out so late that the others wait for this rank:
@@ -73,6 +75,10 @@ class Target:
 
 def operand(x: Any) -> Operand:
     """Return the array as an input. Raises UsageError if it is no array, or one that cannot be used in place."""
+    if type(x) is np.ndarray and x.flags.c_contiguous:  # nothing to prepare
+        dtype = _NUMPY_DTYPES.get(x.dtype)
+        if dtype is not None:
+            return Operand(x, dtype, x.shape, x)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _tensor_operand(torch, x)
@@ -106,11 +112,16 @@ def target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
         raise UsageError(f"out holds {taken.dtype.name} values, the result {given.dtype.name}")
     if taken.shape != shape:
         raise UsageError(f"out has shape {taken.shape}, the result has shape {shape}")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise UsageError("out is read-only")
-    if not _is_tensor(out) and not isinstance(out, np.ndarray):
+    if isinstance(out, np.ndarray):
+        if not out.flags.writeable:
+            raise UsageError("out is read-only")
+    elif not _is_tensor(out):
         raise UsageError(f"out must be a NumPy array or a PyTorch tensor, not {type(out).__name__}")
-    if overlap(given.memory, taken.memory) and _span(given.memory) != _span(taken.memory):
+    if (
+        out is not given.source
+        and overlap(given.memory, taken.memory)
+        and _span(given.memory) != _span(taken.memory)
+    ):
         raise UsageError("out overlaps the input; it may be the input itself or other memory")
     return Target(taken.memory, out, not _is_contiguous(out))
 
@@ -120,11 +131,13 @@ def late_target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Targ
     try:
         return target(given, shape, out)
     except UsageError as error:
-        return replace(target(given, shape), refusal=error)
+        return target(given, shape)._replace(refusal=error)
 
 
 def overlap(one: Any, other: Any) -> bool:
     """Return whether two contiguous memories have bytes in common."""
+    if type(one) is np.ndarray and type(other) is np.ndarray:
+        return np.may_share_memory(one, other)  # compares the bounds, quickly
     (begin, end), (other_begin, other_end) = _span(one), _span(other)
     return max(begin, other_begin) < min(end, other_end)
 
@@ -133,7 +146,7 @@ def _span(memory: Any) -> tuple[int, int]:
     """The addresses where the memory begins and ends."""
     if memory is None:
         return 0, 0
-    begin: int = memory.data_ptr() if _is_tensor(memory) else memory.ctypes.data
+    begin: int = memory.data_ptr() if _is_tensor(memory) else memory.__array_interface__["data"][0]
     return begin, begin + memory.nbytes
 
 
@@ -150,6 +163,8 @@ def _bytes_of(memory: Any) -> np.ndarray[Any, Any]:
 
 
 def _is_tensor(x: Any) -> bool:
+    if type(x) is np.ndarray:
+        return False
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
@@ -187,7 +202,7 @@ def _dtype_of(name: str, array: Any) -> DType:
 
 def _exportable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     # NumPy's own types export buffers; bfloat16 comes from ml_dtypes, whose arrays do not.
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    return array if array.dtype in _NUMPY_DTYPES else array.view(np.uint16)
 
 
 def _tensor_operand(torch: Any, x: Any) -> Operand:

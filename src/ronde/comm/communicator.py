@@ -161,7 +161,8 @@ class Communicator:
         rows = self._native.exchange(Kind.allgather, given.dtype, -1, given.row_items, given.row_count)
         with self._awaited("allgather"):
             goal = late_target(given, (sum(rows), *given.row_shape), out)
-        sizes = [row * given.row_bytes for row in rows]
+        row_bytes = given.row_bytes
+        sizes = [row * row_bytes for row in rows]
         self._native.allgather_as(given.memory, goal.memory, sizes, given.dtype)
         return goal.finish()
 
@@ -170,7 +171,8 @@ class Communicator:
         given = operand(x)
         self._root(root)
         rows = self._native.exchange(Kind.gather, given.dtype, root, given.row_items, given.row_count)
-        sizes = [row * given.row_bytes for row in rows]
+        row_bytes = given.row_bytes
+        sizes = [row * row_bytes for row in rows]
         if self.rank != root:
             self._native.gather_as(given.memory, None, sizes, given.dtype, root)
             return None
@@ -216,8 +218,9 @@ class Communicator:
         receiving = self._exchange_rows(given, sending)
         with self._awaited("alltoall"):
             goal = late_target(given, (sum(receiving), *given.row_shape), out)
-        in_sizes = [rows * given.row_bytes for rows in sending]
-        out_sizes = [rows * given.row_bytes for rows in receiving]
+        row_bytes = given.row_bytes
+        in_sizes = [rows * row_bytes for rows in sending]
+        out_sizes = [rows * row_bytes for rows in receiving]
         self._native.alltoall_as(given.memory, in_sizes, goal.memory, out_sizes, given.dtype)
         return goal.finish()
 
@@ -370,14 +373,15 @@ class Communicator:
 
     def _exchange_rows(self, given: Operand, sending: list[int]) -> list[int]:
         """Tell every rank how many rows it gets, and of how many elements; return how many rows this one gets."""
-        telling = np.array([[rows, given.row_items] for rows in sending], np.uint64)
+        row_items = given.row_items
+        telling = np.array([[rows, row_items] for rows in sending], np.uint64)
         told = np.empty_like(telling)
         sizes = [2 * _WORD] * self.size
         self._native.alltoall_as(telling, sizes, told, sizes, given.dtype)
         for rank, (_, items) in enumerate(told.tolist()):
-            if items != given.row_items:
+            if items != row_items:
                 raise MismatchError(
-                    f"rank {self.rank} called alltoall with rows of {given.row_items} elements, "
+                    f"rank {self.rank} called alltoall with rows of {row_items} elements, "
                     f"but rank {rank} called it with rows of {items}"
                 )
         return told[:, 0].tolist()  # type: ignore[no-any-return]
