@@ -130,8 +130,7 @@ void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, s
     }
     sources[index_] = in + range.begin * item;
     if (wants_result) destinations[index_] = out + range.begin * item;  // its own lane is of no use to anybody
-    reduce_to_all(reduction.dtype, reduction.op, destinations, size(), sources, size(), range.count,
-                  reduction.divisor);
+    reduce_to_all(reduction.dtype, reduction.op, destinations, size(), sources, size(), range.count, reduction.divisor);
     publish(&Slot::consumed, windows_ + w + 1);
   };
   const auto collect = [&](uint64_t w) {
