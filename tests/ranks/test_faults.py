@@ -196,6 +196,7 @@ def test_abort_reaches_every_rank(transport: str) -> None:
 
 
 def wait_interrupted() -> str | Told:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests run in the background
     handled = []
     signal.signal(signal.SIGUSR2, lambda *_: handled.append("SIGUSR2"))
     ronde.init()
