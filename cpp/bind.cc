@@ -1,4 +1,4 @@
-// The border to Python: arrays in, calls without the GIL, errors out. The only file that includes Python.h.
+// The border to Python: arrays in, calls without the GIL, errors out. Only the bind*.cc include Python.h.
 //
 // Arrays enter by the buffer protocol, which is the quicker way for NumPy, or by DLPack. What can be taken neither way
 // as it is (not contiguous, an element type that the exporter cannot name, another device) is refused with `false` or
@@ -19,10 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "bind_border.h"
 #include "communicator.h"
 #include "reduce.h"
-
-namespace nb = nanobind;
 
 namespace ronde {
 namespace {
@@ -164,47 +163,7 @@ class Array {
   size_t dimensions_ = 0;
 };
 
-// --- Errors ---------------------------------------------------------------------------------------------------------
-
-template <class... Args>
-[[noreturn]] void raise(const char* name, Args&&... args) {
-  const nb::object type = nb::module_::import_("ronde.errors").attr(name);
-  const nb::object error = type(std::forward<Args>(args)...);
-  PyErr_SetObject(type.ptr(), error.ptr());
-  throw nb::python_error();
-}
-
-[[noreturn]] void raise_failure(const Communicator& communicator, const Failure& failure) {
-  const std::string host = failure.rank >= 0 ? communicator.host(failure.rank) : "";
-  switch (failure.kind) {
-    case FailureKind::kMismatch:
-      raise("MismatchError", failure.what());
-    case FailureKind::kAborted:
-      raise("AbortedError", failure.what(), failure.rank, host);
-    case FailureKind::kTimeout:
-      raise("TimeoutError", failure.what(), communicator.last_call(), communicator.timeout_ns(),
-            nb::tuple(nb::cast(failure.missing)));
-    default:
-      raise("PeerLostError", failure.what(), failure.rank, host);
-  }
-}
-
-// Runs a part of a call that may wait.
-template <class Body>
-void without_gil(const Communicator& communicator, Body&& body) {
-  try {
-    nb::gil_scoped_release release;
-    body();
-  } catch (const Failure& failure) {
-    raise_failure(communicator, failure);
-  } catch (const MismatchError& error) {
-    raise("MismatchError", error.what());
-  } catch (const UsageError& error) {
-    raise("UsageError", error.what());
-  } catch (const Interrupted&) {
-    throw nb::python_error();  // set by the signal handler
-  }
-}
+// --- Signals --------------------------------------------------------------------------------------------------------
 
 // Called in the middle of a wait, without the GIL.
 bool signal_handlers_raised() {
@@ -371,7 +330,7 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communi
 std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, std::vector<int> host_of, int segment,
                                       std::vector<int> bells, std::map<int, int> controls,
                                       std::map<int, std::vector<int>> data, int allreduce_algorithm,
-                                      size_t staging_bytes, int64_t timeout_ns, int spin_us) {
+                                      size_t staging_bytes, int64_t timeout_ns, int spin_us, Communicator* twin) {
   Wiring wiring;  // first of all the descriptors, for them to be closed whatever fails
   for (int fd : bells) wiring.bells.emplace_back(fd);
   for (const auto& [peer, fd] : controls) wiring.controls.emplace(peer, fd);
@@ -383,6 +342,7 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
   wiring.rank = rank;
   wiring.hosts = std::move(hosts);
   wiring.host_of = std::move(host_of);
+  if (twin != nullptr) wiring.symmetric = twin->symmetric();
   const Options options{static_cast<Algorithm>(allreduce_algorithm), staging_bytes, timeout_ns, spin_us};
   return std::make_unique<Communicator>(std::move(wiring), options);
 }
@@ -399,7 +359,8 @@ NB_MODULE(_native, module) {
   module.def("host_segment_bytes", &ronde::HostSegment::bytes, "local_size"_a, "staging_bytes"_a);
   module.def("instruction_set", &ronde::instruction_set);
   module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "segment"_a, "bells"_a,
-             "controls"_a, "data"_a, "allreduce_algorithm"_a, "staging_bytes"_a, "timeout_ns"_a, "spin_us"_a);
+             "controls"_a, "data"_a, "allreduce_algorithm"_a, "staging_bytes"_a, "timeout_ns"_a, "spin_us"_a,
+             "twin"_a.none());
 
   nb::class_<Communicator>(module, "Communicator")
       .def("allreduce", &ronde::allreduce)
@@ -420,4 +381,5 @@ NB_MODULE(_native, module) {
       .def("shutdown", [](Communicator& self) { ronde::without_gil(self, [&] { self.shutdown(); }); })
       .def("abandon", &Communicator::abandon)
       .def("has_failed", &Communicator::has_failed);
+  ronde::bind_engine(module);
 }

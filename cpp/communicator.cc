@@ -69,7 +69,8 @@ Communicator::Communicator(Wiring wiring, const Options& options)
       hosts_(std::move(wiring.hosts)),
       host_of_(std::move(wiring.host_of)),
       options_(options),
-      bells_(std::move(wiring.bells)) {
+      bells_(std::move(wiring.bells)),
+      symmetric_(wiring.symmetric ? std::move(wiring.symmetric) : std::make_shared<SymmetricSegments>()) {
   ranks_of_host_.resize(static_cast<size_t>(*std::max_element(host_of_.begin(), host_of_.end())) + 1);
   for (int rank = 0; rank < size(); ++rank) ranks_of_host_[host_of_[rank]].push_back(rank);
   local_ranks_ = ranks_of_host_[host_of_[rank_]];

@@ -45,12 +45,13 @@ struct Options {
 
 struct Wiring {
   int rank = 0;
-  std::vector<std::string> hosts;               // by rank: the name of its host
-  std::vector<int> host_of;                     // by rank: the number of its host
-  std::shared_ptr<Mapping> segment;             // the host's shared memory, HostSegment::bytes() long
-  std::vector<Descriptor> bells;                // eventfds of the ranks of this host, in rank order
-  std::map<int, Descriptor> controls;           // by rank, all others: the control connection
-  std::map<int, std::vector<Descriptor>> data;  // by rank, those on other hosts: the data connections
+  std::vector<std::string> hosts;                // by rank: the name of its host
+  std::vector<int> host_of;                      // by rank: the number of its host
+  std::shared_ptr<Mapping> segment;              // the host's shared memory, HostSegment::bytes() long
+  std::vector<Descriptor> bells;                 // eventfds of the ranks of this host, in rank order
+  std::map<int, Descriptor> controls;            // by rank, all others: the control connection
+  std::map<int, std::vector<Descriptor>> data;   // by rank, those on other hosts: the data connections
+  std::shared_ptr<SymmetricSegments> symmetric;  // of a communicator of the same ranks; null: its own
 };
 
 class Communicator : private Waiter::Listener {
@@ -98,6 +99,16 @@ class Communicator : private Waiter::Listener {
   void abandon();
   bool has_failed() const { return failure_.failed(); }
 
+  // For the engine. The failure there is; notes to other ranks and news of them; a rank that has left and takes no part
+  // in the next call.
+  std::optional<Failure> failure() const {
+    return failure_.failed() ? std::optional(failure_.failure()) : std::nullopt;
+  }
+  Watch& watch() { return *watch_; }
+  std::optional<Failure> departed() const { return watch_->departed(calls_made_); }
+  const std::vector<std::vector<int>>& ranks_of_host() const { return ranks_of_host_; }
+  const std::vector<int>& host_of() const { return host_of_; }
+
   // For reports, by the thread that made the call: what it was, and the time limit.
   std::string last_call() const { return name_of(current_.kind); }
   int64_t timeout_ns() const { return options_.timeout_ns; }
@@ -134,7 +145,7 @@ class Communicator : private Waiter::Listener {
   FailureState failure_;
   std::vector<Descriptor> bells_;
   std::unique_ptr<HostSegment> segment_;
-  std::shared_ptr<SymmetricSegments> symmetric_ = std::make_shared<SymmetricSegments>();
+  std::shared_ptr<SymmetricSegments> symmetric_;
   std::unique_ptr<Waiter> waiter_;
   std::unique_ptr<HostGroup> host_;
   std::unique_ptr<Mesh> mesh_;

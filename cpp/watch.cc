@@ -1,7 +1,6 @@
 #include "watch.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,30 +11,13 @@
 #include <system_error>
 #include <utility>
 
+#include "block_signals.h"
+
 namespace ronde {
-
-namespace {
-
-// Signals belong to the threads of the program: one that is delivered to the watch would not interrupt a waiting main
-// thread. A new thread inherits the mask.
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
 
 // Fixed size, little endian. Small enough that a socket takes it whole.
 struct Watch::Message {
-  enum class Type : uint32_t { kGoodbye = 1, kFailure = 2, kLongCall = 3 };
+  enum class Type : uint32_t { kGoodbye = 1, kFailure = 2, kLongCall = 3, kNote = 4 };
   static constexpr uint32_t kMagic = 0x576e6f52;  // "RonW"
   static constexpr size_t kMissing = 16;          // of a time-out's ranks as many as fit
 
@@ -47,7 +29,7 @@ struct Watch::Message {
   int32_t rank = -1;
   int32_t missing_count = 0;
   int32_t missing[kMissing] = {};
-  char reason[396] = {};
+  char reason[396] = {};  // of a note its words; `missing_count` tells how many
 };
 
 Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor> controls, BellRope own,
@@ -57,10 +39,11 @@ Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor>
       controls_(std::move(controls)),
       own_(own),
       failure_(failure),
-      stop_(eventfd(0, EFD_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       departures_(names_.size()) {
   static_assert(sizeof(Message) == 512);
-  if (stop_.get() < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  static_assert(kNoteWords * sizeof(uint32_t) <= sizeof(Message::reason));
+  if (wake_.get() < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
   for (auto& departure : departures_) departure.store(kPresent, std::memory_order_relaxed);
   if (controls_.empty()) return;
   for (const auto& [peer, control] : controls_) {
@@ -75,8 +58,8 @@ Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor>
 void Watch::stop() {
   if (is_abandoned_) return;
   if (thread_) {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+    stopping_.store(true);
+    wake_thread();
     thread_->join();
     thread_.reset();
   }
@@ -88,7 +71,12 @@ void Watch::abandon() {
   is_abandoned_ = true;
   thread_.release();  // leaks a handle to a thread of another process: nothing can be done with it here
   controls_.clear();
-  stop_.reset();
+  wake_.reset();
+}
+
+void Watch::wake_thread() const {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
 // This thread says what it has begun, then looks who has left; run() notes who has left, then looks what has begun.
@@ -124,6 +112,36 @@ void Watch::tell_all(const Failure& failure) {
   std::strncpy(message.reason, failure.what(), sizeof(message.reason) - 1);
   send_to_all(message);
   own_.ring();
+  notify_listener();
+}
+
+void Watch::set_listener(Listener* listener) {
+  std::lock_guard lock(listening_);
+  listener_ = listener;
+}
+
+void Watch::notify_listener() {
+  std::lock_guard lock(listening_);
+  if (listener_ != nullptr) listener_->on_change();
+}
+
+void Watch::send_note(int rank, std::span<const uint32_t> words) {
+  Message message;
+  message.type = Message::Type::kNote;
+  message.missing_count = static_cast<int32_t>(words.size());
+  std::memcpy(message.reason, words.data(), words.size_bytes());
+  std::lock_guard lock(sending_);
+  send_to(rank, message);
+}
+
+std::optional<Failure> Watch::departed(uint64_t number) const {
+  if (left_count_.load(std::memory_order_seq_cst) == 0) return std::nullopt;
+  for (const auto& [peer, control] : controls_) {
+    if (departures_[peer].load(std::memory_order_seq_cst) <= number) {
+      return Failure(FailureKind::kPeerLost, peer, departure_reason(peer));
+    }
+  }
+  return std::nullopt;
 }
 
 void Watch::tell_call(const Call& call, int peer) {
@@ -157,9 +175,32 @@ void Watch::compare(int peer, const LongCall& theirs, const LongCall& ours) {
 
 void Watch::send_to_all(const Message& message) {
   std::lock_guard lock(sending_);
-  for (const auto& [peer, control] : controls_) {
-    // Whoever cannot be told (gone, or its buffer is full) hears the end of file that follows.
-    [[maybe_unused]] const ssize_t sent = send(control.get(), &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL);
+  for (const auto& [peer, control] : controls_) send_to(peer, message);
+}
+
+// What the socket does not take at once, because its peer has not read for long, follows when it does. Whoever is gone
+// need not be told. With sending_ held.
+void Watch::send_to(int peer, const Message& message) {
+  const auto control = controls_.find(peer);
+  if (control == controls_.end()) return;
+  std::string& backlog = backlog_[peer];
+  const bool was_empty = backlog.empty();
+  backlog.append(reinterpret_cast<const char*>(&message), sizeof(message));
+  if (!was_empty) return;
+  flush(peer);
+  if (!backlog.empty()) wake_thread();
+}
+
+void Watch::flush(int peer) {
+  std::string& backlog = backlog_[peer];
+  while (!backlog.empty()) {
+    const ssize_t sent = send(controls_.at(peer).get(), backlog.data(), backlog.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent > 0) {
+      backlog.erase(0, static_cast<size_t>(sent));
+    } else {
+      if (errno != EAGAIN && errno != EINTR) backlog.clear();
+      if (errno != EINTR) return;
+    }
   }
 }
 
@@ -170,13 +211,22 @@ void Watch::run() {
     peers.push_back(peer);
     fds.push_back({control.get(), POLLIN, 0});
   }
-  fds.push_back({stop_.get(), POLLIN, 0});
+  fds.push_back({wake_.get(), POLLIN, 0});
   while (true) {
     if (poll(fds.data(), fds.size(), -1) < 0) continue;  // EINTR cannot last: all signals are blocked
-    if (fds.back().revents != 0) return;
+    if (stopping_.load()) return;
+    if (fds.back().revents != 0) {
+      uint64_t count = 0;
+      [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
+    }
     for (size_t i = 0; i < peers.size(); ++i) {
       // A negative descriptor is skipped by poll(): nothing more comes from there.
-      if (fds[i].revents != 0 && !hear(peers[i], fds[i].fd)) fds[i].fd = -1;
+      if ((fds[i].revents & ~POLLOUT) != 0 && !hear(peers[i], fds[i].fd)) fds[i].fd = -1;
+    }
+    std::lock_guard lock(sending_);
+    for (size_t i = 0; i < peers.size(); ++i) {
+      if (!backlog_[peers[i]].empty()) flush(peers[i]);
+      fds[i].events = static_cast<short>(backlog_[peers[i]].empty() ? POLLIN : POLLIN | POLLOUT);
     }
   }
 }
@@ -213,6 +263,14 @@ void Watch::handle(int peer, const Message& message) {
     if (ours) compare(peer, theirs, *ours);
     return;
   }
+  if (message.type == Message::Type::kNote) {
+    const auto count = static_cast<size_t>(std::clamp(message.missing_count, 0, static_cast<int32_t>(kNoteWords)));
+    uint32_t words[kNoteWords];
+    std::memcpy(words, message.reason, count * sizeof(uint32_t));
+    std::lock_guard lock(listening_);
+    if (listener_ != nullptr) listener_->on_note(peer, {words, count});
+    return;
+  }
   const int culprit = message.rank >= 0 && message.rank < static_cast<int>(names_.size()) ? message.rank : peer;
   const char* end = static_cast<const char*>(std::memchr(message.reason, 0, sizeof(message.reason)));
   const size_t length = end == nullptr ? sizeof(message.reason) : static_cast<size_t>(end - message.reason);
@@ -222,6 +280,7 @@ void Watch::handle(int peer, const Message& message) {
   failure_.set(Failure(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length),
                        std::move(missing)));
   own_.ring();
+  notify_listener();
 }
 
 void Watch::note_departure(int peer, uint64_t calls_made) {
@@ -231,6 +290,7 @@ void Watch::note_departure(int peer, uint64_t calls_made) {
     report(FailureKind::kPeerLost, peer, departure_reason(peer));
   }
   own_.ring();
+  notify_listener();
 }
 
 void Watch::lost(int peer, int error) {

@@ -8,6 +8,7 @@
 //   3. Whoever learns of a failure first tells everyone; the first failure heard wins (FailureState).
 //   4. A rank whose call takes long tells everyone which call it is. Ranks that wait for each other in different calls
 //      find out so.
+//   5. It also carries notes from rank to rank: a few words, reliably and in order, for whoever listens.
 // A rank that is merely stopped keeps its connections, so it is waited for.
 #pragma once
 
@@ -17,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,6 +47,21 @@ class Watch {
   bool has_left(int rank) const { return departures_[rank].load(std::memory_order_acquire) != kPresent; }
   const std::string& name(int rank) const { return names_[rank]; }
 
+  // Who wants to hear of what the watch hears. Called by the watch's thread (on_change also by others): must not block.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    virtual void on_note(int peer, std::span<const uint32_t> words) = 0;
+    // The communicator has failed, or a rank has left.
+    virtual void on_change() = 0;
+  };
+  void set_listener(Listener* listener);
+  static constexpr size_t kNoteWords = 96;
+  // To `rank`'s listener: at most kNoteWords. Any thread; never blocks.
+  void send_note(int rank, std::span<const uint32_t> words);
+  // A rank that has left and takes no part in call number `number`, if there is one.
+  std::optional<Failure> departed(uint64_t number) const;
+
   // Tells every rank what failed here, and wakes a call that waits here.
   void tell_all(const Failure& failure);
   void say_goodbye(uint64_t calls_made);
@@ -64,6 +81,10 @@ class Watch {
   void lost(int peer, int error);
   void report(FailureKind kind, int rank, const std::string& reason);
   void send_to_all(const Message& message);
+  void send_to(int peer, const Message& message);
+  void flush(int peer);
+  void notify_listener();
+  void wake_thread() const;
   void note_departure(int peer, uint64_t calls_made);
   struct LongCall {
     Call call;
@@ -76,9 +97,13 @@ class Watch {
   std::vector<std::string> names_;
   std::map<int, Descriptor> controls_;  // unchanged while the thread runs
   std::mutex sending_;                  // whole messages only, and none after stop()
+  std::map<int, std::string> backlog_;  // by rank: what its socket has not taken yet; guarded by sending_
   BellRope own_;
   FailureState& failure_;
-  Descriptor stop_;
+  Descriptor wake_;  // makes the thread look at the backlog, and whether it shall stop
+  std::atomic<bool> stopping_{false};
+  std::mutex listening_;
+  Listener* listener_ = nullptr;
   std::vector<std::atomic<uint64_t>> departures_;  // per rank: the calls it made before it left, or kPresent
   std::atomic<int> left_count_{0};
   std::atomic<uint64_t> calls_begun_{0};

@@ -32,6 +32,7 @@ from ronde.errors import (
 from ronde.types import Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
+    from ronde._native import Handle
     from ronde.comm.communicator import Communicator
     from ronde.comm.queries import (
         cross_rank,
@@ -42,7 +43,23 @@ if TYPE_CHECKING:
         rank,
         size,
     )
-    from ronde.comm.world import init, is_initialized, shutdown, world
+    from ronde.comm.world import is_initialized, world
+    from ronde.engine.operations import (
+        allgather,
+        allgather_async,
+        allreduce,
+        allreduce_async,
+        alltoall,
+        alltoall_async,
+        barrier,
+        broadcast,
+        broadcast_async,
+        poll,
+        reducescatter,
+        reducescatter_async,
+        synchronize,
+    )
+    from ronde.engine.process import init, shutdown
 
 __all__ = [
     "AbortedError",
@@ -52,6 +69,7 @@ __all__ = [
     "BitOr",
     "BitXor",
     "Communicator",
+    "Handle",
     "Max",
     "Min",
     "MismatchError",
@@ -67,6 +85,15 @@ __all__ = [
     "TimeoutError",
     "UsageError",
     "VersionError",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_async",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_async",
     "cross_rank",
     "cross_size",
     "init",
@@ -74,15 +101,38 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
     "shutdown",
     "size",
+    "synchronize",
     "world",
 ]
 
+_OPERATIONS = (
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_async",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_async",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "synchronize",
+)
+
 _LAZY = {
     "Communicator": "ronde.comm.communicator",
-    **dict.fromkeys(("init", "is_initialized", "shutdown", "world"), "ronde.comm.world"),
+    **dict.fromkeys(("is_initialized", "world"), "ronde.comm.world"),
+    "Handle": "ronde._native",
+    **dict.fromkeys(("init", "shutdown"), "ronde.engine.process"),
+    **dict.fromkeys(_OPERATIONS, "ronde.engine.operations"),
     **dict.fromkeys(
         ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),
         "ronde.comm.queries",

@@ -248,6 +248,23 @@ class Settings:
         right="a multiple of 4 KiB from 4KiB to 1GiB, such as 262144 or 256KiB",
         unit="bytes",
     )
+    cache_capacity: int = _setting(
+        "RONDE_CACHE_CAPACITY",
+        1024,
+        "How many named tensors the engine remembers, so that they need no negotiation; 0 remembers none.",
+        parse=int,
+        check=lambda value: _whole(value) and 0 <= value <= 2**20,
+        right="a whole number from 0 to 1048576",
+    )
+    fusion_bytes: int = _setting(
+        "RONDE_FUSION_BYTES",
+        32 * 2**20,
+        "Small tensors that are ready together are reduced together, up to this size; 0 fuses nothing.",
+        parse=_size,
+        check=lambda value: _whole(value) and 0 <= value <= 2**31,
+        right="a size from 0 to 2GiB, such as 32MiB",
+        unit="bytes",
+    )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",
         "warning",

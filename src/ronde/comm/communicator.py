@@ -49,7 +49,7 @@ class Communicator:
         native: _native.Communicator,
         topology: Topology,
         lanes: Lanes,
-        connect: Callable[[Communicator, list[int], int], Communicator],
+        connect: Callable[[Communicator, list[int], int, bool], Communicator],
     ) -> None:
         self._native = native
         self._topology = topology
@@ -272,6 +272,14 @@ class Communicator:
             return self.split(0, members.index(self.rank))
         return self.split(None)
 
+    def duplicate(self) -> Communicator:
+        """Return another communicator of the same ranks, with its own order of calls. All ranks call it.
+
+        Symmetric memory of either is symmetric for both; only one thread at a time may call `empty` on the two.
+        """
+        self._splits_made += 1
+        return self._child(list(range(self.size)), is_twin=True)
+
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
         """Return a NumPy array, filled with zeros, in symmetric memory, which all ranks of the host can reach.
 
@@ -314,8 +322,8 @@ class Communicator:
 
     # Inside
 
-    def _child(self, ranks: list[int]) -> Communicator:
-        child = self._connect(self, ranks, self._splits_made)
+    def _child(self, ranks: list[int], is_twin: bool = False) -> Communicator:
+        child = self._connect(self, ranks, self._splits_made, is_twin)
         self._children.add(child)
         return child
 

@@ -30,17 +30,27 @@ class CommunicatorMaker:
     key: JobKey
     address: str = "127.0.0.1"
 
-    def make(self, rank: int, size: int, exchange: Exchange, purpose: str) -> Communicator:
-        """Return the communicator that its ranks make together; `purpose` is its name, alike on all, used once."""
+    def make(
+        self,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        purpose: str,
+        twin: _native.Communicator | None = None,
+    ) -> Communicator:
+        """Return the communicator that its ranks make together; `purpose` is its name, alike on all, used once.
+
+        `twin`: one of the same ranks, whose symmetric memory it shares.
+        """
         wiring = wire(rank, size, exchange, self.wanted, self.key, self._segment_bytes, purpose, self.address)
         try:
-            native = self._connect(wiring)
+            native = self._connect(wiring, twin)
         except BaseException:
             wiring.lanes.close()
             raise
         return Communicator(native, wiring.topology, wiring.lanes, _Splitter(self, purpose))
 
-    def _connect(self, wiring: Wiring) -> _native.Communicator:
+    def _connect(self, wiring: Wiring, twin: _native.Communicator | None) -> _native.Communicator:
         topology, wanted = wiring.topology, self.wanted
         return _native.connect(
             rank=topology.rank,
@@ -54,6 +64,7 @@ class CommunicatorMaker:
             staging_bytes=wanted.staging_bytes,
             timeout_ns=wanted.timeout_ns,
             spin_us=wanted.spin_us,
+            twin=twin,
         )
 
     def _segment_bytes(self, local_size: int) -> int:
@@ -71,10 +82,13 @@ class _Splitter:
         self._maker = maker
         self._purpose = purpose
 
-    def __call__(self, parent: Communicator, ranks: list[int], number: int) -> Communicator:
+    def __call__(self, parent: Communicator, ranks: list[int], number: int, is_twin: bool) -> Communicator:
         # Groups that are split off at once have the same number; their ranks tell them apart.
         purpose = f"{self._purpose} / {number} of {','.join(map(str, ranks))}"
-        return self._maker.make(ranks.index(parent.rank), len(ranks), _exchange_among(parent, ranks), purpose)
+        twin = parent._native if is_twin else None
+        return self._maker.make(
+            ranks.index(parent.rank), len(ranks), _exchange_among(parent, ranks), purpose, twin
+        )
 
 
 def _exchange_among(parent: Communicator, ranks: list[int]) -> Exchange:

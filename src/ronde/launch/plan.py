@@ -80,6 +80,10 @@ def plan_local(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(master_port),
         "TORCHELASTIC_RUN_ID": job_id,
+        "HOROVOD_SIZE": str(workers),
+        "HOROVOD_LOCAL_SIZE": str(workers),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
         "RONDE_STORE": store_address,
         JOB_KEY: job_key.hex(),
     }
@@ -95,5 +99,6 @@ def plan_local(
 
 
 def _plan_worker(rank: int, argv: Sequence[str], shared: Mapping[str, str]) -> WorkerPlan:
-    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}
+    names = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK")
+    own = dict.fromkeys(names, str(rank))
     return WorkerPlan(rank, rank, tuple(argv), {**shared, **own})

@@ -41,6 +41,12 @@ def test_workers_find_the_variables_of_torchrun_and_ours() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "job",
+        "HOROVOD_RANK": "2",
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_LOCAL_RANK": "2",
+        "HOROVOD_LOCAL_SIZE": "4",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
         "OMP_NUM_THREADS": "2",
         "PYTHONUNBUFFERED": "1",
         "RONDE_STORE": "unix:@ronde-1",
@@ -73,6 +79,10 @@ def test_description() -> None:
 environment of every worker:
     GROUP_RANK=0
     GROUP_WORLD_SIZE=1
+    HOROVOD_CROSS_RANK=0
+    HOROVOD_CROSS_SIZE=1
+    HOROVOD_LOCAL_SIZE=2
+    HOROVOD_SIZE=2
     LOCAL_WORLD_SIZE=2
     MASTER_ADDR=127.0.0.1
     MASTER_PORT=29500
@@ -86,12 +96,16 @@ environment of every worker:
     WORLD_SIZE=2
 
 rank 0:
+    HOROVOD_LOCAL_RANK=0
+    HOROVOD_RANK=0
     LOCAL_RANK=0
     RANK=0
     ROLE_RANK=0
     /usr/bin/python train.py --name 'a b'
 
 rank 1:
+    HOROVOD_LOCAL_RANK=1
+    HOROVOD_RANK=1
     LOCAL_RANK=1
     RANK=1
     ROLE_RANK=1

@@ -1,0 +1,59 @@
+// What the bind*.cc have in common: errors of the data plane become those of ronde.errors, waiting lets go of the GIL.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+
+#include "communicator.h"
+
+namespace nb = nanobind;
+
+namespace ronde {
+
+void bind_engine(nb::module_& module);
+
+template <class... Args>
+[[noreturn]] void raise(const char* name, Args&&... args) {
+  const nb::object type = nb::module_::import_("ronde.errors").attr(name);
+  const nb::object error = type(std::forward<Args>(args)...);
+  PyErr_SetObject(type.ptr(), error.ptr());
+  throw nb::python_error();
+}
+
+[[noreturn]] inline void raise_failure(const Communicator& communicator, const Failure& failure) {
+  const std::string host = failure.rank >= 0 ? communicator.host(failure.rank) : "";
+  switch (failure.kind) {
+    case FailureKind::kMismatch:
+      raise("MismatchError", failure.what());
+    case FailureKind::kAborted:
+      raise("AbortedError", failure.what(), failure.rank, host);
+    case FailureKind::kTimeout:
+      raise("TimeoutError", failure.what(), communicator.last_call(), communicator.timeout_ns(),
+            nb::tuple(nb::cast(failure.missing)));
+    default:
+      raise("PeerLostError", failure.what(), failure.rank, host);
+  }
+}
+
+// Runs a part of a call that may wait.
+template <class Body>
+void without_gil(const Communicator& communicator, Body&& body) {
+  try {
+    nb::gil_scoped_release release;
+    body();
+  } catch (const Failure& failure) {
+    raise_failure(communicator, failure);
+  } catch (const MismatchError& error) {
+    raise("MismatchError", error.what());
+  } catch (const UsageError& error) {
+    raise("UsageError", error.what());
+  } catch (const Interrupted&) {
+    throw nb::python_error();  // set by the signal handler
+  }
+}
+
+}  // namespace ronde

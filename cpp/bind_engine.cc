@@ -1,0 +1,225 @@
+// The border to Python of the engine: tensors are submitted, handles are waited for, cold rounds are made.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bind_border.h"
+#include "engine/cycle.h"
+#include "reduce.h"
+
+namespace ronde {
+namespace {
+
+class PyCycle;
+
+// One submitted tensor. It owns, besides the completion, whatever must stay alive until then.
+struct Handle {
+  explicit Handle(nb::object cycle) : cycle(std::move(cycle)), completion(std::make_shared<Completion>()) {}
+
+  nb::object cycle;  // a PyCycle
+  std::shared_ptr<Completion> completion;
+  int64_t slot = -1;           // of a hit
+  nb::object result;           // what wait() returns
+  nb::object inputs;           // kept alive
+  nb::object finish;           // makes of `result` what wait() returns, once; None: nothing
+  nb::object error;            // an exception, if it has failed by itself
+  nb::object received_splits;  // of alltoall
+};
+
+class PyCycle {
+ public:
+  PyCycle(Communicator& communicator, nb::handle board, size_t capacity, nb::handle buffer)
+      : communicator_(communicator) {
+    const auto [board_data, board_bytes] = memory_of(board);
+    const auto [buffer_data, buffer_bytes] = memory_of(buffer);
+    if (board_bytes < Board::bytes(capacity)) raise("UsageError", "the board is too small");
+    cycle_ = std::make_unique<Cycle>(communicator, board_data, capacity, buffer_data, buffer_bytes);
+    owners_.resize(capacity);
+  }
+
+  Cycle& cycle() { return *cycle_; }
+  Communicator& communicator() { return communicator_; }
+
+  static std::pair<std::byte*, size_t> memory_of(nb::handle object) {
+    if (object.is_none()) return {nullptr, 0};
+    if (PyLong_Check(object.ptr())) return {reinterpret_cast<std::byte*>(nb::cast<uintptr_t>(object)), 0};
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    const std::pair memory{static_cast<std::byte*>(buffer.buf), static_cast<size_t>(buffer.len)};
+    PyBuffer_Release(&buffer);  // whoever called keeps the object alive
+    return memory;
+  }
+
+  // A handle if the tensor is cached, None if not. Raises ValueError if it is in flight.
+  nb::object submit(nb::object self, std::string_view name, nb::handle in, nb::handle out, const Signature& signature,
+                    bool waits, nb::object result, nb::object inputs) {
+    Cycle::Submitted submitted;
+    try {
+      submitted = cycle_->submit(name, signature, memory_of(in).first, memory_of(out).first, waits);
+    } catch (const Failure& failure) {
+      raise_failure(communicator_, failure);
+    }
+    if (submitted.answer == Cycle::Answer::kMiss) return nb::none();
+    if (submitted.answer == Cycle::Answer::kInFlight) {
+      throw nb::value_error(
+          ("tensor '" + std::string(name) + "' is in flight already: wait for it before it is submitted again")
+              .c_str());
+    }
+    nb::object object = nb::cast(new Handle(std::move(self)), nb::rv_policy::take_ownership);
+    Handle& handle = *nb::inst_ptr<Handle>(object);
+    handle.completion = std::move(submitted.completion);
+    handle.slot = submitted.slot;
+    handle.result = std::move(result);
+    handle.inputs = std::move(inputs);
+    owners_[submitted.slot] = object;
+    return object;
+  }
+
+  // The handle of the tensor that was submitted there and will not run from there, or None.
+  nb::object evict(uint32_t slot) {
+    const std::shared_ptr<Completion> pending = cycle_->evict(slot);
+    nb::object owner = std::move(owners_.at(slot));
+    owners_[slot] = nb::object();
+    if (!pending) return nb::none();
+    return owner;
+  }
+
+  void let_go(Handle& handle) {
+    if (handle.slot >= 0 && owners_[handle.slot].is_valid() && nb::inst_ptr<Handle>(owners_[handle.slot]) == &handle) {
+      owners_[handle.slot].reset();
+    }
+  }
+
+ private:
+  Communicator& communicator_;
+  std::unique_ptr<Cycle> cycle_;
+  std::vector<nb::object> owners_;  // by slot: the handle of the last tensor, which must live until it has run
+};
+
+nb::object wait(nb::handle_t<Handle> self) {
+  // The handle may be let go of below, and its own reference is the caller's.
+  const nb::object alive = nb::borrow(self);
+  Handle& handle = *nb::inst_ptr<Handle>(self);
+  PyCycle& owner = *nb::inst_ptr<PyCycle>(handle.cycle);
+  while (handle.completion->is_pending()) {
+    bool finished = false;
+    try {
+      nb::gil_scoped_release release;
+      finished = owner.cycle().wait(*handle.completion);
+    } catch (const Failure& failure) {
+      raise_failure(owner.communicator(), failure);
+    } catch (const Interrupted&) {
+      throw nb::python_error();
+    }
+    if (!finished && PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+  owner.let_go(handle);
+  handle.inputs = nb::none();
+  if (handle.completion->has_failed()) {
+    if (handle.error.is_valid() && !handle.error.is_none()) {
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(handle.error.ptr())), handle.error.ptr());
+      throw nb::python_error();
+    }
+    raise_failure(owner.communicator(), owner.cycle().failure().value());
+  }
+  if (handle.finish.is_valid() && !handle.finish.is_none()) {
+    const nb::object finish = std::exchange(handle.finish, nb::none());
+    handle.result = finish(handle.result);
+  }
+  return handle.result.is_valid() ? handle.result : nb::none();
+}
+
+Signature make_signature(int kind, int dtype, std::vector<int64_t> shape, int op, int root, double prescale,
+                         double postscale, std::vector<int64_t> splits) {
+  return {static_cast<Kind>(kind), static_cast<DType>(dtype), static_cast<ReduceOp>(op), root, prescale, postscale,
+          std::move(shape),        std::move(splits)};
+}
+
+// Runs what may wait, or fail with the communicator.
+template <class Body>
+auto guarded(PyCycle& self, Body&& body) {
+  try {
+    nb::gil_scoped_release release;
+    return body();
+  } catch (const Failure& failure) {
+    raise_failure(self.communicator(), failure);
+  } catch (const UsageError& error) {
+    raise("UsageError", error.what());
+  }
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("board_bytes", &Board::bytes, "capacity"_a);
+  module.def("is_supported",
+             [](int dtype, int op) { return is_supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op)); });
+
+  nb::class_<Signature>(module, "Signature")
+      .def("__init__", [](Signature* self, int kind, int dtype, std::vector<int64_t> shape, int op, int root,
+                          double prescale, double postscale, std::vector<int64_t> splits) {
+        new (self)
+            Signature(make_signature(kind, dtype, std::move(shape), op, root, prescale, postscale, std::move(splits)));
+      });
+
+  nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable())
+      .def(nb::init<nb::object>(), "cycle"_a)
+      .def("wait", &wait)
+      .def("done", [](const Handle& self) { return !self.completion->is_pending(); })
+      .def("complete", [](Handle& self) { self.completion->finish(true); })
+      .def("fail",
+           [](Handle& self, nb::object error) {
+             self.error = std::move(error);
+             self.completion->finish(false);
+           })
+      .def_rw("result", &Handle::result)
+      .def_rw("inputs", &Handle::inputs)
+      .def_rw("finish", &Handle::finish)
+      .def_rw("received_splits", &Handle::received_splits);
+
+  nb::class_<PyCycle>(module, "Cycle")
+      .def(nb::init<Communicator&, nb::handle, size_t, nb::handle>(), "communicator"_a, "board"_a, "capacity"_a,
+           "buffer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
+      .def(
+          "submit",
+          [](nb::handle_t<PyCycle> self, std::string_view name, nb::handle in, nb::handle out,
+             const Signature& signature, bool waits, nb::object result, nb::object inputs) {
+            return nb::inst_ptr<PyCycle>(self)->submit(nb::borrow(self), name, in, out, signature, waits,
+                                                       std::move(result), std::move(inputs));
+          },
+          "name"_a, "input"_a.none(), "output"_a.none(), "signature"_a, "waits"_a, "result"_a.none(), "inputs"_a.none())
+      .def("run",
+           [](PyCycle& self) { return guarded(self, [&] { return self.cycle().run() == Cycle::Event::kCold; }); })
+      .def("stop", [](PyCycle& self) { self.cycle().stop(); })
+      .def("fail",
+           [](PyCycle& self, int rank, const std::string& reason) {
+             self.cycle().fail(self.communicator().failure().value_or(Failure(FailureKind::kPeerLost, rank, reason)));
+           })
+      .def("insert",
+           [](PyCycle& self, uint32_t slot, std::string name, const Signature& signature, std::vector<uint64_t> rows) {
+             self.cycle().insert(slot, std::move(name), signature, std::move(rows));
+           })
+      .def("evict", &PyCycle::evict)
+      .def(
+          "run_now",
+          [](PyCycle& self, const Signature& signature, const std::vector<uint64_t>& rows, nb::handle in,
+             nb::handle out) {
+            const void* const from = PyCycle::memory_of(in).first;
+            void* const to = PyCycle::memory_of(out).first;
+            guarded(self, [&] { self.cycle().run_now(signature, rows, from, to); });
+          },
+          "signature"_a, "rows"_a, "input"_a.none(), "output"_a.none())
+      .def("end_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_cold(); }); })
+      .def("take_used", [](PyCycle& self) { return self.cycle().take_used(); })
+      .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); });
+}
+
+}  // namespace ronde

@@ -1,0 +1,111 @@
+// Where the ranks of one host tell each other which tensors they have submitted, and read what is to be done.
+//
+// It lies in symmetric memory, one part per rank:
+//   - bits: one per cache slot. A rank flips its bit when it submits the slot's tensor. The tensor is ready on the host
+//     when all ranks have flipped, and a decision to run it makes "flipped" the new rest position: nobody ever has to
+//     clear a bit that another may be setting.
+//   - counters, all written by the part's owner alone.
+//   - the log, of which only the leader's (the host's first rank) is used: what is to be done, in order. Every rank
+//     reads it at its own pace. An entry is a number n and the n slots to run, or kColdEntry: a round of negotiation.
+//
+// The log never overflows: a slot is decided again only when all ranks have flipped its bit again, so each has taken
+// the earlier decision; and of cold rounds a rank can be at most one behind.
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "bell.h"
+
+namespace ronde {
+
+inline constexpr uint32_t kColdEntry = UINT32_MAX;
+
+class Board {
+ public:
+  static size_t bytes(size_t capacity) { return Layout(capacity).bytes; }
+
+  // `parts`: by local rank, bytes() each, zero at the start.
+  Board(std::vector<std::byte*> parts, int own, size_t capacity)
+      : layout_(capacity), parts_(std::move(parts)), own_(own) {}
+
+  struct alignas(128) Counters {
+    std::atomic<uint64_t> changes{0};      // grows after everything that the leader may have waited for
+    std::atomic<uint64_t> cold_wanted{0};  // the number (from 1 on) of the cold round that it needs
+    std::atomic<uint64_t> cold_done{0};    // cold rounds that it is through with
+    std::atomic<uint32_t> drivers{0};      // threads that are awake and look at the log, because they wait for a tensor
+  };
+
+  int size() const { return static_cast<int>(parts_.size()); }
+  size_t words() const { return layout_.words; }
+  Counters& counters(int local) const { return *reinterpret_cast<Counters*>(parts_[local]); }
+  Counters& counters() const { return counters(own_); }
+  std::atomic<uint64_t>* bits(int local) const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(parts_[local] + layout_.bits);
+  }
+
+  // Publishes a change for the leader to look at.
+  void note_change() const { counters().changes.fetch_add(1, std::memory_order_seq_cst); }
+  uint64_t changes() const {
+    uint64_t sum = 0;
+    for (int local = 0; local < size(); ++local) sum += counters(local).changes.load(std::memory_order_seq_cst);
+    return sum;
+  }
+
+  // Flips this rank's bit of a slot. True if now all ranks of the host have flipped theirs.
+  bool flip(uint32_t slot) const {
+    const uint64_t mask = uint64_t{1} << (slot % 64);
+    const bool bit = (bits(own_)[slot / 64].fetch_xor(mask, std::memory_order_seq_cst) & mask) == 0;
+    for (int local = 0; local < size(); ++local) {
+      if (((bits(local)[slot / 64].load(std::memory_order_seq_cst) & mask) != 0) != bit) return false;
+    }
+    return true;
+  }
+
+  // Wakes the rank if it sleeps and no thread of it is looking anyway. After publishing.
+  void ring(int local) const {
+    BellRope::publish_before_ringing();
+    if (counters(local).drivers.load(std::memory_order_relaxed) == 0) bell(local).ring_after_publishing();
+  }
+  BellRope bell(int local) const {
+    return BellRope(reinterpret_cast<Bell*>(parts_[local] + layout_.bell), /*eventfd=*/-1);
+  }
+
+  // The log. append() by the leader alone.
+  void append(std::span<const uint32_t> entry) const {
+    std::atomic<uint64_t>& end = log_end();
+    uint64_t at = end.load(std::memory_order_relaxed);
+    for (uint32_t word : entry) log()[at++ % layout_.log_words] = word;
+    end.store(at, std::memory_order_seq_cst);
+  }
+  bool has_entry(uint64_t taken) const { return log_end().load(std::memory_order_seq_cst) != taken; }
+  uint32_t word(uint64_t at) const { return log()[at % layout_.log_words]; }
+
+ private:
+  struct Layout {
+    explicit Layout(size_t capacity) : words((capacity + 63) / 64), log_words(std::bit_ceil(4 * capacity + 64)) {
+      bell = sizeof(Counters);
+      bits = bell + 128;
+      log_end = bits + (words * 8 + 127) / 128 * 128;
+      log = log_end + 128;
+      bytes = log + log_words * sizeof(uint32_t);
+    }
+    size_t words, log_words;
+    size_t bell, bits, log_end, log, bytes;  // offsets
+  };
+
+  std::atomic<uint64_t>& log_end() const {
+    return *reinterpret_cast<std::atomic<uint64_t>*>(parts_[0] + layout_.log_end);
+  }
+  uint32_t* log() const { return reinterpret_cast<uint32_t*>(parts_[0] + layout_.log); }
+
+  Layout layout_;
+  std::vector<std::byte*> parts_;
+  int own_;
+};
+
+}  // namespace ronde

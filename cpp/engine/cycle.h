@@ -1,0 +1,157 @@
+// The hot path: cached tensors are submitted, found ready, fused, run and completed without the interpreter.
+//
+// Submitting sets a bit (board.h). The host's leader sees when all its ranks have set theirs; between hosts the leaders
+// tell rank 0 by notes. Rank 0 decides what runs next and in which order, and everybody reads it in the log. It decides
+// only when it has nothing left to do itself, so that whatever came meanwhile is decided, and fused, at once.
+//
+// Whatever is not cached goes through a cold round: every rank finds kColdEntry in the log, and its engine thread
+// leaves run() to negotiate in Python (ronde/engine). Slots change only there, so all ranks change them at the same
+// place of the log; hot decisions rest until all ranks are through.
+//
+// One thread at a time does a step: the engine's thread, which sleeps while there is nothing, or a thread that waits
+// for a tensor, for which no other thread is then woken.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "communicator.h"
+#include "engine/board.h"
+#include "engine/completion.h"
+#include "engine/runner.h"
+#include "engine/signature.h"
+
+namespace ronde {
+
+class Cycle : private Watch::Listener {
+ public:
+  // `board` (Board::bytes(capacity) long, zero) and `buffer`: symmetric memory of this communicator.
+  Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes);
+  ~Cycle() override;
+
+  // Submits a tensor. `waits`: the caller is going to call wait() at once. The memory stays in use until the completion
+  // is finished. Throws Failure when nothing can run any more.
+  enum class Answer { kHit, kMiss, kInFlight };
+  struct Submitted {
+    Answer answer;
+    uint32_t slot = 0;
+    std::shared_ptr<Completion> completion;
+  };
+  Submitted submit(std::string_view name, const Signature& signature, const void* in, void* out, bool waits);
+
+  // Waits for a completion, doing steps meanwhile; false if a signal came first. Throws Interrupted.
+  bool wait(Completion& completion);
+
+  // For the engine's thread: does steps and sleeps, until a cold round is due or stop() was called. Throws Failure.
+  enum class Event { kCold, kStopped };
+  Event run();
+  void stop();
+
+  // In a cold round: the cache as the ordered stream changes it; a tensor run at once; the end of the round.
+  void insert(uint32_t slot, std::string name, Signature signature, std::vector<uint64_t> rows);
+  // The completion of a tensor that was submitted and not decided, if there is one: it is not going to run from here.
+  std::shared_ptr<Completion> evict(uint32_t slot);
+  void run_now(const Signature& signature, const std::vector<uint64_t>& rows, const void* in, void* out);
+  void end_cold();
+  // Slots that have run since the last time, each once, the latest use last.
+  std::vector<uint32_t> take_used();
+
+  // Asks for a cold round.
+  void want_cold();
+
+  // Fails what is pending and all that comes. Nobody else is told.
+  void fail(const Failure& failure);
+  std::optional<Failure> failure() const;
+
+ private:
+  enum class Step { kNothing, kDid, kCold };
+  struct Slot {
+    bool is_used = false;
+    std::string name;
+    Signature signature;
+    std::vector<uint64_t> rows;
+    const void* in = nullptr;
+    void* out = nullptr;
+    std::shared_ptr<Completion> completion;
+    uint64_t last_use = 0;
+  };
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+
+  void on_note(int peer, std::span<const uint32_t> words) override;
+  void on_change() override;
+
+  Step step(bool hands_over);
+  Step take_entry(bool hands_over);
+  void run_slots(const std::vector<uint32_t>& slots);
+  bool has_work() const;
+  void drive(Completion& completion);
+
+  // The leader's part.
+  void read_mail();
+  bool look();
+  bool want_round();
+  bool decide();
+  std::vector<uint32_t> ready_slots();
+  void report(const std::vector<uint32_t>& slots);
+  void publish(const std::vector<uint32_t>& entry);
+  void append(const std::vector<uint32_t>& entry);
+  bool decides() const { return communicator_.rank() == 0; }
+  bool is_leader() const { return local_rank_ == 0; }
+
+  Communicator& communicator_;
+  int local_rank_;
+  std::vector<int> leaders_;  // by host: its first rank
+  Board board_;
+  Runner runner_;
+  int spins_, yields_;
+
+  std::mutex table_;  // guards the slots' contents between submitting threads and cold rounds
+  std::vector<Slot> slots_;
+  std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>> slot_of_;
+  std::vector<uint32_t> used_;
+  uint64_t uses_ = 0;
+
+  std::mutex stepping_;
+  std::atomic<uint64_t> taken_{0};     // words of the log that this rank has read
+  std::atomic<bool> in_cold_{false};   // a cold round is going on
+  std::atomic<bool> cold_due_{false};  // one was found by a thread other than the engine's
+  std::atomic<uint64_t> cold_begun_{0};
+  std::atomic<bool> stopping_{false};
+
+  // The leader's view, under stepping_.
+  std::vector<uint64_t> rest_;     // by word: the position of bits that are not submitted
+  std::atomic<uint64_t> seen_{0};  // the board's changes at the last look
+  uint64_t cold_appended_ = 0;
+  uint64_t cold_reported_ = 0;      // the latest round that this leader has asked rank 0 for
+  std::vector<uint64_t> reported_;  // by word: slots that rank 0 has been told of
+  // Rank 0's view of the other hosts.
+  std::vector<std::vector<uint64_t>> ready_on_;  // by host, by word
+  uint64_t cold_asked_ = 0;
+
+  struct Mail {
+    int peer;
+    std::vector<uint32_t> words;
+  };
+  std::mutex mailing_;
+  std::deque<Mail> mail_;
+  std::atomic<bool> has_mail_{false};
+  std::vector<uint32_t> arriving_;  // an entry of which more is to come
+
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> changed_{false};
+  mutable std::mutex failing_;
+  std::optional<Failure> failure_;
+};
+
+}  // namespace ronde

@@ -1,0 +1,36 @@
+// What a named tensor is: the part of a request that must be the same again for a cached response to fit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#include "types.h"
+
+namespace ronde {
+
+struct Signature {
+  Kind kind = Kind::kAllreduce;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;  // of allreduce and reducescatter
+  int root = -1;                 // of broadcast
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::vector<int64_t> shape;   // of this rank's input
+  std::vector<int64_t> splits;  // of alltoall: rows for each rank
+
+  bool operator==(const Signature&) const = default;
+
+  size_t rows() const { return shape.empty() ? 1 : static_cast<size_t>(shape.front()); }
+  size_t row_items() const {
+    if (shape.empty()) return 1;
+    return std::accumulate(shape.begin() + 1, shape.end(), size_t{1}, std::multiplies<>());
+  }
+  size_t count() const { return rows() * row_items(); }
+  size_t row_bytes() const { return row_items() * size_of(dtype); }
+  size_t bytes() const { return count() * size_of(dtype); }
+};
+
+}  // namespace ronde

@@ -1,0 +1,26 @@
+// Sleeping on a word of memory until somebody changes it and wakes the sleepers.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+
+namespace ronde {
+
+// Among the threads of this process only. True if a signal ended the sleep; every reason to return is fine, the caller
+// looks again.
+inline bool futex_sleep(std::atomic<uint32_t>& word, uint32_t while_it_is) {
+  return syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, nullptr, nullptr, 0) < 0 && errno == EINTR;
+}
+
+inline void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace ronde

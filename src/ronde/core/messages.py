@@ -1,0 +1,233 @@
+"""What ranks tell the coordinator, what it answers, and how both travel: as compact JSON.
+
+To the coordinator: `Request` and `Leave`. From it, in the same order to every rank: `Run`, `Evict`, `Fail`, `Left`.
+A list of them is one JSON list, in which each message is a list: its tag, then its fields in their order. The empty
+list is no bytes at all, because that is what most ranks have to say in most rounds.
+
+What arrives is checked field by field before it becomes a message. Whether the messages make sense together is for
+`ronde.core.negotiation` to say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from ronde.errors import ProtocolError
+from ronde.types import DType, Kind, ReduceOp
+
+__all__ = [
+    "Evict",
+    "Fail",
+    "Leave",
+    "Left",
+    "Message",
+    "Request",
+    "Run",
+    "StreamItem",
+    "decode_requests",
+    "decode_stream",
+    "encode_requests",
+    "encode_stream",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A rank has submitted a tensor under this name.
+
+    `shape` is that of the rank's own input, and `splits` how many rows of it go to each rank (alltoall; empty: equally
+    many). `device` is a type of device without a number, such as "cpu".
+    """
+
+    kind: Kind
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    op: ReduceOp = ReduceOp.Sum
+    root: int = -1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    device: str = "cpu"
+    splits: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """The length of the first axis; an array without axes counts as one row."""
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The rank takes part in nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All ranks have submitted this and agree: execute it, and keep the response in the cache's slot (-1: do not).
+
+    `request` is the lowest rank's. `rows`: of allgather, how many rows each rank has; of alltoall, how many go from
+    each rank to each, as [source * size + destination]; otherwise empty.
+    """
+
+    request: Request
+    rows: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """The cache's slot is free. Who had submitted its tensor as a hit must ask for it again."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """All ranks have submitted something under this name, but it does not fit together."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """This rank has left. Nothing comes after it, ever."""
+
+    rank: int
+
+
+Message = Request | Leave
+StreamItem = Run | Evict | Fail | Left
+
+
+def encode_requests(messages: Sequence[Message]) -> bytes:
+    """Return the bytes that `decode_requests` understands."""
+    return _encode(messages)
+
+
+def decode_requests(data: bytes) -> list[Message]:
+    """Return what a rank has to say. Raises ProtocolError if it is malformed."""
+    return cast("list[Message]", _decode(data, _REQUESTS))
+
+
+def encode_stream(items: Sequence[StreamItem]) -> bytes:
+    """Return the bytes that `decode_stream` understands."""
+    return _encode(items)
+
+
+def decode_stream(data: bytes) -> list[StreamItem]:
+    """Return what the coordinator has decided. Raises ProtocolError if it is malformed."""
+    return cast("list[StreamItem]", _decode(data, _STREAM))
+
+
+# Fields as JSON has them. Python's bool is an int and its floats may look like one: types are compared exactly.
+
+
+def _string(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r} is not a string")
+    return value
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value!r} is not a 64-bit integer")
+    return value
+
+
+def _natural(value: Any) -> int:
+    if _integer(value) < 0:
+        raise ValueError(f"{value} is negative")
+    return cast(int, value)
+
+
+def _slot_or_none(value: Any) -> int:
+    return -1 if value == -1 else _natural(value)
+
+
+def _factor(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _tuple_of(each: Callable[[Any], int]) -> Callable[[Any], tuple[int, ...]]:
+    def decode(value: Any) -> tuple[int, ...]:
+        if type(value) is not list:
+            raise ValueError(f"{value!r} is not a list")
+        return tuple(map(each, value))
+
+    return decode
+
+
+def _kind(value: Any) -> Kind:
+    return Kind(_integer(value))
+
+
+def _dtype(value: Any) -> DType:
+    return DType(_integer(value))
+
+
+def _op(value: Any) -> ReduceOp:
+    return ReduceOp(_integer(value))
+
+
+def _request(value: Any) -> Request:
+    return cast(Request, _message(value, {"submit": _FORMATS["submit"]}))
+
+
+_Format = tuple[type, tuple[Callable[[Any], Any], ...]]
+
+# By tag: the message and how to read its fields.
+_FORMATS: dict[str, _Format] = {
+    "submit": (
+        Request,
+        (
+            *(_kind, _string, _dtype, _tuple_of(_natural), _op),
+            *(_integer, _factor, _factor, _string, _tuple_of(_integer)),
+        ),
+    ),
+    "leave": (Leave, ()),
+    "run": (Run, (_request, _tuple_of(_natural), _slot_or_none)),
+    "evict": (Evict, (_natural,)),
+    "fail": (Fail, (_string, _string)),
+    "left": (Left, (_natural,)),
+}
+_REQUESTS = {tag: _FORMATS[tag] for tag in ("submit", "leave")}
+_STREAM = {tag: _FORMATS[tag] for tag in ("run", "evict", "fail", "left")}
+_TAGS = {message: tag for tag, (message, _) in _FORMATS.items()}
+_NAMES = {message: tuple(field.name for field in fields(message)) for message in _TAGS}
+
+
+def _as_list(message: object) -> list[object]:
+    return [_TAGS[type(message)], *(getattr(message, name) for name in _NAMES[type(message)])]
+
+
+def _encode(messages: Sequence[object]) -> bytes:
+    if not messages:
+        return b""
+    return json.dumps(list(messages), default=_as_list, separators=(",", ":")).encode()
+
+
+def _decode(data: bytes, formats: dict[str, _Format]) -> list[object]:
+    if not data:
+        return []
+    try:
+        values = json.loads(data.decode())
+        if type(values) is not list or not values:
+            raise ValueError("not a list of messages")
+        return [_message(value, formats) for value in values]
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"malformed message of the negotiation: {error}") from None
+
+
+def _message(value: Any, formats: dict[str, _Format]) -> object:
+    if type(value) is not list or not value or type(value[0]) is not str or value[0] not in formats:
+        raise ValueError(f"{str(value)[:80]!r} is not one of {', '.join(formats)}")
+    message, decoders = formats[value[0]]
+    if len(value) - 1 != len(decoders):
+        raise ValueError(f"{value[0]} has {len(value) - 1} fields instead of {len(decoders)}")
+    return message(*(decode(field) for decode, field in zip(decoders, value[1:])))

@@ -1,0 +1,374 @@
+"""How ranks agree on what to execute next: one `Coordinator` on rank 0, one `Member` on every rank. Pure.
+
+Rules
+
+1. A tensor whose name and signature are cached (a hit) needs no negotiation: the hot path finds out when all ranks have
+   submitted it. Anything else (a miss) is a `Request`, which travels in the next cold round.
+2. In a cold round the coordinator takes the requests of all ranks and makes of them a part of one ordered stream, which
+   every member applies, item by item. What the hot path executes lies in the same order between two cold rounds.
+3. A name is decided once all ranks have requested it: they run it, or they all fail with the same reason. So a mistake
+   costs one operation and the next one works.
+4. Caches change by the stream alone, at the same place of it on every rank, so they never disagree. That a slot is
+   evicted is always said, never inferred.
+5. A request for a name that is cached says that its rank has a new signature for it. The slot is evicted at once: ranks
+   for which it still was a hit, and may be waiting in vain, then request the name too.
+6. Once a rank has left, nothing is decided any more. What every rank had requested by then is still run first.
+
+Theory of operation
+
+On the coordinator a name is in one state at a time: unknown, waiting (in the table, from the first request to the
+last) or cached. Waiting ends with Run or Fail; Run leads to cached if there is a slot; that ends by a request for the
+name or when another name needs the slot. On a member a name is in flight from `submit` or `displaced` until Execute or
+Failed.
+
+An eviction may meet a hit that was submitted and not decided. The shell, which keeps the hits, takes it back and hands
+its request to `displaced`; it must do so before anybody can submit that name again. The hot path decides nothing while
+some rank has still to apply a cold round, and so never takes a hit on what a slot held before for one on what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ronde.core.messages import Evict, Fail, Leave, Left, Message, Request, Run, StreamItem
+from ronde.core.response_cache import ResponseCache
+from ronde.errors import PeerLostError, ProtocolError, UsageError
+from ronde.types import Kind
+
+__all__ = [
+    "Closed",
+    "Coordinator",
+    "Effect",
+    "Evicted",
+    "Execute",
+    "Failed",
+    "Insert",
+    "Member",
+    "Waiting",
+]
+
+
+class Waiting(NamedTuple):
+    """A name that some ranks have requested, and those that have not."""
+
+    name: str
+    submitted: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+class Coordinator:
+    """Decides what all ranks do, and in which order. There is one, on rank 0."""
+
+    def __init__(self, size: int, capacity: int) -> None:
+        self._size = size
+        self._cache = ResponseCache(capacity)
+        self._table: dict[str, dict[int, Request]] = {}  # by name and rank; the longest waiting name first
+        self._is_over = False
+
+    @property
+    def cache(self) -> ResponseCache:
+        """Which names have which slots, once all members have applied what was decided so far."""
+        return self._cache
+
+    def step(self, requests: Sequence[Sequence[Message]], used: Sequence[int] = ()) -> list[StreamItem]:
+        """Return the next part of the stream.
+
+        `requests`: by rank, what it sends in this round. `used`: the slots that the hot path has executed since the
+        last step, the latest last. Raises ProtocolError if what a rank sends makes no sense; then the world is broken.
+        """
+        if self._is_over:
+            return []
+        if len(requests) != self._size:
+            raise ProtocolError(f"requests of {len(requests)} ranks instead of {self._size}")
+        for slot in used:
+            self._cache.use(slot)
+        stream: list[StreamItem] = []
+        leaving: list[int] = []
+        for rank, messages in enumerate(requests):
+            for message in messages:
+                if leaving and leaving[-1] == rank:
+                    raise ProtocolError(f"rank {rank} has left and still sends something")
+                if isinstance(message, Leave):
+                    leaving.append(rank)
+                else:
+                    self._take(rank, message, stream)
+        if leaving:
+            stream.append(Left(leaving[0]))
+            self._table.clear()
+            self._is_over = True
+        return stream
+
+    def waiting(self) -> list[Waiting]:
+        """Return the names that some ranks still have to request, the longest waiting first."""
+        everybody = range(self._size)
+        return [
+            Waiting(name, tuple(sorted(by_rank)), tuple(rank for rank in everybody if rank not in by_rank))
+            for name, by_rank in self._table.items()
+        ]
+
+    def _take(self, rank: int, request: Request, stream: list[StreamItem]) -> None:
+        slot = self._cache.remove(request.name)
+        if slot is not None:
+            stream.append(Evict(slot))
+        by_rank = self._table.setdefault(request.name, {})
+        if rank in by_rank:
+            raise ProtocolError(f"rank {rank} has requested tensor '{request.name}' twice")
+        by_rank[rank] = request
+        if len(by_rank) == self._size:
+            del self._table[request.name]
+            stream += self._decide([by_rank[each] for each in range(self._size)])
+
+    def _decide(self, requests: Sequence[Request]) -> list[StreamItem]:
+        """What becomes of a name that all ranks have requested."""
+        lowest = requests[0]
+        reason = _find_problem(requests)
+        if reason:
+            return [Fail(lowest.name, reason)]
+        rows = _rows(requests)
+        if lowest.kind == Kind.barrier:
+            return [Run(lowest, rows, -1)]
+        evicted = self._cache.make_room()
+        run = Run(lowest, rows, self._cache.add(lowest.name))
+        return [run] if evicted is None else [Evict(evicted), run]
+
+
+# What must be the same on all ranks, in the order in which it is compared.
+_COMPARED = ("", "dtype", "shape", "op", "root", "prescale_factor", "postscale_factor", "device")
+
+
+def _values(request: Request) -> tuple[object, ...]:
+    """What stands for the request in messages, in the order of _COMPARED."""
+    return (
+        *(request.kind.name, request.dtype.name, request.shape, request.op.name),
+        *(request.root, request.prescale, request.postscale, request.device),
+    )
+
+
+def _compared(request: Request) -> tuple[object, ...]:
+    """What must be equal, in the order of _COMPARED. Ranks may gather and exchange different numbers of rows."""
+    shape: object = request.shape
+    if request.kind in (Kind.allgather, Kind.alltoall):
+        shape = (max(len(request.shape), 1), request.shape[1:])
+    return (
+        *(request.kind, request.dtype, shape, request.op),
+        *(request.root, request.prescale, request.postscale, request.device),
+    )
+
+
+def _find_problem(requests: Sequence[Request]) -> str:
+    """Why the requests of all ranks for one name do not fit together; empty if they do."""
+    lowest = requests[0]
+    expected = _compared(lowest)
+    for rank, request in enumerate(requests):
+        if request != lowest and _compared(request) != expected:
+            return _describe_difference(lowest, rank, request)
+    if lowest.kind == Kind.broadcast and not 0 <= lowest.root < len(requests):
+        there = f"there are only ranks 0 to {len(requests) - 1}"
+        return f"tensor '{lowest.name}': all ranks submitted broadcast with root {lowest.root}, but {there}"
+    if lowest.kind == Kind.alltoall:
+        return _find_bad_splits(requests)
+    return ""
+
+
+def _describe_difference(lowest: Request, rank: int, other: Request) -> str:
+    here, there = _compared(lowest), _compared(other)
+    which = next(index for index in range(len(here)) if here[index] != there[index])
+    ours, theirs = _values(lowest)[which], _values(other)[which]
+    label = _COMPARED[which]
+    text = f"tensor '{lowest.name}': rank 0 submitted {lowest.kind.name}"
+    if not label:
+        return f"{text}, but rank {rank} {theirs}"
+    text += f" with {label} {ours}, but rank {rank} with {label} {theirs}"
+    is_uneven = lowest.kind in (Kind.allgather, Kind.alltoall)
+    return f"{text} (only the first axis may differ)" if label == "shape" and is_uneven else text
+
+
+def _find_bad_splits(requests: Sequence[Request]) -> str:
+    size = len(requests)
+    for rank, request in enumerate(requests):
+        who = f"tensor '{request.name}': rank {rank} submitted alltoall with shape {request.shape}"
+        splits = request.splits
+        if not splits:
+            if request.rows % size:
+                return f"{who}, whose first axis cannot be divided equally among {size} ranks"
+        elif len(splits) != size or min(splits) < 0 or sum(splits) != request.rows:
+            return f"{who} and splits {splits}, which are not {size} numbers of rows that add up to {request.rows}"
+    return ""
+
+
+def _rows(requests: Sequence[Request]) -> tuple[int, ...]:
+    size = len(requests)
+    if requests[0].kind == Kind.allgather:
+        return tuple(request.rows for request in requests)
+    if requests[0].kind == Kind.alltoall:
+        equal = [request.splits or (request.rows // size,) * size for request in requests]
+        return tuple(rows for splits in equal for rows in splits)
+    return ()
+
+
+# What a member has its shell do.
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """The slot holds this now: from here on the own request is a hit. Its Execute follows."""
+
+    slot: int
+    request: Request
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Execute the own request as the run says, before anything that comes later."""
+
+    request: Request
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The own request will not run. `left`: the rank that has left, or -1 if ranks have submitted different things."""
+
+    request: Request
+    reason: str
+    left: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The slot holds nothing any more. If a hit is pending on it, take it back and call `Member.displaced`."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """This rank has left: hits that are pending fail, and nothing comes any more."""
+
+    rank: int
+
+
+Effect = Insert | Execute | Failed | Evicted | Closed
+
+
+class Member:
+    """One rank's part: what it has requested, and its replica of the cache."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank = rank
+        self._size = size
+        self._queue: list[Message] = []
+        self._in_flight: dict[str, Request] = {}  # as misses, whether sent or not
+        self._cached: dict[str, tuple[Request, Run, int]] = {}
+        self._name_by_slot: dict[int, str] = {}
+        self._wants_to_leave = self._has_said_so = False
+        self._left: int | None = None  # the rank that has left
+
+    def submit(self, request: Request) -> int | None:
+        """Return the slot on which it is a hit, or None: it will travel in the next cold round.
+
+        Raises UsageError (a ValueError) if the name is in flight as a miss or this rank is leaving, PeerLostError if a
+        rank has left.
+        """
+        if self._left is not None:
+            raise PeerLostError(f"rank {self._left} has left", self._left)
+        if self._wants_to_leave:
+            raise UsageError(f"tensor '{request.name}' is submitted although this rank is leaving")
+        self._refuse_twice(request)
+        cached = self._cached.get(request.name)
+        if cached and cached[0] == request:
+            return cached[2]
+        self._request(request)
+        return None
+
+    def displaced(self, request: Request) -> None:
+        """Request anew what was a hit on a slot that has been evicted, and had not been decided."""
+        self._refuse_twice(request)
+        self._request(request)
+
+    def leave(self) -> None:
+        """Say in the next cold round that this rank takes part in nothing more. A second call does nothing."""
+        self._wants_to_leave = True
+
+    def outbox(self) -> list[Message]:
+        """Return what this rank sends in the cold round that begins."""
+        messages, self._queue = self._queue, []
+        if self._wants_to_leave and not self._has_said_so and self._left is None:
+            self._has_said_so = True
+            messages.append(Leave())
+        return messages
+
+    def lookup(self, name: str) -> tuple[Request, Run, int] | None:
+        """Return the own request, the response and the slot that the cache has for the name."""
+        return self._cached.get(name)
+
+    def names(self) -> dict[int, str]:
+        """Return the name that each used slot holds."""
+        return dict(self._name_by_slot)
+
+    def apply(self, item: StreamItem) -> list[Effect]:
+        """Return what to do, in order. Raises ProtocolError if the item contradicts what came before."""
+        if self._left is not None:
+            raise ProtocolError(f"{item} comes after rank {self._left} has left")
+        match item:
+            case Run():
+                return self._run(item)
+            case Evict(slot):
+                name = self._name_by_slot.pop(slot, None)
+                if name is None:
+                    raise ProtocolError(f"slot {slot} is evicted, which holds nothing")
+                del self._cached[name]
+                return [Evicted(slot)]
+            case Fail(name, reason):
+                return [Failed(self._finish(name), reason)]
+            case Left(rank):
+                return self._close(rank)
+
+    def _refuse_twice(self, request: Request) -> None:
+        if request.name in self._in_flight:
+            raise UsageError(
+                f"tensor '{request.name}' is in flight already: wait for it before it is submitted again"
+            )
+
+    def _request(self, request: Request) -> None:
+        self._in_flight[request.name] = request
+        self._queue.append(request)
+
+    def _finish(self, name: str) -> Request:
+        request = self._in_flight.pop(name, None)
+        if request is None:
+            raise ProtocolError(f"tensor '{name}' is decided, but rank {self._rank} has not requested it")
+        return request
+
+    def _run(self, run: Run) -> list[Effect]:
+        request = self._finish(run.request.name)
+        self._check_rows(request, run)
+        if run.slot < 0:
+            return [Execute(request, run)]
+        if run.slot in self._name_by_slot or request.name in self._cached:
+            raise ProtocolError(f"tensor '{request.name}' goes to slot {run.slot} without an eviction")
+        self._cached[request.name] = (request, run, run.slot)
+        self._name_by_slot[run.slot] = request.name
+        return [Insert(run.slot, request, run), Execute(request, run)]
+
+    def _check_rows(self, request: Request, run: Run) -> None:
+        """Memory is going to be written by these numbers, so they had better fit."""
+        size, rank = self._size, self._rank
+        expected = {Kind.allgather: size, Kind.alltoall: size * size}.get(request.kind, 0)
+        fits = run.request.kind == request.kind and len(run.rows) == expected
+        if fits and request.kind == Kind.allgather:
+            fits = run.rows[rank] == request.rows
+        if fits and request.kind == Kind.alltoall:
+            fits = sum(run.rows[rank * size : (rank + 1) * size]) == request.rows
+        if not fits:
+            raise ProtocolError(f"the response for tensor '{request.name}' is not what rank {rank} requested")
+
+    def _close(self, rank: int) -> list[Effect]:
+        self._left = rank
+        failed = [Failed(request, f"rank {rank} has left", rank) for request in self._in_flight.values()]
+        self._in_flight.clear()
+        self._queue.clear()
+        return [*failed, Closed(rank)]

@@ -1,0 +1,62 @@
+"""The coordinator's view of the response cache: which name has which slot, and which one goes when a slot is needed.
+
+The least recently used one goes. Only the coordinator decides that: the caches of the ranks are replicas that follow
+its stream, so what is removed here must be told there.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ResponseCache"]
+
+
+class ResponseCache:
+    """At most `capacity` names, each with a slot from 0 to `capacity` - 1 of its own. With 0 nothing is ever cached."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 0:
+            raise ValueError(f"a cache of {capacity} slots makes no sense")
+        self._capacity = capacity
+        self._slot_by_name: dict[str, int] = {}  # the least recently used first
+        self._name_by_slot: dict[int, str] = {}
+        self._free = list(range(capacity - 1, -1, -1))  # the next one last
+
+    @property
+    def capacity(self) -> int:
+        """The number of slots."""
+        return self._capacity
+
+    def names(self) -> dict[int, str]:
+        """Return the name that each used slot holds, the least recently used one first."""
+        return {slot: name for name, slot in self._slot_by_name.items()}
+
+    def use(self, slot: int) -> None:
+        """Make the slot the most recently used one. Raises ValueError if it holds nothing."""
+        name = self._name_by_slot.get(slot)
+        if name is None:
+            raise ValueError(f"slot {slot} of the response cache cannot have been used: it holds nothing")
+        self._slot_by_name[name] = self._slot_by_name.pop(name)
+
+    def remove(self, name: str) -> int | None:
+        """Return the slot that the name had, which is free now; None if it had none."""
+        slot = self._slot_by_name.pop(name, None)
+        if slot is not None:
+            del self._name_by_slot[slot]
+            self._free.append(slot)
+        return slot
+
+    def make_room(self) -> int | None:
+        """Return the slot of the least recently used name, which is free now; None if one was free anyway."""
+        if self._free or not self._capacity:
+            return None
+        return self.remove(next(iter(self._slot_by_name)))
+
+    def add(self, name: str) -> int:
+        """Return a slot for a new name, for which there must be room; -1 if nothing is ever cached."""
+        if not self._capacity:
+            return -1
+        if name in self._slot_by_name:
+            raise ValueError(f"'{name}' is cached already")
+        slot = self._free.pop()
+        self._slot_by_name[name] = slot
+        self._name_by_slot[slot] = name
+        return slot

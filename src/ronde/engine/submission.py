@@ -1,0 +1,125 @@
+"""What a tensor is submitted with: checked, and prepared for the native side."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ronde import _native
+from ronde.comm.arrays import Operand, Target, late_target, operand, overlap, target
+from ronde.core.messages import Request
+from ronde.errors import UsageError
+from ronde.types import Average, DType, Kind, ReduceOp
+
+__all__ = ["Submission", "Terms", "address", "check_reduction", "prepare", "result_rows"]
+
+_REDUCTIONS = (Kind.allreduce, Kind.reducescatter)
+_INTEGERS = range(DType.uint8, DType.int64 + 1)
+
+
+class Terms(NamedTuple):
+    """All of a request but its name."""
+
+    kind: Kind
+    dtype: DType
+    shape: tuple[int, ...]
+    op: ReduceOp
+    root: int
+    prescale: float
+    postscale: float
+    splits: tuple[int, ...]
+
+    def request(self, name: str) -> Request:
+        kind, dtype, shape, op, root, prescale, postscale, splits = self
+        return Request(kind, name, dtype, shape, op, root, prescale, postscale, "cpu", splits)
+
+    @property
+    def signature(self) -> _native.Signature:
+        """The same for the native side."""
+        return _native.Signature(
+            self.kind, self.dtype, self.shape, self.op, self.root, self.prescale, self.postscale, self.splits
+        )
+
+
+class Submission(NamedTuple):
+    """A tensor on its way. `goal` is None as long as nobody knows how large the result is."""
+
+    name: str
+    terms: Terms
+    given: Operand | None
+    out: Any
+    goal: Target | None
+
+    def with_goal(self, rows: Sequence[int], rank: int, size: int) -> Submission:
+        """Return the same with somewhere for the result to go; `rows`: of the response (core.messages.Run)."""
+        if self.given is None or self.goal is not None:
+            return self
+        count = sum(result_rows(self.terms.kind, rows, rank, size))
+        return self._replace(goal=late_target(self.given, (count, *self.given.row_shape), self.out))
+
+
+def result_rows(kind: Kind, rows: Sequence[int], rank: int, size: int) -> Sequence[int]:
+    """Return how many rows of the result come from each rank: of an all-gather or an all-to-all."""
+    return rows if kind is Kind.allgather else rows[rank::size]
+
+
+def prepare(name: str, terms: Terms, given: Operand | None, out: Any, rank: int, size: int) -> Submission:
+    """Return the submission, with its result's place where that is known from the start."""
+    kind = terms.kind
+    if given is None:
+        return Submission(name, terms, None, None, None)
+    if kind is Kind.allreduce or kind is Kind.broadcast:
+        return Submission(name, terms, given, out, target(given, given.shape, out))
+    if kind is Kind.reducescatter:
+        rows = given.shape[0] // size + (rank < given.shape[0] % size)
+        return Submission(name, terms, given, out, target(given, (rows, *given.row_shape), out))
+    return Submission(name, terms, given, out, None)
+
+
+def check(terms: Terms, given: Operand | None, out: Any, size: int) -> None:
+    """Raise UsageError for what makes no sense, whatever the other ranks submit."""
+    kind = terms.kind
+    if kind in _REDUCTIONS:
+        check_reduction(terms.dtype, terms.op)
+    if kind is Kind.broadcast and not 0 <= terms.root < size:
+        raise UsageError(f"root {terms.root} is not one of the ranks 0 to {size - 1}")
+    if kind in (Kind.reducescatter, Kind.alltoall) and not terms.shape:
+        raise UsageError(f"{kind.name} splits the first axis; a 0-d array has none")
+    if kind is Kind.alltoall and given is not None and out is not None:
+        if overlap(given.memory, operand(out).memory):
+            raise UsageError("alltoall cannot work in place: out must be other memory than x")
+
+
+def check_reduction(dtype: DType, op: ReduceOp) -> None:
+    """Raise UsageError unless the engine can reduce so."""
+    if not isinstance(op, ReduceOp):
+        raise UsageError(
+            f"op must be one of {', '.join(f'ronde.{each.name}' for each in ReduceOp)}, not {op!r}"
+        )
+    if op is Average and dtype in _INTEGERS:
+        return  # a sum, divided and rounded down
+    if not _native.is_supported(dtype, op):
+        raise UsageError(f"there is no {op.name} of {dtype.name} values")
+
+
+def normal_splits(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ...]:
+    """Return how many rows go to each rank. Raises UsageError."""
+    if splits is None:
+        if rows % size:
+            raise UsageError(
+                f"alltoall without splits needs a first dimension divisible by {size}, not {rows}"
+            )
+        return (rows // size,) * size
+    counts = tuple(operator.index(split) for split in splits)
+    if len(counts) != size or any(count < 0 for count in counts) or sum(counts) != rows:
+        raise UsageError(
+            f"splits needs {size} numbers >= 0 that add up to {rows} (the first dimension), not {list(counts)}"
+        )
+    return counts
+
+
+def address(memory: Any) -> Any:
+    """Return the memory as the native side takes it: a tensor's address, an array itself."""
+    data_ptr = getattr(memory, "data_ptr", None)
+    return memory if data_ptr is None else data_ptr()

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ronde.core.messages import (
+    Evict,
+    Fail,
+    Leave,
+    Left,
+    Request,
+    Run,
+    decode_requests,
+    decode_stream,
+    encode_requests,
+    encode_stream,
+)
+from ronde.errors import ProtocolError
+from ronde.types import DType, Kind, ReduceOp
+
+NATURALS = st.integers(0, 2**63 - 1)
+REQUESTS = st.builds(
+    Request,
+    kind=st.sampled_from(Kind),
+    name=st.text(),
+    dtype=st.sampled_from(DType),
+    shape=st.lists(NATURALS, max_size=4).map(tuple),
+    op=st.sampled_from(ReduceOp),
+    root=st.integers(-1, 100),
+    prescale=st.floats(allow_nan=False),
+    postscale=st.floats(allow_nan=False),
+    device=st.text(max_size=8),
+    splits=st.lists(st.integers(-5, 2**40), max_size=4).map(tuple),
+)
+MESSAGES = st.lists(st.one_of(REQUESTS, st.just(Leave())), max_size=5)
+ITEMS = st.lists(
+    st.one_of(
+        st.builds(Run, REQUESTS, st.lists(NATURALS, max_size=4).map(tuple), st.integers(-1, 2**32)),
+        st.builds(Evict, NATURALS),
+        st.builds(Fail, st.text(), st.text()),
+        st.builds(Left, NATURALS),
+    ),
+    max_size=5,
+)
+JSON = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.sampled_from(["submit", "run", "evict", "fail", ""]),
+    ),
+    lambda inner: st.lists(inner, max_size=12),
+    max_leaves=30,
+)
+
+GRAD = Request(Kind.allreduce, "grad", DType.float32, (3, 4))
+ENCODED = ["submit", 1, "grad", 11, [3, 4], 0, -1, 1.0, 1.0, "cpu", []]
+
+
+@given(MESSAGES)
+def test_requests_come_back_as_they_were(messages: list[Request | Leave]) -> None:
+    decoded = decode_requests(encode_requests(messages))
+    assert decoded == messages
+    assert [type(message) for message in decoded] == [type(message) for message in messages]
+
+
+@given(ITEMS)
+def test_the_stream_comes_back_as_it_was(items: list[Run | Evict | Fail | Left]) -> None:
+    assert decode_stream(encode_stream(items)) == items
+
+
+def test_types_come_back_too() -> None:
+    [request] = decode_requests(encode_requests([GRAD]))
+    assert isinstance(request, Request)
+    assert type(request.kind) is Kind
+    assert type(request.dtype) is DType
+    assert type(request.op) is ReduceOp
+    assert type(request.prescale) is float
+    assert type(request.shape) is tuple
+
+
+def test_what_travels() -> None:
+    assert json.loads(encode_requests([GRAD, Leave()])) == [ENCODED, ["leave"]]
+    assert b" " not in encode_requests([GRAD])
+    assert json.loads(encode_stream([Run(GRAD, (1, 2), -1), Evict(7), Fail("grad", "no"), Left(3)])) == [
+        ["run", ENCODED, [1, 2], -1],
+        ["evict", 7],
+        ["fail", "grad", "no"],
+        ["left", 3],
+    ]
+
+
+def test_nothing_to_say_is_no_bytes() -> None:
+    assert encode_requests([]) == encode_stream([]) == b""
+    assert decode_requests(b"") == []
+    assert decode_stream(b"") == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_odd_factors_travel(value: float) -> None:
+    [request] = decode_requests(
+        encode_requests([Request(Kind.allreduce, "x", DType.float32, (), postscale=value)])
+    )
+    assert isinstance(request, Request)
+    assert repr(request.postscale) == repr(value)
+
+
+BAD_FIELDS = [
+    (1, 99), (1, True), (1, "allreduce"), (2, None), (2, 5), (3, -1), (3, 11.0), (4, 3), (4, [-1]), (4, [2**63]),
+    (4, [1.0]), (4, [True]), (4, "34"), (5, 8), (6, None), (6, 0.5), (7, "1"), (7, None), (7, 10**400), (8, [1.0]),
+    (9, 0), (10, None), (10, ["1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("index", "value"), BAD_FIELDS)
+def test_a_bad_field_is_refused(index: int, value: object) -> None:
+    bad = [*ENCODED[:index], value, *ENCODED[index + 1 :]]
+    with pytest.raises(ProtocolError, match="malformed message of the negotiation"):
+        decode_requests(json.dumps([bad]).encode())
+    with pytest.raises(ProtocolError, match="malformed message of the negotiation"):
+        decode_stream(json.dumps([["run", bad, [], -1]]).encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[", "]", "{}", "[]", "null", "0", '"submit"', "[[]]", "[null]", "[[0]]", "[[null]]", "[[[]]]", '[["submit"]]',
+        '[["leave", 1]]', '[["evict"]]', '[["evict", -1]]', '[["evict", true]]', '[["evict", 1, 2]]', '[["left", "1"]]',
+        '[["run", [], [], 0]]', '[["run", ["leave"], [], 0]]', '[["run", null, [], 0]]', '[["fail", "x"]]',
+        '[["fail", 1, "x"]]', '[["jump"]]', '[["leave"]] x', "[" * 100_000, "[" + "9" * 5000 + "]", '[{"leave": 1}]',
+    ],
+)  # fmt: skip
+def test_malformed_text_is_refused(text: str) -> None:
+    for decode in (decode_requests, decode_stream):
+        with pytest.raises(ProtocolError, match="malformed message of the negotiation"):
+            decode(text.encode())
+
+
+def test_each_direction_has_its_own_messages() -> None:
+    with pytest.raises(ProtocolError, match=r"'evict', 1.* is not one of submit, leave"):
+        decode_requests(encode_stream([Evict(1)]))
+    with pytest.raises(ProtocolError, match="is not one of run, evict, fail, left"):
+        decode_stream(encode_requests([Leave()]))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_messages_or_an_error(data: bytes) -> None:
+    for decode in (decode_requests, decode_stream):
+        try:
+            decode(data)
+        except ProtocolError:
+            pass
+
+
+@given(JSON)
+def test_any_json_is_messages_or_an_error(value: object) -> None:
+    data = json.dumps(value).encode()
+    for decode in (decode_requests, decode_stream):
+        try:
+            decode(data)
+        except ProtocolError:
+            pass
