@@ -35,12 +35,12 @@ struct Handle {
 
 class PyCycle {
  public:
-  PyCycle(Communicator& communicator, nb::handle board, size_t capacity, nb::handle buffer)
+  PyCycle(Communicator& communicator, nb::handle board, size_t capacity, nb::handle buffer, int64_t linger_ns)
       : communicator_(communicator) {
     const auto [board_data, board_bytes] = memory_of(board);
     const auto [buffer_data, buffer_bytes] = memory_of(buffer);
     if (board_bytes < Board::bytes(capacity)) raise("UsageError", "the board is too small");
-    cycle_ = std::make_unique<Cycle>(communicator, board_data, capacity, buffer_data, buffer_bytes);
+    cycle_ = std::make_unique<Cycle>(communicator, board_data, capacity, buffer_data, buffer_bytes, linger_ns);
     owners_.resize(capacity);
   }
 
@@ -173,7 +173,11 @@ void bind_engine(nb::module_& module) {
   nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable())
       .def(nb::init<nb::object>(), "cycle"_a)
       .def("wait", &wait)
-      .def("done", [](const Handle& self) { return !self.completion->is_pending(); })
+      .def("done",
+           [](const Handle& self) {
+             if (self.completion->is_pending() && self.slot >= 0) nb::inst_ptr<PyCycle>(self.cycle)->cycle().hurry();
+             return !self.completion->is_pending();
+           })
       .def("complete", [](Handle& self) { self.completion->finish(true); })
       .def("fail",
            [](Handle& self, nb::object error) {
@@ -186,8 +190,9 @@ void bind_engine(nb::module_& module) {
       .def_rw("received_splits", &Handle::received_splits);
 
   nb::class_<PyCycle>(module, "Cycle")
-      .def(nb::init<Communicator&, nb::handle, size_t, nb::handle>(), "communicator"_a, "board"_a, "capacity"_a,
-           "buffer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
+      .def(nb::init<Communicator&, nb::handle, size_t, nb::handle, int64_t>(), "communicator"_a, "board"_a,
+           "capacity"_a, "buffer"_a, "linger_ns"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+           nb::keep_alive<1, 5>())
       .def(
           "submit",
           [](nb::handle_t<PyCycle> self, std::string_view name, nb::handle in, nb::handle out,

@@ -27,6 +27,9 @@ inline constexpr uint32_t kColdEntry = UINT32_MAX;
 
 class Board {
  public:
+  // So many bytes are worth a collective of their own.
+  static constexpr uint64_t kEnoughBytes = 1 << 20;
+
   static size_t bytes(size_t capacity) { return Layout(capacity).bytes; }
 
   // `parts`: by local rank, bytes() each, zero at the start.
@@ -37,7 +40,12 @@ class Board {
     std::atomic<uint64_t> changes{0};      // grows after everything that the leader may have waited for
     std::atomic<uint64_t> cold_wanted{0};  // the number (from 1 on) of the cold round that it needs
     std::atomic<uint64_t> cold_done{0};    // cold rounds that it is through with
-    std::atomic<uint32_t> drivers{0};      // threads that are awake and look at the log, because they wait for a tensor
+    std::atomic<uint64_t> hurries{0};      // how often it has asked for whatever is ready to run now
+    std::atomic<uint32_t> waiting{0};      // threads that wait for a tensor
+    std::atomic<uint32_t> drivers{0};      // those of them that are awake and look at the log
+    // Of the leader's part, written by all.
+    alignas(128) std::atomic<uint32_t> lingers{0};  // it waits for more tensors before it decides
+    std::atomic<uint64_t> ready_bytes{0};           // became ready since its last decision
   };
 
   int size() const { return static_cast<int>(parts_.size()); }
@@ -54,6 +62,22 @@ class Board {
     uint64_t sum = 0;
     for (int local = 0; local < size(); ++local) sum += counters(local).changes.load(std::memory_order_seq_cst);
     return sum;
+  }
+
+  uint64_t hurries() const {
+    uint64_t sum = 0;
+    for (int local = 0; local < size(); ++local) sum += counters(local).hurries.load(std::memory_order_seq_cst);
+    return sum;
+  }
+  // Returns how many bytes have become ready since the leader's last decision.
+  uint64_t add_ready_bytes(uint64_t bytes) const {
+    return counters(0).ready_bytes.fetch_add(bytes, std::memory_order_seq_cst) + bytes;
+  }
+  bool somebody_waits() const {
+    for (int local = 0; local < size(); ++local) {
+      if (counters(local).waiting.load(std::memory_order_seq_cst) > 0) return true;
+    }
+    return false;
   }
 
   // Flips this rank's bit of a slot. True if now all ranks of the host have flipped theirs.

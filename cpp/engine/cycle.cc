@@ -10,13 +10,6 @@
 namespace ronde {
 namespace {
 
-enum class Note : uint32_t {
-  kReady = 1,  // leader to rank 0: the number of cold rounds so far, then slots that are ready on its host
-  kWant = 2,   // leader to rank 0: the number of the cold round that its host needs
-  kEntry = 3,  // rank 0 to leader: 1 if more follows, then words of an entry of the log
-};
-constexpr size_t kWordsPerNote = Watch::kNoteWords - 3;
-
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -41,24 +34,16 @@ void pause() {
 #endif
 }
 
-template <class Each>
-void for_each_bit(uint64_t word, size_t index, Each&& each) {
-  for (; word != 0; word &= word - 1)
-    each(static_cast<uint32_t>(index * 64 + static_cast<size_t>(std::countr_zero(word))));
-}
-
 }  // namespace
 
-Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes)
+Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes,
+             int64_t linger_ns)
     : communicator_(communicator),
       local_rank_(communicator.local_rank()),
       board_(parts_of(communicator, board, Board::bytes(capacity)), communicator.local_rank(), capacity),
       runner_(communicator, buffer, buffer_bytes),
-      slots_(capacity),
-      rest_(board_.words()),
-      reported_(board_.words()) {
-  for (const auto& ranks : communicator.ranks_of_host()) leaders_.push_back(ranks.front());
-  ready_on_.assign(leaders_.size(), std::vector<uint64_t>(board_.words()));
+      leader_(communicator, board_, capacity, linger_ns),
+      slots_(capacity) {
   const bool crowded = communicator.local_size() > usable_cores();
   spins_ = crowded ? 16 : 400;
   yields_ = crowded ? 16 : 100;
@@ -87,17 +72,44 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     slot.out = out;
     const bool is_ready = board_.flip(index);
     board_.note_change();
-    // Who is about to wait looks at the board itself, and the leader's other threads need not.
-    if (is_ready && !(waits && is_leader())) board_.ring(0);
+    if (is_ready) tell_leader(signature.bytes(), waits);
   }
   if (failed_.load()) completion->finish(false);  // it came too late to be failed with the others
   return {Answer::kHit, index, std::move(completion)};
 }
 
+// A tensor has become ready on this host. A leader that lingers anyway is left alone, unless it is enough now. And who
+// is about to wait on the leader's rank looks at the board itself.
+void Cycle::tell_leader(uint64_t bytes, bool waits) {
+  if (waits && leader_.leads()) return;
+  const Board::Counters& leader = board_.counters(0);
+  const uint64_t ready = board_.add_ready_bytes(bytes);
+  if (leader.lingers.load(std::memory_order_seq_cst) == 0 || ready >= Board::kEnoughBytes) board_.ring(0);
+}
+
 bool Cycle::wait(Completion& completion) {
   if (!completion.is_pending()) return true;
-  drive(completion);
-  return !completion.is_pending() || completion.sleep();
+  std::atomic<uint32_t>& waiting = board_.counters().waiting;
+  waiting.fetch_add(1, std::memory_order_seq_cst);
+  const auto leave = [&](bool finished) {
+    waiting.fetch_sub(1, std::memory_order_seq_cst);
+    return finished;
+  };
+  try {
+    board_.note_change();
+    if (!leader_.leads() && board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
+    drive(completion);
+    return leave(!completion.is_pending() || completion.sleep());
+  } catch (...) {
+    leave(false);
+    throw;
+  }
+}
+
+void Cycle::hurry() {
+  board_.counters().hurries.fetch_add(1, std::memory_order_seq_cst);
+  board_.note_change();
+  if (board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
 }
 
 // Does steps as long as it may be over soon. After that the engine's thread goes on.
@@ -136,10 +148,11 @@ Cycle::Event Cycle::run() {
     if (stopping_.load()) return Event::kStopped;
     if (failed_.load()) throw *failure();
     const uint32_t token = bell.prepare(Sleep::kFutex);
-    if (has_work() || stopping_.load()) {
+    const int64_t linger_ns = in_cold_.load() ? -1 : leader_.linger_left_ns();
+    if (has_work() || stopping_.load() || linger_ns == 0) {
       bell.cancel();
     } else {
-      bell.sleep_on_futex(token, -1);
+      bell.sleep_on_futex(token, linger_ns);
     }
   }
 }
@@ -154,21 +167,21 @@ void Cycle::stop() {
 // Whether a step would find something to do.
 bool Cycle::has_work() const {
   if (failed_.load()) return false;
-  if (changed_.load(std::memory_order_relaxed) || has_mail_.load()) return true;
+  if (changed_.load(std::memory_order_relaxed) || leader_.has_mail()) return true;
   if (in_cold_.load()) return cold_due_.load();
-  return board_.has_entry(taken_.load(std::memory_order_relaxed)) || (is_leader() && board_.changes() != seen_.load());
+  return board_.has_entry(taken_.load(std::memory_order_relaxed)) || (leader_.leads() && leader_.has_news());
 }
 
 // One step, with stepping_ held. `hands_over`: a cold round is left to the engine's thread.
 Cycle::Step Cycle::step(bool hands_over) {
   if (failed_.load()) return Step::kNothing;
   try {
-    if (has_mail_.load()) read_mail();
+    if (leader_.has_mail()) leader_.read_mail();
     if (in_cold_.load()) {
       if (!hands_over && cold_due_.exchange(false)) return Step::kCold;
     } else if (board_.has_entry(taken_.load(std::memory_order_relaxed))) {
       return take_entry(hands_over);
-    } else if (is_leader() && look()) {
+    } else if (leader_.leads() && leader_.look()) {
       return Step::kDid;
     }
     // Nothing to do. Has somebody fallen out who would be needed next?
@@ -242,159 +255,16 @@ std::optional<Failure> Cycle::failure() const {
   return failure_;
 }
 
-// --- The leader ----------------------------------------------------------------------------------------------------
-
-// What has changed on this host since the last look? True if something could be decided or reported.
-bool Cycle::look() {
-  const uint64_t changes = board_.changes();
-  if (changes == seen_.load(std::memory_order_relaxed)) return false;
-  seen_.store(changes);
-  return want_round() || decide();
-}
-
-bool Cycle::want_round() {
-  uint64_t wanted = cold_asked_;
-  for (int local = 0; local < board_.size(); ++local) {
-    wanted = std::max(wanted, board_.counters(local).cold_wanted.load(std::memory_order_seq_cst));
-  }
-  if (wanted <= cold_appended_) return false;
-  if (decides()) {
-    publish({kColdEntry});
-    return true;
-  }
-  if (wanted > cold_reported_) {
-    cold_reported_ = wanted;
-    const uint32_t note[] = {static_cast<uint32_t>(Note::kWant), static_cast<uint32_t>(wanted)};
-    communicator_.watch().send_note(0, note);
-  }
-  return false;
-}
-
-bool Cycle::decide() {
-  const std::vector<uint32_t> slots = ready_slots();
-  if (slots.empty()) return false;
-  if (!decides()) {
-    report(slots);
-    return false;
-  }
-  std::vector<uint32_t> entry{static_cast<uint32_t>(slots.size())};
-  entry.insert(entry.end(), slots.begin(), slots.end());
-  publish(entry);
-  return true;
-}
-
-// The slots that are ready: for rank 0 on all hosts, for another leader on its host and not reported yet.
-std::vector<uint32_t> Cycle::ready_slots() {
-  std::vector<uint32_t> slots;
-  for (int local = 0; local < board_.size(); ++local) {
-    // Whoever is not through yet may still have set a bit for what the slot held before.
-    if (board_.counters(local).cold_done.load(std::memory_order_seq_cst) != cold_appended_) return slots;
-  }
-  for (size_t word = 0; word < board_.words(); ++word) {
-    uint64_t ready = UINT64_MAX;
-    for (int local = 0; local < board_.size() && ready != 0; ++local) {
-      ready &= board_.bits(local)[word].load(std::memory_order_seq_cst) ^ rest_[word];
-    }
-    if (!decides()) {
-      ready &= ~reported_[word];
-    } else {
-      for (size_t host = 1; host < leaders_.size() && ready != 0; ++host) ready &= ready_on_[host][word];
-    }
-    for_each_bit(ready, word, [&](uint32_t slot) { slots.push_back(slot); });
-  }
-  return slots;
-}
-
-void Cycle::report(const std::vector<uint32_t>& slots) {
-  for (uint32_t slot : slots) reported_[slot / 64] |= uint64_t{1} << (slot % 64);
-  for (size_t begin = 0; begin < slots.size(); begin += kWordsPerNote) {
-    std::vector<uint32_t> note{static_cast<uint32_t>(Note::kReady), static_cast<uint32_t>(cold_appended_)};
-    note.insert(note.end(), slots.begin() + static_cast<ptrdiff_t>(begin),
-                slots.begin() + static_cast<ptrdiff_t>(std::min(begin + kWordsPerNote, slots.size())));
-    communicator_.watch().send_note(0, note);
-  }
-}
-
-// Rank 0: the next entry of the log, here and on the other hosts.
-void Cycle::publish(const std::vector<uint32_t>& entry) {
-  for (size_t host = 1; host < leaders_.size(); ++host) {
-    for (size_t begin = 0; begin < entry.size(); begin += kWordsPerNote) {
-      const size_t end = std::min(begin + kWordsPerNote, entry.size());
-      std::vector<uint32_t> note{static_cast<uint32_t>(Note::kEntry), end < entry.size() ? 1u : 0u};
-      note.insert(note.end(), entry.begin() + static_cast<ptrdiff_t>(begin),
-                  entry.begin() + static_cast<ptrdiff_t>(end));
-      communicator_.watch().send_note(leaders_[host], note);
-    }
-  }
-  append(entry);
-}
-
-void Cycle::append(const std::vector<uint32_t>& entry) {
-  if (entry.front() == kColdEntry) {
-    ++cold_appended_;
-    // Slots may change now: who is ready must say so again.
-    std::fill(reported_.begin(), reported_.end(), 0);
-    for (auto& words : ready_on_) std::fill(words.begin(), words.end(), 0);
-  } else {
-    for (size_t i = 1; i < entry.size(); ++i) {
-      const uint64_t mask = uint64_t{1} << (entry[i] % 64);
-      rest_[entry[i] / 64] ^= mask;
-      reported_[entry[i] / 64] &= ~mask;
-      for (auto& words : ready_on_) words[entry[i] / 64] &= ~mask;
-    }
-  }
-  board_.append(entry);
-  for (int local = 1; local < board_.size(); ++local) board_.ring(local);
-}
-
-// --- News from other hosts, and from the watch ---------------------------------------------------------------------
+// --- News from the watch -------------------------------------------------------------------------------------------
 
 void Cycle::on_note(int peer, std::span<const uint32_t> words) {
-  if (words.size() < 2) return;
-  {
-    std::lock_guard lock(mailing_);
-    mail_.push_back({peer, {words.begin(), words.end()}});
-    has_mail_.store(true);
-  }
+  leader_.on_note(peer, words);
   board_.ring(local_rank_);
 }
 
 void Cycle::on_change() {
   changed_.store(true);
   board_.ring(local_rank_);
-}
-
-void Cycle::read_mail() {
-  std::deque<Mail> mail;
-  {
-    std::lock_guard lock(mailing_);
-    mail.swap(mail_);
-    has_mail_.store(false);
-  }
-  for (const auto& [peer, words] : mail) {
-    const auto payload = std::span(words).subspan(2);
-    switch (static_cast<Note>(words[0])) {
-      case Note::kReady:
-        if (words[1] != static_cast<uint32_t>(cold_appended_)) break;  // from before the last cold round
-        for (uint32_t slot : payload) {
-          if (slot < slots_.size()) {
-            ready_on_[communicator_.host_of()[peer]][slot / 64] |= uint64_t{1} << (slot % 64);
-          }
-        }
-        break;
-      case Note::kWant:
-        cold_asked_ = std::max<uint64_t>(cold_asked_, words[1]);
-        break;
-      case Note::kEntry:
-        arriving_.insert(arriving_.end(), payload.begin(), payload.end());
-        if (words[1] == 0) {
-          append(arriving_);
-          arriving_.clear();
-        }
-        break;
-    }
-  }
-  seen_.store(UINT64_MAX);  // look again
 }
 
 // --- Cold rounds ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 // The hot path: cached tensors are submitted, found ready, fused, run and completed without the interpreter.
 //
-// Submitting sets a bit (board.h). The host's leader sees when all its ranks have set theirs; between hosts the leaders
-// tell rank 0 by notes. Rank 0 decides what runs next and in which order, and everybody reads it in the log. It decides
-// only when it has nothing left to do itself, so that whatever came meanwhile is decided, and fused, at once.
+// Submitting sets a bit (board.h). What all ranks have submitted is decided by the leaders (leader.h), and everybody
+// reads in the log what runs next.
 //
 // Whatever is not cached goes through a cold round: every rank finds kColdEntry in the log, and its engine thread
 // leaves run() to negotiate in Python (ronde/engine). Slots change only there, so all ranks change them at the same
@@ -15,7 +14,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,6 +25,7 @@
 #include "communicator.h"
 #include "engine/board.h"
 #include "engine/completion.h"
+#include "engine/leader.h"
 #include "engine/runner.h"
 #include "engine/signature.h"
 
@@ -35,7 +34,9 @@ namespace ronde {
 class Cycle : private Watch::Listener {
  public:
   // `board` (Board::bytes(capacity) long, zero) and `buffer`: symmetric memory of this communicator.
-  Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes);
+  // `linger_ns`: so long a decision may wait for more tensors while nobody waits for one.
+  Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes,
+        int64_t linger_ns);
   ~Cycle() override;
 
   // Submits a tensor. `waits`: the caller is going to call wait() at once. The memory stays in use until the completion
@@ -50,6 +51,9 @@ class Cycle : private Watch::Listener {
 
   // Waits for a completion, doing steps meanwhile; false if a signal came first. Throws Interrupted.
   bool wait(Completion& completion);
+
+  // Somebody wants to know whether a tensor is through: what is ready runs now.
+  void hurry();
 
   // For the engine's thread: does steps and sleeps, until a cold round is due or stop() was called. Throws Failure.
   enum class Event { kCold, kStopped };
@@ -96,24 +100,13 @@ class Cycle : private Watch::Listener {
   void run_slots(const std::vector<uint32_t>& slots);
   bool has_work() const;
   void drive(Completion& completion);
-
-  // The leader's part.
-  void read_mail();
-  bool look();
-  bool want_round();
-  bool decide();
-  std::vector<uint32_t> ready_slots();
-  void report(const std::vector<uint32_t>& slots);
-  void publish(const std::vector<uint32_t>& entry);
-  void append(const std::vector<uint32_t>& entry);
-  bool decides() const { return communicator_.rank() == 0; }
-  bool is_leader() const { return local_rank_ == 0; }
+  void tell_leader(uint64_t bytes, bool waits);
 
   Communicator& communicator_;
   int local_rank_;
-  std::vector<int> leaders_;  // by host: its first rank
   Board board_;
   Runner runner_;
+  Leader leader_;  // guarded by stepping_
   int spins_, yields_;
 
   std::mutex table_;  // guards the slots' contents between submitting threads and cold rounds
@@ -128,25 +121,6 @@ class Cycle : private Watch::Listener {
   std::atomic<bool> cold_due_{false};  // one was found by a thread other than the engine's
   std::atomic<uint64_t> cold_begun_{0};
   std::atomic<bool> stopping_{false};
-
-  // The leader's view, under stepping_.
-  std::vector<uint64_t> rest_;     // by word: the position of bits that are not submitted
-  std::atomic<uint64_t> seen_{0};  // the board's changes at the last look
-  uint64_t cold_appended_ = 0;
-  uint64_t cold_reported_ = 0;      // the latest round that this leader has asked rank 0 for
-  std::vector<uint64_t> reported_;  // by word: slots that rank 0 has been told of
-  // Rank 0's view of the other hosts.
-  std::vector<std::vector<uint64_t>> ready_on_;  // by host, by word
-  uint64_t cold_asked_ = 0;
-
-  struct Mail {
-    int peer;
-    std::vector<uint32_t> words;
-  };
-  std::mutex mailing_;
-  std::deque<Mail> mail_;
-  std::atomic<bool> has_mail_{false};
-  std::vector<uint32_t> arriving_;  // an entry of which more is to come
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> changed_{false};

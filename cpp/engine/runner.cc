@@ -12,6 +12,10 @@ namespace {
 constexpr size_t kAlignment = 64;
 size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+// Larger tensors are not fused on one host: to copy them in and out would take longer than a collective of their own.
+// Between hosts every collective waits for the network, and copying is cheap beside that.
+constexpr size_t kLargestOnOneHost = 64 * 1024;
+
 bool fuse_together(const Signature& a, const Signature& b) {
   return a.kind == Kind::kAllreduce && b.kind == Kind::kAllreduce && a.dtype == b.dtype && a.op == b.op &&
          a.prescale == b.prescale && a.postscale == b.postscale;
@@ -26,6 +30,12 @@ ReduceOp operation(const Signature& signature) { return is_integer_average(signa
 
 }  // namespace
 
+Runner::Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes)
+    : communicator_(communicator),
+      buffer_(buffer),
+      buffer_bytes_(buffer_bytes),
+      largest_fused_(communicator.ranks_of_host().size() == 1 ? kLargestOnOneHost : SIZE_MAX) {}
+
 void Runner::run(std::span<const Work> batch, const std::function<void(const Work&)>& done) {
   left_.clear();
   for (const Work& work : batch) left_.push_back(&work);
@@ -34,11 +44,9 @@ void Runner::run(std::span<const Work> batch, const std::function<void(const Wor
     rest_.clear();
     size_t bytes = 0;
     for (const Work* work : left_) {
-      const size_t more = padded(work->signature->bytes());
-      const bool fits = group_.empty() ||
-                        (bytes + more <= buffer_bytes_ && fuse_together(*group_.front()->signature, *work->signature));
+      const bool fits = group_.empty() || fits_into(bytes, *group_.front()->signature, *work->signature);
       (fits ? group_ : rest_).push_back(work);
-      if (fits) bytes += more;
+      if (fits) bytes += padded(work->signature->bytes());
     }
     if (group_.size() == 1) {
       run_one(*group_.front());
@@ -48,6 +56,12 @@ void Runner::run(std::span<const Work> batch, const std::function<void(const Wor
     for (const Work* work : group_) done(*work);
     left_.swap(rest_);
   }
+}
+
+// Whether another tensor joins a group of so many bytes that begins with `first`.
+bool Runner::fits_into(size_t bytes, const Signature& first, const Signature& other) const {
+  return std::max(first.bytes(), other.bytes()) <= largest_fused_ && bytes + padded(other.bytes()) <= buffer_bytes_ &&
+         fuse_together(first, other);
 }
 
 void Runner::run_one(const Work& work) {

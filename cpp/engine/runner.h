@@ -27,14 +27,14 @@ struct Work {
 class Runner {
  public:
   // `buffer`: `buffer_bytes` of symmetric memory.
-  Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes)
-      : communicator_(communicator), buffer_(buffer), buffer_bytes_(buffer_bytes) {}
+  Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes);
 
   // Runs all of it; calls `done` for each work that is complete. Throws what the communicator throws.
   void run(std::span<const Work> batch, const std::function<void(const Work&)>& done);
   void run_one(const Work& work);
 
  private:
+  bool fits_into(size_t bytes, const Signature& first, const Signature& other) const;
   void allreduce(const Work& work);
   void allreduce_fused(std::span<const Work* const> group);
   void reduce_scatter(const Work& work);
@@ -47,6 +47,7 @@ class Runner {
   Communicator& communicator_;
   std::byte* buffer_;
   size_t buffer_bytes_;
+  size_t largest_fused_;  // bytes of one tensor
   std::vector<std::byte> scratch_;
   std::vector<const Work*> left_, group_, rest_;
 };

@@ -75,7 +75,9 @@ class Handle:
 
 # Memory is an address, something with the buffer protocol, or None.
 class Cycle:
-    def __init__(self, communicator: Communicator, board: Any, capacity: int, buffer: Any) -> None: ...
+    def __init__(
+        self, communicator: Communicator, board: Any, capacity: int, buffer: Any, linger_ns: int
+    ) -> None: ...
     def submit(
         self,
         name: str,

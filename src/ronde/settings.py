@@ -265,6 +265,15 @@ class Settings:
         right="a size from 0 to 2GiB, such as 32MiB",
         unit="bytes",
     )
+    linger_ns: int = _setting(
+        "RONDE_LINGER",
+        500_000,
+        "How long the engine may wait for more small tensors to fuse, while nobody waits for one; 0 never waits.",
+        parse=_seconds,
+        check=lambda value: _whole(value) and 0 <= value <= 10**9,
+        right="a number of seconds from 0 to 1",
+        unit="s",
+    )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",
         "warning",

@@ -84,3 +84,11 @@ Product = ReduceOp.Product
 BitAnd = ReduceOp.BitAnd
 BitOr = ReduceOp.BitOr
 BitXor = ReduceOp.BitXor
+
+# The kinds of the engine once more: in Python 3.11 a member of an enum takes longer to look up than a global name.
+Barrier = Kind.barrier
+Allreduce = Kind.allreduce
+Reducescatter = Kind.reducescatter
+Allgather = Kind.allgather
+Broadcast = Kind.broadcast
+Alltoall = Kind.alltoall

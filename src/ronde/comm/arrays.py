@@ -205,13 +205,21 @@ def _exportable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array if array.dtype in _NUMPY_DTYPES else array.view(np.uint16)
 
 
+# PyTorch's element types, as they are met: their names take long to ask for.
+_torch_dtypes: dict[Any, DType] = {}
+
+
 def _tensor_operand(torch: Any, x: Any) -> Operand:
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         raise UsageError(f"the tensor is on {x.device}; move it to the CPU first")
     if x.layout is not torch.strided:
         raise UsageError(f"the tensor's layout is {x.layout}; only dense tensors are supported")
-    dtype = _dtype_of(str(x.dtype).removeprefix("torch."), x)
-    memory = x.detach().resolve_conj().resolve_neg().contiguous()
+    dtype = _torch_dtypes.get(x.dtype)
+    if dtype is None:
+        dtype = _torch_dtypes[x.dtype] = _dtype_of(str(x.dtype).removeprefix("torch."), x)
+    memory = x.detach() if x.requires_grad else x
+    if not x.is_contiguous() or x.is_conj() or x.is_neg():
+        memory = memory.resolve_conj().resolve_neg().contiguous()
     return Operand(memory, dtype, tuple(x.shape), x)
 
 

@@ -255,7 +255,7 @@ Effect = Insert | Execute | Failed | Evicted | Closed
 
 
 class Member:
-    """One rank's part: what it has requested, and its replica of the cache."""
+    """One rank's part: what it has requested, and its replica of the cache. Its shell locks it."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank

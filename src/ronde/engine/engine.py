@@ -27,9 +27,9 @@ from ronde.core.messages import Run, decode_requests, decode_stream, encode_requ
 from ronde.core.negotiation import Closed, Coordinator, Effect, Evicted, Execute, Failed, Insert, Member
 from ronde.engine.rounds import gather_bytes, share_bytes
 from ronde.engine.submission import Submission, Terms, address, check, normal_splits, prepare, result_rows
-from ronde.errors import MismatchError, PeerLostError
+from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.settings import Settings
-from ronde.types import DType, Kind, ReduceOp
+from ronde.types import Allgather, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
 __all__ = ["Engine"]
 
@@ -37,7 +37,7 @@ _log = logging.getLogger("ronde.engine")
 
 _UNNAMED = 64  # so many tensors without a name may be in flight, of each kind
 _LEAVE_PATIENCE_S = 1.0  # so long a rank that shuts down waits until everybody knows
-_SIGNATURES = 4096  # so many are kept; shapes that change all the time must not fill the memory
+_KNOWN = 2**16  # names that change all the time must not fill the memory
 
 
 class Engine:
@@ -49,13 +49,13 @@ class Engine:
         self._comm = world.duplicate()
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
         buffer = self._comm.empty(settings.fusion_bytes, np.uint8)
-        self._cycle = _native.Cycle(self._comm._native, board, capacity, buffer)
+        self._cycle = _native.Cycle(self._comm._native, board, capacity, buffer, settings.linger_ns)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
         self._coordinator = Coordinator(self._size, capacity) if self._rank == 0 else None
         self._member = Member(self._rank, self._size)
         self._lock = threading.RLock()
         self._cold: dict[str, Handle] = {}
-        self._signatures: dict[Terms, _native.Signature] = {}
+        self._known: dict[str, tuple[Terms, _native.Signature]] = {}  # as they were last submitted
         self._unnamed: dict[Kind, _Unnamed] = {}
         self._failure: BaseException | None = None
         self._closed = threading.Event()
@@ -85,30 +85,74 @@ class Engine:
         the caller calls `wait()` at once. Raises ValueError for a name that is in flight, UsageError for what makes no
         sense, PeerError if the world has failed. What ranks disagree about is raised by `wait()` on all of them.
         """
-        given = None if kind is Kind.barrier else operand(x)
+        given = None if kind is Barrier else operand(x)
         dtype, shape = (DType.uint8, ()) if given is None else (given.dtype, given.shape)
-        rows = (
-            () if kind is not Kind.alltoall else normal_splits(splits, shape[0] if shape else 0, self._size)
-        )
-        terms = Terms(kind, dtype, shape, op, root, prescale, postscale, rows)
-        signature = self._signatures.get(terms) or self._admit(terms, given, out)
+        rows = () if kind is not Alltoall else normal_splits(splits, shape[0] if shape else 0, self._size)
         if name is not None:
+            known = self._known.get(name)
+            if known is not None:
+                terms, signature = known
+                # Like `terms == Terms(...)`, which is what a submission would spend most of its time with.
+                if (
+                    terms.shape == shape
+                    and terms.dtype is dtype
+                    and terms.kind is kind
+                    and terms.op is op
+                    and terms.root == root
+                    and terms.prescale == prescale
+                    and terms.postscale == postscale
+                    and terms.splits == rows
+                ):
+                    return self._submit(
+                        prepare(name, terms, given, out, self._rank, self._size), signature, waits
+                    )
+        terms = Terms(kind, dtype, shape, op, root, prescale, postscale, rows)
+        signature = self._admit(terms, given, out)
+        if name is not None:
+            self._remember(name, terms, signature)
             return self._submit(prepare(name, terms, given, out, self._rank, self._size), signature, waits)
         unnamed = self._unnamed.get(kind) or self._unnamed.setdefault(kind, _Unnamed(kind))
         with unnamed.lock:
             submission = prepare(unnamed.next_name(), terms, given, out, self._rank, self._size)
             return unnamed.remember(self._submit(submission, signature, waits))
 
+    def prepare(
+        self, x: Any, name: str, op: ReduceOp, prescale: float, postscale: float
+    ) -> Callable[[bool], Handle]:
+        """Return `submit(waits)` for an all-reduce in place that is going to be repeated, always of this memory.
+
+        `x`: a contiguous array. All that can be done beforehand is done here; the rest is as in `submit`.
+        """
+        given = operand(x)
+        terms = Terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, ())
+        signature = self._admit(terms, given, x)
+        submission = prepare(name, terms, given, x, self._rank, self._size)
+        memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._cold
+
+        def submit(waits: bool) -> Handle:
+            if name in cold:
+                return self._submit(submission, signature, waits)
+            handle = submit_hot(name, memory, memory, signature, waits, x, submission)
+            return handle if handle is not None else self._submit(submission, signature, waits)
+
+        return submit
+
     def _admit(self, terms: Terms, given: Operand | None, out: Any) -> _native.Signature:
         check(terms, given, out, self._size)
-        if len(self._signatures) >= _SIGNATURES:
-            self._signatures.clear()
-        signature = self._signatures[terms] = terms.signature
-        return signature
+        return terms.signature
+
+    def _remember(self, name: str, terms: Terms, signature: _native.Signature) -> None:
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[name] = terms, signature
 
     def _submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
         if self._failure is not None:
             raise self._failure
+        if submission.name in self._cold:
+            raise UsageError(
+                f"tensor '{submission.name}' is in flight already: wait for it before it is submitted again"
+            )
         if submission.goal is not None:
             handle = self._submit_hot(submission, signature, waits)
             if handle is not None:
@@ -154,7 +198,7 @@ class Engine:
         return handle
 
     def _tell_splits(self, handle: Handle, kind: Kind, run: Run) -> None:
-        if kind is Kind.alltoall:
+        if kind is Alltoall:
             handle.received_splits = list(result_rows(kind, run.rows, self._rank, self._size))
 
     # The engine's thread
@@ -218,7 +262,7 @@ class Engine:
         with self._lock:
             handle = self._cold[request.name]
         submission: Submission = handle.inputs
-        if submission.terms.kind in (Kind.allgather, Kind.alltoall):
+        if submission.terms.kind in (Allgather, Alltoall):
             submission = submission._replace(
                 goal=None
             )  # of a hit that was displaced: the sizes may be others now

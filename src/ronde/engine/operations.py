@@ -13,8 +13,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from ronde._native import Handle
-from ronde.engine.process import submit
-from ronde.types import Average, Kind, ReduceOp
+from ronde.engine.process import engine
+from ronde.types import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Average,
+    Barrier,
+    Broadcast,
+    ReduceOp,
+    Reducescatter,
+    Sum,
+)
 
 __all__ = [
     "allgather",
@@ -46,16 +56,9 @@ def allreduce(
     The input is multiplied by `prescale_factor`, the result by `postscale_factor`. The average of integers is rounded
     down.
     """
-    return submit(
-        Kind.allreduce,
-        x,
-        name=name,
-        op=op,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        out=out,
-        waits=True,
-    ).wait()
+    return (
+        engine().submit(Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, True).wait()
+    )
 
 
 def allreduce_async(
@@ -67,29 +70,27 @@ def allreduce_async(
     out: Any = None,
 ) -> Handle:
     """Begin an `allreduce`. `x` and `out` must not change until the handle is done."""
-    return submit(
-        Kind.allreduce, x, name=name, op=op, prescale=prescale_factor, postscale=postscale_factor, out=out
-    )
+    return engine().submit(Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, False)
 
 
 def allgather(x: Any, name: str | None = None) -> Any:
     """Return the arrays of all ranks, concatenated along the first axis, whose length may differ between ranks."""
-    return submit(Kind.allgather, x, name=name, waits=True).wait()
+    return engine().submit(Allgather, x, name, Sum, -1, 1.0, 1.0, None, None, True).wait()
 
 
 def allgather_async(x: Any, name: str | None = None) -> Handle:
     """Begin an `allgather`."""
-    return submit(Kind.allgather, x, name=name)
+    return engine().submit(Allgather, x, name, Sum, -1, 1.0, 1.0, None, None, False)
 
 
 def broadcast(x: Any, root: int = 0, name: str | None = None, out: Any = None) -> Any:
     """Return the array of rank `root`; `x` has the same shape and type everywhere, `out=x` works in place."""
-    return submit(Kind.broadcast, x, name=name, root=root, out=out, waits=True).wait()
+    return engine().submit(Broadcast, x, name, Sum, root, 1.0, 1.0, None, out, True).wait()
 
 
 def broadcast_async(x: Any, root: int = 0, name: str | None = None, out: Any = None) -> Handle:
     """Begin a `broadcast`."""
-    return submit(Kind.broadcast, x, name=name, root=root, out=out)
+    return engine().submit(Broadcast, x, name, Sum, root, 1.0, 1.0, None, out, False)
 
 
 def alltoall(x: Any, splits: Sequence[int] | None = None, name: str | None = None) -> Any:
@@ -97,12 +98,12 @@ def alltoall(x: Any, splits: Sequence[int] | None = None, name: str | None = Non
 
     The handle of `alltoall_async` also has `received_splits`: how many rows came from each rank.
     """
-    return submit(Kind.alltoall, x, name=name, splits=splits, waits=True).wait()
+    return engine().submit(Alltoall, x, name, Sum, -1, 1.0, 1.0, splits, None, True).wait()
 
 
 def alltoall_async(x: Any, splits: Sequence[int] | None = None, name: str | None = None) -> Handle:
     """Begin an `alltoall`."""
-    return submit(Kind.alltoall, x, name=name, splits=splits)
+    return engine().submit(Alltoall, x, name, Sum, -1, 1.0, 1.0, splits, None, False)
 
 
 def reducescatter(
@@ -113,15 +114,11 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """Combine like `allreduce`; return this rank's share of the first axis (as `numpy.array_split` divides it)."""
-    return submit(
-        Kind.reducescatter,
-        x,
-        name=name,
-        op=op,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        waits=True,
-    ).wait()
+    return (
+        engine()
+        .submit(Reducescatter, x, name, op, -1, prescale_factor, postscale_factor, None, None, True)
+        .wait()
+    )
 
 
 def reducescatter_async(
@@ -132,14 +129,14 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin a `reducescatter`."""
-    return submit(
-        Kind.reducescatter, x, name=name, op=op, prescale=prescale_factor, postscale=postscale_factor
+    return engine().submit(
+        Reducescatter, x, name, op, -1, prescale_factor, postscale_factor, None, None, False
     )
 
 
 def barrier(name: str | None = None) -> None:
     """Return once every rank has submitted it."""
-    submit(Kind.barrier, None, name=name, waits=True).wait()
+    engine().submit(Barrier, None, name, Sum, -1, 1.0, 1.0, None, None, True).wait()
 
 
 def poll(handle: Handle) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ronde import settings
@@ -14,10 +14,17 @@ from ronde.engine.engine import Engine
 from ronde.errors import NotInitializedError
 from ronde.types import Kind, ReduceOp, Sum
 
-__all__ = ["engine", "init", "shutdown", "submit"]
+__all__ = ["engine", "init", "prepare", "shutdown", "submit"]
 
-_engine: Engine | None = None
-_pid = 0
+
+class _Process:
+    """What this process has; one instance, below."""
+
+    engine: Engine | None = None
+    parents: Engine | None = None  # of a forked child: kept, but never to be touched
+
+
+_process = _Process()
 
 
 def init(
@@ -33,13 +40,12 @@ def init(
     serves it. `overrides`: settings by name (docs/settings.md), before `RONDE_*` variables. Raises UsageError for
     nonsense and contradictions, TimeoutError that names the ranks that did not come, AuthenticationError.
     """
-    global _engine, _pid
     if comm.is_initialized():
         return
     comm.init(rank, size, store, **overrides)
     wanted = settings.resolve(settings.environment(), **overrides)
     try:
-        _engine, _pid = Engine(comm.world(), wanted), os.getpid()
+        _process.engine = Engine(comm.world(), wanted)
     except BaseException:
         comm.shutdown()
         raise
@@ -47,20 +53,18 @@ def init(
 
 def shutdown() -> None:
     """Leave the world; what other ranks have submitted and this one has not, fails. Does nothing before `init`."""
-    global _engine
-    leaving, _engine = _engine, None
-    if leaving is not None and _pid == os.getpid():
+    leaving, _process.engine = _process.engine, None
+    if leaving is not None:
         leaving.close()
     comm.shutdown()
 
 
 def engine() -> Engine:
     """Return the engine. Raises NotInitializedError before `init`."""
-    if _engine is None:
-        raise NotInitializedError("Ronde is not initialized in this process: call ronde.init() first")
-    if _pid != os.getpid():
-        raise NotInitializedError("this process was forked after ronde.init(); call it in the child instead")
-    return _engine
+    if _process.engine is None:
+        comm.world()  # raises, and says why
+        raise NotInitializedError("Ronde is being initialized or shut down by another thread")
+    return _process.engine
 
 
 def submit(
@@ -80,4 +84,17 @@ def submit(
     return engine().submit(kind, x, name, op, root, prescale, postscale, splits, out, waits)
 
 
+def prepare(
+    x: Any, name: str, op: ReduceOp = Sum, prescale: float = 1.0, postscale: float = 1.0
+) -> Callable[[bool], Handle]:
+    """Prepare an all-reduce in place that is going to be repeated (see Engine.prepare)."""
+    return engine().prepare(x, name, op, prescale, postscale)
+
+
+def _forget() -> None:
+    if _process.engine is not None:
+        _process.parents, _process.engine = _process.engine, None
+
+
+os.register_at_fork(after_in_child=_forget)
 atexit.register(shutdown)

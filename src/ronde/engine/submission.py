@@ -6,15 +6,27 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ronde import _native
 from ronde.comm.arrays import Operand, Target, late_target, operand, overlap, target
 from ronde.core.messages import Request
 from ronde.errors import UsageError
-from ronde.types import Average, DType, Kind, ReduceOp
+from ronde.types import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Average,
+    Broadcast,
+    DType,
+    Kind,
+    ReduceOp,
+    Reducescatter,
+)
 
-__all__ = ["Submission", "Terms", "address", "check_reduction", "prepare", "result_rows"]
+__all__ = ["Submission", "Terms", "address", "check", "normal_splits", "prepare", "result_rows"]
 
-_REDUCTIONS = (Kind.allreduce, Kind.reducescatter)
+_REDUCTIONS = (Allreduce, Reducescatter)
 _INTEGERS = range(DType.uint8, DType.int64 + 1)
 
 
@@ -61,7 +73,7 @@ class Submission(NamedTuple):
 
 def result_rows(kind: Kind, rows: Sequence[int], rank: int, size: int) -> Sequence[int]:
     """Return how many rows of the result come from each rank: of an all-gather or an all-to-all."""
-    return rows if kind is Kind.allgather else rows[rank::size]
+    return rows if kind is Allgather else rows[rank::size]
 
 
 def prepare(name: str, terms: Terms, given: Operand | None, out: Any, rank: int, size: int) -> Submission:
@@ -69,12 +81,24 @@ def prepare(name: str, terms: Terms, given: Operand | None, out: Any, rank: int,
     kind = terms.kind
     if given is None:
         return Submission(name, terms, None, None, None)
-    if kind is Kind.allreduce or kind is Kind.broadcast:
-        return Submission(name, terms, given, out, target(given, given.shape, out))
-    if kind is Kind.reducescatter:
+    if kind is Allreduce or kind is Broadcast:
+        return Submission(name, terms, given, out, _goal_like(given, out))
+    if kind is Reducescatter:
         rows = given.shape[0] // size + (rank < given.shape[0] % size)
         return Submission(name, terms, given, out, target(given, (rows, *given.row_shape), out))
     return Submission(name, terms, given, out, None)
+
+
+def _goal_like(given: Operand, out: Any) -> Target:
+    """Return where a result goes that is like the input; the two most usual cases first."""
+    memory = given.memory
+    if memory is given.source and type(memory) is np.ndarray:
+        if out is None:
+            result = np.empty(given.shape, memory.dtype)
+            return Target(result, result, False)
+        if out is memory and memory.flags.writeable:
+            return Target(memory, memory, False)
+    return target(given, given.shape, out)
 
 
 def check(terms: Terms, given: Operand | None, out: Any, size: int) -> None:
@@ -82,11 +106,11 @@ def check(terms: Terms, given: Operand | None, out: Any, size: int) -> None:
     kind = terms.kind
     if kind in _REDUCTIONS:
         check_reduction(terms.dtype, terms.op)
-    if kind is Kind.broadcast and not 0 <= terms.root < size:
+    if kind is Broadcast and not 0 <= terms.root < size:
         raise UsageError(f"root {terms.root} is not one of the ranks 0 to {size - 1}")
-    if kind in (Kind.reducescatter, Kind.alltoall) and not terms.shape:
+    if kind in (Reducescatter, Alltoall) and not terms.shape:
         raise UsageError(f"{kind.name} splits the first axis; a 0-d array has none")
-    if kind is Kind.alltoall and given is not None and out is not None:
+    if kind is Alltoall and given is not None and out is not None:
         if overlap(given.memory, operand(out).memory):
             raise UsageError("alltoall cannot work in place: out must be other memory than x")
 

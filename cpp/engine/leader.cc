@@ -1,0 +1,221 @@
+#include "engine/leader.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <utility>
+
+namespace ronde {
+namespace {
+
+enum class Note : uint32_t {
+  kReady = 1,  // leader to rank 0: the number of cold rounds so far, then slots that are ready on its host
+  kWant = 2,   // leader to rank 0: the number of the cold round that its host needs
+  kEntry = 3,  // rank 0 to leader: 1 if more follows, then words of an entry of the log
+};
+constexpr size_t kWordsPerNote = Watch::kNoteWords - 3;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+template <class Each>
+void for_each_bit(uint64_t word, size_t index, Each&& each) {
+  for (; word != 0; word &= word - 1) {
+    each(static_cast<uint32_t>(index * 64 + static_cast<size_t>(std::countr_zero(word))));
+  }
+}
+
+}  // namespace
+
+Leader::Leader(Communicator& communicator, const Board& board, size_t capacity, int64_t linger_ns)
+    : communicator_(communicator),
+      board_(board),
+      capacity_(capacity),
+      linger_ns_(linger_ns),
+      leads_(communicator.local_rank() == 0),
+      rest_(board.words()),
+      reported_(board.words()) {
+  for (const auto& ranks : communicator.ranks_of_host()) leaders_.push_back(ranks.front());
+  ready_on_.assign(leaders_.size(), std::vector<uint64_t>(board.words()));
+}
+
+int64_t Leader::linger_left_ns() const {
+  const int64_t until = linger_until_.load();
+  return until == 0 ? -1 : std::max<int64_t>(until - now_ns(), 0);
+}
+
+// What has changed on this host since the last look? True if something could be decided or reported.
+bool Leader::look() {
+  const uint64_t changes = board_.changes();
+  if (changes == seen_.load(std::memory_order_relaxed) && linger_left_ns() != 0) return false;
+  seen_.store(changes);
+  return want_round() || decide();
+}
+
+bool Leader::want_round() {
+  uint64_t wanted = cold_asked_;
+  for (int local = 0; local < board_.size(); ++local) {
+    wanted = std::max(wanted, board_.counters(local).cold_wanted.load(std::memory_order_seq_cst));
+  }
+  if (wanted <= cold_appended_) return false;
+  if (decides()) {
+    publish({kColdEntry});
+    return true;
+  }
+  if (wanted > cold_reported_) {
+    cold_reported_ = wanted;
+    const uint32_t note[] = {static_cast<uint32_t>(Note::kWant), static_cast<uint32_t>(wanted)};
+    communicator_.watch().send_note(0, note);
+  }
+  return false;
+}
+
+bool Leader::decide() {
+  const std::vector<uint32_t> slots = ready_slots();
+  if (slots.empty()) {
+    stop_lingering();
+    return false;
+  }
+  if (!is_urgent()) return false;
+  stop_lingering();
+  board_.counters(0).ready_bytes.store(0, std::memory_order_seq_cst);
+  if (!decides()) {
+    report(slots);
+    return false;
+  }
+  std::vector<uint32_t> entry{static_cast<uint32_t>(slots.size())};
+  entry.insert(entry.end(), slots.begin(), slots.end());
+  publish(entry);
+  return true;
+}
+
+// Something is ready. Does it run at once, or is there time to wait for more? Between hosts all is urgent: who waits on
+// another host is not seen here.
+bool Leader::is_urgent() {
+  const uint64_t hurries = board_.hurries();
+  const bool is_hurried = std::exchange(hurries_seen_, hurries) != hurries;
+  const int64_t left_ns = linger_left_ns();
+  if (leaders_.size() > 1 || linger_ns_ == 0 || left_ns == 0 || is_hurried || board_.somebody_waits() ||
+      board_.counters(0).ready_bytes.load(std::memory_order_seq_cst) >= Board::kEnoughBytes) {
+    return true;
+  }
+  if (left_ns < 0) {
+    linger_until_.store(now_ns() + linger_ns_);
+    board_.counters(0).lingers.store(1, std::memory_order_seq_cst);
+    seen_.store(UINT64_MAX);  // look once more: who came before that has not rung
+  }
+  return false;
+}
+
+void Leader::stop_lingering() {
+  if (linger_until_.exchange(0) == 0) return;
+  board_.counters(0).lingers.store(0, std::memory_order_seq_cst);
+}
+
+// The slots that are ready: for rank 0 on all hosts, for another leader on its host and not reported yet.
+std::vector<uint32_t> Leader::ready_slots() const {
+  std::vector<uint32_t> slots;
+  for (int local = 0; local < board_.size(); ++local) {
+    // Whoever is not through yet may still have set a bit for what the slot held before.
+    if (board_.counters(local).cold_done.load(std::memory_order_seq_cst) != cold_appended_) return slots;
+  }
+  for (size_t word = 0; word < board_.words(); ++word) {
+    uint64_t ready = UINT64_MAX;
+    for (int local = 0; local < board_.size() && ready != 0; ++local) {
+      ready &= board_.bits(local)[word].load(std::memory_order_seq_cst) ^ rest_[word];
+    }
+    if (!decides()) {
+      ready &= ~reported_[word];
+    } else {
+      for (size_t host = 1; host < leaders_.size() && ready != 0; ++host) ready &= ready_on_[host][word];
+    }
+    for_each_bit(ready, word, [&](uint32_t slot) { slots.push_back(slot); });
+  }
+  return slots;
+}
+
+void Leader::report(const std::vector<uint32_t>& slots) {
+  for (uint32_t slot : slots) reported_[slot / 64] |= uint64_t{1} << (slot % 64);
+  for (size_t begin = 0; begin < slots.size(); begin += kWordsPerNote) {
+    std::vector<uint32_t> note{static_cast<uint32_t>(Note::kReady), static_cast<uint32_t>(cold_appended_)};
+    note.insert(note.end(), slots.begin() + static_cast<ptrdiff_t>(begin),
+                slots.begin() + static_cast<ptrdiff_t>(std::min(begin + kWordsPerNote, slots.size())));
+    communicator_.watch().send_note(0, note);
+  }
+}
+
+// Rank 0: the next entry of the log, here and on the other hosts.
+void Leader::publish(const std::vector<uint32_t>& entry) {
+  for (size_t host = 1; host < leaders_.size(); ++host) {
+    for (size_t begin = 0; begin < entry.size(); begin += kWordsPerNote) {
+      const size_t end = std::min(begin + kWordsPerNote, entry.size());
+      std::vector<uint32_t> note{static_cast<uint32_t>(Note::kEntry), end < entry.size() ? 1u : 0u};
+      note.insert(note.end(), entry.begin() + static_cast<ptrdiff_t>(begin),
+                  entry.begin() + static_cast<ptrdiff_t>(end));
+      communicator_.watch().send_note(leaders_[host], note);
+    }
+  }
+  append(entry);
+}
+
+void Leader::append(const std::vector<uint32_t>& entry) {
+  if (entry.front() == kColdEntry) {
+    ++cold_appended_;
+    // Slots may change now: who is ready must say so again.
+    std::fill(reported_.begin(), reported_.end(), 0);
+    for (auto& words : ready_on_) std::fill(words.begin(), words.end(), 0);
+  } else {
+    for (size_t i = 1; i < entry.size(); ++i) {
+      const uint64_t mask = uint64_t{1} << (entry[i] % 64);
+      rest_[entry[i] / 64] ^= mask;
+      reported_[entry[i] / 64] &= ~mask;
+      for (auto& words : ready_on_) words[entry[i] / 64] &= ~mask;
+    }
+  }
+  board_.append(entry);
+  for (int local = 1; local < board_.size(); ++local) board_.ring(local);
+}
+
+void Leader::read_mail() {
+  std::vector<Mail> mail;
+  {
+    std::lock_guard lock(mailing_);
+    mail.swap(mail_);
+    has_mail_.store(false);
+  }
+  for (const auto& [peer, words] : mail) {
+    const auto payload = std::span(words).subspan(2);
+    switch (static_cast<Note>(words[0])) {
+      case Note::kReady:
+        if (words[1] != static_cast<uint32_t>(cold_appended_)) break;  // from before the last cold round
+        for (uint32_t slot : payload) {
+          if (slot < capacity_) {
+            ready_on_[communicator_.host_of()[peer]][slot / 64] |= uint64_t{1} << (slot % 64);
+          }
+        }
+        break;
+      case Note::kWant:
+        cold_asked_ = std::max<uint64_t>(cold_asked_, words[1]);
+        break;
+      case Note::kEntry:
+        arriving_.insert(arriving_.end(), payload.begin(), payload.end());
+        if (words[1] == 0) {
+          append(arriving_);
+          arriving_.clear();
+        }
+        break;
+    }
+  }
+  seen_.store(UINT64_MAX);  // look again
+}
+
+void Leader::on_note(int peer, std::span<const uint32_t> words) {
+  if (words.size() < 2) return;
+  std::lock_guard lock(mailing_);
+  mail_.push_back({peer, {words.begin(), words.end()}});
+  has_mail_.store(true);
+}
+
+}  // namespace ronde

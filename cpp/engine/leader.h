@@ -1,0 +1,82 @@
+// Decides what runs next. Every host has a leader, its first rank; rank 0 leads its host and decides for all.
+//
+// A leader sees on the board which tensors all ranks of its host have submitted. Between hosts the leaders tell rank 0
+// by notes what is ready on theirs; rank 0 writes what is ready everywhere into its log and sends it to the other
+// leaders, who write it into theirs. The same with cold rounds: whoever needs one gets it for all.
+//
+// While nobody waits for any of what is ready, a decision lingers a moment for more: a burst of small tensors then
+// costs little more than one.
+//
+// Not thread-safe, except for on_note(), has_mail(), has_news() and linger_left_ns().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "communicator.h"
+#include "engine/board.h"
+
+namespace ronde {
+
+class Leader {
+ public:
+  // `linger_ns`: so long a decision may wait.
+  Leader(Communicator& communicator, const Board& board, size_t capacity, int64_t linger_ns);
+
+  // True if this rank leads its host; the rest is for such ranks only.
+  bool leads() const { return leads_; }
+
+  // Looks what has changed. True if the log has grown.
+  bool look();
+  bool has_news() const { return board_.changes() != seen_.load(); }
+  // How long until look() decides even if nothing changes; -1 if it would not.
+  int64_t linger_left_ns() const;
+
+  // A note from another leader arrives in the mailbox; read_mail() acts on what is there.
+  void on_note(int peer, std::span<const uint32_t> words);
+  bool has_mail() const { return has_mail_.load(); }
+  void read_mail();
+
+ private:
+  bool decides() const { return communicator_.rank() == 0; }
+  bool want_round();
+  bool decide();
+  bool is_urgent();
+  void stop_lingering();
+  std::vector<uint32_t> ready_slots() const;
+  void report(const std::vector<uint32_t>& slots);
+  void publish(const std::vector<uint32_t>& entry);
+  void append(const std::vector<uint32_t>& entry);
+
+  Communicator& communicator_;
+  const Board& board_;
+  size_t capacity_;
+  int64_t linger_ns_;
+  bool leads_;
+  std::vector<int> leaders_;  // by host
+
+  std::vector<uint64_t> rest_;     // by word: the position of bits that are not submitted
+  std::atomic<uint64_t> seen_{0};  // the board's changes at the last look
+  uint64_t hurries_seen_ = 0;
+  std::atomic<int64_t> linger_until_{0};  // 0: it does not linger
+  uint64_t cold_appended_ = 0;
+  uint64_t cold_reported_ = 0;      // the latest round that this leader has asked rank 0 for
+  std::vector<uint64_t> reported_;  // by word: slots that rank 0 has been told of
+  // Rank 0's view of the other hosts.
+  std::vector<std::vector<uint64_t>> ready_on_;  // by host, by word
+  uint64_t cold_asked_ = 0;
+
+  struct Mail {
+    int peer;
+    std::vector<uint32_t> words;
+  };
+  std::mutex mailing_;
+  std::vector<Mail> mail_;
+  std::atomic<bool> has_mail_{false};
+  std::vector<uint32_t> arriving_;  // an entry of which more is to come
+};
+
+}  // namespace ronde

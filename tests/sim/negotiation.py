@@ -1,0 +1,234 @@
+"""Simulates the negotiation: the real Coordinator and Members, up to 10,000 of them, under a seeded scheduler.
+
+    python -m tests.sim.negotiation --seeds 10000          # some hundred run with the quick tests, this by night
+    python -m tests.sim.negotiation --seed 7 --ranks 64    # again what has failed; the last events are printed
+
+Every rank has two actors: a training thread, which submits tensors in an order of its own, and an engine, which reads
+the log of the hot path entry by entry, and cold rounds item by item. A third kind, once, is rank 0 looking for what to
+decide. The scheduler picks any actor that has something to do (sometimes one that has not), some ranks rarely, and lets
+it do a few steps. In some simulations a rank dies anywhere, in others one leaves too early; otherwise all leave at the
+end.
+
+What is checked, as it happens: all ranks execute the same responses, or get the same errors, in the same order; each is
+what the workload says; values are right; caches are equal after every cold round; a submission ends once. At the end:
+nothing was lost. After a death: survivors execute only what all had begun, in the common order, and then all fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from tests.sim.common_order import Broken, CommonOrder, require
+from tests.sim.hot_path import ColdRound, HotPath
+from tests.sim.rank import Rank
+from tests.sim.workload import draw_ranks, draw_workload
+
+from ronde.core.messages import Message
+from ronde.core.negotiation import Coordinator
+
+
+class Actors:
+    """Those that may have something to do; any can be picked, added and removed in constant time."""
+
+    def __init__(self, count: int) -> None:
+        self._list = list(range(count))
+        self._places: list[int] = list(range(count))  # -1: not in the list
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def pick(self, rng: random.Random) -> int:
+        return self._list[int(rng.random() * len(self._list))]
+
+    def add(self, actor: int) -> None:
+        if self._places[actor] < 0:
+            self._places[actor] = len(self._list)
+            self._list.append(actor)
+
+    def remove(self, actor: int) -> None:
+        place = self._places[actor]
+        if place >= 0:
+            last = self._list.pop()
+            if last != actor:
+                self._list[place] = last
+                self._places[last] = place
+            self._places[actor] = -1
+
+
+class Simulation:
+    def __init__(self, seed: int, ranks: int) -> None:
+        self.rng = random.Random(f"{ranks} ranks with {seed}")
+        self.workload = draw_workload(self.rng, ranks)
+        self.hot = HotPath(ranks, self.rng)
+        self.coordinator = Coordinator(ranks, self.workload.capacity)
+        self.counts: Counter[str] = Counter()
+        self.events: deque[tuple[object, ...]] = deque(maxlen=60)
+        self.order = CommonOrder(self.workload, self.counts)
+        self.survivable = sys.maxsize  # a collective at this place of the order lacks a rank that has failed
+        self.leader = 2 * ranks  # the actor; 2 * rank: its training thread; 2 * rank + 1: its engine
+        self.actors = Actors(2 * ranks + 1)
+        self.ranks = [Rank(self, rank) for rank in range(ranks)]
+        share = self.rng.choice((0, 0, 0.1, 0.5))
+        self.slow = {rank for rank in range(ranks) if self.rng.random() < share}
+        self.steps = 0
+        self.dies_after: int | None = None  # steps
+        self.has_lost_one = False
+        self.draw_fate()
+
+    def draw_fate(self) -> None:
+        """Does a rank die, or leave before it is through?"""
+        total = self.workload.total
+        fate = self.rng.random()
+        if fate < 0.2 and len(self.ranks) > 1:
+            self.dies_after = int(
+                self.rng.random() * 4 * len(self.ranks) * total
+            )  # where roughly the end will be
+        elif fate < 0.35:
+            self.rng.choice(self.ranks).leaves_early_after = self.rng.randint(0, total)
+
+    def note(self, rank: int, *what: object) -> None:
+        self.events.append((f"rank {rank}", *what))
+
+    def wake_leader(self) -> None:
+        if self.ranks[0].state == "running":
+            self.actors.add(self.leader)
+
+    def wake_training(self, rank: int) -> None:
+        self.actors.add(2 * rank)
+
+    def wake_engines(self) -> None:
+        for rank in self.ranks:
+            if rank.state == "running":
+                self.actors.add(2 * rank.rank + 1)
+
+    def run(self) -> Counter[str]:
+        """Run to the end; returns what happened how often. Raises Broken, or whatever a machine raises."""
+        while self.actors:
+            actor = self.actors.pick(self.rng)
+            self.count_step()
+            if actor // 2 in self.slow and self.rng.random() < 0.95 and len(self.actors) > 1:
+                continue
+            for _ in range(1 if self.rng.random() < 0.5 else self.rng.randint(2, 12)):
+                self.count_step()
+                if not self.step(actor):
+                    self.actors.remove(actor)
+                    break
+            if self.rng.random() < 0.02:
+                self.wake_for_nothing()
+        for rank in self.ranks:
+            if self.has_lost_one and rank.state == "running":
+                rank.close("lost")  # nothing is left to do but to notice
+        self.check_end()
+        return self.counts
+
+    def count_step(self) -> None:
+        self.steps += 1
+        if self.steps == self.dies_after:
+            self.die()
+        require(self.steps < 1_000 * (10 + self.workload.total * len(self.ranks)), "it goes on for ever")
+
+    def step(self, actor: int) -> bool:
+        if actor == self.leader:
+            if self.hot.step():
+                self.wake_engines()
+                return True
+            return False
+        rank = self.ranks[actor // 2]
+        if rank.state != "running":
+            return False
+        if self.has_lost_one and self.rng.random() < 0.01:
+            rank.close("lost")  # it notices
+            return False
+        return rank.advance() if actor % 2 else rank.train()
+
+    def wake_for_nothing(self) -> None:
+        rank = self.ranks[self.rng.randrange(len(self.ranks))]
+        if rank.state == "running":
+            self.actors.add(2 * rank.rank + self.rng.randrange(2))
+
+    def stop(self, rank: Rank, state: str) -> None:
+        """This rank executes nothing any more."""
+        self.note(rank.rank, "is", state)
+        rank.state = state
+        self.actors.remove(2 * rank.rank)
+        self.actors.remove(2 * rank.rank + 1)
+        if rank.rank == 0:
+            self.actors.remove(self.leader)
+        if state != "closed":
+            self.survivable = min(self.survivable, rank.outcomes)
+
+    def die(self) -> None:
+        running = [rank for rank in self.ranks if rank.state == "running"]
+        if not running:
+            return
+        dead = self.rng.choice(running)
+        self.has_lost_one = True
+        self.counts["deaths"] += 1
+        dead.flights.clear()
+        self.stop(dead, "dead")
+        if dead.rank == 0:  # what it had written has reached some and not others
+            for rank in running:
+                if self.rng.random() < 0.7:
+                    rank.log_end = self.rng.randint(rank.position, len(self.hot.log))
+
+    def hand_over(self, round_: ColdRound, rank: int, outbox: Sequence[Message]) -> None:
+        self.note(rank, "hands over", outbox)
+        if self.hot.hand_over(round_, rank, outbox) and self.ranks[0].state == "running":
+            self.counts["cold rounds"] += 1
+            used, self.ranks[0].used = self.ranks[0].used, []
+            self.hot.coordinate(round_, self.coordinator, used)
+            require(len(round_.cache) <= self.workload.capacity, "more is cached than there are slots")
+            self.wake_engines()
+
+    def check_end(self) -> None:
+        for rank in self.ranks:
+            where = f"rank {rank.rank} is {rank.state} after {rank.outcomes} of {self.workload.total},"
+            if not self.has_lost_one:
+                require(rank.state == "closed", where, "waits for ever, and has in flight", rank.flights)
+                require(rank.outcomes == len(self.order), where, "and others came further")
+            require(not rank.flights, where, "and has in flight", rank.flights)
+        if not self.has_lost_one and not self.counts["left too early"]:
+            require(len(self.order) == self.workload.total, "only", len(self.order), "of all were decided")
+            require(self.counts["submissions lost"] == 0, "submissions were lost")
+        self.order.check_end()
+
+
+def simulate(seed: int, ranks: int) -> Counter[str]:
+    """Run one simulation; returns what happened how often. Raises Broken with the command that does it again."""
+    simulation = Simulation(seed, ranks)
+    try:
+        return simulation.run()
+    except Exception as error:
+        story = "\n".join("  " + " ".join(map(str, event))[:300] for event in simulation.events)
+        raise Broken(
+            f"{type(error).__name__}: {error}\nlast events:\n{story}\n"
+            f"replay: python -m tests.sim.negotiation --seed {seed} --ranks {ranks}"
+        ) from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Simulate the negotiation with the real machines.")
+    parser.add_argument("--seeds", type=int, default=100, help="how many simulations (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--ranks", type=int, help="ranks (default: from the seed)")
+    arguments = parser.parse_args(argv)
+    seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            counts += simulate(seed, arguments.ranks or draw_ranks(seed))
+        except Broken as broken:
+            print(broken, flush=True)
+            return 1
+    print(
+        f"{len(seeds)} simulations:", ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Runs the simulator, and makes sure that it would notice if the machines were wrong."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.sim.common_order import Broken
+from tests.sim.negotiation import main, simulate
+from tests.sim.workload import draw_ranks
+
+from ronde.core.messages import Evict, Request, StreamItem
+from ronde.core.negotiation import Coordinator, Member
+
+BATCH = 100
+WHAT_HAPPENS = {
+    "cold rounds",
+    "deaths",
+    "displaced",
+    "evictions",
+    "executed",
+    "hits executed",
+    "left too early",
+    "mismatches",
+    "submissions lost",
+}
+
+
+@pytest.mark.parametrize("first", range(0, 6 * BATCH, BATCH))
+def test_some_hundred_seeds_with_up_to_64_ranks(first: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + BATCH):
+        counts += simulate(seed, draw_ranks(seed))
+    assert set(counts) == WHAT_HAPPENS, "the simulations have become dull"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_1024_ranks(seed: int) -> None:
+    simulate(seed, 1024)
+
+
+@pytest.mark.parametrize(
+    "seed", [5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 7, 8, 10, 11))]
+)
+def test_10000_ranks(seed: int) -> None:
+    simulate(seed, 10_000)
+
+
+def test_a_seed_tells_the_same_story_again(capsys: pytest.CaptureFixture[str]) -> None:
+    stories = []
+    for _ in range(2):
+        assert main(["--seed", "7", "--ranks", "5"]) == 0
+        stories.append(capsys.readouterr().out)
+    assert stories[0] == stories[1]
+    assert stories[0].startswith("1 simulations:")
+
+
+# Machines that are wrong in one way.
+
+
+def evict_without_saying_so(patch: pytest.MonkeyPatch) -> None:
+    step = Coordinator.step
+
+    def broken(self: Coordinator, *arguments: object) -> list[StreamItem]:
+        return [item for item in step(self, *arguments) if not isinstance(item, Evict)]  # type: ignore[arg-type]
+
+    patch.setattr(Coordinator, "step", broken)
+
+
+def evict_after_everything_else(patch: pytest.MonkeyPatch) -> None:
+    step = Coordinator.step
+
+    def broken(self: Coordinator, *arguments: object) -> list[StreamItem]:
+        return sorted(step(self, *arguments), key=lambda item: isinstance(item, Evict))  # type: ignore[arg-type]
+
+    patch.setattr(Coordinator, "step", broken)
+
+
+class WithoutOrder(list[StreamItem]):
+    """Every second reader finds the items in another order."""
+
+    is_reversed = True
+
+    def __iter__(self) -> Iterator[StreamItem]:
+        self.is_reversed = not self.is_reversed
+        return super().__reversed__() if self.is_reversed else super().__iter__()
+
+
+def send_items_without_order(patch: pytest.MonkeyPatch) -> None:
+    step = Coordinator.step
+    patch.setattr(Coordinator, "step", lambda *arguments: WithoutOrder(step(*arguments)))
+
+
+def forget_displaced_hits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Member, "displaced", lambda self, request: None)
+
+
+def hit_whatever_the_signature(patch: pytest.MonkeyPatch) -> None:
+    submit = Member.submit
+
+    def broken(self: Member, request: Request) -> int | None:
+        cached = self.lookup(request.name)
+        return cached[2] if cached else submit(self, request)
+
+    patch.setattr(Member, "submit", broken)
+
+
+def use_the_arrival_order_as_that_of_ranks(patch: pytest.MonkeyPatch) -> None:
+    decide = Coordinator._decide
+    patch.setattr(Coordinator, "_decide", lambda self, requests: decide(self, requests[::-1]))
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        evict_without_saying_so,
+        evict_after_everything_else,
+        send_items_without_order,
+        forget_displaced_hits,
+        hit_whatever_the_signature,
+        use_the_arrival_order_as_that_of_ranks,
+    ],
+)
+def test_what_is_wrong_is_noticed_and_can_be_replayed(
+    break_it: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    break_it(monkeypatch)
+    assert main(["--seeds", "100"]) == 1
+    story = capsys.readouterr().out
+    replay = re.search(
+        r"^replay: python -m tests.sim.negotiation --seed (\d+) --ranks (\d+)$", story, re.MULTILINE
+    )
+    assert replay
+    with pytest.raises(Broken) as caught:
+        simulate(int(replay[1]), int(replay[2]))
+    assert str(caught.value) == story.rstrip("\n")
