@@ -188,8 +188,8 @@ Cycle::Step Cycle::step(bool hands_over) {
     changed_.store(false);
     if (const auto failure = communicator_.failure()) {
       fail(*failure);
-    } else if (const auto departed = communicator_.departed(); departed && !in_cold_.load()) {
-      fail(*departed);
+    } else if (!in_cold_.load()) {  // then the engine's thread makes calls, and hears of it there
+      if (const auto departed = communicator_.departed()) fail(*departed);
     }
     return Step::kNothing;
   } catch (const Failure& failure) {

@@ -1,0 +1,252 @@
+// The engine's hot path with threads as ranks: random orders, decisions over one and several hosts, cold rounds,
+// evictions of what is pending, lingering, failures. And the arithmetic that only the engine needs.
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "engine/cycle.h"
+#include "engine/scale.h"
+#include "rank_communicators.h"
+
+namespace ronde {
+namespace {
+
+using namespace testing;
+
+constexpr size_t kCapacity = 100;
+constexpr size_t kBufferBytes = 1 << 16;
+
+// One rank's engine: its cycle, and the thread that Python would lend it. A cold round does what `cold` says.
+class Rank {
+ public:
+  Rank(Communicator& communicator, const std::shared_ptr<Mapping>& memory, int64_t linger_ns)
+      : communicator_(communicator) {
+    const uint32_t segment = communicator.symmetric()->add(memory, part_bytes(), communicator.local_rank());
+    std::byte* const part = communicator.symmetric()->own_part(segment);
+    cycle_ = std::make_unique<Cycle>(communicator, part, kCapacity, part + board_bytes(), kBufferBytes, linger_ns);
+    for (uint32_t slot = 0; slot < kCapacity; ++slot) insert(slot);
+    communicator.barrier();
+    thread_ = std::thread([this] { work(); });
+  }
+  ~Rank() {
+    cycle_->stop();
+    thread_.join();
+  }
+  static size_t board_bytes() { return (Board::bytes(kCapacity) + 4095) / 4096 * 4096; }
+  static size_t part_bytes() { return board_bytes() + kBufferBytes; }
+
+  static Signature signature(uint32_t slot) {
+    Signature signature;
+    signature.shape = {static_cast<int64_t>(1 + slot * 7 % 50)};
+    return signature;
+  }
+  void insert(uint32_t slot) { cycle_->insert(slot, std::to_string(slot), signature(slot), {}); }
+
+  struct Tensor {
+    std::vector<float> values;
+    std::shared_ptr<Completion> completion;
+  };
+  void submit(uint32_t slot, Tensor& tensor, float value) {
+    tensor.values.assign(signature(slot).count(), value);
+    Cycle::Submitted submitted =
+        cycle_->submit(std::to_string(slot), signature(slot), tensor.values.data(), tensor.values.data(), false);
+    CHECK(submitted.answer == Cycle::Answer::kHit && submitted.slot == slot);
+    tensor.completion = std::move(submitted.completion);
+  }
+  void wait(Completion& completion) {
+    while (!cycle_->wait(completion)) {
+    }
+  }
+  Cycle& cycle() { return *cycle_; }
+  std::function<void(Rank&)> cold = [](Rank&) {};
+  std::atomic<int> cold_rounds{0};
+  std::atomic<bool> failed{false};
+
+ private:
+  void work() {
+    try {
+      while (cycle_->run() == Cycle::Event::kCold) {
+        cold(*this);
+        ++cold_rounds;
+        cycle_->end_cold();
+      }
+    } catch (const Failure&) {
+      failed.store(true);
+    }
+  }
+
+  Communicator& communicator_;
+  std::unique_ptr<Cycle> cycle_;
+  std::thread thread_;
+};
+
+void with_engines(const std::vector<int>& host_of, int64_t linger_ns,
+                  const std::function<void(Communicator&, Rank&)>& program) {
+  const size_t hosts = static_cast<size_t>(*std::max_element(host_of.begin(), host_of.end())) + 1;
+  std::vector<std::shared_ptr<Mapping>> memory;
+  for (size_t host = 0; host < hosts; ++host) {
+    memory.push_back(shared_memory(Rank::part_bytes() * std::count(host_of.begin(), host_of.end(), int(host))));
+  }
+  run(host_of, {}, [&](Communicator& communicator) {
+    Rank rank(communicator, memory[host_of[communicator.rank()]], linger_ns);
+    program(communicator, rank);
+  });
+}
+
+// Slot 0 is the barrier at the end of a program.
+void meet(Rank& rank) {
+  Rank::Tensor tensor;
+  rank.submit(0, tensor, 1);
+  rank.wait(*tensor.completion);
+}
+
+void submit_all_in_random_order(Communicator& communicator, Rank& rank, int rounds) {
+  std::mt19937 random(static_cast<unsigned>(communicator.rank()));
+  std::vector<uint32_t> order(kCapacity);
+  std::iota(order.begin(), order.end(), 0);
+  const float total = static_cast<float>(communicator.size() * (communicator.size() + 1) / 2);
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<Rank::Tensor> tensors(kCapacity);
+    std::shuffle(order.begin(), order.end(), random);
+    const auto half = [&](size_t begin) {
+      for (size_t i = begin; i < kCapacity; i += 2) {
+        rank.submit(order[i], tensors[order[i]], static_cast<float>(communicator.rank() + 1 + round));
+      }
+    };
+    std::thread other([&] { half(1); });
+    half(0);
+    other.join();
+    std::shuffle(order.begin(), order.end(), random);
+    for (uint32_t slot : order) rank.wait(*tensors[slot].completion);
+    for (const Rank::Tensor& tensor : tensors) {
+      for (float value : tensor.values) CHECK(value == total + static_cast<float>(round * communicator.size()));
+    }
+  }
+}
+
+void test_random_orders() {
+  for (const std::vector<int>& host_of :
+       std::vector<std::vector<int>>{{0}, {0, 0}, {0, 0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}}) {
+    for (int64_t linger_ns : {int64_t{0}, int64_t{300'000}}) {
+      with_engines(host_of, linger_ns, [](Communicator& communicator, Rank& rank) {
+        submit_all_in_random_order(communicator, rank, 10);
+        meet(rank);
+      });
+    }
+  }
+}
+
+// Rank 0 has submitted slot 5 when it is evicted: it gets it back, and the slot works for what comes next.
+void test_evicting_what_is_pending() {
+  for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) {
+    std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
+    with_engines(host_of, 0, [&ready](Communicator& communicator, Rank& rank) {
+      const bool first = communicator.rank() == 0;
+      std::shared_ptr<Completion> evicted;
+      rank.cold = [&](Rank& self) {
+        evicted = self.cycle().evict(5);
+        self.insert(5);
+      };
+      ready.arrive_and_wait();  // before anybody asks for the round
+      Rank::Tensor tensor;
+      if (first) {
+        rank.submit(5, tensor, 1);
+        rank.cycle().want_cold();
+      }
+      while (rank.cold_rounds.load() == 0) std::this_thread::yield();
+      CHECK((evicted != nullptr) == first);
+      if (first) CHECK(evicted == tensor.completion && evicted->is_pending());
+      Rank::Tensor again;
+      rank.submit(5, again, 2);
+      rank.wait(*again.completion);
+      CHECK(again.values.front() == 2.0f * static_cast<float>(communicator.size()));
+      if (first) CHECK(evicted->is_pending());
+      meet(rank);
+    });
+  }
+}
+
+// A burst for which nobody waits runs without anybody's help.
+void test_lingering_ends_by_itself() {
+  with_engines({0, 0}, 2'000'000, [](Communicator&, Rank& rank) {
+    std::vector<Rank::Tensor> tensors(20);
+    for (uint32_t slot = 0; slot < tensors.size(); ++slot) rank.submit(slot, tensors[slot], 1);
+    for (const Rank::Tensor& tensor : tensors) {
+      while (tensor.completion->is_pending()) std::this_thread::yield();
+    }
+    meet(rank);
+  });
+}
+
+void test_an_abort_fails_what_is_pending_and_what_comes() {
+  for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
+    with_engines(host_of, 0, [](Communicator& communicator, Rank& rank) {
+      Rank::Tensor tensor;
+      if (communicator.rank() == 0) {
+        rank.submit(3, tensor, 1);
+        rank.wait(*tensor.completion);
+        CHECK(tensor.completion->has_failed());
+      } else {
+        communicator.abort("enough");
+      }
+      while (!rank.failed.load()) std::this_thread::yield();
+      CHECK(rank.cycle().failure()->kind == FailureKind::kAborted);
+      CHECK_THROWS(rank.cycle().submit("4", Rank::signature(4), nullptr, nullptr, false), Failure);
+    });
+  }
+}
+
+void test_scale() {
+  std::vector<float> floats = {1, -2, 0.5f};
+  scale(DType::kFloat32, floats.data(), floats.data(), 3, 0.5);
+  CHECK(floats == std::vector<float>({0.5f, -1, 0.25f}));
+  std::vector<int32_t> integers = {7, -7, 4};
+  scale(DType::kInt32, integers.data(), integers.data(), 3, 0.5);
+  CHECK(integers == std::vector<int32_t>({3, -3, 2}));
+  std::vector<int8_t> bytes = {7, -7, -6};
+  floor_divide(DType::kInt8, bytes.data(), 3, 2);
+  CHECK(bytes == std::vector<int8_t>({3, -4, -3}));
+  std::vector<uint64_t> large = {UINT64_MAX};
+  floor_divide(DType::kUint64, large.data(), 1, 2);
+  CHECK(large[0] == UINT64_MAX / 2);
+  // Every 16-bit float times one is itself; NaN stays NaN.
+  for (DType dtype : {DType::kFloat16, DType::kBfloat16}) {
+    const uint32_t infinity = dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
+    for (uint32_t bits = 0; bits < 65536; ++bits) {
+      const auto value = static_cast<uint16_t>(bits);
+      uint16_t scaled = 0;
+      scale(dtype, &scaled, &value, 1, 1.0);
+      const bool is_nan = (bits & 0x7fff) > infinity;
+      CHECK(is_nan ? (scaled & 0x7fff) > infinity : scaled == value);
+    }
+  }
+  const uint16_t largest = 0x7bff, smallest = 0x0001, one = 0x3c00;
+  uint16_t result = 0;
+  scale(DType::kFloat16, &result, &largest, 1, 2.0);
+  CHECK(result == 0x7c00);  // infinity
+  scale(DType::kFloat16, &result, &smallest, 1, 0.5);
+  CHECK(result == 0);  // a tie goes to the even one
+  scale(DType::kFloat16, &result, &smallest, 1, 1.5);
+  CHECK(result == 2);
+  scale(DType::kFloat16, &result, &one, 1, 1.0 / 3);
+  CHECK(result == 0x3555);
+}
+
+}  // namespace
+}  // namespace ronde
+
+int main() {
+  ronde::test_scale();
+  ronde::test_random_orders();
+  ronde::test_evicting_what_is_pending();
+  ronde::test_lingering_ends_by_itself();
+  ronde::test_an_abort_fails_what_is_pending_and_what_comes();
+  return 0;
+}

@@ -1,0 +1,87 @@
+// Whole communicators with threads as ranks, on hosts as the test likes.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "communicator.h"
+
+namespace ronde::testing {
+
+inline std::pair<int, int> socket_pair() {
+  int ends[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  return {ends[0], ends[1]};
+}
+
+inline std::shared_ptr<Mapping> shared_memory(size_t bytes) {
+  const int fd = memfd_create("test", MFD_CLOEXEC);
+  CHECK(ftruncate(fd, static_cast<off_t>(bytes)) == 0);
+  return std::make_shared<Mapping>(fd, bytes);
+}
+
+// What bootstrap.py does with real connections, for ranks that are threads. host_of[rank] says who shares a host.
+// The threads of a host share one mapping, so that a thread sanitizer sees what they do to each other.
+inline std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& options) {
+  const int size = static_cast<int>(host_of.size());
+  std::vector<Wiring> wirings(size);
+  std::vector<int> eventfds, local_sizes(size);
+  std::vector<std::shared_ptr<Mapping>> segments(size);
+  for (int host : host_of) ++local_sizes[host];
+  for (int host = 0; host < size; ++host) {
+    if (local_sizes[host] == 0) continue;
+    segments[host] = shared_memory(HostSegment::bytes(local_sizes[host], options.staging_bytes));
+  }
+  for (int rank = 0; rank < size; ++rank) eventfds.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  for (int rank = 0; rank < size; ++rank) {
+    Wiring& wiring = wirings[rank];
+    wiring.rank = rank;
+    wiring.host_of = host_of;
+    wiring.segment = segments[host_of[rank]];
+    for (int other = 0; other < size; ++other) {
+      wiring.hosts.push_back("host-" + std::to_string(host_of[other]));
+      if (host_of[other] == host_of[rank]) wiring.bells.emplace_back(dup(eventfds[other]));
+    }
+    for (int lower = 0; lower < rank; ++lower) {
+      const auto [control, their_control] = socket_pair();
+      wiring.controls[lower] = Descriptor(control);
+      wirings[lower].controls[rank] = Descriptor(their_control);
+      if (host_of[lower] == host_of[rank]) continue;
+      for (int stream = 0; stream < 2; ++stream) {
+        const auto [mine, theirs] = socket_pair();
+        wiring.data[lower].emplace_back(mine);
+        wirings[lower].data[rank].emplace_back(theirs);
+      }
+    }
+  }
+  for (int fd : eventfds) close(fd);
+  return wirings;
+}
+
+using Program = std::function<void(Communicator&)>;
+
+inline void run(const std::vector<int>& host_of, const Options& options, const Program& program) {
+  std::vector<Wiring> wirings = wire(host_of, options);
+  std::vector<std::thread> threads;
+  for (Wiring& wiring : wirings) {
+    threads.emplace_back([&program, &options, &wiring] {
+      Communicator communicator(std::move(wiring), options);
+      program(communicator);
+      communicator.shutdown();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace ronde::testing
