@@ -32,9 +32,13 @@ WaitPolicy policy_for(const Options& options, int local_size) {
   constexpr int kLooksPerMicrosecond = 25;
   WaitPolicy policy;
   policy.timeout_ns = options.timeout_ns;
+  // With a core per rank, who shares ours is likely the very thread that the peer needs (an engine's, woken a moment
+  // ago), and the kernel lets it run at once only if we sleep: so not much of yielding.
+  const bool is_crowded = local_size > usable_cores();
+  if (!is_crowded) policy.yields = 24;
   if (options.spin_us >= 0) {
     policy.spins = options.spin_us * kLooksPerMicrosecond;
-  } else if (local_size > usable_cores()) {
+  } else if (is_crowded) {
     policy.spins = 4;
   }
   return policy;

@@ -45,8 +45,8 @@ Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std:
       leader_(communicator, board_, capacity, linger_ns),
       slots_(capacity) {
   const bool crowded = communicator.local_size() > usable_cores();
-  spins_ = crowded ? 16 : 400;
-  yields_ = crowded ? 16 : 100;
+  spins_ = crowded ? 16 : 200;
+  yields_ = crowded ? 16 : 10;
   communicator_.watch().set_listener(this);
 }
 

@@ -267,7 +267,7 @@ class Settings:
     )
     linger_ns: int = _setting(
         "RONDE_LINGER",
-        500_000,
+        5_000_000,
         "How long the engine may wait for more small tensors to fuse, while nobody waits for one; 0 never waits.",
         parse=_seconds,
         check=lambda value: _whole(value) and 0 <= value <= 10**9,

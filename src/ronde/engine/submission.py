@@ -91,13 +91,15 @@ def prepare(name: str, terms: Terms, given: Operand | None, out: Any, rank: int,
 
 def _goal_like(given: Operand, out: Any) -> Target:
     """Return where a result goes that is like the input; the two most usual cases first."""
-    memory = given.memory
-    if memory is given.source and type(memory) is np.ndarray:
-        if out is None:
+    memory, source = given.memory, given.source
+    if type(source) is np.ndarray:
+        if out is None and memory is source:
             result = np.empty(given.shape, memory.dtype)
             return Target(result, result, False)
         if out is memory and memory.flags.writeable:
             return Target(memory, memory, False)
+    elif out is source and hasattr(out, "data_ptr") and out.data_ptr() == memory.data_ptr():  # a contiguous tensor
+        return Target(memory, out, False)
     return target(given, given.shape, out)
 
 

@@ -1,0 +1,70 @@
+"""Small gradients that travel together.
+
+A collective of its own for each of a thousand biases would cost more than all their bytes. Gradients that lie side by
+side in symmetric memory are one tensor to the engine, submitted when the last of them has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ronde.torch.gradient import InPlace, SymmetricGradient
+
+__all__ = ["Bucket", "make_buckets"]
+
+_SMALL_BYTES = 64 * 1024  # larger gradients go alone
+_BUCKET_BYTES = 2**20  # so that the first of many small ones need not wait for the last
+
+
+class Bucket:
+    """Neighbours. It is the handle of each of them."""
+
+    def __init__(self, members: Sequence[SymmetricGradient]) -> None:
+        self._count = self._missing = len(members)
+        first, last = members[0], members[-1]
+        begin, end = first.place.offset, last.place.offset + last.place.gradient.nbytes
+        memory = first.place.memory[begin:end].view(first.place.gradient.dtype)
+        self._tensor = InPlace(memory, f"{first.name} to {last.name}", first.treatment.reduction)
+        self._handle: Any = None
+        for member in members:
+            member.bucket = self
+
+    def filled(self) -> None:
+        """One more of the gradients is in its place."""
+        self._missing -= 1
+        if self._missing == 0:
+            self._handle = self._tensor.submit()
+
+    def begin(self) -> None:
+        """Wait for all of them again."""
+        self._missing, self._handle = self._count, None
+
+    def wait(self) -> Any:
+        """Wait for all, if they have been submitted."""
+        return None if self._handle is None else self._handle.wait()
+
+    def done(self) -> bool:
+        """Return whether `wait` would return at once."""
+        return bool(self._handle is None or self._handle.done())
+
+
+def make_buckets(gradients: Sequence[SymmetricGradient]) -> list[Bucket]:
+    """Return buckets of those that are small and lie side by side, at least two in each."""
+    runs: list[list[SymmetricGradient]] = []
+    small = [each for each in gradients if each.place.gradient.nbytes <= _SMALL_BYTES]
+    for each in sorted(small, key=lambda each: each.place.offset):
+        if runs and _continues(runs[-1], each):
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return [Bucket(run) for run in runs if len(run) > 1]
+
+
+def _continues(run: Sequence[SymmetricGradient], each: SymmetricGradient) -> bool:
+    first, last = run[0].place, run[-1].place
+    return (
+        each.place.offset == last.end
+        and each.place.gradient.dtype == last.gradient.dtype
+        and each.place.offset - first.offset < _BUCKET_BYTES
+    )

@@ -1,0 +1,122 @@
+"""What ranks tell each other before and besides training: parameters, the optimizer's state, any object.
+
+All ranks call these functions, in the same order. Objects travel pickled, between processes that have proved to know
+the job's key.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ronde.comm.queries import rank
+from ronde.torch.handles import wait_all
+from ronde.torch.operations import allgather_async, broadcast_, broadcast_async_
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
+    """Fill tensors with those of rank `root_rank`.
+
+    `params`: `model.state_dict()`, `model.named_parameters()`, or any tensors, named or not; without names the order
+    must be the same on all ranks. Raises ValueError for anything else, and what `broadcast` raises.
+    """
+    if isinstance(params, Mapping):
+        params = sorted(params.items())
+    if not isinstance(params, Iterable) or isinstance(params, torch.Tensor | str):
+        raise ValueError(f"expected a state_dict or named parameters, not {type(params).__name__}")
+    named = [each if isinstance(each, tuple) else (None, each) for each in params]
+    for name, tensor in named:
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"{name or 'a parameter'} is a {type(tensor).__name__}; only tensors can be broadcast"
+            )
+    wait_all([broadcast_async_(tensor, root_rank, name) for name, tensor in named if tensor is not None])
+
+
+def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0) -> None:
+    """Give the optimizer the state of the one on rank `root_rank`: learning rates and other options, moments, steps.
+
+    The other ranks' optimizers may be new and have no state yet, or have one that is then forgotten. They must be of
+    the same class and have the same parameters.
+    """
+    at_root = rank() == root_rank
+    tensors: list[Any] = []
+    outline = _outline(optimizer.state_dict(), tensors) if at_root else None
+    outline = broadcast_object(outline, root_rank, "optimizer state")
+    if not at_root:
+        _fill(outline, lambda place: tensors.append(torch.empty(place.shape, dtype=place.dtype)))
+    names = [f"optimizer state.{position}" for position in range(len(tensors))]
+    wait_all([broadcast_async_(tensor, root_rank, name) for tensor, name in zip(tensors, names)])
+    if not at_root:
+        optimizer.load_state_dict(_fill(outline, lambda place: tensors[place.position]))
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Return the object of rank `root_rank` on every rank: there the object itself, elsewhere a copy by pickle."""
+    name = name or "broadcast_object"
+    at_root = rank() == root_rank
+    content = _pickled(obj) if at_root else torch.empty(0, dtype=torch.uint8)
+    length = broadcast_(torch.tensor([len(content)]), root_rank, f"{name}.length")
+    if not at_root:
+        content = torch.empty(int(length), dtype=torch.uint8)
+    broadcast_(content, root_rank, f"{name}.content")
+    return obj if at_root else pickle.loads(content.numpy())
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Return the list of all ranks' objects, in the order of ranks, copied by pickle."""
+    name = name or "allgather_object"
+    content = _pickled(obj)
+    lengths, contents = wait_all(
+        [
+            allgather_async(torch.tensor([len(content)]), f"{name}.length"),
+            allgather_async(content, f"{name}.content"),
+        ]
+    )
+    return [pickle.loads(part.numpy()) for part in contents.split(lengths.tolist())]
+
+
+def _pickled(obj: Any) -> Any:
+    return torch.frombuffer(bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+
+
+class _Place(NamedTuple):
+    """Stands for a tensor in the outline of a state."""
+
+    position: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _outline(value: Any, tensors: list[Any]) -> Any:
+    """Return nested lists and dicts with places for tensors, which go into the list."""
+    match value:
+        case torch.Tensor():
+            tensors.append(value)
+            return _Place(len(tensors) - 1, tuple(value.shape), value.dtype)
+        case dict():
+            return {key: _outline(each, tensors) for key, each in value.items()}
+        case list():
+            return [_outline(each, tensors) for each in value]
+        case tuple() if type(value) is tuple:
+            return tuple(_outline(each, tensors) for each in value)
+    return value
+
+
+def _fill(outline: Any, tensor_for: Callable[[_Place], Any]) -> Any:
+    """Return the outline with something in each place; visits the places in the order in which they were made."""
+    match outline:
+        case _Place():
+            return tensor_for(outline)
+        case dict():
+            return {key: _fill(each, tensor_for) for key, each in outline.items()}
+        case list():
+            return [_fill(each, tensor_for) for each in outline]
+        case tuple() if type(outline) is tuple:
+            return tuple(_fill(each, tensor_for) for each in outline)
+    return outline

@@ -1,0 +1,126 @@
+"""Tensors on their way: what an `_async` operation returns, and what the engine is given for it.
+
+Tensors on the CPU go to the engine as they are, whatever their layout. Those of another device travel through main
+memory: copied there before, and back when somebody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ronde.engine import submit
+from ronde.types import Kind
+
+__all__ = ["Group", "Handle", "Received", "poll", "start", "staged", "synchronize", "wait_all"]
+
+
+class Handle(Protocol):
+    """An operation that has begun. Its tensors must not change, nor be used, until it is done."""
+
+    def wait(self) -> Any:
+        """Return the result when it is there. Raises what went wrong, on every rank alike if ranks disagreed."""
+
+    def done(self) -> bool:
+        """Return whether `wait` would return at once."""
+
+
+def start(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
+    """Submit a tensor to the engine; `terms` are those of `engine.submit`. Raises what that raises."""
+    if tensor.is_cpu:
+        return submit(kind, tensor, out=tensor if in_place else None, **terms)
+    return staged(kind, tensor, in_place, **terms)
+
+
+def staged(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
+    """Submit a copy of the tensor in main memory; the result is copied to where the tensor is."""
+    copy = tensor.detach().to("cpu", copy=True)
+    # The copy is nobody else's, so where shapes agree the result may as well overwrite it.
+    keeps_shape = kind is Kind.allreduce or kind is Kind.broadcast
+    handle = submit(kind, copy, out=copy if keeps_shape else None, **terms)
+    return _Moved(handle, tensor, in_place)
+
+
+class _Moved:
+    """A handle whose result goes to the device of the tensor: into the tensor itself, or a new one."""
+
+    def __init__(self, handle: Any, tensor: Any, in_place: bool) -> None:
+        self._handle = handle
+        self._tensor = tensor
+        self._in_place = in_place
+        self._result: Any = None
+
+    @property
+    def received_splits(self) -> Sequence[int]:
+        splits: Sequence[int] = self._handle.received_splits
+        return splits
+
+    def wait(self) -> Any:
+        if self._result is None:
+            result = self._handle.wait()
+            if self._in_place:
+                self._tensor.detach().copy_(result)
+            self._result = self._tensor if self._in_place else result.to(self._tensor.device)
+        return self._result
+
+    def done(self) -> bool:
+        return bool(self._handle.done())
+
+
+class Group:
+    """Several operations as one: waiting returns the list of their results."""
+
+    def __init__(
+        self, handles: Iterable[Handle], finish: Callable[[list[Any]], Any] = lambda results: results
+    ):
+        self._handles = list(handles)
+        self._finish = finish
+
+    def wait(self) -> Any:
+        return self._finish(wait_all(self._handles))
+
+    def done(self) -> bool:
+        return all(handle.done() for handle in self._handles)
+
+
+class Received:
+    """An all-to-all: waiting returns its result and how many rows came from each rank."""
+
+    def __init__(self, handle: Any, splits: Any) -> None:
+        self._handle = handle
+        self._splits = splits  # as the user gave them, whose type and device the others' get
+
+    def wait(self) -> tuple[Any, Any]:
+        result = self._handle.wait()
+        rows = [int(count) for count in self._handle.received_splits]
+        if isinstance(self._splits, torch.Tensor):
+            return result, self._splits.new_tensor(rows)
+        return result, torch.tensor(rows, dtype=torch.int32)
+
+    def done(self) -> bool:
+        return bool(self._handle.done())
+
+
+def wait_all(handles: Iterable[Handle]) -> list[Any]:
+    """Wait for all of them, also if one fails: then raise the first failure. Otherwise return their results."""
+    results, failure = [], None
+    for handle in handles:
+        try:
+            results.append(handle.wait())
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return results
+
+
+def poll(handle: Handle) -> bool:
+    """Return whether `synchronize` would return at once."""
+    return handle.done()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an operation and return its result; of a grouped operation a list of results."""
+    return handle.wait()

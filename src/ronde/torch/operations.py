@@ -1,0 +1,302 @@
+"""The operations of `horovod.torch`: named, in any order, blocking or not, in place or not.
+
+All ranks submit the same names, each in its own order and from any thread; without names, they count. Tensors may have
+any layout, and any device (those not on the CPU are copied through main memory). The blocking forms that return new
+tensors can be differentiated (ronde.torch.differentiable says what the gradients are).
+
+Every operation raises ValueError if its name is in flight already and UsageError (a ValueError) for what makes no
+sense; when it is waited for, on all ranks, MismatchError (a RuntimeError) for what they disagree about, and
+PeerLostError if a rank is gone. Arguments as in Horovod: `tensor`, of the same shape and type on all ranks unless said
+otherwise; `name`; `op`, how tensors are combined, Average if None; `prescale_factor` and `postscale_factor`, which
+multiply what goes in and what comes out; `compression`, for the way.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ronde.engine import submit
+from ronde.torch.compression import Compression, Compressor
+from ronde.torch.differentiable import (
+    Reduction,
+    allgather_all,
+    allreduce_all,
+    alltoall_rows,
+    broadcast_from,
+    reducescatter_all,
+    start_alltoall,
+    start_reductions,
+)
+from ronde.torch.handles import Group, Handle, start
+from ronde.types import Average, Kind, ReduceOp, Sum
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Return the tensors of all ranks, combined element by element. `average`: deprecated, `op` says it."""
+    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
+    return _compressed(compression, [tensor], lambda sent: allreduce_all(sent, [name], reduction))[0]
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Combine the tensors of all ranks in place, and return the tensor."""
+    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
+    return _reduction(tensor, name, reduction, in_place=True, waits=True).wait()
+
+
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin an `allreduce`."""
+    return _reduction(tensor, name, Reduction(_chosen(op, average), prescale_factor, postscale_factor))
+
+
+def allreduce_async_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin an `allreduce_`."""
+    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
+    return _reduction(tensor, name, reduction, in_place=True)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Return what `allreduce` returns, of each tensor. The name of each is `name`, a dot, and its position."""
+    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
+    names = _names(name, tensors)
+    return _compressed(compression, tensors, lambda sent: allreduce_all(sent, names, reduction))
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Combine each of the tensors in place, and return them."""
+    handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor)
+    results: list[Any] = handle.wait()
+    return results
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin a `grouped_allreduce`."""
+    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
+    return Group(start_reductions(Kind.allreduce, tensors, _names(name, tensors), reduction))
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin a `grouped_allreduce_`."""
+    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
+    return Group(start_reductions(Kind.allreduce, tensors, _names(name, tensors), reduction, in_place=True))
+
+
+def allgather(tensor: Any, name: str | None = None) -> Any:
+    """Return the tensors of all ranks, joined along the first axis, whose length may differ between ranks."""
+    return allgather_all([tensor], [name])[0]
+
+
+def allgather_async(tensor: Any, name: str | None = None) -> Handle:
+    """Begin an `allgather`."""
+    return start(Kind.allgather, tensor, name=name)
+
+
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None) -> list[Any]:
+    """Return what `allgather` returns, of each tensor."""
+    return allgather_all(tensors, _names(name, tensors))
+
+
+def grouped_allgather_async(tensors: Sequence[Any], name: str | None = None) -> Handle:
+    """Begin a `grouped_allgather`."""
+    return Group([allgather_async(tensor, each) for tensor, each in zip(tensors, _names(name, tensors))])
+
+
+def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
+    """Return the tensor of rank `root_rank`."""
+    return broadcast_from(root_rank, tensor, name)
+
+
+def broadcast_(tensor: Any, root_rank: int, name: str | None = None) -> Any:
+    """Fill the tensor with that of rank `root_rank`, and return it."""
+    return start(Kind.broadcast, tensor, in_place=True, name=name, root=root_rank, waits=True).wait()
+
+
+def broadcast_async(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
+    """Begin a `broadcast`."""
+    return start(Kind.broadcast, tensor, name=name, root=root_rank)
+
+
+def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
+    """Begin a `broadcast_`."""
+    return start(Kind.broadcast, tensor, in_place=True, name=name, root=root_rank)
+
+
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> Any:
+    """Send `splits[p]` rows of the tensor to rank p; return the rows that came, in the order of ranks.
+
+    `splits`: a tensor or list of integers; then how many rows came from each rank is returned too, as a tensor. None
+    sends equally many to every rank. Ranks may have different numbers of rows.
+    """
+    result, received = alltoall_rows(tensor, splits, name)
+    return result if splits is None else (result, received)
+
+
+def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None) -> Handle:
+    """Begin an `alltoall`. Waiting returns the rows and how many came from each rank, also without `splits`."""
+    return start_alltoall(tensor, splits, name)
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Combine like `allreduce`, and return this rank's rows; the first ranks get one more if there is a remainder."""
+    reduction = Reduction(op, prescale_factor, postscale_factor)
+    return _compressed(compression, [tensor], lambda sent: reducescatter_all(sent, [name], reduction))[0]
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin a `reducescatter`."""
+    reduction = Reduction(op, prescale_factor, postscale_factor)
+    return start_reductions(Kind.reducescatter, [tensor], [name], reduction)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Return what `reducescatter` returns, of each tensor."""
+    reduction = Reduction(op, prescale_factor, postscale_factor)
+    names = _names(name, tensors)
+    return _compressed(compression, tensors, lambda sent: reducescatter_all(sent, names, reduction))
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin a `grouped_reducescatter`."""
+    reduction = Reduction(op, prescale_factor, postscale_factor)
+    return Group(start_reductions(Kind.reducescatter, tensors, _names(name, tensors), reduction))
+
+
+def barrier() -> None:
+    """Return once every rank has called it."""
+    submit(Kind.barrier, None, waits=True).wait()
+
+
+def _chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ValueError("give op or average, not both; average is deprecated")
+    warnings.warn("average= is deprecated; say op=Average or op=Sum", DeprecationWarning, stacklevel=3)
+    return Average if average else Sum
+
+
+def _names(name: str | None, tensors: Sequence[Any]) -> list[str | None]:
+    return [None if name is None else f"{name}.{position}" for position in range(len(tensors))]
+
+
+def _reduction(tensor: Any, name: str | None, reduction: Reduction, **how: Any) -> Handle:
+    return start_reductions(Kind.allreduce, [tensor], [name], reduction, **how)[0]
+
+
+def _compressed(
+    compression: Compressor, tensors: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    results = reduce([sent for sent, _ in pairs])
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]

@@ -1,0 +1,285 @@
+"""An optimizer whose gradients are those of all ranks together.
+
+Each parameter's gradient is submitted as soon as a backward pass has computed it, while the pass goes on;
+`synchronize`, which `step` calls, waits for all of them. Parameters that got no gradient on this rank take part with
+zeros, because they may have one on others.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from ronde.comm.queries import size
+from ronde.torch.bucket import Bucket, make_buckets
+from ronde.torch.compression import Compression, Compressor
+from ronde.torch.differentiable import Reduction
+from ronde.torch.gradient import Gradient, SymmetricGradient, Together, Treatment
+from ronde.torch.handles import wait_all
+from ronde.torch.symmetric import Place, symmetric_places
+from ronde.types import Average, ReduceOp
+
+__all__ = ["DistributedOptimizer"]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an instance of a class made for it
+    optimizer: Any,
+    named_parameters: Iterable[tuple[str, Any]] | None = None,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: None = None,
+    symmetric_gradients: bool = True,
+) -> Any:
+    """Return an optimizer like `optimizer`, of a subclass of its class, that reduces gradients over all ranks.
+
+    All ranks call it, with the same parameters and arguments. It shares its state and options with `optimizer`, which
+    should not be used any more.
+
+    `named_parameters`: names that say which gradients belong together, usually `model.named_parameters()`; all of the
+    optimizer's parameters must be named, or none. `compression`: for the way, `Compression.fp16` or `.bf16`.
+    `backward_passes_per_step`: so many passes add up gradients before they are reduced. `op`: Average or Sum.
+    `gradient_predivide_factor`: divides before the sum, and the rest of the average after it. `groups`: a number of
+    groups, or lists of parameters; the gradients of a group are submitted together. `num_groups`: its older name.
+    `sparse_as_dense`: reduce sparse gradients as dense ones. `symmetric_gradients`: keep gradients of CPU parameters in
+    memory that the ranks of a host share, so that reducing them copies nothing.
+
+    Raises ValueError for arguments that make no sense and for names that are missing or not unique.
+    """
+    if process_set is not None:
+        raise ValueError("process_set must be None: there are no process sets yet")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("this optimizer is distributed already")
+    kind: Any = type(optimizer.__class__.__name__, (_Distributed, optimizer.__class__), {})
+    distributed = kind.__new__(kind)
+    # Sharing everything keeps its state, its hooks, and options that its constructor would ask for again; but not the
+    # `step` that a learning rate scheduler may have put in its way, which would lead back to the old one.
+    distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
+    reduction = Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    distributed._distribute(
+        named_parameters, reduction, compression, backward_passes_per_step, sparse_as_dense
+    )
+    if size() > 1:
+        distributed._follow(groups if groups is not None else num_groups or None, symmetric_gradients)
+    return distributed
+
+
+class _Distributed:
+    """What comes before the optimizer's own class."""
+
+    def _distribute(
+        self,
+        named_parameters: Iterable[tuple[str, Any]] | None,
+        reduction: Reduction,
+        compression: Compressor,
+        passes: int,
+        sparse_as_dense: bool,
+    ) -> None:
+        self._names = _names(self._all_parameters(), named_parameters)
+        self._treatment = Treatment(reduction, compression, passes, sparse_as_dense)
+        self._gradients: list[Gradient] = []
+        self._groups: list[Together] = []
+        self._buckets: list[Bucket] = []
+        self._is_synchronized = False
+        self._should_synchronize = True
+
+    def _all_parameters(self) -> dict[str, Any]:
+        """All parameters, by names that they have if nobody gives them better ones."""
+        groups: Any = self.param_groups  # type: ignore[attr-defined]
+        return {
+            f"gradient.{i}.{j}": parameter
+            for i, group in enumerate(groups)
+            for j, parameter in enumerate(group["params"])
+        }
+
+    def _follow(self, groups: int | Sequence[Sequence[Any]] | None, symmetric: bool) -> None:
+        """Reduce the gradients of all parameters that have one."""
+        followed = [parameter for parameter in self._all_parameters().values() if parameter.requires_grad]
+        places: list[Place | None] = [None] * len(followed)
+        if symmetric and self._treatment.compression is Compression.none:
+            places = symmetric_places(followed)
+        for parameter, place in zip(followed, places):
+            self._add(parameter, place)
+        self._groups = _together(self._gradients, groups)
+        if groups is None:
+            self._buckets = make_buckets(
+                [each for each in self._gradients if isinstance(each, SymmetricGradient)]
+            )
+        for gradient in self._gradients:
+            self._hear(gradient)
+
+    def _add(self, parameter: Any, place: Place | None = None) -> Gradient:
+        name = self._names[id(parameter)]
+        if place is None:
+            gradient = Gradient(parameter, name, self._treatment)
+        else:
+            gradient = SymmetricGradient(parameter, name, self._treatment, place)
+        self._gradients.append(gradient)
+        return gradient
+
+    def _hear(self, gradient: Gradient) -> None:
+        """Follow the gradient for as long as this optimizer lives."""
+        weakref.finalize(self, gradient.follow().remove).atexit = False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; all ranks must add the same. Their gradients are reduced too."""
+        known = {id(parameter) for parameter in self._all_parameters().values()}
+        super().add_param_group(param_group)  # type: ignore[misc]
+        for name, parameter in self._all_parameters().items():
+            if id(parameter) not in known:
+                self._names.setdefault(id(parameter), name)
+                if parameter.requires_grad and size() > 1:
+                    self._hear(self._add(parameter))
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes add up gradients before they are reduced."""
+        return self._treatment.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change the number of backward passes between two steps."""
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
+        self._treatment.passes = passes
+        self._begin()
+
+    def _begin(self) -> None:
+        """Expect the gradients of a new step; forget those of the last."""
+        self._treatment.begun.clear()
+        for gradient in self._gradients:
+            gradient.handle = None
+            gradient.left = self._treatment.passes
+        for group in self._groups:
+            group.begin()
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are reduced: `parameter.grad` is then the same on all ranks.
+
+        `step()` does it by itself. Call it to look at the gradients or change them (clipping, for example), and then
+        call `step()` within `skip_synchronize()`.
+        """
+        try:
+            for gradient in self._gradients:
+                if gradient.handle is None:
+                    gradient.send()
+            wait_all(
+                dict.fromkeys(gradient.handle for gradient in self._gradients if gradient.handle is not None)
+            )
+        finally:
+            self._begin()
+        self._is_synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, `step()` takes the gradients as they are: they have been synchronized."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Synchronize, then make the optimizer's step. With a closure: synchronize whenever it has been called."""
+        if not self._should_synchronize:
+            reduced = closure
+        elif closure is None:
+            if self._is_synchronized:
+                warnings.warn(
+                    "step() reduces gradients that synchronize() has reduced already; call it within "
+                    "optimizer.skip_synchronize()",
+                    stacklevel=2,
+                )
+            self.synchronize()
+            reduced = None
+        else:
+            reduced = partial(self._called, closure)
+        self._is_synchronized = False
+        return super().step(reduced)  # type: ignore[misc]
+
+    # The optimizer's own `step` calls hooks and the profiler; PyTorch must not wrap this one, too.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _called(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            result = closure()
+        self.synchronize()
+        self._is_synchronized = False
+        return result
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Forget the gradients. Raises AssertionError between a backward pass and step() or synchronize()."""
+        if self._treatment.begun:
+            raise AssertionError(
+                "zero_grad() was called after backward() but before step() or synchronize(), while the gradients were "
+                "on their way to other ranks"
+            )
+        self._is_synchronized = False
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state, and begin a new step."""
+        self._begin()
+        self._is_synchronized, self._should_synchronize = False, True
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+
+def _names(parameters: dict[str, Any], named: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
+    """Return the parameters' names by their identity. Raises ValueError unless each has one of its own."""
+    if named is None:
+        return {id(parameter): name for name, parameter in parameters.items()}
+    pairs = list(named)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise ValueError(
+            "named_parameters must be pairs of name and parameter, as model.named_parameters() gives them"
+        )
+    counts = Counter(name for name, _ in pairs)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    if repeated:
+        raise ValueError(f"names in named_parameters must be unique; these are not: {', '.join(repeated)}")
+    names = {id(parameter): name for name, parameter in sorted(pairs, key=lambda pair: pair[0])}
+    unnamed = [
+        f"{tuple(parameter.shape)} ({name})"
+        for name, parameter in parameters.items()
+        if id(parameter) not in names
+    ]
+    if unnamed:
+        raise ValueError(
+            f"named_parameters lacks parameters of the optimizer, of the shapes {', '.join(unnamed)}"
+        )
+    return names
+
+
+def _together(gradients: list[Gradient], groups: int | Sequence[Sequence[Any]] | None) -> list[Together]:
+    """Return the groups: so many, of neighbours, or those of listed parameters. Raises ValueError."""
+    if groups is None:
+        return []
+    if isinstance(groups, int):
+        if groups < 1:
+            raise ValueError(f"groups must be a positive number or lists of parameters, not {groups}")
+        bounds = [len(gradients) * i // groups for i in range(groups + 1)]
+        return [Together(gradients[begin:end]) for begin, end in zip(bounds, bounds[1:]) if begin < end]
+    listed = [parameter for group in groups for parameter in group]
+    if not all(isinstance(parameter, torch.Tensor) for parameter in listed):
+        raise ValueError("groups must be a positive number or lists of parameters")
+    if len({id(parameter) for parameter in listed}) != len(listed):
+        raise ValueError("a parameter can be in one group only")
+    by_parameter = {id(gradient.parameter): gradient for gradient in gradients}
+    members = [[by_parameter[id(each)] for each in group if id(each) in by_parameter] for group in groups]
+    return [Together(group) for group in members if group]
