@@ -92,17 +92,7 @@ class Engine:
             known = self._known.get(name)
             if known is not None:
                 terms, signature = known
-                # Like `terms == Terms(...)`, which is what a submission would spend most of its time with.
-                if (
-                    terms.shape == shape
-                    and terms.dtype is dtype
-                    and terms.kind is kind
-                    and terms.op is op
-                    and terms.root == root
-                    and terms.prescale == prescale
-                    and terms.postscale == postscale
-                    and terms.splits == rows
-                ):
+                if terms == (kind, dtype, shape, op, root, prescale, postscale, rows):
                     return self._submit(
                         prepare(name, terms, given, out, self._rank, self._size), signature, waits
                     )

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ronde.engine import submit
+from ronde.engine import engine, submit
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.differentiable import (
     Reduction,
@@ -29,8 +29,8 @@ from ronde.torch.differentiable import (
     start_alltoall,
     start_reductions,
 )
-from ronde.torch.handles import Group, Handle, start
-from ronde.types import Average, Kind, ReduceOp, Sum
+from ronde.torch.handles import Group, Handle, staged, start
+from ronde.types import Allreduce, Average, Kind, ReduceOp, Sum
 
 __all__ = [
     "allgather",
@@ -83,7 +83,7 @@ def allreduce_(
 ) -> Any:
     """Combine the tensors of all ranks in place, and return the tensor."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    return _reduction(tensor, name, reduction, in_place=True, waits=True).wait()
+    return start_reductions(Kind.allreduce, [tensor], [name], reduction, in_place=True, waits=True)[0].wait()
 
 
 def allreduce_async(
@@ -95,7 +95,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin an `allreduce`."""
-    return _reduction(tensor, name, Reduction(_chosen(op, average), prescale_factor, postscale_factor))
+    return _reduction(tensor, name, _chosen(op, average), prescale_factor, postscale_factor, False)
 
 
 def allreduce_async_(
@@ -107,8 +107,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin an `allreduce_`."""
-    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    return _reduction(tensor, name, reduction, in_place=True)
+    return _reduction(tensor, name, _chosen(op, average), prescale_factor, postscale_factor, True)
 
 
 def grouped_allreduce(
@@ -290,8 +289,13 @@ def _names(name: str | None, tensors: Sequence[Any]) -> list[str | None]:
     return [None if name is None else f"{name}.{position}" for position in range(len(tensors))]
 
 
-def _reduction(tensor: Any, name: str | None, reduction: Reduction, **how: Any) -> Handle:
-    return start_reductions(Kind.allreduce, [tensor], [name], reduction, **how)[0]
+def _reduction(
+    tensor: Any, name: str | None, op: ReduceOp, prescale: float, postscale: float, in_place: bool
+) -> Handle:
+    if tensor.is_cpu:  # the shortest way, for those who submit many
+        out = tensor if in_place else None
+        return engine().submit(Allreduce, tensor, name, op, -1, prescale, postscale, None, out, False)
+    return staged(Allreduce, tensor, in_place, name=name, op=op, prescale=prescale, postscale=postscale)
 
 
 def _compressed(
