@@ -204,9 +204,12 @@ void bind_engine(nb::module_& module) {
       .def("run",
            [](PyCycle& self) { return guarded(self, [&] { return self.cycle().run() == Cycle::Event::kCold; }); })
       .def("stop", [](PyCycle& self) { self.cycle().stop(); })
-      .def("fail",
+      .def("give_up",
            [](PyCycle& self, int rank, const std::string& reason) {
-             self.cycle().fail(self.communicator().failure().value_or(Failure(FailureKind::kPeerLost, rank, reason)));
+             guarded(self, [&] {
+               const Failure ours(FailureKind::kPeerLost, rank, reason);
+               self.cycle().give_up(self.communicator().failure().value_or(ours));
+             });
            })
       .def("insert",
            [](PyCycle& self, uint32_t slot, std::string name, const Signature& signature, std::vector<uint64_t> rows) {
@@ -223,7 +226,7 @@ void bind_engine(nb::module_& module) {
           },
           "signature"_a, "rows"_a, "input"_a.none(), "output"_a.none())
       .def("end_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_cold(); }); })
-      .def("take_used", [](PyCycle& self) { return self.cycle().take_used(); })
+      .def("take_used", [](PyCycle& self) { return guarded(self, [&] { return self.cycle().take_used(); }); })
       .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); });
 }
 

@@ -250,6 +250,11 @@ void Cycle::fail(const Failure& failure) {
   board_.bell(local_rank_).ring();
 }
 
+void Cycle::give_up(const Failure& failure) {
+  std::lock_guard lock(stepping_);
+  fail(failure);
+}
+
 std::optional<Failure> Cycle::failure() const {
   std::lock_guard lock(failing_);
   return failure_;

@@ -72,8 +72,8 @@ class Cycle : private Watch::Listener {
   // Asks for a cold round.
   void want_cold();
 
-  // Fails what is pending and all that comes. Nobody else is told.
-  void fail(const Failure& failure);
+  // Fails what is pending and all that comes, when nothing of it runs any more. Nobody else is told.
+  void give_up(const Failure& failure);
   std::optional<Failure> failure() const;
 
  private:
@@ -100,6 +100,7 @@ class Cycle : private Watch::Listener {
   void run_slots(const std::vector<uint32_t>& slots);
   bool has_work() const;
   void drive(Completion& completion);
+  void fail(const Failure& failure);
   void tell_leader(uint64_t bytes, bool waits);
 
   Communicator& communicator_;

@@ -276,7 +276,7 @@ class Engine:
         self._failure = PeerLostError(
             f"{who} has shut down and takes part in nothing more", rank, self._hosts[rank]
         )
-        self._cycle.fail(rank, str(self._failure))
+        self._cycle.give_up(rank, str(self._failure))
         for handle in self._cold.values():
             handle.fail(self._failure)
         self._cold.clear()
@@ -289,7 +289,7 @@ class Engine:
             self._comm.abort(f"the engine failed: {error!r}")
         with self._lock:
             self._failure = self._failure or error
-            self._cycle.fail(self._rank, str(error))
+            self._cycle.give_up(self._rank, str(error))
             for handle in self._cold.values():
                 handle.fail(error)
             self._cold.clear()
