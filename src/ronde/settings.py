@@ -136,9 +136,11 @@ def _setting(
     right: str,
     unit: str = "",
     secret: bool = False,
+    also: str = "",
 ) -> Any:
     metadata = {
         "variable": variable,
+        "also": also,  # Horovod's variable of the same meaning; ours goes before it
         "help": help,
         "parse": parse,
         "check": check,
@@ -255,6 +257,7 @@ class Settings:
         parse=int,
         check=lambda value: _whole(value) and 0 <= value <= 2**20,
         right="a whole number from 0 to 1048576",
+        also="HOROVOD_CACHE_CAPACITY",
     )
     fusion_bytes: int = _setting(
         "RONDE_FUSION_BYTES",
@@ -264,6 +267,7 @@ class Settings:
         check=lambda value: _whole(value) and 0 <= value <= 2**31,
         right="a size from 0 to 2GiB, such as 32MiB",
         unit="bytes",
+        also="HOROVOD_FUSION_THRESHOLD",
     )
     linger_ns: int = _setting(
         "RONDE_LINGER",
@@ -298,11 +302,15 @@ def resolve(environ: Mapping[str, str], **arguments: object) -> Settings:
     values: dict[str, Any] = {}
     for name, field in _FIELDS.items():
         meta = field.metadata
-        argument, text = arguments.get(name), environ.get(meta["variable"], "").strip()
+        argument = arguments.get(name)
         if argument is not None:
             values[name] = _admit(field, name, argument, lambda value: value)
-        elif text:
-            values[name] = _admit(field, meta["variable"], text, meta["parse"])
+            continue
+        for variable in (meta["variable"], meta["also"]):
+            text = environ.get(variable, "").strip()
+            if text:
+                values[name] = _admit(field, variable, text, meta["parse"])
+                break
     return Settings(**values)
 
 
@@ -353,9 +361,15 @@ def document() -> str:
     for name, field in _FIELDS.items():
         meta = field.metadata
         lines.append(
-            f"| `{name}` | `{meta['variable']}` | {_default_text(field)} | {meta['right']} | {meta['help']} |"
+            f"| `{name}` | `{meta['variable']}`{_also_text(field)} | {_default_text(field)} "
+            f"| {meta['right']} | {meta['help']} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _also_text(field: dataclasses.Field[Any]) -> str:
+    also = field.metadata["also"]
+    return f", `{also}`" if also else ""
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:

@@ -91,6 +91,12 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
         resolve({}, **arguments)
 
 
+def test_horovods_variables_of_the_same_meaning_count_too() -> None:
+    theirs = {"HOROVOD_CACHE_CAPACITY": "7", "HOROVOD_FUSION_THRESHOLD": "1024"}
+    assert (resolve(theirs).cache_capacity, resolve(theirs).fusion_bytes) == (7, 1024)
+    assert resolve({**theirs, "RONDE_CACHE_CAPACITY": "8"}).cache_capacity == 8
+
+
 def test_an_unknown_variable_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ronde"):
         resolve({"RONDE_TIMEOUTS": "5", "RONDE_QQQQ": "1", "OTHER": "2"})
