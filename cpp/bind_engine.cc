@@ -155,40 +155,8 @@ auto guarded(PyCycle& self, Body&& body) {
   }
 }
 
-}  // namespace
-
-void bind_engine(nb::module_& module) {
+void bind_cycle(nb::module_& module) {
   using namespace nb::literals;
-  module.def("board_bytes", &Board::bytes, "capacity"_a);
-  module.def("is_supported",
-             [](int dtype, int op) { return is_supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op)); });
-
-  nb::class_<Signature>(module, "Signature")
-      .def("__init__", [](Signature* self, int kind, int dtype, std::vector<int64_t> shape, int op, int root,
-                          double prescale, double postscale, std::vector<int64_t> splits) {
-        new (self)
-            Signature(make_signature(kind, dtype, std::move(shape), op, root, prescale, postscale, std::move(splits)));
-      });
-
-  nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable())
-      .def(nb::init<nb::object>(), "cycle"_a)
-      .def("wait", &wait)
-      .def("done",
-           [](const Handle& self) {
-             if (self.completion->is_pending() && self.slot >= 0) nb::inst_ptr<PyCycle>(self.cycle)->cycle().hurry();
-             return !self.completion->is_pending();
-           })
-      .def("complete", [](Handle& self) { self.completion->finish(true); })
-      .def("fail",
-           [](Handle& self, nb::object error) {
-             self.error = std::move(error);
-             self.completion->finish(false);
-           })
-      .def_rw("result", &Handle::result)
-      .def_rw("inputs", &Handle::inputs)
-      .def_rw("finish", &Handle::finish)
-      .def_rw("received_splits", &Handle::received_splits);
-
   nb::class_<PyCycle>(module, "Cycle")
       .def(nb::init<Communicator&, nb::handle, size_t, nb::handle, int64_t>(), "communicator"_a, "board"_a,
            "capacity"_a, "buffer"_a, "linger_ns"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
@@ -228,6 +196,42 @@ void bind_engine(nb::module_& module) {
       .def("end_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_cold(); }); })
       .def("take_used", [](PyCycle& self) { return guarded(self, [&] { return self.cycle().take_used(); }); })
       .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); });
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("board_bytes", &Board::bytes, "capacity"_a);
+  module.def("is_supported",
+             [](int dtype, int op) { return is_supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op)); });
+
+  nb::class_<Signature>(module, "Signature")
+      .def("__init__", [](Signature* self, int kind, int dtype, std::vector<int64_t> shape, int op, int root,
+                          double prescale, double postscale, std::vector<int64_t> splits) {
+        new (self)
+            Signature(make_signature(kind, dtype, std::move(shape), op, root, prescale, postscale, std::move(splits)));
+      });
+
+  nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable())
+      .def(nb::init<nb::object>(), "cycle"_a)
+      .def("wait", &wait)
+      .def("done",
+           [](const Handle& self) {
+             if (self.completion->is_pending() && self.slot >= 0) nb::inst_ptr<PyCycle>(self.cycle)->cycle().hurry();
+             return !self.completion->is_pending();
+           })
+      .def("complete", [](Handle& self) { self.completion->finish(true); })
+      .def("fail",
+           [](Handle& self, nb::object error) {
+             self.error = std::move(error);
+             self.completion->finish(false);
+           })
+      .def_rw("result", &Handle::result)
+      .def_rw("inputs", &Handle::inputs)
+      .def_rw("finish", &Handle::finish)
+      .def_rw("received_splits", &Handle::received_splits);
+  bind_cycle(module);
 }
 
 }  // namespace ronde
