@@ -187,10 +187,12 @@ void test_lingering_ends_by_itself() {
 
 void test_an_abort_fails_what_is_pending_and_what_comes() {
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
-    with_engines(host_of, 0, [](Communicator& communicator, Rank& rank) {
+    std::barrier submitted(2);
+    with_engines(host_of, 0, [&submitted](Communicator& communicator, Rank& rank) {
       Rank::Tensor tensor;
+      if (communicator.rank() == 0) rank.submit(3, tensor, 1);
+      submitted.arrive_and_wait();
       if (communicator.rank() == 0) {
-        rank.submit(3, tensor, 1);
         rank.wait(*tensor.completion);
         CHECK(tensor.completion->has_failed());
       } else {
