@@ -45,6 +45,7 @@ class PyCycle {
   }
 
   Cycle& cycle() { return *cycle_; }
+  const Cycle& cycle() const { return *cycle_; }
   Communicator& communicator() { return communicator_; }
 
   static std::pair<std::byte*, size_t> memory_of(nb::handle object) {
@@ -65,6 +66,8 @@ class PyCycle {
       submitted = cycle_->submit(name, signature, memory_of(in).first, memory_of(out).first, waits);
     } catch (const Failure& failure) {
       raise_failure(communicator_, failure);
+    } catch (const UsageError& error) {
+      raise("UsageError", error.what());
     }
     if (submitted.answer == Cycle::Answer::kMiss) return nb::none();
     if (submitted.answer == Cycle::Answer::kInFlight) {
@@ -91,6 +94,9 @@ class PyCycle {
     return owner;
   }
 
+  // Lets go of all handles: a handle owns its cycle, and nobody could collect the two.
+  void release() { owners_.assign(owners_.size(), nb::object()); }
+
   void let_go(Handle& handle) {
     if (handle.slot >= 0 && owners_[handle.slot].is_valid() && nb::inst_ptr<Handle>(owners_[handle.slot]) == &handle) {
       owners_[handle.slot].reset();
@@ -108,13 +114,16 @@ nb::object wait(nb::handle_t<Handle> self) {
   const nb::object alive = nb::borrow(self);
   Handle& handle = *nb::inst_ptr<Handle>(self);
   PyCycle& owner = *nb::inst_ptr<PyCycle>(handle.cycle);
+  auto patience = Cycle::Patience::kDrive;
   while (handle.completion->is_pending()) {
     bool finished = false;
     try {
       nb::gil_scoped_release release;
-      finished = owner.cycle().wait(*handle.completion);
+      finished = owner.cycle().wait(*handle.completion, std::exchange(patience, Cycle::Patience::kSleep));
     } catch (const Failure& failure) {
       raise_failure(owner.communicator(), failure);
+    } catch (const UsageError& error) {
+      raise("UsageError", error.what());
     } catch (const Interrupted&) {
       throw nb::python_error();
     }
@@ -124,6 +133,7 @@ nb::object wait(nb::handle_t<Handle> self) {
   handle.inputs = nb::none();
   if (handle.completion->has_failed()) {
     if (handle.error.is_valid() && !handle.error.is_none()) {
+      PyException_SetTraceback(handle.error.ptr(), Py_None);  // of others who have waited; it would keep their frames
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(handle.error.ptr())), handle.error.ptr());
       throw nb::python_error();
     }
@@ -134,6 +144,14 @@ nb::object wait(nb::handle_t<Handle> self) {
     handle.result = finish(handle.result);
   }
   return handle.result.is_valid() ? handle.result : nb::none();
+}
+
+void hurry(PyCycle& self) {
+  try {
+    self.cycle().hurry();
+  } catch (const UsageError& error) {
+    raise("UsageError", error.what());
+  }
 }
 
 Signature make_signature(int kind, int dtype, std::vector<int64_t> shape, int op, int root, double prescale,
@@ -171,6 +189,9 @@ void bind_cycle(nb::module_& module) {
           "name"_a, "input"_a.none(), "output"_a.none(), "signature"_a, "waits"_a, "result"_a.none(), "inputs"_a.none())
       .def("run",
            [](PyCycle& self) { return guarded(self, [&] { return self.cycle().run() == Cycle::Event::kCold; }); })
+      .def("abandon", [](PyCycle& self) { self.cycle().abandon(); })
+      .def("is_stepping", [](const PyCycle& self) { return self.cycle().is_stepping(); })
+      .def("release", &PyCycle::release)
       .def("stop", [](PyCycle& self) { self.cycle().stop(); })
       .def("give_up",
            [](PyCycle& self, int rank, const std::string& reason) {
@@ -218,7 +239,7 @@ void bind_engine(nb::module_& module) {
       .def("wait", &wait)
       .def("done",
            [](const Handle& self) {
-             if (self.completion->is_pending() && self.slot >= 0) nb::inst_ptr<PyCycle>(self.cycle)->cycle().hurry();
+             if (self.completion->is_pending() && self.slot >= 0) hurry(*nb::inst_ptr<PyCycle>(self.cycle));
              return !self.completion->is_pending();
            })
       .def("complete", [](Handle& self) { self.completion->finish(true); })

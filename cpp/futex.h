@@ -13,10 +13,10 @@
 
 namespace ronde {
 
-// Among the threads of this process only. True if a signal ended the sleep; every reason to return is fine, the caller
-// looks again.
+// Among the threads of this process only, for a second at most. False if a signal or the time ended the sleep.
 inline bool futex_sleep(std::atomic<uint32_t>& word, uint32_t while_it_is) {
-  return syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, nullptr, nullptr, 0) < 0 && errno == EINTR;
+  const timespec limit{1, 0};
+  return syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, &limit, nullptr, 0) == 0 || errno == EAGAIN;
 }
 
 inline void futex_wake_all(std::atomic<uint32_t>& word) {

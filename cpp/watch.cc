@@ -64,6 +64,7 @@ void Watch::stop() {
     thread_.reset();
   }
   std::lock_guard lock(sending_);
+  for (const auto& [peer, control] : controls_) flush(peer);
   controls_.clear();
 }
 
@@ -136,7 +137,7 @@ void Watch::send_note(int rank, std::span<const uint32_t> words) {
 
 std::optional<Failure> Watch::departed(uint64_t number) const {
   if (left_count_.load(std::memory_order_seq_cst) == 0) return std::nullopt;
-  for (const auto& [peer, control] : controls_) {
+  for (int peer = 0; peer < static_cast<int>(departures_.size()); ++peer) {
     if (departures_[peer].load(std::memory_order_seq_cst) <= number) {
       return Failure(FailureKind::kPeerLost, peer, departure_reason(peer));
     }

@@ -18,12 +18,11 @@ class Completion {
     if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(state_);
   }
 
-  // Sleeps until it is finished; false if a signal came first.
+  // Sleeps until it is finished; false if a signal came first, or after a second: a signal that came just before the
+  // sleep has interrupted nothing, and the caller should look for it.
   bool sleep() {
-    bool interrupted = false;
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (state_.load(std::memory_order_seq_cst) == kPending && !interrupted) {
-      interrupted = futex_sleep(state_, kPending);
+    while (state_.load(std::memory_order_seq_cst) == kPending && futex_sleep(state_, kPending)) {
     }
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
     return !is_pending();

@@ -50,12 +50,43 @@ Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std:
   communicator_.watch().set_listener(this);
 }
 
-Cycle::~Cycle() { communicator_.watch().set_listener(nullptr); }
+Cycle::~Cycle() {
+  if (!is_abandoned_.load()) communicator_.watch().set_listener(nullptr);
+}
+
+// A thread's turn to do steps.
+class Cycle::Stepping {
+ public:
+  explicit Stepping(Cycle& cycle) : cycle_(cycle), lock_(cycle.stepping_) { begin(); }
+  Stepping(Cycle& cycle, std::try_to_lock_t wanted) : cycle_(cycle), lock_(cycle.stepping_, wanted) { begin(); }
+  ~Stepping() {
+    if (lock_.owns_lock()) cycle_.stepper_.store({});
+  }
+  Stepping(const Stepping&) = delete;
+  Stepping& operator=(const Stepping&) = delete;
+  bool is_ours() const { return lock_.owns_lock(); }
+
+ private:
+  void begin() {
+    if (lock_.owns_lock()) cycle_.stepper_.store(std::this_thread::get_id());
+  }
+  Cycle& cycle_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+// What cannot be done here and now.
+void Cycle::refuse() const {
+  if (is_abandoned_.load()) throw UsageError("this engine belongs to the parent of this forked process");
+  if (is_stepping()) {
+    throw UsageError("the engine is in the middle of an operation, which a signal handler has interrupted");
+  }
+}
 
 // --- Submitting and waiting ----------------------------------------------------------------------------------------
 
 Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature, const void* in, void* out,
                                bool waits) {
+  refuse();
   if (failed_.load()) throw *failure();
   std::shared_ptr<Completion> completion;
   uint32_t index = 0;
@@ -87,8 +118,9 @@ void Cycle::tell_leader(uint64_t bytes, bool waits) {
   if (leader.lingers.load(std::memory_order_seq_cst) == 0 || ready >= Board::kEnoughBytes) board_.ring(0);
 }
 
-bool Cycle::wait(Completion& completion) {
+bool Cycle::wait(Completion& completion, Patience patience) {
   if (!completion.is_pending()) return true;
+  refuse();
   std::atomic<uint32_t>& waiting = board_.counters().waiting;
   waiting.fetch_add(1, std::memory_order_seq_cst);
   const auto leave = [&](bool finished) {
@@ -98,8 +130,9 @@ bool Cycle::wait(Completion& completion) {
   try {
     board_.note_change();
     if (!leader_.leads() && board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
-    drive(completion);
-    return leave(!completion.is_pending() || completion.sleep());
+    if (patience == Patience::kDrive) drive(completion);
+    const bool is_over = patience == Patience::kSleep ? completion.sleep() : !completion.is_pending();
+    return leave(is_over);
   } catch (...) {
     leave(false);
     throw;
@@ -107,6 +140,7 @@ bool Cycle::wait(Completion& completion) {
 }
 
 void Cycle::hurry() {
+  refuse();
   board_.counters().hurries.fetch_add(1, std::memory_order_seq_cst);
   board_.note_change();
   if (board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
@@ -123,8 +157,8 @@ void Cycle::drive(Completion& completion) {
   try {
     for (int look = 0; look < spins_ + yields_ && completion.is_pending(); ++look) {
       if (!in_cold_.load() && has_work()) {
-        std::unique_lock lock(stepping_, std::try_to_lock);
-        if (lock.owns_lock() && step(true) == Step::kDid) look = 0;
+        const Stepping turn(*this, std::try_to_lock);
+        if (turn.is_ours() && step(true) == Step::kDid) look = 0;
       }
       look < spins_ ? pause() : static_cast<void>(sched_yield());
     }
@@ -140,7 +174,7 @@ Cycle::Event Cycle::run() {
   const BellRope bell = board_.bell(local_rank_);
   while (true) {
     {
-      std::lock_guard lock(stepping_);
+      const Stepping turn(*this);
       Step done = Step::kDid;
       while (done == Step::kDid && !stopping_.load()) done = step(false);
       if (done == Step::kCold) return Event::kCold;
@@ -251,7 +285,7 @@ void Cycle::fail(const Failure& failure) {
 }
 
 void Cycle::give_up(const Failure& failure) {
-  std::lock_guard lock(stepping_);
+  const Stepping turn(*this);
   fail(failure);
 }
 
@@ -306,12 +340,12 @@ std::shared_ptr<Completion> Cycle::evict(uint32_t index) {
 }
 
 void Cycle::run_now(const Signature& signature, const std::vector<uint64_t>& rows, const void* in, void* out) {
-  std::lock_guard lock(stepping_);
+  const Stepping turn(*this);
   runner_.run_one({&signature, &rows, in, out, 0});
 }
 
 void Cycle::end_cold() {
-  std::lock_guard lock(stepping_);
+  const Stepping turn(*this);
   in_cold_.store(false);
   board_.counters().cold_done.store(cold_begun_.load(), std::memory_order_seq_cst);
   board_.note_change();
@@ -319,7 +353,7 @@ void Cycle::end_cold() {
 }
 
 std::vector<uint32_t> Cycle::take_used() {
-  std::lock_guard lock(stepping_);
+  const Stepping turn(*this);
   std::vector<uint32_t> used;
   for (uint32_t index = 0; index < slots_.size(); ++index) {
     if (slots_[index].last_use > 0) used.push_back(index);

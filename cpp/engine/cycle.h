@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -49,8 +50,11 @@ class Cycle : private Watch::Listener {
   };
   Submitted submit(std::string_view name, const Signature& signature, const void* in, void* out, bool waits);
 
-  // Waits for a completion, doing steps meanwhile; false if a signal came first. Throws Interrupted.
-  bool wait(Completion& completion);
+  // Waits for a completion; false if it is still pending. First with kDrive, which does the engine's steps as long as it
+  // may be over soon; then with kSleep, which sleeps until it is over, a signal comes or a second has passed. Look for
+  // signals in between: one that came during the steps has interrupted nothing. Throws Interrupted.
+  enum class Patience { kDrive, kSleep };
+  bool wait(Completion& completion, Patience patience);
 
   // Somebody wants to know whether a tensor is through: what is ready runs now.
   void hurry();
@@ -76,7 +80,13 @@ class Cycle : private Watch::Listener {
   void give_up(const Failure& failure);
   std::optional<Failure> failure() const;
 
+  // In a forked child: the board is the parent's, so all that comes is refused.
+  void abandon() { is_abandoned_.store(true); }
+  // This thread is in the middle of a step, which a signal handler has interrupted.
+  bool is_stepping() const { return stepper_.load() == std::this_thread::get_id(); }
+
  private:
+  class Stepping;
   enum class Step { kNothing, kDid, kCold };
   struct Slot {
     bool is_used = false;
@@ -99,6 +109,7 @@ class Cycle : private Watch::Listener {
   Step take_entry(bool hands_over);
   void run_slots(const std::vector<uint32_t>& slots);
   bool has_work() const;
+  void refuse() const;
   void drive(Completion& completion);
   void fail(const Failure& failure);
   void tell_leader(uint64_t bytes, bool waits);
@@ -117,6 +128,8 @@ class Cycle : private Watch::Listener {
   uint64_t uses_ = 0;
 
   std::mutex stepping_;
+  std::atomic<std::thread::id> stepper_{};  // who holds it
+  std::atomic<bool> is_abandoned_{false};
   std::atomic<uint64_t> taken_{0};     // words of the log that this rank has read
   std::atomic<bool> in_cold_{false};   // a cold round is going on
   std::atomic<bool> cold_due_{false};  // one was found by a thread other than the engine's

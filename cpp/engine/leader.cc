@@ -51,15 +51,22 @@ bool Leader::look() {
   const uint64_t changes = board_.changes();
   if (changes == seen_.load(std::memory_order_relaxed) && linger_left_ns() != 0) return false;
   seen_.store(changes);
-  return want_round() || decide();
+  if (!is_round_wanted()) return decide(false);
+  // What is ready goes first: the round may be the last, because somebody leaves.
+  const bool has_decided = decide(true);
+  return want_round() || has_decided;
 }
 
-bool Leader::want_round() {
+uint64_t Leader::round_wanted() const {
   uint64_t wanted = cold_asked_;
   for (int local = 0; local < board_.size(); ++local) {
     wanted = std::max(wanted, board_.counters(local).cold_wanted.load(std::memory_order_seq_cst));
   }
-  if (wanted <= cold_appended_) return false;
+  return wanted;
+}
+
+bool Leader::want_round() {
+  const uint64_t wanted = round_wanted();
   if (decides()) {
     publish({kColdEntry});
     return true;
@@ -72,13 +79,13 @@ bool Leader::want_round() {
   return false;
 }
 
-bool Leader::decide() {
+bool Leader::decide(bool at_once) {
   const std::vector<uint32_t> slots = ready_slots();
   if (slots.empty()) {
     stop_lingering();
     return false;
   }
-  if (!is_urgent()) return false;
+  if (!is_urgent() && !at_once) return false;
   stop_lingering();
   board_.counters(0).ready_bytes.store(0, std::memory_order_seq_cst);
   if (!decides()) {

@@ -42,8 +42,10 @@ class Leader {
 
  private:
   bool decides() const { return communicator_.rank() == 0; }
+  uint64_t round_wanted() const;
+  bool is_round_wanted() const { return round_wanted() > cold_appended_; }
   bool want_round();
-  bool decide();
+  bool decide(bool at_once);
   bool is_urgent();
   void stop_lingering();
   std::vector<uint32_t> ready_slots() const;

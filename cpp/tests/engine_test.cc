@@ -61,7 +61,8 @@ class Rank {
     tensor.completion = std::move(submitted.completion);
   }
   void wait(Completion& completion) {
-    while (!cycle_->wait(completion)) {
+    if (cycle_->wait(completion, Cycle::Patience::kDrive)) return;
+    while (!cycle_->wait(completion, Cycle::Patience::kSleep)) {
     }
   }
   Cycle& cycle() { return *cycle_; }

@@ -333,3 +333,120 @@ def submit_and_spin(tensors: int) -> float:
 def test_cached_tensors_run_while_a_rank_holds_the_interpreter() -> None:
     slowest, _ = ranks.run(submit_and_spin, 2, 100)
     assert slowest < 1.0  # generous: the other rank lets go of its interpreter only after 1.5 s
+
+
+# Endings and other accidents
+
+
+def leave_after_submitting() -> float:
+    ronde.init(linger_ns=10**9)
+    ronde.allreduce(np.ones(3), name="hit")
+    handle = ronde.allreduce_async(np.ones(3), name="hit", op=ronde.Average)
+    ronde.world().barrier()
+    if ronde.rank() == 1:
+        ronde.shutdown()
+    mean = float(handle.wait()[0])
+    ronde.shutdown()
+    return mean
+
+
+def test_what_all_have_submitted_still_runs_when_a_rank_leaves() -> None:
+    assert ranks.run(leave_after_submitting, 2) == [1.0, 1.0]
+
+
+def pass_odd_values() -> str:
+    ronde.init()
+    x = np.ones(4, np.float32)
+    half: Any = np.float32(0.5)
+    root: Any = np.int64(0)
+    for _ in range(2):
+        scaled = ronde.allreduce(x, name="scaled", prescale_factor=half, postscale_factor=True)
+        assert (scaled == 0.5).all()
+        assert (ronde.broadcast(x, root, name="from 0") == 1).all()
+    for name in (5, "\udcff"):
+        with pytest.raises(UsageError, match="name"):
+            ronde.allgather(x, name=name)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="scale factors"):
+        ronde.allreduce(x, name="scaled", prescale_factor="much")  # type: ignore[arg-type]
+    ronde.shutdown()
+    return "done"
+
+
+def test_numbers_of_any_type_and_names_that_are_none() -> None:
+    assert ranks.run(pass_odd_values, 2) == ["done"] * 2
+
+
+def init_with_own_capacity() -> str:
+    with pytest.raises(MismatchError, match=r"cache_capacity .* 10 on rank 0 and 11 on rank 1"):
+        ronde.init(cache_capacity=10 + int(os.environ["RANK"]))
+    return "refused"
+
+
+def test_settings_of_the_engine_must_agree() -> None:
+    assert ranks.run(init_with_own_capacity, 2) == ["refused"] * 2
+
+
+def shut_down_in_a_handler() -> str:
+    ronde.init()
+    x = np.ones(2_000_000)
+    ronde.allreduce(x, name="x")
+    if ronde.rank() == 1:
+        ronde.world().barrier()
+        time.sleep(1.5)
+        with pytest.raises(ronde.PeerError):
+            ronde.allreduce(x, name="x")
+        ronde.shutdown()
+        return "told"
+    signal.signal(signal.SIGALRM, lambda *_: ronde.shutdown())
+    ronde.world().barrier()
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(ronde.RondeError):
+        ronde.allreduce(x, name="x")
+    return "shut down"
+
+
+def test_a_signal_handler_may_shut_down() -> None:
+    assert ranks.run(shut_down_in_a_handler, 2) == ["shut down", "told"]
+
+
+def wait_in_a_forked_child() -> int:
+    ronde.init()
+    ronde.allreduce(np.ones(3), name="x")
+    handle = ronde.allreduce_async(np.ones(3), name="x") if ronde.rank() == 0 else None
+    code = 0
+    if handle is not None:
+        child = os.fork()
+        if child == 0:
+            try:
+                handle.wait()
+            except UsageError:
+                os._exit(7)
+            os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ronde.world().barrier()
+    handle = handle or ronde.allreduce_async(np.ones(3), name="x")
+    assert (handle.wait() == 1).all()
+    ronde.shutdown()
+    return code
+
+
+def test_a_forked_child_is_refused() -> None:
+    assert ranks.run(wait_in_a_forked_child, 2) == [7, 0]
+
+
+def forget_handles(times: int) -> list[int]:
+    counts = []
+    for _ in range(times):
+        ronde.init()
+        for _ in range(3):
+            ronde.allreduce(np.ones(3), name="x")
+        ronde.allreduce_async(np.ones(3), name="x")  # nobody waits
+        ronde.world().barrier()
+        ronde.shutdown()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return counts
+
+
+def test_handles_that_nobody_waits_for_keep_nothing_alive() -> None:
+    for counts in ranks.run(forget_handles, 2, 5):
+        assert counts[-1] == counts[1]

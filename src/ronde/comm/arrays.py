@@ -170,7 +170,9 @@ def _is_tensor(x: Any) -> bool:
 
 
 def _is_contiguous(x: Any) -> bool:
-    return bool(x.is_contiguous() if _is_tensor(x) else x.flags.c_contiguous)
+    if not _is_tensor(x):
+        return bool(x.flags.c_contiguous)
+    return bool(x.is_contiguous() and not x.is_conj() and not x.is_neg())
 
 
 def _as_numpy(x: Any) -> np.ndarray[Any, Any]:

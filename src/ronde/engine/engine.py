@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +27,17 @@ from ronde.comm.communicator import Communicator
 from ronde.core.messages import Run, decode_requests, decode_stream, encode_requests, encode_stream
 from ronde.core.negotiation import Closed, Coordinator, Effect, Evicted, Execute, Failed, Insert, Member
 from ronde.engine.rounds import gather_bytes, share_bytes
-from ronde.engine.submission import Submission, Terms, address, check, normal_splits, prepare, result_rows
+from ronde.engine.submission import (
+    Submission,
+    Terms,
+    address,
+    check,
+    check_name,
+    normal_splits,
+    normal_terms,
+    prepare,
+    result_rows,
+)
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.settings import Settings
 from ronde.types import Allgather, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
@@ -36,7 +47,8 @@ __all__ = ["Engine"]
 _log = logging.getLogger("ronde.engine")
 
 _UNNAMED = 64  # so many tensors without a name may be in flight, of each kind
-_LEAVE_PATIENCE_S = 1.0  # so long a rank that shuts down waits until everybody knows
+_LEAVE_PATIENCE_S = 1.0  # so long a rank that shuts down waits until everybody begins to listen
+_ROUND_PATIENCE_S = 30.0  # and so long until all have heard of it
 _KNOWN = 2**16  # names that change all the time must not fill the memory
 
 
@@ -47,6 +59,8 @@ class Engine:
         capacity = settings.cache_capacity
         self._rank, self._size, self._hosts = world.rank, world.size, world.hosts
         self._comm = world.duplicate()
+        self._agree("cache_capacity", capacity)
+        self._agree("fusion_bytes", settings.fusion_bytes)
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
         buffer = self._comm.empty(settings.fusion_bytes, np.uint8)
         self._cycle = _native.Cycle(self._comm._native, board, capacity, buffer, settings.linger_ns)
@@ -59,8 +73,18 @@ class Engine:
         self._unnamed: dict[Kind, _Unnamed] = {}
         self._failure: BaseException | None = None
         self._closed = threading.Event()
+        self._is_in_round = False
         self._thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
         self._thread.start()
+
+    def _agree(self, setting: str, value: int) -> None:
+        values = self._comm.allgather(np.array([value])).tolist()
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise MismatchError(
+                    f"the setting {setting} must be the same on all ranks: it is {values[0]} on rank 0 and {other} on "
+                    f"rank {rank}"
+                )
 
     # Submitting
 
@@ -96,9 +120,10 @@ class Engine:
                     return self._submit(
                         prepare(name, terms, given, out, self._rank, self._size), signature, waits
                     )
-        terms = Terms(kind, dtype, shape, op, root, prescale, postscale, rows)
+        terms = normal_terms(kind, dtype, shape, op, root, prescale, postscale, rows)
         signature = self._admit(terms, given, out)
         if name is not None:
+            check_name(name)
             self._remember(name, terms, signature)
             return self._submit(prepare(name, terms, given, out, self._rank, self._size), signature, waits)
         unnamed = self._unnamed.get(kind) or self._unnamed.setdefault(kind, _Unnamed(kind))
@@ -114,7 +139,8 @@ class Engine:
         `x`: a contiguous array. All that can be done beforehand is done here; the rest is as in `submit`.
         """
         given = operand(x)
-        terms = Terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, ())
+        check_name(name)
+        terms = normal_terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, ())
         signature = self._admit(terms, given, x)
         submission = prepare(name, terms, given, x, self._rank, self._size)
         memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._cold
@@ -138,7 +164,9 @@ class Engine:
 
     def _submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(
+                None
+            )  # that of others who have met it would keep their frames alive
         if submission.name in self._cold:
             raise UsageError(
                 f"tensor '{submission.name}' is in flight already: wait for it before it is submitted again"
@@ -149,7 +177,7 @@ class Engine:
                 return handle
         with self._lock:  # between cold rounds, where what is cached does not change
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)
             known = self._member.lookup(submission.name)
             if known is not None:
                 request, run, _ = known
@@ -196,7 +224,12 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._cycle.run():
+                self._is_in_round = True
                 self._cold_round()
+                self._is_in_round = False
+            if self._failure is None:  # nobody has answered while this rank took leave
+                host = self._hosts[self._rank]
+                raise PeerLostError(f"rank {self._rank} on {host} has shut down", self._rank, host)
         except BaseException as error:
             self._fail(error)
 
@@ -301,17 +334,30 @@ class Engine:
             if self._failure is None:
                 self._member.leave()
                 self._cycle.want_cold()
-        self._closed.wait(_LEAVE_PATIENCE_S)
+        if (
+            self._cycle.is_stepping()
+        ):  # called by a signal handler, in the middle of a collective: that is aborted
+            self._comm.shutdown()
+            self._cycle.stop()
+            return
+        until = time.monotonic() + _ROUND_PATIENCE_S
+        while not self._closed.wait(_LEAVE_PATIENCE_S) and self._is_in_round and time.monotonic() < until:
+            pass  # the others have heard of it, and one of them is busy
         self._cycle.stop()
         self._comm.shutdown()
         self._thread.join()
+        self._cycle.release()
+
+    def abandon(self) -> None:
+        """In a forked child: refuse everything, and leave what is the parent's alone."""
+        self._cycle.abandon()
 
 
 class _Unnamed:
     """Names for the tensors of one kind that come without: numbered in the order of submission, again and again."""
 
     def __init__(self, kind: Kind) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._kind = kind
         self._count = 0
         # What is in flight is kept alive elsewhere; what nobody wants any more is not kept by its name.

@@ -93,6 +93,7 @@ def prepare(
 
 def _forget() -> None:
     if _process.engine is not None:
+        _process.engine.abandon()
         _process.parents, _process.engine = _process.engine, None
 
 

@@ -24,7 +24,17 @@ from ronde.types import (
     Reducescatter,
 )
 
-__all__ = ["Submission", "Terms", "address", "check", "normal_splits", "prepare", "result_rows"]
+__all__ = [
+    "Submission",
+    "Terms",
+    "address",
+    "check",
+    "check_name",
+    "normal_splits",
+    "normal_terms",
+    "prepare",
+    "result_rows",
+]
 
 _REDUCTIONS = (Allreduce, Reducescatter)
 _INTEGERS = range(DType.uint8, DType.int64 + 1)
@@ -103,6 +113,37 @@ def _goal_like(given: Operand, out: Any) -> Target:
     ):  # a contiguous tensor
         return Target(memory, out, False)
     return target(given, given.shape, out)
+
+
+def normal_terms(
+    kind: Kind,
+    dtype: DType,
+    shape: tuple[int, ...],
+    op: ReduceOp,
+    root: int,
+    prescale: float,
+    postscale: float,
+    splits: tuple[int, ...],
+) -> Terms:
+    """Return the terms in Python's own types, whatever numbers the user has passed. Raises UsageError."""
+    try:
+        return Terms(kind, dtype, shape, op, operator.index(root), float(prescale), float(postscale), splits)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a root is a whole number, and scale factors are numbers: {error}") from None
+
+
+def check_name(name: object) -> None:
+    """Raise UsageError unless it is a name for a tensor."""
+    if not isinstance(name, str) or (not name.isascii() and _is_broken(name)):
+        raise UsageError(f"the name of a tensor is a text, not {name!r}")
+
+
+def _is_broken(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def check(terms: Terms, given: Operand | None, out: Any, size: int) -> None:
