@@ -50,9 +50,9 @@ class Cycle : private Watch::Listener {
   };
   Submitted submit(std::string_view name, const Signature& signature, const void* in, void* out, bool waits);
 
-  // Waits for a completion; false if it is still pending. First with kDrive, which does the engine's steps as long as it
-  // may be over soon; then with kSleep, which sleeps until it is over, a signal comes or a second has passed. Look for
-  // signals in between: one that came during the steps has interrupted nothing. Throws Interrupted.
+  // Waits for a completion; false if it is still pending. First with kDrive, which does the engine's steps as long as
+  // it may be over soon; then with kSleep, which sleeps until it is over, a signal comes or a second has passed. Look
+  // for signals in between: one that came during the steps has interrupted nothing. Throws Interrupted.
   enum class Patience { kDrive, kSleep };
   bool wait(Completion& completion, Patience patience);
 
