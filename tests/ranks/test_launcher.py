@@ -139,9 +139,11 @@ def test_dry_run_starts_nothing_and_hides_the_key(launcher: Launcher) -> None:
     code, out, err = launcher.run("--dry-run", "-n", "2", "script.py", "x")
     assert (code, err) == (0, "")
     assert "RONDE_JOB_KEY=<hidden>" in out
-    assert out.endswith(
-        f"rank 1:\n    LOCAL_RANK=1\n    RANK=1\n    ROLE_RANK=1\n    {sys.executable} script.py x\n"
+    own = "".join(
+        f"    {name}=1\n"
+        for name in ("HOROVOD_LOCAL_RANK", "HOROVOD_RANK", "LOCAL_RANK", "RANK", "ROLE_RANK")
     )
+    assert out.endswith(f"rank 1:\n{own}    {sys.executable} script.py x\n")
     assert not (launcher.folder / "started").exists()
 
 
