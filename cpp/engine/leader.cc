@@ -52,9 +52,18 @@ bool Leader::look() {
   if (changes == seen_.load(std::memory_order_relaxed) && linger_left_ns() != 0) return false;
   seen_.store(changes);
   if (!is_round_wanted()) return decide(false);
+  if (!all_are_through()) return false;  // what is ready is not known yet
   // What is ready goes first: the round may be the last, because somebody leaves.
   const bool has_decided = decide(true);
   return want_round() || has_decided;
+}
+
+// Whoever is not through with the last cold round may still have set a bit for what the slot held before.
+bool Leader::all_are_through() const {
+  for (int local = 0; local < board_.size(); ++local) {
+    if (board_.counters(local).cold_done.load(std::memory_order_seq_cst) != cold_appended_) return false;
+  }
+  return true;
 }
 
 uint64_t Leader::round_wanted() const {
@@ -124,10 +133,7 @@ void Leader::stop_lingering() {
 // The slots that are ready: for rank 0 on all hosts, for another leader on its host and not reported yet.
 std::vector<uint32_t> Leader::ready_slots() const {
   std::vector<uint32_t> slots;
-  for (int local = 0; local < board_.size(); ++local) {
-    // Whoever is not through yet may still have set a bit for what the slot held before.
-    if (board_.counters(local).cold_done.load(std::memory_order_seq_cst) != cold_appended_) return slots;
-  }
+  if (!all_are_through()) return slots;
   for (size_t word = 0; word < board_.words(); ++word) {
     uint64_t ready = UINT64_MAX;
     for (int local = 0; local < board_.size() && ready != 0; ++local) {

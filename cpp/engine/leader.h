@@ -42,6 +42,7 @@ class Leader {
 
  private:
   bool decides() const { return communicator_.rank() == 0; }
+  bool all_are_through() const;
   uint64_t round_wanted() const;
   bool is_round_wanted() const { return round_wanted() > cold_appended_; }
   bool want_round();
