@@ -155,9 +155,9 @@ void hurry(PyCycle& self) {
 }
 
 Signature make_signature(int kind, int dtype, std::vector<int64_t> shape, int op, int root, double prescale,
-                         double postscale, std::vector<int64_t> splits) {
+                         double postscale, std::vector<int64_t> splits, std::string device) {
   return {static_cast<Kind>(kind), static_cast<DType>(dtype), static_cast<ReduceOp>(op), root, prescale, postscale,
-          std::move(shape),        std::move(splits)};
+          std::move(shape),        std::move(splits),         std::move(device)};
 }
 
 // Runs what may wait, or fail with the communicator.
@@ -229,9 +229,9 @@ void bind_engine(nb::module_& module) {
 
   nb::class_<Signature>(module, "Signature")
       .def("__init__", [](Signature* self, int kind, int dtype, std::vector<int64_t> shape, int op, int root,
-                          double prescale, double postscale, std::vector<int64_t> splits) {
-        new (self)
-            Signature(make_signature(kind, dtype, std::move(shape), op, root, prescale, postscale, std::move(splits)));
+                          double prescale, double postscale, std::vector<int64_t> splits, std::string device) {
+        new (self) Signature(make_signature(kind, dtype, std::move(shape), op, root, prescale, postscale,
+                                            std::move(splits), std::move(device)));
       });
 
   nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable())

@@ -195,7 +195,10 @@ void Watch::send_to(int peer, const Message& message) {
 void Watch::flush(int peer) {
   std::string& backlog = backlog_[peer];
   while (!backlog.empty()) {
-    const ssize_t sent = send(controls_.at(peer).get(), backlog.data(), backlog.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    // Message by message, so that a Unix socket never takes a part of one.
+    const size_t rest = backlog.size() % sizeof(Message);
+    const size_t bytes = rest == 0 ? sizeof(Message) : rest;
+    const ssize_t sent = send(controls_.at(peer).get(), backlog.data(), bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent > 0) {
       backlog.erase(0, static_cast<size_t>(sent));
     } else {

@@ -129,7 +129,8 @@ bool Cycle::wait(Completion& completion, Patience patience) {
   };
   try {
     board_.note_change();
-    if (!leader_.leads() && board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
+    const bool looks_itself = leader_.leads() && patience == Patience::kDrive;
+    if (!looks_itself && board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
     if (patience == Patience::kDrive) drive(completion);
     const bool is_over = patience == Patience::kSleep ? completion.sleep() : !completion.is_pending();
     return leave(is_over);

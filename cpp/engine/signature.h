@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "types.h"
@@ -20,6 +21,7 @@ struct Signature {
   double postscale = 1.0;
   std::vector<int64_t> shape;   // of this rank's input
   std::vector<int64_t> splits;  // of alltoall: rows for each rank
+  std::string device = "cpu";   // where the program has the tensor
 
   bool operator==(const Signature&) const = default;
 

@@ -59,6 +59,7 @@ class Signature:
         prescale: float,
         postscale: float,
         splits: Sequence[int],
+        device: str,
         /,
     ) -> None: ...
 

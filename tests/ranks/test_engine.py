@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import ronde
+from ronde.engine import submit
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.testing import ranks
 from ronde.testing.worker import tell
+from ronde.types import Kind
 
 ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
 SIZES = pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -184,6 +186,9 @@ def disagree() -> dict[str, str]:
         "reduction": lambda: ronde.allreduce(x, name="reduction", op=ronde.Max if last else ronde.Sum),
         "root": lambda: ronde.broadcast(x, size - 1 if last else 0, name="root"),
         "prescale": lambda: ronde.allreduce(x, name="prescale", prescale_factor=0.5 if last else 1.0),
+        "device": lambda: submit(
+            Kind.allreduce, x, name="device", op=ronde.Sum, device="cuda" if last else "cpu"
+        ).wait(),
         "rows": lambda: ronde.allgather(np.ones((2, 4) if last else (2, 3)), name="rows"),
     }
     answers = {}
@@ -212,7 +217,11 @@ def test_disagreements_are_told_to_all(n: int) -> None:
         assert f"tensor '{case.split()[0]}'" in answer, answer
         assert "rank 0 " in answer, answer
         assert f"rank {n - 1} " in answer, answer
-    for case, values in {"shape 0": ("(2, 3)", "(2, 4)"), "dtype 0": ("float32", "float64")}.items():
+    for case, values in {
+        "shape 0": ("(2, 3)", "(2, 4)"),
+        "dtype 0": ("float32", "float64"),
+        "device 1": ("cpu", "cuda"),
+    }.items():
         assert all(value in first[case] for value in values)
 
 

@@ -37,6 +37,7 @@ from ronde.engine.submission import (
     normal_terms,
     prepare,
     result_rows,
+    signature_of,
 )
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.settings import Settings
@@ -100,13 +101,15 @@ class Engine:
         splits: Sequence[int] | None,
         out: Any,
         waits: bool,
+        device: str = "cpu",
     ) -> Handle:
         """Submit a tensor; return its handle.
 
         `x`: any array (None for a barrier); it must not change until the handle is done. `name`: the same on all ranks;
         None numbers the tensors of a kind in the order in which they are submitted. `op`, `prescale`, `postscale`: of
         reductions; `root`: of a broadcast; `splits`: of an all-to-all. `out`: takes the result, may be `x`. `waits`:
-        the caller calls `wait()` at once. Raises ValueError for a name that is in flight, UsageError for what makes no
+        the caller calls `wait()` at once. `device`: where the program has the tensor of which `x` is a copy. Raises
+        ValueError for a name that is in flight, UsageError for what makes no
         sense, PeerError if the world has failed. What ranks disagree about is raised by `wait()` on all of them.
         """
         given = None if kind is Barrier else operand(x)
@@ -116,11 +119,11 @@ class Engine:
             known = self._known.get(name)
             if known is not None:
                 terms, signature = known
-                if terms == (kind, dtype, shape, op, root, prescale, postscale, rows):
+                if terms == (kind, dtype, shape, op, root, prescale, postscale, rows, device):
                     return self._submit(
                         prepare(name, terms, given, out, self._rank, self._size), signature, waits
                     )
-        terms = normal_terms(kind, dtype, shape, op, root, prescale, postscale, rows)
+        terms = normal_terms(kind, dtype, shape, op, root, prescale, postscale, rows, device)
         signature = self._admit(terms, given, out)
         if name is not None:
             check_name(name)
@@ -140,7 +143,7 @@ class Engine:
         """
         given = operand(x)
         check_name(name)
-        terms = normal_terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, ())
+        terms = normal_terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, (), "cpu")
         signature = self._admit(terms, given, x)
         submission = prepare(name, terms, given, x, self._rank, self._size)
         memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._cold
@@ -155,7 +158,7 @@ class Engine:
 
     def _admit(self, terms: Terms, given: Operand | None, out: Any) -> _native.Signature:
         check(terms, given, out, self._size)
-        return terms.signature
+        return signature_of(terms)
 
     def _remember(self, name: str, terms: Terms, signature: _native.Signature) -> None:
         if len(self._known) >= _KNOWN:
@@ -255,17 +258,7 @@ class Engine:
         """Whatever is quickly done, with the lock held."""
         match effect:
             case Insert(slot, request, run):
-                signature = _native.Signature(
-                    request.kind,
-                    request.dtype,
-                    request.shape,
-                    request.op,
-                    request.root,
-                    request.prescale,
-                    request.postscale,
-                    request.splits,
-                )
-                self._cycle.insert(slot, request.name, signature, run.rows)
+                self._cycle.insert(slot, request.name, signature_of(request), run.rows)
             case Evicted(slot):
                 handle = self._cycle.evict(slot)
                 if handle is not None:
@@ -293,7 +286,7 @@ class Engine:
         given, goal = submission.given, submission.goal
         source = None if given is None else address(given.memory)
         destination = None if goal is None else address(goal.memory)
-        self._cycle.run_now(submission.terms.signature, run.rows, source, destination)
+        self._cycle.run_now(signature_of(submission.terms), run.rows, source, destination)
         if goal is not None:
             handle.result = goal.result
             handle.finish = lambda _: goal.finish()

@@ -79,9 +79,10 @@ def submit(
     splits: Sequence[int] | None = None,
     out: Any = None,
     waits: bool = False,
+    device: str = "cpu",
 ) -> Handle:
     """Submit a tensor (see Engine.submit)."""
-    return engine().submit(kind, x, name, op, root, prescale, postscale, splits, out, waits)
+    return engine().submit(kind, x, name, op, root, prescale, postscale, splits, out, waits, device)
 
 
 def prepare(

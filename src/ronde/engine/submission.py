@@ -34,6 +34,7 @@ __all__ = [
     "normal_terms",
     "prepare",
     "result_rows",
+    "signature_of",
 ]
 
 _REDUCTIONS = (Allreduce, Reducescatter)
@@ -51,17 +52,26 @@ class Terms(NamedTuple):
     prescale: float
     postscale: float
     splits: tuple[int, ...]
+    device: str
 
     def request(self, name: str) -> Request:
-        kind, dtype, shape, op, root, prescale, postscale, splits = self
-        return Request(kind, name, dtype, shape, op, root, prescale, postscale, "cpu", splits)
+        kind, dtype, shape, op, root, prescale, postscale, splits, device = self
+        return Request(kind, name, dtype, shape, op, root, prescale, postscale, device, splits)
 
-    @property
-    def signature(self) -> _native.Signature:
-        """The same for the native side."""
-        return _native.Signature(
-            self.kind, self.dtype, self.shape, self.op, self.root, self.prescale, self.postscale, self.splits
-        )
+
+def signature_of(terms: Terms | Request) -> _native.Signature:
+    """Return the same for the native side."""
+    return _native.Signature(
+        terms.kind,
+        terms.dtype,
+        terms.shape,
+        terms.op,
+        terms.root,
+        terms.prescale,
+        terms.postscale,
+        terms.splits,
+        terms.device,
+    )
 
 
 class Submission(NamedTuple):
@@ -124,12 +134,14 @@ def normal_terms(
     prescale: float,
     postscale: float,
     splits: tuple[int, ...],
+    device: str,
 ) -> Terms:
     """Return the terms in Python's own types, whatever numbers the user has passed. Raises UsageError."""
     try:
-        return Terms(kind, dtype, shape, op, operator.index(root), float(prescale), float(postscale), splits)
+        root, prescale, postscale = operator.index(root), float(prescale), float(postscale)
     except (TypeError, ValueError) as error:
         raise UsageError(f"a root is a whole number, and scale factors are numbers: {error}") from None
+    return Terms(kind, dtype, shape, op, root, prescale, postscale, splits, device)
 
 
 def check_name(name: object) -> None:

@@ -39,7 +39,7 @@ def staged(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Han
     copy = tensor.detach().to("cpu", copy=True)
     # The copy is nobody else's, so where shapes agree the result may as well overwrite it.
     keeps_shape = kind is Kind.allreduce or kind is Kind.broadcast
-    handle = submit(kind, copy, out=copy if keeps_shape else None, **terms)
+    handle = submit(kind, copy, out=copy if keeps_shape else None, device=tensor.device.type, **terms)
     return _Moved(handle, tensor, in_place)
 
 
