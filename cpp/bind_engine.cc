@@ -1,10 +1,12 @@
 // The border to Python of the engine: tensors are submitted, handles are waited for, cold rounds are made.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,12 +37,14 @@ struct Handle {
 
 class PyCycle {
  public:
-  PyCycle(Communicator& communicator, nb::handle board, size_t capacity, nb::handle buffer, int64_t linger_ns)
+  PyCycle(Communicator& communicator, nb::handle board, size_t capacity, nb::handle buffer, int64_t linger_ns,
+          bool keeps_groups_apart)
       : communicator_(communicator) {
     const auto [board_data, board_bytes] = memory_of(board);
     const auto [buffer_data, buffer_bytes] = memory_of(buffer);
     if (board_bytes < Board::bytes(capacity)) raise("UsageError", "the board is too small");
-    cycle_ = std::make_unique<Cycle>(communicator, board_data, capacity, buffer_data, buffer_bytes, linger_ns);
+    cycle_ = std::make_unique<Cycle>(communicator, board_data, capacity, buffer_data, buffer_bytes, linger_ns,
+                                     keeps_groups_apart);
     owners_.resize(capacity);
   }
 
@@ -58,12 +62,18 @@ class PyCycle {
     return memory;
   }
 
+  static std::vector<Cycle::Memory> memory_of(const nb::list& in, const nb::list& out) {
+    std::vector<Cycle::Memory> memory;
+    for (size_t i = 0; i < nb::len(in); ++i) memory.push_back({memory_of(in[i]).first, memory_of(out[i]).first});
+    return memory;
+  }
+
   // A handle if the tensor is cached, None if not. Raises ValueError if it is in flight.
-  nb::object submit(nb::object self, std::string_view name, nb::handle in, nb::handle out, const Signature& signature,
-                    bool waits, nb::object result, nb::object inputs) {
+  nb::object submit(nb::object self, std::string_view name, std::span<const Cycle::Memory> memory,
+                    const Signature& signature, bool waits, nb::object result, nb::object inputs) {
     Cycle::Submitted submitted;
     try {
-      submitted = cycle_->submit(name, signature, memory_of(in).first, memory_of(out).first, waits);
+      submitted = cycle_->submit(name, signature, memory, waits);
     } catch (const Failure& failure) {
       raise_failure(communicator_, failure);
     } catch (const UsageError& error) {
@@ -86,13 +96,8 @@ class PyCycle {
   }
 
   // The handle of the tensor that was submitted there and will not run from there, or None.
-  nb::object evict(uint32_t slot) {
-    const std::shared_ptr<Completion> pending = cycle_->evict(slot);
-    nb::object owner = std::move(owners_.at(slot));
-    owners_[slot] = nb::object();
-    if (!pending) return nb::none();
-    return owner;
-  }
+  nb::object evict(uint32_t slot) { return owner_of(slot, cycle_->evict(slot) != nullptr); }
+  nb::object take_back(uint32_t slot) { return owner_of(slot, cycle_->take_back(slot) != nullptr); }
 
   // Lets go of all handles: a handle owns its cycle, and nobody could collect the two.
   void release() { owners_.assign(owners_.size(), nb::object()); }
@@ -104,6 +109,11 @@ class PyCycle {
   }
 
  private:
+  nb::object owner_of(uint32_t slot, bool is_pending) {
+    nb::object owner = std::exchange(owners_.at(slot), nb::object());
+    return is_pending ? owner : nb::none();
+  }
+
   Communicator& communicator_;
   std::unique_ptr<Cycle> cycle_;
   std::vector<nb::object> owners_;  // by slot: the handle of the last tensor, which must live until it has run
@@ -155,9 +165,13 @@ void hurry(PyCycle& self) {
 }
 
 Signature make_signature(int kind, int dtype, std::vector<int64_t> shape, int op, int root, double prescale,
-                         double postscale, std::vector<int64_t> splits, std::string device) {
-  return {static_cast<Kind>(kind), static_cast<DType>(dtype), static_cast<ReduceOp>(op), root, prescale, postscale,
-          std::move(shape),        std::move(splits),         std::move(device)};
+                         double postscale, std::vector<int64_t> splits, std::string device,
+                         const std::vector<std::pair<int, std::vector<int64_t>>>& more) {
+  Signature signature{
+      static_cast<Kind>(kind), static_cast<DType>(dtype), static_cast<ReduceOp>(op), root, prescale, postscale,
+      std::move(shape),        std::move(splits),         std::move(device),         {}};
+  for (const auto& [type, dimensions] : more) signature.more.push_back({static_cast<DType>(type), dimensions});
+  return signature;
 }
 
 // Runs what may wait, or fail with the communicator.
@@ -176,17 +190,24 @@ auto guarded(PyCycle& self, Body&& body) {
 void bind_cycle(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<PyCycle>(module, "Cycle")
-      .def(nb::init<Communicator&, nb::handle, size_t, nb::handle, int64_t>(), "communicator"_a, "board"_a,
-           "capacity"_a, "buffer"_a, "linger_ns"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-           nb::keep_alive<1, 5>())
+      .def(nb::init<Communicator&, nb::handle, size_t, nb::handle, int64_t, bool>(), "communicator"_a, "board"_a,
+           "capacity"_a, "buffer"_a, "linger_ns"_a, "keeps_groups_apart"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
       .def(
           "submit",
           [](nb::handle_t<PyCycle> self, std::string_view name, nb::handle in, nb::handle out,
              const Signature& signature, bool waits, nb::object result, nb::object inputs) {
-            return nb::inst_ptr<PyCycle>(self)->submit(nb::borrow(self), name, in, out, signature, waits,
+            const Cycle::Memory memory{PyCycle::memory_of(in).first, PyCycle::memory_of(out).first};
+            return nb::inst_ptr<PyCycle>(self)->submit(nb::borrow(self), name, {&memory, 1}, signature, waits,
                                                        std::move(result), std::move(inputs));
           },
           "name"_a, "input"_a.none(), "output"_a.none(), "signature"_a, "waits"_a, "result"_a.none(), "inputs"_a.none())
+      .def("submit_group",
+           [](nb::handle_t<PyCycle> self, std::string_view name, const nb::list& in, const nb::list& out,
+              const Signature& signature, bool waits, nb::object result, nb::object inputs) {
+             return nb::inst_ptr<PyCycle>(self)->submit(nb::borrow(self), name, PyCycle::memory_of(in, out), signature,
+                                                        waits, std::move(result), std::move(inputs));
+           })
       .def("run",
            [](PyCycle& self) { return guarded(self, [&] { return self.cycle().run() == Cycle::Event::kCold; }); })
       .def("abandon", [](PyCycle& self) { self.cycle().abandon(); })
@@ -205,15 +226,17 @@ void bind_cycle(nb::module_& module) {
              self.cycle().insert(slot, std::move(name), signature, std::move(rows));
            })
       .def("evict", &PyCycle::evict)
-      .def(
-          "run_now",
-          [](PyCycle& self, const Signature& signature, const std::vector<uint64_t>& rows, nb::handle in,
-             nb::handle out) {
-            const void* const from = PyCycle::memory_of(in).first;
-            void* const to = PyCycle::memory_of(out).first;
-            guarded(self, [&] { self.cycle().run_now(signature, rows, from, to); });
-          },
-          "signature"_a, "rows"_a, "input"_a.none(), "output"_a.none())
+      .def("take_back", &PyCycle::take_back)
+      .def("run_now",
+           [](PyCycle& self, const Signature& signature, const std::vector<uint64_t>& rows, const nb::list& in,
+              const nb::list& out, int contributors, bool is_absent) {
+             const std::vector<Cycle::Memory> memory = PyCycle::memory_of(in, out);
+             guarded(self, [&] { self.cycle().run_now(signature, rows, memory, contributors, is_absent); });
+           })
+      .def("join", [](PyCycle& self) { self.cycle().join(); })
+      .def("absent", [](PyCycle& self) { self.cycle().absent(); })
+      .def("resume", [](PyCycle& self) { self.cycle().resume(); })
+      .def("set_contributors", [](PyCycle& self, int count) { self.cycle().set_contributors(count); })
       .def("end_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_cold(); }); })
       .def("take_used", [](PyCycle& self) { return guarded(self, [&] { return self.cycle().take_used(); }); })
       .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); });
@@ -229,9 +252,10 @@ void bind_engine(nb::module_& module) {
 
   nb::class_<Signature>(module, "Signature")
       .def("__init__", [](Signature* self, int kind, int dtype, std::vector<int64_t> shape, int op, int root,
-                          double prescale, double postscale, std::vector<int64_t> splits, std::string device) {
+                          double prescale, double postscale, std::vector<int64_t> splits, std::string device,
+                          const std::vector<std::pair<int, std::vector<int64_t>>>& more) {
         new (self) Signature(make_signature(kind, dtype, std::move(shape), op, root, prescale, postscale,
-                                            std::move(splits), std::move(device)));
+                                            std::move(splits), std::move(device), more));
       });
 
   nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable())

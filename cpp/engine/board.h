@@ -4,7 +4,8 @@
 //   - bits: one per cache slot. A rank flips its bit when it submits the slot's tensor. The tensor is ready on the host
 //     when all ranks have flipped, and a decision to run it makes "flipped" the new rest position: nobody ever has to
 //     clear a bit that another may be setting.
-//   - counters, all written by the part's owner alone.
+//   - counters, all written by the part's owner alone. Nobody waits for the bit of a rank that has joined: it flips it
+//     when it has taken the decision, and until then the tensor is not decided again.
 //   - the log, of which only the leader's (the host's first rank) is used: what is to be done, in order. Every rank
 //     reads it at its own pace. An entry is a number n and the n slots to run, or kColdEntry: a round of negotiation.
 //
@@ -43,6 +44,7 @@ class Board {
     std::atomic<uint64_t> hurries{0};      // how often it has asked for whatever is ready to run now
     std::atomic<uint32_t> waiting{0};      // threads that wait for a tensor
     std::atomic<uint32_t> drivers{0};      // those of them that are awake and look at the log
+    std::atomic<uint32_t> has_joined{0};   // it has run out of data; changes only in cold rounds
     // Of the leader's part, written by all.
     alignas(128) std::atomic<uint32_t> lingers{0};  // it waits for more tensors before it decides
     std::atomic<uint64_t> ready_bytes{0};           // became ready since its last decision
@@ -85,7 +87,8 @@ class Board {
     const uint64_t mask = uint64_t{1} << (slot % 64);
     const bool bit = (bits(own_)[slot / 64].fetch_xor(mask, std::memory_order_seq_cst) & mask) == 0;
     for (int local = 0; local < size(); ++local) {
-      if (((bits(local)[slot / 64].load(std::memory_order_seq_cst) & mask) != 0) != bit) return false;
+      const bool is_same = ((bits(local)[slot / 64].load(std::memory_order_seq_cst) & mask) != 0) == bit;
+      if (!is_same && counters(local).has_joined.load(std::memory_order_relaxed) == 0) return false;
     }
     return true;
   }

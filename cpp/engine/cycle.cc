@@ -37,13 +37,14 @@ void pause() {
 }  // namespace
 
 Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes,
-             int64_t linger_ns)
+             int64_t linger_ns, bool keeps_groups_apart)
     : communicator_(communicator),
       local_rank_(communicator.local_rank()),
       board_(parts_of(communicator, board, Board::bytes(capacity)), communicator.local_rank(), capacity),
-      runner_(communicator, buffer, buffer_bytes),
+      runner_(communicator, buffer, buffer_bytes, keeps_groups_apart),
       leader_(communicator, board_, capacity, linger_ns),
-      slots_(capacity) {
+      slots_(capacity),
+      contributors_(communicator.size()) {
   const bool crowded = communicator.local_size() > usable_cores();
   spins_ = crowded ? 16 : 200;
   yields_ = crowded ? 16 : 10;
@@ -84,7 +85,7 @@ void Cycle::refuse() const {
 
 // --- Submitting and waiting ----------------------------------------------------------------------------------------
 
-Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature, const void* in, void* out,
+Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature, std::span<const Memory> memory,
                                bool waits) {
   refuse();
   if (failed_.load()) throw *failure();
@@ -92,18 +93,22 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
   uint32_t index = 0;
   {
     std::lock_guard lock(table_);
+    if (has_joined_) {
+      throw UsageError("tensor '" + std::string(name) +
+                       "' is submitted although this rank has joined: wait until all have");
+    }
     const auto found = slot_of_.find(name);
     if (found == slot_of_.end()) return {Answer::kMiss, 0, nullptr};
     index = found->second;
     Slot& slot = slots_[index];
-    if (slot.completion && slot.completion->is_pending()) return {Answer::kInFlight, 0, nullptr};
+    if (slot.is_pending()) return {Answer::kInFlight, 0, nullptr};
     if (slot.signature != signature) return {Answer::kMiss, 0, nullptr};
+    if (memory.size() != slot.tensors.size()) throw UsageError("there must be memory for each tensor of a group");
     completion = slot.completion = std::make_shared<Completion>();
-    slot.in = in;
-    slot.out = out;
+    for (size_t i = 0; i < memory.size(); ++i) slot.tensors[i].memory = memory[i];
     const bool is_ready = board_.flip(index);
     board_.note_change();
-    if (is_ready) tell_leader(signature.bytes(), waits);
+    if (is_ready) tell_leader(slot.bytes, waits);
   }
   if (failed_.load()) completion->finish(false);  // it came too late to be failed with the others
   return {Answer::kHit, index, std::move(completion)};
@@ -260,16 +265,41 @@ Cycle::Step Cycle::take_entry(bool hands_over) {
 void Cycle::run_slots(const std::vector<uint32_t>& slots) {
   std::vector<Work> batch;
   batch.reserve(slots.size());
+  const int contributors = contributors_.load(std::memory_order_relaxed);
   for (uint32_t index : slots) {
     Slot& slot = slots_[index];
-    batch.push_back({&slot.signature, &slot.rows, slot.in, slot.out, index});
+    const bool is_absent = !slot.is_pending();
+    for (const Tensor& tensor : slot.tensors) {
+      batch.push_back({&tensor.signature, &tensor.rows, tensor.memory.in, tensor.memory.out, index, contributors,
+                       is_absent, slot.tensors.size() > 1});
+    }
+    slot.to_run = slot.tensors.size();
     if (communicator_.rank() == 0) slot.last_use = ++uses_;
   }
   runner_.run(batch, [&](const Work& work) {
+    Slot& slot = slots_[work.slot];
+    if (--slot.to_run > 0) return;
+    if (work.is_absent) {  // now that it has been taken, it may be decided again
+      board_.flip(work.slot);
+      board_.note_change();
+      board_.ring(0);
+      return;
+    }
     // Kept alive: once it is finished, its owner may submit the slot's tensor again.
-    const std::shared_ptr<Completion> completion = slots_[work.slot].completion;
+    const std::shared_ptr<Completion> completion = slot.completion;
     completion->finish(true);
   });
+}
+
+std::vector<Cycle::Tensor> Cycle::tensors_of(const Signature& signature, const std::vector<uint64_t>& rows) const {
+  std::vector<Tensor> tensors;
+  const size_t count = 1 + signature.more.size();
+  const auto rows_each = static_cast<ptrdiff_t>(rows.size() / count);
+  for (Signature& each : signature.tensors()) {
+    const auto begin = rows.begin() + static_cast<ptrdiff_t>(tensors.size()) * rows_each;
+    tensors.push_back({std::move(each), {begin, begin + rows_each}, {}});
+  }
+  return tensors;
 }
 
 void Cycle::fail(const Failure& failure) {
@@ -280,7 +310,7 @@ void Cycle::fail(const Failure& failure) {
   failed_.store(true);
   std::lock_guard lock(table_);
   for (Slot& slot : slots_) {
-    if (slot.completion && slot.completion->is_pending()) slot.completion->finish(false);
+    if (slot.is_pending()) slot.completion->finish(false);
   }
   board_.bell(local_rank_).ring();
 }
@@ -321,8 +351,9 @@ void Cycle::insert(uint32_t index, std::string name, Signature signature, std::v
   slot = Slot{};
   slot.is_used = true;
   slot.name = std::move(name);
+  slot.tensors = tensors_of(signature, rows);
+  for (const Tensor& tensor : slot.tensors) slot.bytes += tensor.signature.bytes();
   slot.signature = std::move(signature);
-  slot.rows = std::move(rows);
   slot_of_[slot.name] = index;
   if (communicator_.rank() == 0) slot.last_use = ++uses_;
 }
@@ -330,19 +361,48 @@ void Cycle::insert(uint32_t index, std::string name, Signature signature, std::v
 std::shared_ptr<Completion> Cycle::evict(uint32_t index) {
   std::lock_guard lock(table_);
   Slot& slot = slots_.at(index);
-  std::shared_ptr<Completion> pending;
-  if (slot.completion && slot.completion->is_pending()) {
-    pending = std::move(slot.completion);
-    board_.flip(index);  // back to rest: it is not submitted any more
-  }
+  std::shared_ptr<Completion> pending = take_back(slot, index);
   slot_of_.erase(slot.name);
   slot = Slot{};
   return pending;
 }
 
-void Cycle::run_now(const Signature& signature, const std::vector<uint64_t>& rows, const void* in, void* out) {
+std::shared_ptr<Completion> Cycle::take_back(uint32_t index) {
+  std::lock_guard lock(table_);
+  return take_back(slots_.at(index), index);
+}
+
+std::shared_ptr<Completion> Cycle::take_back(Slot& slot, uint32_t index) {
+  if (!slot.is_pending()) return nullptr;
+  board_.flip(index);  // back to rest: it is not submitted any more
+  return std::move(slot.completion);
+}
+
+void Cycle::run_now(const Signature& signature, const std::vector<uint64_t>& rows, std::span<const Memory> memory,
+                    int contributors, bool is_absent) {
+  const std::vector<Tensor> tensors = tensors_of(signature, rows);
+  std::vector<Work> batch;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Memory own = i < memory.size() ? memory[i] : Memory{};
+    batch.push_back(
+        {&tensors[i].signature, &tensors[i].rows, own.in, own.out, 0, contributors, is_absent, tensors.size() > 1});
+  }
   const Stepping turn(*this);
-  runner_.run_one({&signature, &rows, in, out, 0});
+  runner_.run(batch, [](const Work&) {});
+}
+
+void Cycle::join() {
+  std::lock_guard lock(table_);
+  has_joined_ = true;
+}
+
+void Cycle::absent() { board_.counters().has_joined.store(1, std::memory_order_seq_cst); }
+
+void Cycle::resume() {
+  board_.counters().has_joined.store(0, std::memory_order_seq_cst);
+  std::lock_guard lock(table_);
+  has_joined_ = false;
+  runner_.forget();
 }
 
 void Cycle::end_cold() {

@@ -35,9 +35,10 @@ namespace ronde {
 class Cycle : private Watch::Listener {
  public:
   // `board` (Board::bytes(capacity) long, zero) and `buffer`: symmetric memory of this communicator.
-  // `linger_ns`: so long a decision may wait for more tensors while nobody waits for one.
+  // `linger_ns`: so long a decision may wait for more tensors while nobody waits for one. `keeps_groups_apart`: see
+  // Runner.
   Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes,
-        int64_t linger_ns);
+        int64_t linger_ns, bool keeps_groups_apart);
   ~Cycle() override;
 
   // Submits a tensor. `waits`: the caller is going to call wait() at once. The memory stays in use until the completion
@@ -48,7 +49,12 @@ class Cycle : private Watch::Listener {
     uint32_t slot = 0;
     std::shared_ptr<Completion> completion;
   };
-  Submitted submit(std::string_view name, const Signature& signature, const void* in, void* out, bool waits);
+  struct Memory {
+    const void* in = nullptr;
+    void* out = nullptr;
+  };
+  // `memory`: of each tensor of the group, or of the single one; of a barrier nothing.
+  Submitted submit(std::string_view name, const Signature& signature, std::span<const Memory> memory, bool waits);
 
   // Waits for a completion; false if it is still pending. First with kDrive, which does the engine's steps as long as
   // it may be over soon; then with kSleep, which sleeps until it is over, a signal comes or a second has passed. Look
@@ -67,14 +73,26 @@ class Cycle : private Watch::Listener {
   // In a cold round: the cache as the ordered stream changes it; a tensor run at once; the end of the round.
   void insert(uint32_t slot, std::string name, Signature signature, std::vector<uint64_t> rows);
   // The completion of a tensor that was submitted and not decided, if there is one: it is not going to run from here.
+  // take_back() leaves the slot as it is.
   std::shared_ptr<Completion> evict(uint32_t slot);
-  void run_now(const Signature& signature, const std::vector<uint64_t>& rows, const void* in, void* out);
+  std::shared_ptr<Completion> take_back(uint32_t slot);
+  // `contributors`: an average is divided by so many. With `is_absent` this rank contributes neutral elements.
+  void run_now(const Signature& signature, const std::vector<uint64_t>& rows, std::span<const Memory> memory,
+               int contributors, bool is_absent);
   void end_cold();
   // Slots that have run since the last time, each once, the latest use last.
   std::vector<uint32_t> take_used();
 
   // Asks for a cold round.
   void want_cold();
+
+  // This rank has run out of data, and submits nothing until resume(). From the cold round on in which all hear of it,
+  // absent(), it contributes neutral elements to whatever is decided.
+  void join();
+  void absent();
+  void resume();
+  // In a cold round: what comes after it has so many contributors, by which an average is divided.
+  void set_contributors(int contributors) { contributors_ = contributors; }
 
   // Fails what is pending and all that comes, when nothing of it runs any more. Nobody else is told.
   void give_up(const Failure& failure);
@@ -88,15 +106,22 @@ class Cycle : private Watch::Listener {
  private:
   class Stepping;
   enum class Step { kNothing, kDid, kCold };
+  struct Tensor {
+    Signature signature;
+    std::vector<uint64_t> rows;
+    Memory memory;
+  };
   struct Slot {
     bool is_used = false;
     std::string name;
     Signature signature;
-    std::vector<uint64_t> rows;
-    const void* in = nullptr;
-    void* out = nullptr;
+    size_t bytes = 0;
+    std::vector<Tensor> tensors;  // of the group; one, if it is none
+    size_t to_run = 0;            // of those of a batch that is running
     std::shared_ptr<Completion> completion;
     uint64_t last_use = 0;
+
+    bool is_pending() const { return completion && completion->is_pending(); }
   };
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
@@ -108,6 +133,8 @@ class Cycle : private Watch::Listener {
   Step step(bool hands_over);
   Step take_entry(bool hands_over);
   void run_slots(const std::vector<uint32_t>& slots);
+  std::shared_ptr<Completion> take_back(Slot& slot, uint32_t index);
+  std::vector<Tensor> tensors_of(const Signature& signature, const std::vector<uint64_t>& rows) const;
   bool has_work() const;
   void refuse() const;
   void drive(Completion& completion);
@@ -126,6 +153,8 @@ class Cycle : private Watch::Listener {
   std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>> slot_of_;
   std::vector<uint32_t> used_;
   uint64_t uses_ = 0;
+  bool has_joined_ = false;  // this rank submits nothing
+  std::atomic<int> contributors_;
 
   std::mutex stepping_;
   std::atomic<std::thread::id> stepper_{};  // who holds it

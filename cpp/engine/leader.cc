@@ -137,14 +137,17 @@ std::vector<uint32_t> Leader::ready_slots() const {
   for (size_t word = 0; word < board_.words(); ++word) {
     uint64_t ready = UINT64_MAX;
     for (int local = 0; local < board_.size() && ready != 0; ++local) {
-      ready &= board_.bits(local)[word].load(std::memory_order_seq_cst) ^ rest_[word];
+      const uint64_t flipped = board_.bits(local)[word].load(std::memory_order_seq_cst) ^ rest_[word];
+      ready &= board_.counters(local).has_joined.load(std::memory_order_relaxed) != 0 ? ~flipped : flipped;
     }
     if (!decides()) {
       ready &= ~reported_[word];
     } else {
       for (size_t host = 1; host < leaders_.size() && ready != 0; ++host) ready &= ready_on_[host][word];
     }
-    for_each_bit(ready, word, [&](uint32_t slot) { slots.push_back(slot); });
+    for_each_bit(ready, word, [&](uint32_t slot) {
+      if (slot < capacity_) slots.push_back(slot);
+    });
   }
   return slots;
 }

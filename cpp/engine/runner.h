@@ -1,8 +1,9 @@
 // Executes what all ranks have agreed on: fuses tensors and runs the collectives.
 //
 // How a batch is cut into collectives follows from the batch and the cached signatures alone, so it is the same on all
-// ranks. What is fused shares operation, type and factors; tensors that do not fit any more are looked past, and come
-// with the next group. Fused tensors pass through one buffer in symmetric memory.
+// ranks, also on those that contribute nothing. What is fused shares operation, type and factors (all-gathers need to
+// share nothing); tensors that do not fit any more are looked past, and come with the next bundle. Fused tensors pass
+// through one buffer in symmetric memory.
 #pragma once
 
 #include <cstddef>
@@ -22,34 +23,50 @@ struct Work {
   const void* in = nullptr;
   void* out = nullptr;
   uint32_t slot = 0;
+  int contributors = 0;    // by which an average is divided
+  bool is_absent = false;  // this rank has no such tensor, and contributes neutral elements
+  bool is_grouped = false;
 };
 
 class Runner {
  public:
-  // `buffer`: `buffer_bytes` of symmetric memory.
-  Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes);
+  // `buffer`: `buffer_bytes` of symmetric memory. `keeps_groups_apart`: tensors of a group (with the same slot) are
+  // fused with nothing else.
+  Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes, bool keeps_groups_apart);
 
   // Runs all of it; calls `done` for each work that is complete. Throws what the communicator throws.
   void run(std::span<const Work> batch, const std::function<void(const Work&)>& done);
-  void run_one(const Work& work);
+  // Gives back the memory that was needed to contribute nothing.
+  void forget();
 
  private:
-  bool fits_into(size_t bytes, const Signature& first, const Signature& other) const;
+  using Bundle = std::span<const Work* const>;
+  void run_one(const Work& work);
+  void run_fused(Bundle bundle);
+  size_t buffered_bytes(const Work& work) const;
+  bool fits_into(size_t bytes, const Work& first, const Work& other) const;
+  bool may_fuse(const Work& a, const Work& b) const;
   void allreduce(const Work& work);
-  void allreduce_fused(std::span<const Work* const> group);
+  void allreduce_fused(Bundle bundle);
   void reduce_scatter(const Work& work);
+  void reduce_scatter_fused(Bundle bundle);
   void allgather(const Work& work);
+  void allgather_fused(Bundle bundle);
   void alltoall(const Work& work);
   void broadcast(const Work& work);
+  size_t rows_of(const Work& work, int rank) const;
+  ReduceOp operation(const Work& work) const;
   const void* prescaled(const Work& work, void* into);
-  void finish(const Signature& signature, void* out, size_t count);
+  void put_in(const Work& work, std::byte* place);
+  void finish(const Work& work, void* out, size_t count);
 
   Communicator& communicator_;
   std::byte* buffer_;
   size_t buffer_bytes_;
+  bool keeps_groups_apart_;
   size_t largest_fused_;  // bytes of one tensor
-  std::vector<std::byte> scratch_;
-  std::vector<const Work*> left_, group_, rest_;
+  std::vector<std::byte> scratch_, absent_;
+  std::vector<const Work*> left_, bundle_, rest_;
 };
 
 }  // namespace ronde

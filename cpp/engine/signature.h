@@ -12,6 +12,12 @@
 
 namespace ronde {
 
+struct TensorType {
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;
+  bool operator==(const TensorType&) const = default;
+};
+
 struct Signature {
   Kind kind = Kind::kAllreduce;
   DType dtype = DType::kFloat32;
@@ -19,9 +25,10 @@ struct Signature {
   int root = -1;                 // of broadcast
   double prescale = 1.0;
   double postscale = 1.0;
-  std::vector<int64_t> shape;   // of this rank's input
-  std::vector<int64_t> splits;  // of alltoall: rows for each rank
-  std::string device = "cpu";   // where the program has the tensor
+  std::vector<int64_t> shape;    // of this rank's input
+  std::vector<int64_t> splits;   // of alltoall: rows for each rank
+  std::string device = "cpu";    // where the program has the tensor
+  std::vector<TensorType> more;  // the other tensors of a group
 
   bool operator==(const Signature&) const = default;
 
@@ -33,6 +40,18 @@ struct Signature {
   size_t count() const { return rows() * row_items(); }
   size_t row_bytes() const { return row_items() * size_of(dtype); }
   size_t bytes() const { return count() * size_of(dtype); }
+
+  // Of each tensor of the group, or of the single one. What was said above is about the first.
+  std::vector<Signature> tensors() const {
+    std::vector<Signature> all{*this};
+    all.front().more.clear();
+    for (const TensorType& type : more) {
+      all.push_back(all.front());
+      all.back().dtype = type.dtype;
+      all.back().shape = type.shape;
+    }
+    return all;
+  }
 };
 
 }  // namespace ronde

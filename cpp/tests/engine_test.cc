@@ -30,7 +30,8 @@ class Rank {
       : communicator_(communicator) {
     const uint32_t segment = communicator.symmetric()->add(memory, part_bytes(), communicator.local_rank());
     std::byte* const part = communicator.symmetric()->own_part(segment);
-    cycle_ = std::make_unique<Cycle>(communicator, part, kCapacity, part + board_bytes(), kBufferBytes, linger_ns);
+    cycle_ =
+        std::make_unique<Cycle>(communicator, part, kCapacity, part + board_bytes(), kBufferBytes, linger_ns, false);
     for (uint32_t slot = 0; slot < kCapacity; ++slot) insert(slot);
     communicator.barrier();
     thread_ = std::thread([this] { work(); });
@@ -55,8 +56,8 @@ class Rank {
   };
   void submit(uint32_t slot, Tensor& tensor, float value) {
     tensor.values.assign(signature(slot).count(), value);
-    Cycle::Submitted submitted =
-        cycle_->submit(std::to_string(slot), signature(slot), tensor.values.data(), tensor.values.data(), false);
+    const Cycle::Memory memory{tensor.values.data(), tensor.values.data()};
+    Cycle::Submitted submitted = cycle_->submit(std::to_string(slot), signature(slot), {&memory, 1}, false);
     CHECK(submitted.answer == Cycle::Answer::kHit && submitted.slot == slot);
     tensor.completion = std::move(submitted.completion);
   }
@@ -201,7 +202,7 @@ void test_an_abort_fails_what_is_pending_and_what_comes() {
       }
       while (!rank.failed.load()) std::this_thread::yield();
       CHECK(rank.cycle().failure()->kind == FailureKind::kAborted);
-      CHECK_THROWS(rank.cycle().submit("4", Rank::signature(4), nullptr, nullptr, false), Failure);
+      CHECK_THROWS(rank.cycle().submit("4", Rank::signature(4), {}, false), Failure);
     });
   }
 }

@@ -118,6 +118,26 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def _flag(text: str) -> bool:
+    answers = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
+    if text.lower() not in answers:
+        raise ValueError(text)
+    return answers[text.lower()]
+
+
+def _yes_or_no() -> dict[str, Any]:
+    return {"parse": _flag, "check": lambda value: isinstance(value, bool), "right": "1 or 0"}
+
+
 def _one_of(*choices: str) -> dict[str, Any]:
     return {
         "parse": str.lower,
@@ -277,6 +297,20 @@ class Settings:
         check=lambda value: _whole(value) and 0 <= value <= 10**9,
         right="a number of seconds from 0 to 1",
         unit="s",
+    )
+    disable_group_fusion: bool = _setting(
+        "RONDE_DISABLE_GROUP_FUSION",
+        False,
+        "Tensors of a group are fused with each other only.",
+        **_yes_or_no(),
+        also="HOROVOD_DISABLE_GROUP_FUSION",
+    )
+    join_average: str = _setting(
+        "RONDE_JOIN_AVERAGE",
+        "all",
+        "An average to which ranks that have joined contribute nothing is divided by the number of `all` ranks, or of "
+        "those `contributing`.",
+        **_one_of("all", "contributing"),
     )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",

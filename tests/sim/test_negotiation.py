@@ -109,7 +109,11 @@ def hit_whatever_the_signature(patch: pytest.MonkeyPatch) -> None:
 
 def use_the_arrival_order_as_that_of_ranks(patch: pytest.MonkeyPatch) -> None:
     decide = Coordinator._decide
-    patch.setattr(Coordinator, "_decide", lambda self, requests: decide(self, requests[::-1]))
+
+    def broken(self: Coordinator, by_rank: dict[int, Request], stream: list[StreamItem]) -> None:
+        decide(self, dict(zip(by_rank, reversed(by_rank.values()))), stream)
+
+    patch.setattr(Coordinator, "_decide", broken)
 
 
 @pytest.mark.parametrize(

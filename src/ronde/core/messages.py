@@ -1,6 +1,7 @@
 """What ranks tell the coordinator, what it answers, and how both travel: as compact JSON.
 
-To the coordinator: `Request` and `Leave`. From it, in the same order to every rank: `Run`, `Evict`, `Fail`, `Left`.
+To the coordinator: `Request`, `Join` and `Leave`. From it, in the same order to every rank: `Run`, `Evict`, `Fail`,
+`Joined`, `AllJoined` and `Left`.
 A list of them is one JSON list, in which each message is a list: its tag, then its fields in their order. The empty
 list is no bytes at all, because that is what most ranks have to say in most rounds.
 
@@ -13,20 +14,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ronde.errors import ProtocolError
 from ronde.types import DType, Kind, ReduceOp
 
 __all__ = [
+    "AllJoined",
     "Evict",
     "Fail",
+    "Join",
+    "Joined",
     "Leave",
     "Left",
     "Message",
     "Request",
     "Run",
     "StreamItem",
+    "TensorType",
     "decode_requests",
     "decode_stream",
     "encode_requests",
@@ -34,12 +39,24 @@ __all__ = [
 ]
 
 
+class TensorType(NamedTuple):
+    """What one tensor of a group is."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """The length of the first axis; an array without axes counts as one row."""
+        return self.shape[0] if self.shape else 1
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A rank has submitted a tensor under this name.
+    """A rank has submitted a tensor under this name, or a group of them.
 
     `shape` is that of the rank's own input, and `splits` how many rows of it go to each rank (alltoall; empty: equally
-    many). `device` is a type of device without a number, such as "cpu".
+    many). `device` is a type of device without a number, such as "cpu". `more`: the other tensors of a group.
     """
 
     kind: Kind
@@ -52,11 +69,22 @@ class Request:
     postscale: float = 1.0
     device: str = "cpu"
     splits: tuple[int, ...] = ()
+    more: tuple[TensorType, ...] = ()
 
     @property
     def rows(self) -> int:
         """The length of the first axis; an array without axes counts as one row."""
         return self.shape[0] if self.shape else 1
+
+    @property
+    def tensors(self) -> tuple[TensorType, ...]:
+        """All tensors of the group; of a single one, that."""
+        return (TensorType(self.dtype, self.shape), *self.more)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The rank has run out of data. Until all ranks have, it contributes neutral elements to what others submit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +96,15 @@ class Leave:
 class Run:
     """All ranks have submitted this and agree: execute it, and keep the response in the cache's slot (-1: do not).
 
-    `request` is the lowest rank's. `rows`: of allgather, how many rows each rank has; of alltoall, how many go from
-    each rank to each, as [source * size + destination]; otherwise empty.
+    `request` is the lowest rank's. `rows`: of allgather, how many rows each rank has, of a group tensor by tensor; of
+    alltoall, how many go from each rank to each, as [source * size + destination]; otherwise empty. `absent`: ranks
+    that have joined and not submitted it.
     """
 
     request: Request
     rows: tuple[int, ...]
     slot: int
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +123,28 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """This rank has run out of data: from here on it contributes neutral elements."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllJoined:
+    """So have all now; `last` was the last one. From here on everybody submits again."""
+
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """This rank has left. Nothing comes after it, ever."""
 
     rank: int
 
 
-Message = Request | Leave
-StreamItem = Run | Evict | Fail | Left
+Message = Request | Join | Leave
+StreamItem = Run | Evict | Fail | Joined | AllJoined | Left
 
 
 def encode_requests(messages: Sequence[Message]) -> bytes:
@@ -175,6 +219,12 @@ def _op(value: Any) -> ReduceOp:
     return ReduceOp(_integer(value))
 
 
+def _tensor_types(value: Any) -> tuple[TensorType, ...]:
+    if type(value) is not list or not all(type(each) is list and len(each) == 2 for each in value):
+        raise ValueError(f"{str(value)[:80]!r} is not a list of types and shapes")
+    return tuple(TensorType(_dtype(dtype), _tuple_of(_natural)(shape)) for dtype, shape in value)
+
+
 def _request(value: Any) -> Request:
     return cast(Request, _message(value, {"submit": _FORMATS["submit"]}))
 
@@ -187,17 +237,20 @@ _FORMATS: dict[str, _Format] = {
         Request,
         (
             *(_kind, _string, _dtype, _tuple_of(_natural), _op),
-            *(_integer, _factor, _factor, _string, _tuple_of(_integer)),
+            *(_integer, _factor, _factor, _string, _tuple_of(_integer), _tensor_types),
         ),
     ),
+    "join": (Join, ()),
     "leave": (Leave, ()),
-    "run": (Run, (_request, _tuple_of(_natural), _slot_or_none)),
+    "run": (Run, (_request, _tuple_of(_natural), _slot_or_none, _tuple_of(_natural))),
     "evict": (Evict, (_natural,)),
     "fail": (Fail, (_string, _string)),
+    "joined": (Joined, (_natural,)),
+    "all joined": (AllJoined, (_natural,)),
     "left": (Left, (_natural,)),
 }
-_REQUESTS = {tag: _FORMATS[tag] for tag in ("submit", "leave")}
-_STREAM = {tag: _FORMATS[tag] for tag in ("run", "evict", "fail", "left")}
+_REQUESTS = {tag: _FORMATS[tag] for tag in ("submit", "join", "leave")}
+_STREAM = {tag: _FORMATS[tag] for tag in ("run", "evict", "fail", "joined", "all joined", "left")}
 _TAGS = {message: tag for tag, (message, _) in _FORMATS.items()}
 _NAMES = {message: tuple(field.name for field in fields(message)) for message in _TAGS}
 

@@ -12,7 +12,11 @@ Rules
    evicted is always said, never inferred.
 5. A request for a name that is cached says that its rank has a new signature for it. The slot is evicted at once: ranks
    for which it still was a hit, and may be waiting in vain, then request the name too.
-6. Once a rank has left, nothing is decided any more. What every rank had requested by then is still run first.
+6. A rank that has joined submits nothing until all have, and counts as having requested everything: it is absent from
+   what it has not requested, and contributes neutral elements. What is pending on it as a hit when it joins becomes a
+   request again (its shell hands it to `displaced` first), so that whatever joined ranks wait for is in the table, and
+   is decided before all go on. A response that would be another without the joined ranks is not cached meanwhile.
+7. Once a rank has left, nothing is decided any more. What every rank had requested by then is still run first.
 
 Theory of operation
 
@@ -29,16 +33,31 @@ some rank has still to apply a cold round, and so never takes a hit on what a sl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ronde.core.messages import Evict, Fail, Leave, Left, Message, Request, Run, StreamItem
+from ronde.core.agreement import find_problem, response_rows
+from ronde.core.messages import (
+    AllJoined,
+    Evict,
+    Fail,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Message,
+    Request,
+    Run,
+    StreamItem,
+    TensorType,
+)
 from ronde.core.response_cache import ResponseCache
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.types import Kind
 
 __all__ = [
     "Closed",
+    "Contribute",
     "Coordinator",
     "Effect",
     "Evicted",
@@ -61,10 +80,14 @@ class Waiting(NamedTuple):
 class Coordinator:
     """Decides what all ranks do, and in which order. There is one, on rank 0."""
 
-    def __init__(self, size: int, capacity: int) -> None:
+    def __init__(self, size: int, capacity: int, names: Sequence[int] | None = None) -> None:
+        """`names`: by rank, the number by which messages call it; its rank, if None."""
         self._size = size
+        self._names = range(size) if names is None else names
         self._cache = ResponseCache(capacity)
         self._table: dict[str, dict[int, Request]] = {}  # by name and rank; the longest waiting name first
+        self._responded: dict[int, Request] = {}  # by slot: whose response it holds
+        self._joined: list[int] = []  # in the order in which they did
         self._is_over = False
 
     @property
@@ -90,10 +113,13 @@ class Coordinator:
             for message in messages:
                 if leaving and leaving[-1] == rank:
                     raise ProtocolError(f"rank {rank} has left and still sends something")
-                if isinstance(message, Leave):
-                    leaving.append(rank)
-                else:
-                    self._take(rank, message, stream)
+                match message:
+                    case Leave():
+                        leaving.append(rank)
+                    case Join():
+                        self._join(rank, stream)
+                    case Request():
+                        self._take(rank, message, stream)
         if leaving:
             stream.append(Left(leaving[0]))
             self._table.clear()
@@ -102,110 +128,75 @@ class Coordinator:
 
     def waiting(self) -> list[Waiting]:
         """Return the names that some ranks still have to request, the longest waiting first."""
-        everybody = range(self._size)
         return [
-            Waiting(name, tuple(sorted(by_rank)), tuple(rank for rank in everybody if rank not in by_rank))
+            Waiting(name, tuple(sorted(by_rank)), tuple(self._missing(by_rank)))
             for name, by_rank in self._table.items()
         ]
 
+    def _missing(self, by_rank: dict[int, Request]) -> list[int]:
+        return [rank for rank in range(self._size) if rank not in by_rank and rank not in self._joined]
+
     def _take(self, rank: int, request: Request, stream: list[StreamItem]) -> None:
-        slot = self._cache.remove(request.name)
-        if slot is not None:
-            stream.append(Evict(slot))
+        if rank in self._joined:
+            raise ProtocolError(f"rank {rank} has joined and still requests tensor '{request.name}'")
+        self._evict(request.name, stream)
         by_rank = self._table.setdefault(request.name, {})
         if rank in by_rank:
             raise ProtocolError(f"rank {rank} has requested tensor '{request.name}' twice")
         by_rank[rank] = request
-        if len(by_rank) == self._size:
-            del self._table[request.name]
-            stream += self._decide([by_rank[each] for each in range(self._size)])
+        if self._is_complete(by_rank):
+            self._decide(self._table.pop(request.name), stream)
 
-    def _decide(self, requests: Sequence[Request]) -> list[StreamItem]:
-        """What becomes of a name that all ranks have requested."""
-        lowest = requests[0]
-        reason = _find_problem(requests)
+    def _is_complete(self, by_rank: dict[int, Request]) -> bool:
+        return len(by_rank) + sum(rank not in by_rank for rank in self._joined) == self._size
+
+    def _join(self, rank: int, stream: list[StreamItem]) -> None:
+        if rank in self._joined:
+            raise ProtocolError(f"rank {rank} has joined twice")
+        self._joined.append(rank)
+        for request in list(self._responded.values()):
+            if not self._may_be_cached(request):
+                self._evict(request.name, stream)
+        stream.append(Joined(rank))
+        for name in [name for name, by_rank in self._table.items() if self._is_complete(by_rank)]:
+            self._decide(self._table.pop(name), stream)
+        if len(self._joined) == self._size:
+            stream.append(AllJoined(rank))
+            self._joined.clear()
+
+    def _may_be_cached(self, request: Request) -> bool:
+        """Whether the response is the same with and without the ranks that have joined."""
+        if request.kind == Kind.barrier:
+            return False  # never: there is nothing to be gained
+        if request.kind in (Kind.allgather, Kind.alltoall):
+            return not self._joined
+        return request.kind != Kind.broadcast or request.root not in self._joined
+
+    def _evict(self, name: str, stream: list[StreamItem]) -> None:
+        slot = self._cache.remove(name)
+        if slot is not None:
+            del self._responded[slot]
+            stream.append(Evict(slot))
+
+    def _decide(self, by_rank: dict[int, Request], stream: list[StreamItem]) -> None:
+        """What becomes of a name that all ranks have requested, but for those that have joined."""
+        absent = tuple(rank for rank in sorted(self._joined) if rank not in by_rank)
+        lowest = by_rank[min(by_rank)]
+        by_name = {self._names[rank]: by_rank[rank] for rank in sorted(by_rank)}
+        reason = find_problem(by_name, absent, self._names)
         if reason:
-            return [Fail(lowest.name, reason)]
-        rows = _rows(requests)
-        if lowest.kind == Kind.barrier:
-            return [Run(lowest, rows, -1)]
-        evicted = self._cache.make_room()
-        run = Run(lowest, rows, self._cache.add(lowest.name))
-        return [run] if evicted is None else [Evict(evicted), run]
-
-
-# What must be the same on all ranks, in the order in which it is compared.
-_COMPARED = ("", "dtype", "shape", "op", "root", "prescale_factor", "postscale_factor", "device")
-
-
-def _values(request: Request) -> tuple[object, ...]:
-    """What stands for the request in messages, in the order of _COMPARED."""
-    return (
-        *(request.kind.name, request.dtype.name, request.shape, request.op.name),
-        *(request.root, request.prescale, request.postscale, request.device),
-    )
-
-
-def _compared(request: Request) -> tuple[object, ...]:
-    """What must be equal, in the order of _COMPARED. Ranks may gather and exchange different numbers of rows."""
-    shape: object = request.shape
-    if request.kind in (Kind.allgather, Kind.alltoall):
-        shape = (max(len(request.shape), 1), request.shape[1:])
-    return (
-        *(request.kind, request.dtype, shape, request.op),
-        *(request.root, request.prescale, request.postscale, request.device),
-    )
-
-
-def _find_problem(requests: Sequence[Request]) -> str:
-    """Why the requests of all ranks for one name do not fit together; empty if they do."""
-    lowest = requests[0]
-    expected = _compared(lowest)
-    for rank, request in enumerate(requests):
-        if request != lowest and _compared(request) != expected:
-            return _describe_difference(lowest, rank, request)
-    if lowest.kind == Kind.broadcast and not 0 <= lowest.root < len(requests):
-        there = f"there are only ranks 0 to {len(requests) - 1}"
-        return f"tensor '{lowest.name}': all ranks submitted broadcast with root {lowest.root}, but {there}"
-    if lowest.kind == Kind.alltoall:
-        return _find_bad_splits(requests)
-    return ""
-
-
-def _describe_difference(lowest: Request, rank: int, other: Request) -> str:
-    here, there = _compared(lowest), _compared(other)
-    which = next(index for index in range(len(here)) if here[index] != there[index])
-    ours, theirs = _values(lowest)[which], _values(other)[which]
-    label = _COMPARED[which]
-    text = f"tensor '{lowest.name}': rank 0 submitted {lowest.kind.name}"
-    if not label:
-        return f"{text}, but rank {rank} {theirs}"
-    text += f" with {label} {ours}, but rank {rank} with {label} {theirs}"
-    is_uneven = lowest.kind in (Kind.allgather, Kind.alltoall)
-    return f"{text} (only the first axis may differ)" if label == "shape" and is_uneven else text
-
-
-def _find_bad_splits(requests: Sequence[Request]) -> str:
-    size = len(requests)
-    for rank, request in enumerate(requests):
-        who = f"tensor '{request.name}': rank {rank} submitted alltoall with shape {request.shape}"
-        splits = request.splits
-        if not splits:
-            if request.rows % size:
-                return f"{who}, whose first axis cannot be divided equally among {size} ranks"
-        elif len(splits) != size or min(splits) < 0 or sum(splits) != request.rows:
-            return f"{who} and splits {splits}, which are not {size} numbers of rows that add up to {request.rows}"
-    return ""
-
-
-def _rows(requests: Sequence[Request]) -> tuple[int, ...]:
-    size = len(requests)
-    if requests[0].kind == Kind.allgather:
-        return tuple(request.rows for request in requests)
-    if requests[0].kind == Kind.alltoall:
-        equal = [request.splits or (request.rows // size,) * size for request in requests]
-        return tuple(rows for splits in equal for rows in splits)
-    return ()
+            stream.append(Fail(lowest.name, reason))
+            return
+        slot = -1
+        if self._may_be_cached(lowest):
+            evicted = self._cache.make_room()
+            if evicted is not None:
+                del self._responded[evicted]
+                stream.append(Evict(evicted))
+            slot = self._cache.add(lowest.name)
+            if slot >= 0:
+                self._responded[slot] = lowest
+        stream.append(Run(lowest, response_rows(by_rank, self._size), slot, absent))
 
 
 # What a member has its shell do.
@@ -225,6 +216,13 @@ class Execute:
     """Execute the own request as the run says, before anything that comes later."""
 
     request: Request
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """Take part in the run with neutral elements: this rank has joined."""
+
     run: Run
 
 
@@ -251,7 +249,12 @@ class Closed:
     rank: int
 
 
-Effect = Insert | Execute | Failed | Evicted | Closed
+# Joined and AllJoined are passed on as they are.
+Effect = Insert | Execute | Contribute | Failed | Evicted | Joined | AllJoined | Closed
+
+
+def _empty(tensors: Sequence[TensorType]) -> list[TensorType]:
+    return [TensorType(each.dtype, (0,)) for each in tensors]
 
 
 class Member:
@@ -264,19 +267,24 @@ class Member:
         self._in_flight: dict[str, Request] = {}  # as misses, whether sent or not
         self._cached: dict[str, tuple[Request, Run, int]] = {}
         self._name_by_slot: dict[int, str] = {}
+        self._wants_to_join = self._has_joined = False
         self._wants_to_leave = self._has_said_so = False
         self._left: int | None = None  # the rank that has left
 
     def submit(self, request: Request) -> int | None:
         """Return the slot on which it is a hit, or None: it will travel in the next cold round.
 
-        Raises UsageError (a ValueError) if the name is in flight as a miss or this rank is leaving, PeerLostError if a
-        rank has left.
+        Raises UsageError (a ValueError) if the name is in flight as a miss or this rank has joined or is leaving,
+        PeerLostError if a rank has left.
         """
         if self._left is not None:
             raise PeerLostError(f"rank {self._left} has left", self._left)
         if self._wants_to_leave:
             raise UsageError(f"tensor '{request.name}' is submitted although this rank is leaving")
+        if self._wants_to_join:
+            raise UsageError(
+                f"tensor '{request.name}' is submitted although this rank has joined: wait until all have"
+            )
         self._refuse_twice(request)
         cached = self._cached.get(request.name)
         if cached and cached[0] == request:
@@ -289,6 +297,21 @@ class Member:
         self._refuse_twice(request)
         self._request(request)
 
+    def join(self) -> None:
+        """Say in the next cold round that this rank has run out of data, until AllJoined.
+
+        Until that round nothing is submitted any more, and at its beginning hits that are pending are `displaced`.
+        Raises UsageError if it has said so already.
+        """
+        if self._wants_to_join:
+            raise UsageError("this rank has joined already: wait until all have")
+        self._wants_to_join = True
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether the cold round that begins is the one in which this rank joins."""
+        return self._wants_to_join and not self._has_joined
+
     def leave(self) -> None:
         """Say in the next cold round that this rank takes part in nothing more. A second call does nothing."""
         self._wants_to_leave = True
@@ -296,6 +319,9 @@ class Member:
     def outbox(self) -> list[Message]:
         """Return what this rank sends in the cold round that begins."""
         messages, self._queue = self._queue, []
+        if self.is_joining and self._left is None:
+            self._has_joined = True
+            messages.append(Join())
         if self._wants_to_leave and not self._has_said_so and self._left is None:
             self._has_said_so = True
             messages.append(Leave())
@@ -323,7 +349,14 @@ class Member:
                 del self._cached[name]
                 return [Evicted(slot)]
             case Fail(name, reason):
+                if self._has_joined and name not in self._in_flight:
+                    return []
                 return [Failed(self._finish(name), reason)]
+            case Joined():
+                return [item]
+            case AllJoined():
+                self._wants_to_join = self._has_joined = False
+                return [item]
             case Left(rank):
                 return self._close(rank)
 
@@ -344,23 +377,37 @@ class Member:
         return request
 
     def _run(self, run: Run) -> list[Effect]:
+        if self._rank in run.absent:
+            return self._contribute(run)
         request = self._finish(run.request.name)
         self._check_rows(request, run)
         if run.slot < 0:
             return [Execute(request, run)]
+        return [self._insert(request, run), Execute(request, run)]
+
+    def _contribute(self, run: Run) -> list[Effect]:
+        if not self._has_joined or run.request.name in self._in_flight:
+            raise ProtocolError(f"rank {self._rank} is absent from tensor '{run.request.name}'")
+        self._check_rows(replace(run.request, shape=(0,), more=tuple(_empty(run.request.more))), run)
+        if run.slot < 0:
+            return [Contribute(run)]
+        return [self._insert(run.request, run), Contribute(run)]
+
+    def _insert(self, request: Request, run: Run) -> Insert:
         if run.slot in self._name_by_slot or request.name in self._cached:
             raise ProtocolError(f"tensor '{request.name}' goes to slot {run.slot} without an eviction")
         self._cached[request.name] = (request, run, run.slot)
         self._name_by_slot[run.slot] = request.name
-        return [Insert(run.slot, request, run), Execute(request, run)]
+        return Insert(run.slot, request, run)
 
     def _check_rows(self, request: Request, run: Run) -> None:
         """Memory is going to be written by these numbers, so they had better fit."""
         size, rank = self._size, self._rank
-        expected = {Kind.allgather: size, Kind.alltoall: size * size}.get(request.kind, 0)
+        count = len(request.tensors)
+        expected = {Kind.allgather: size * count, Kind.alltoall: size * size}.get(request.kind, 0)
         fits = run.request.kind == request.kind and len(run.rows) == expected
         if fits and request.kind == Kind.allgather:
-            fits = run.rows[rank] == request.rows
+            fits = run.rows[rank::size] == tuple(each.rows for each in request.tensors)
         if fits and request.kind == Kind.alltoall:
             fits = sum(run.rows[rank * size : (rank + 1) * size]) == request.rows
         if not fits:

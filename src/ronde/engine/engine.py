@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,8 +23,27 @@ from ronde import _native
 from ronde._native import Handle
 from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
-from ronde.core.messages import Run, decode_requests, decode_stream, encode_requests, encode_stream
-from ronde.core.negotiation import Closed, Coordinator, Effect, Evicted, Execute, Failed, Insert, Member
+from ronde.core.messages import (
+    AllJoined,
+    Joined,
+    Run,
+    TensorType,
+    decode_requests,
+    decode_stream,
+    encode_requests,
+    encode_stream,
+)
+from ronde.core.negotiation import (
+    Closed,
+    Contribute,
+    Coordinator,
+    Effect,
+    Evicted,
+    Execute,
+    Failed,
+    Insert,
+    Member,
+)
 from ronde.engine.rounds import gather_bytes, share_bytes
 from ronde.engine.submission import (
     Submission,
@@ -39,6 +57,7 @@ from ronde.engine.submission import (
     result_rows,
     signature_of,
 )
+from ronde.engine.unnamed import Unnamed
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.settings import Settings
 from ronde.types import Allgather, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
@@ -47,31 +66,45 @@ __all__ = ["Engine"]
 
 _log = logging.getLogger("ronde.engine")
 
-_UNNAMED = 64  # so many tensors without a name may be in flight, of each kind
 _LEAVE_PATIENCE_S = 1.0  # so long a rank that shuts down waits until everybody begins to listen
 _ROUND_PATIENCE_S = 30.0  # and so long until all have heard of it
+_JOIN_AVERAGES = ("all", "contributing")
 _KNOWN = 2**16  # names that change all the time must not fill the memory
 
 
 class Engine:
     """One per process and world. Every rank of the world makes one, in the same place of its program."""
 
-    def __init__(self, world: Communicator, settings: Settings) -> None:
+    def __init__(self, comm: Communicator, settings: Settings, ranks: Sequence[int] | None = None) -> None:
+        """`comm`: its own, which it shuts down. `ranks`: those of the world, for messages, if they are not all."""
         capacity = settings.cache_capacity
-        self._rank, self._size, self._hosts = world.rank, world.size, world.hosts
-        self._comm = world.duplicate()
+        self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
+        self._names = range(comm.size) if ranks is None else ranks
+        self._comm = comm
         self._agree("cache_capacity", capacity)
         self._agree("fusion_bytes", settings.fusion_bytes)
+        self._agree("disable_group_fusion", settings.disable_group_fusion)
+        self._agree("join_average", _JOIN_AVERAGES.index(settings.join_average))
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
         buffer = self._comm.empty(settings.fusion_bytes, np.uint8)
-        self._cycle = _native.Cycle(self._comm._native, board, capacity, buffer, settings.linger_ns)
+        self._cycle = _native.Cycle(
+            self._comm._native,
+            board,
+            capacity,
+            buffer,
+            settings.linger_ns,
+            settings.disable_group_fusion,
+        )
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
-        self._coordinator = Coordinator(self._size, capacity) if self._rank == 0 else None
+        self._coordinator = Coordinator(self._size, capacity, self._names) if self._rank == 0 else None
         self._member = Member(self._rank, self._size)
         self._lock = threading.RLock()
         self._cold: dict[str, Handle] = {}
         self._known: dict[str, tuple[Terms, _native.Signature]] = {}  # as they were last submitted
-        self._unnamed: dict[Kind, _Unnamed] = {}
+        self._unnamed: dict[str, Unnamed] = {}
+        self._joined: set[int] = set()
+        self._joining: Handle | None = None  # of this rank
+        self._divides_by_all = settings.join_average == "all"
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._is_in_round = False
@@ -109,29 +142,75 @@ class Engine:
         None numbers the tensors of a kind in the order in which they are submitted. `op`, `prescale`, `postscale`: of
         reductions; `root`: of a broadcast; `splits`: of an all-to-all. `out`: takes the result, may be `x`. `waits`:
         the caller calls `wait()` at once. `device`: where the program has the tensor of which `x` is a copy. Raises
-        ValueError for a name that is in flight, UsageError for what makes no
-        sense, PeerError if the world has failed. What ranks disagree about is raised by `wait()` on all of them.
+        ValueError for a name that is in flight, UsageError for what makes no sense, PeerError if the world has failed.
+        What ranks disagree about is raised by `wait()` on all of them.
         """
-        given = None if kind is Barrier else operand(x)
-        dtype, shape = (DType.uint8, ()) if given is None else (given.dtype, given.shape)
+        given = () if kind is Barrier else (operand(x),)
+        dtype, shape = (given[0].dtype, given[0].shape) if given else (DType.uint8, ())
         rows = () if kind is not Alltoall else normal_splits(splits, shape[0] if shape else 0, self._size)
         if name is not None:
             known = self._known.get(name)
             if known is not None:
-                terms, signature = known
-                if terms == (kind, dtype, shape, op, root, prescale, postscale, rows, device):
-                    return self._submit(
-                        prepare(name, terms, given, out, self._rank, self._size), signature, waits
-                    )
+                if known[0] == (kind, dtype, shape, op, root, prescale, postscale, rows, device, ()):
+                    terms, signature = known
+                    submission = prepare(name, terms, given, out, self._rank, self._size)
+                    return self._submit(submission, signature, waits)
         terms = normal_terms(kind, dtype, shape, op, root, prescale, postscale, rows, device)
-        signature = self._admit(terms, given, out)
+        return self._submit_new(name, kind.name, terms, given, out, waits)
+
+    def submit_group(
+        self,
+        kind: Kind,
+        xs: Sequence[Any],
+        name: str | None,
+        op: ReduceOp = ReduceOp.Sum,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        outs: Sequence[Any] | None = None,
+        waits: bool = False,
+        device: str = "cpu",
+    ) -> Handle:
+        """Submit several tensors under one name; they run when all ranks have submitted all of them.
+
+        `kind`: all-reduce, all-gather or reduce-scatter. `outs`: of an all-reduce, where the results go. `wait()`
+        returns the list of results. Otherwise as `submit`.
+        """
+        given = tuple(operand(x) for x in xs)
+        if not given:
+            nothing = Handle(self._cycle)
+            nothing.result = []
+            nothing.complete()
+            return nothing
+        first, *others = given
+        more = tuple(TensorType(each.dtype, each.shape) for each in others)
+        terms = normal_terms(kind, first.dtype, first.shape, op, -1, prescale, postscale, (), device, more)
+        return self._submit_new(name, f"grouped_{kind.name}", terms, given, outs, waits, is_group=True)
+
+    def _submit_new(
+        self,
+        name: str | None,
+        sort: str,
+        terms: Terms,
+        given: tuple[Operand, ...],
+        out: Any,
+        waits: bool,
+        is_group: bool = False,
+    ) -> Handle:
+        """Submit what has not been submitted before just like this."""
+        check(terms, given, out, self._size)
+        signature = signature_of(terms)
         if name is not None:
             check_name(name)
-            self._remember(name, terms, signature)
-            return self._submit(prepare(name, terms, given, out, self._rank, self._size), signature, waits)
-        unnamed = self._unnamed.get(kind) or self._unnamed.setdefault(kind, _Unnamed(kind))
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            if not is_group:
+                self._known[name] = terms, signature
+            return self._submit(
+                prepare(name, terms, given, out, self._rank, self._size, is_group), signature, waits
+            )
+        unnamed = self._unnamed.get(sort) or self._unnamed.setdefault(sort, Unnamed(sort))
         with unnamed.lock:
-            submission = prepare(unnamed.next_name(), terms, given, out, self._rank, self._size)
+            submission = prepare(unnamed.next_name(), terms, given, out, self._rank, self._size, is_group)
             return unnamed.remember(self._submit(submission, signature, waits))
 
     def prepare(
@@ -144,8 +223,9 @@ class Engine:
         given = operand(x)
         check_name(name)
         terms = normal_terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, (), "cpu")
-        signature = self._admit(terms, given, x)
-        submission = prepare(name, terms, given, x, self._rank, self._size)
+        check(terms, (given,), x, self._size)
+        signature = signature_of(terms)
+        submission = prepare(name, terms, (given,), x, self._rank, self._size)
         memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._cold
 
         def submit(waits: bool) -> Handle:
@@ -156,15 +236,6 @@ class Engine:
 
         return submit
 
-    def _admit(self, terms: Terms, given: Operand | None, out: Any) -> _native.Signature:
-        check(terms, given, out, self._size)
-        return signature_of(terms)
-
-    def _remember(self, name: str, terms: Terms, signature: _native.Signature) -> None:
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-        self._known[name] = terms, signature
-
     def _submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
         if self._failure is not None:
             raise self._failure.with_traceback(
@@ -174,7 +245,7 @@ class Engine:
             raise UsageError(
                 f"tensor '{submission.name}' is in flight already: wait for it before it is submitted again"
             )
-        if submission.goal is not None:
+        if submission.goals is not None:
             handle = self._submit_hot(submission, signature, waits)
             if handle is not None:
                 return handle
@@ -185,7 +256,7 @@ class Engine:
             if known is not None:
                 request, run, _ = known
                 if request == submission.terms.request(submission.name):
-                    submission = submission.with_goal(run.rows, self._rank, self._size)
+                    submission = submission.with_goals(run.rows, self._rank, self._size)
                 # Also if it does not fit: perhaps the name is in flight.
                 handle = self._submit_hot(submission, signature, waits)
                 if handle is not None:
@@ -194,10 +265,24 @@ class Engine:
             return self._submit_cold(submission)
 
     def _submit_hot(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle | None:
-        given, goal = submission.given, submission.goal
-        if given is None or goal is None:
+        given, goals = submission.given, submission.goals
+        if not given or not goals:
             return self._cycle.submit(submission.name, None, None, signature, waits, None, submission)
-        source = given.memory
+        if submission.is_group:
+            handle = self._cycle.submit_group(
+                submission.name,
+                submission.sources,
+                submission.destinations,
+                signature,
+                waits,
+                submission.result,
+                submission,
+            )
+            if handle is not None and submission.needs_finish:
+                handle.finish = lambda _: submission.finish()
+            return handle
+        [goal] = goals
+        source = given[0].memory
         if type(source) is not np.ndarray:
             source = address(source)
         destination = goal.memory
@@ -231,13 +316,15 @@ class Engine:
                 self._cold_round()
                 self._is_in_round = False
             if self._failure is None:  # nobody has answered while this rank took leave
-                host = self._hosts[self._rank]
-                raise PeerLostError(f"rank {self._rank} on {host} has shut down", self._rank, host)
+                rank, host = self._names[self._rank], self._hosts[self._rank]
+                raise PeerLostError(f"rank {rank} on {host} has shut down", rank, host)
         except BaseException as error:
             self._fail(error)
 
     def _cold_round(self) -> None:
         with self._lock:
+            if self._member.is_joining:
+                self._take_back_hits()
             requests = self._member.outbox()
         gathered = gather_bytes(self._comm, encode_requests(requests))
         stream = b""
@@ -252,6 +339,11 @@ class Engine:
             for effect in effects:
                 if isinstance(effect, Execute):
                     self._execute(effect)
+                elif isinstance(effect, Contribute):
+                    run = effect.run
+                    self._cycle.run_now(
+                        signature_of(run.request), run.rows, [], [], self._contributors(run), True
+                    )
         self._cycle.end_cold()
 
     def _apply(self, effect: Effect) -> None:
@@ -260,17 +352,29 @@ class Engine:
             case Insert(slot, request, run):
                 self._cycle.insert(slot, request.name, signature_of(request), run.rows)
             case Evicted(slot):
-                handle = self._cycle.evict(slot)
-                if handle is not None:
-                    submission: Submission = handle.inputs
-                    self._member.displaced(submission.terms.request(submission.name))
-                    self._cold[submission.name] = handle
-                    self._cycle.want_cold()
+                self._displace(self._cycle.evict(slot))
             case Failed(request, reason, left):
                 if left < 0:  # else all that is pending fails, in a moment
                     self._cold.pop(request.name).fail(MismatchError(reason))
+            case Joined(rank):
+                self._joined.add(rank)
+                if not self._divides_by_all:
+                    self._cycle.set_contributors(self._size - len(self._joined))
+                if rank == self._rank:
+                    self._cycle.absent()
+            case AllJoined(last):
+                self._go_on_after(last)
             case Closed(rank):
                 self._close(rank)
+
+    def _displace(self, handle: Handle | None) -> None:
+        """What was submitted as a hit, and not decided, is requested again."""
+        if handle is None:
+            return
+        submission: Submission = handle.inputs
+        self._member.displaced(submission.terms.request(submission.name))
+        self._cold[submission.name] = handle
+        self._cycle.want_cold()
 
     def _execute(self, effect: Execute) -> None:
         """Run a tensor of which all ranks have just heard that it is ready."""
@@ -279,35 +383,76 @@ class Engine:
             handle = self._cold[request.name]
         submission: Submission = handle.inputs
         if submission.terms.kind in (Allgather, Alltoall):
-            submission = submission._replace(
-                goal=None
-            )  # of a hit that was displaced: the sizes may be others now
-        submission = submission.with_goal(run.rows, self._rank, self._size)
-        given, goal = submission.given, submission.goal
-        source = None if given is None else address(given.memory)
-        destination = None if goal is None else address(goal.memory)
-        self._cycle.run_now(signature_of(submission.terms), run.rows, source, destination)
-        if goal is not None:
-            handle.result = goal.result
-            handle.finish = lambda _: goal.finish()
+            # Of a hit that was displaced: the sizes may be others now.
+            submission = submission._replace(goals=None)
+        submission = submission.with_goals(run.rows, self._rank, self._size)
+        self._cycle.run_now(
+            signature_of(submission.terms),
+            run.rows,
+            submission.sources,
+            submission.destinations,
+            self._contributors(run),
+            False,
+        )
+        if submission.goals:
+            handle.result = submission.result
+        if submission.needs_finish:
+            handle.finish = lambda _: submission.finish()
         self._tell_splits(handle, request.kind, run)
         with self._lock:
             del self._cold[request.name]
         handle.complete()
 
+    def _contributors(self, run: Run) -> int:
+        return self._size if self._divides_by_all else self._size - len(run.absent)
+
+    # Joining
+
+    def join(self) -> int:
+        """Contribute neutral elements to what others submit until all ranks have joined; return the last that did."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            self._member.join()
+            self._cycle.join()
+            handle = self._joining = Handle(self._cycle)
+            self._cycle.want_cold()
+        last: int = handle.wait()
+        return last
+
+    def _take_back_hits(self) -> None:
+        for slot in self._member.names():
+            self._displace(self._cycle.take_back(slot))
+
+    def _go_on_after(self, last: int) -> None:
+        """All have joined, and submit again; tensors without names count from the beginning, as ranks may differ."""
+        self._joined.clear()
+        self._unnamed.clear()
+        self._cycle.set_contributors(self._size)
+        self._cycle.resume()
+        if self._joining is not None:
+            self._joining.result = last
+            self._joining.complete()
+            self._joining = None
+
     # Endings
 
     def _close(self, rank: int) -> None:
-        who = f"rank {rank} on {self._hosts[rank]}"
+        name, host = self._names[rank], self._hosts[rank]
         self._failure = PeerLostError(
-            f"{who} has shut down and takes part in nothing more", rank, self._hosts[rank]
+            f"rank {name} on {host} has shut down and takes part in nothing more", name, host
         )
         self._cycle.give_up(rank, str(self._failure))
-        for handle in self._cold.values():
-            handle.fail(self._failure)
-        self._cold.clear()
+        self._fail_pending(self._failure)
         self._closed.set()
         self._cycle.stop()
+
+    def _fail_pending(self, error: BaseException) -> None:
+        for handle in self._cold.values():
+            handle.fail(error)
+        self._cold.clear()
+        if self._joining is not None:
+            self._joining.fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if not self._comm._native.has_failed() and not isinstance(error, PeerLostError):
@@ -316,9 +461,7 @@ class Engine:
         with self._lock:
             self._failure = self._failure or error
             self._cycle.give_up(self._rank, str(error))
-            for handle in self._cold.values():
-                handle.fail(error)
-            self._cold.clear()
+            self._fail_pending(error)
         self._closed.set()
 
     def close(self) -> None:
@@ -344,27 +487,3 @@ class Engine:
     def abandon(self) -> None:
         """In a forked child: refuse everything, and leave what is the parent's alone."""
         self._cycle.abandon()
-
-
-class _Unnamed:
-    """Names for the tensors of one kind that come without: numbered in the order of submission, again and again."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.lock = threading.RLock()
-        self._kind = kind
-        self._count = 0
-        # What is in flight is kept alive elsewhere; what nobody wants any more is not kept by its name.
-        self._handles: list[Callable[[], Handle | None]] = [lambda: None] * _UNNAMED
-
-    def next_name(self) -> str:
-        """Return the next name, once it is free again."""
-        earlier = self._handles[self._count % _UNNAMED]()
-        if earlier is not None and not earlier.done():
-            earlier.wait()
-        return f"{self._kind.name}.noname.{self._count % _UNNAMED}"
-
-    def remember(self, handle: Handle) -> Handle:
-        """The tensor with the latest name has been submitted."""
-        self._handles[self._count % _UNNAMED] = weakref.ref(handle)
-        self._count += 1
-        return handle

@@ -1,10 +1,12 @@
 """The engine's operations as functions: named, in any order, blocking or not.
 
 All ranks submit the same names, each in its own order and from any thread. Every function takes any array (NumPy,
-PyTorch on the CPU, ...) and returns one of the same kind; the `_async` ones return a handle whose `wait()` does.
-`name`: None numbers the operations of a kind in program order. Raises ValueError if the name is in flight already,
-UsageError for what makes no sense, and in `wait()` on all ranks MismatchError for what they disagree about,
-PeerLostError if a rank is gone.
+PyTorch on the CPU, ...) and returns one of the same kind; the `_async` ones return a handle whose `wait()` does. The
+grouped ones take and return lists: the arrays of a group run when all ranks have submitted all of them, under one name.
+
+`name`: None numbers the operations of a sort in program order. `process_set`: the ranks that take part, None for all.
+Raises ValueError if the name is in flight already, UsageError for what makes no sense or if this process is not in the
+set, and in `wait()` on all ranks MismatchError for what they disagree about, PeerLostError if a rank is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ronde._native import Handle
-from ronde.engine.process import engine
+from ronde.engine.process import engine, submit
+from ronde.engine.process_sets import ProcessSet
 from ronde.types import (
     Allgather,
     Allreduce,
@@ -23,7 +26,6 @@ from ronde.types import (
     Broadcast,
     ReduceOp,
     Reducescatter,
-    Sum,
 )
 
 __all__ = [
@@ -36,6 +38,12 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_async",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "poll",
     "reducescatter",
     "reducescatter_async",
@@ -50,15 +58,17 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     out: Any = None,
+    process_set: ProcessSet | None = None,
 ) -> Any:
     """Return the arrays of all ranks, combined element by element; `out=x` works in place.
 
     The input is multiplied by `prescale_factor`, the result by `postscale_factor`. The average of integers is rounded
     down.
     """
-    return (
-        engine().submit(Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, True).wait()
+    handle = engine(process_set).submit(
+        Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, True
     )
+    return handle.wait()
 
 
 def allreduce_async(
@@ -68,42 +78,107 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     out: Any = None,
+    process_set: ProcessSet | None = None,
 ) -> Handle:
     """Begin an `allreduce`. `x` and `out` must not change until the handle is done."""
-    return engine().submit(Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, False)
+    return engine(process_set).submit(
+        Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, False
+    )
 
 
-def allgather(x: Any, name: str | None = None) -> Any:
+def grouped_allreduce(
+    xs: Sequence[Any],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    outs: Sequence[Any] | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[Any]:
+    """Return what `allreduce` returns, of each array. They may be of different types."""
+    handle = engine(process_set).submit_group(
+        Allreduce, xs, name, op, prescale_factor, postscale_factor, outs, waits=True
+    )
+    results: list[Any] = handle.wait()
+    return results
+
+
+def grouped_allreduce_async(
+    xs: Sequence[Any],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    outs: Sequence[Any] | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle:
+    """Begin a `grouped_allreduce`."""
+    return engine(process_set).submit_group(Allreduce, xs, name, op, prescale_factor, postscale_factor, outs)
+
+
+def allgather(x: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """Return the arrays of all ranks, concatenated along the first axis, whose length may differ between ranks."""
-    return engine().submit(Allgather, x, name, Sum, -1, 1.0, 1.0, None, None, True).wait()
+    return submit(Allgather, x, name=name, waits=True, process_set=process_set).wait()
 
 
-def allgather_async(x: Any, name: str | None = None) -> Handle:
+def allgather_async(x: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Handle:
     """Begin an `allgather`."""
-    return engine().submit(Allgather, x, name, Sum, -1, 1.0, 1.0, None, None, False)
+    return submit(Allgather, x, name=name, process_set=process_set)
 
 
-def broadcast(x: Any, root: int = 0, name: str | None = None, out: Any = None) -> Any:
-    """Return the array of rank `root`; `x` has the same shape and type everywhere, `out=x` works in place."""
-    return engine().submit(Broadcast, x, name, Sum, root, 1.0, 1.0, None, out, True).wait()
+def grouped_allgather(
+    xs: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
+) -> list[Any]:
+    """Return what `allgather` returns, of each array."""
+    results: list[Any] = engine(process_set).submit_group(Allgather, xs, name, waits=True).wait()
+    return results
 
 
-def broadcast_async(x: Any, root: int = 0, name: str | None = None, out: Any = None) -> Handle:
+def grouped_allgather_async(
+    xs: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
+) -> Handle:
+    """Begin a `grouped_allgather`."""
+    return engine(process_set).submit_group(Allgather, xs, name)
+
+
+def broadcast(
+    x: Any, root: int = 0, name: str | None = None, out: Any = None, process_set: ProcessSet | None = None
+) -> Any:
+    """Return the array of rank `root`; `x` has the same shape and type everywhere, `out=x` works in place.
+
+    `root` is a rank of the world, also with a process set.
+    """
+    return submit(Broadcast, x, name=name, root=root, out=out, waits=True, process_set=process_set).wait()
+
+
+def broadcast_async(
+    x: Any, root: int = 0, name: str | None = None, out: Any = None, process_set: ProcessSet | None = None
+) -> Handle:
     """Begin a `broadcast`."""
-    return engine().submit(Broadcast, x, name, Sum, root, 1.0, 1.0, None, out, False)
+    return submit(Broadcast, x, name=name, root=root, out=out, process_set=process_set)
 
 
-def alltoall(x: Any, splits: Sequence[int] | None = None, name: str | None = None) -> Any:
+def alltoall(
+    x: Any,
+    splits: Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
     """Send `splits[p]` rows of `x` to rank p (equally many to all, if None); return the rows that came, by rank.
 
     The handle of `alltoall_async` also has `received_splits`: how many rows came from each rank.
     """
-    return engine().submit(Alltoall, x, name, Sum, -1, 1.0, 1.0, splits, None, True).wait()
+    return submit(Alltoall, x, name=name, splits=splits, waits=True, process_set=process_set).wait()
 
 
-def alltoall_async(x: Any, splits: Sequence[int] | None = None, name: str | None = None) -> Handle:
+def alltoall_async(
+    x: Any,
+    splits: Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle:
     """Begin an `alltoall`."""
-    return engine().submit(Alltoall, x, name, Sum, -1, 1.0, 1.0, splits, None, False)
+    return submit(Alltoall, x, name=name, splits=splits, process_set=process_set)
 
 
 def reducescatter(
@@ -112,13 +187,13 @@ def reducescatter(
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> Any:
     """Combine like `allreduce`; return this rank's share of the first axis (as `numpy.array_split` divides it)."""
-    return (
-        engine()
-        .submit(Reducescatter, x, name, op, -1, prescale_factor, postscale_factor, None, None, True)
-        .wait()
+    handle = engine(process_set).submit(
+        Reducescatter, x, name, op, -1, prescale_factor, postscale_factor, None, None, True
     )
+    return handle.wait()
 
 
 def reducescatter_async(
@@ -127,16 +202,45 @@ def reducescatter_async(
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> Handle:
     """Begin a `reducescatter`."""
-    return engine().submit(
+    return engine(process_set).submit(
         Reducescatter, x, name, op, -1, prescale_factor, postscale_factor, None, None, False
     )
 
 
-def barrier(name: str | None = None) -> None:
+def grouped_reducescatter(
+    xs: Sequence[Any],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> list[Any]:
+    """Return what `reducescatter` returns, of each array."""
+    handle = engine(process_set).submit_group(
+        Reducescatter, xs, name, op, prescale_factor, postscale_factor, waits=True
+    )
+    results: list[Any] = handle.wait()
+    return results
+
+
+def grouped_reducescatter_async(
+    xs: Sequence[Any],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> Handle:
+    """Begin a `grouped_reducescatter`."""
+    return engine(process_set).submit_group(Reducescatter, xs, name, op, prescale_factor, postscale_factor)
+
+
+def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> None:
     """Return once every rank has submitted it."""
-    engine().submit(Barrier, None, name, Sum, -1, 1.0, 1.0, None, None, True).wait()
+    submit(Barrier, None, name=name, waits=True, process_set=process_set).wait()
 
 
 def poll(handle: Handle) -> bool:

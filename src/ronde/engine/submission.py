@@ -10,7 +10,7 @@ import numpy as np
 
 from ronde import _native
 from ronde.comm.arrays import Operand, Target, late_target, operand, overlap, target
-from ronde.core.messages import Request
+from ronde.core.messages import Request, TensorType
 from ronde.errors import UsageError
 from ronde.types import (
     Allgather,
@@ -53,10 +53,11 @@ class Terms(NamedTuple):
     postscale: float
     splits: tuple[int, ...]
     device: str
+    more: tuple[TensorType, ...]
 
     def request(self, name: str) -> Request:
-        kind, dtype, shape, op, root, prescale, postscale, splits, device = self
-        return Request(kind, name, dtype, shape, op, root, prescale, postscale, device, splits)
+        kind, dtype, shape, op, root, prescale, postscale, splits, device, more = self
+        return Request(kind, name, dtype, shape, op, root, prescale, postscale, device, splits, more)
 
 
 def signature_of(terms: Terms | Request) -> _native.Signature:
@@ -71,24 +72,62 @@ def signature_of(terms: Terms | Request) -> _native.Signature:
         terms.postscale,
         terms.splits,
         terms.device,
+        terms.more,
     )
 
 
 class Submission(NamedTuple):
-    """A tensor on its way. `goal` is None as long as nobody knows how large the result is."""
+    """A tensor on its way, or a group of them, or (a barrier) none. `goals` is None as long as nobody knows how large
+    the results are.
+    """
 
     name: str
     terms: Terms
-    given: Operand | None
+    given: tuple[Operand, ...]
     out: Any
-    goal: Target | None
+    goals: tuple[Target, ...] | None
+    is_group: bool = False
 
-    def with_goal(self, rows: Sequence[int], rank: int, size: int) -> Submission:
-        """Return the same with somewhere for the result to go; `rows`: of the response (core.messages.Run)."""
-        if self.given is None or self.goal is not None:
+    def with_goals(self, rows: Sequence[int], rank: int, size: int) -> Submission:
+        """Return the same with somewhere for the results to go; `rows`: of the response (core.messages.Run)."""
+        if self.goals is not None:
             return self
-        count = sum(result_rows(self.terms.kind, rows, rank, size))
-        return self._replace(goal=late_target(self.given, (count, *self.given.row_shape), self.out))
+        if self.terms.kind is Alltoall:
+            counts = [sum(result_rows(Alltoall, rows, rank, size))]
+        else:
+            counts = [sum(rows[begin : begin + size]) for begin in range(0, len(rows), size)]
+        goals = [
+            late_target(given, (count, *given.row_shape), self.out)
+            for given, count in zip(self.given, counts)
+        ]
+        return self._replace(goals=tuple(goals))
+
+    @property
+    def sources(self) -> list[Any]:
+        """What the native side reads, tensor by tensor."""
+        return [address(given.memory) for given in self.given]
+
+    @property
+    def destinations(self) -> list[Any]:
+        """What it writes. There must be goals."""
+        return [address(goal.memory) for goal in self.goals or ()]
+
+    @property
+    def result(self) -> Any:
+        """What the user gets, as it is now. There must be goals."""
+        if not self.goals:
+            return None
+        return [goal.result for goal in self.goals] if self.is_group else self.goals[0].result
+
+    @property
+    def needs_finish(self) -> bool:
+        """Whether the results still have to be copied, or refused."""
+        return any(goal.is_copy or goal.refusal is not None for goal in self.goals or ())
+
+    def finish(self) -> Any:
+        """Return what the user gets, once the native side is through."""
+        results = [goal.finish() for goal in self.goals or ()]
+        return results if self.is_group else results[0]
 
 
 def result_rows(kind: Kind, rows: Sequence[int], rank: int, size: int) -> Sequence[int]:
@@ -96,17 +135,33 @@ def result_rows(kind: Kind, rows: Sequence[int], rank: int, size: int) -> Sequen
     return rows if kind is Allgather else rows[rank::size]
 
 
-def prepare(name: str, terms: Terms, given: Operand | None, out: Any, rank: int, size: int) -> Submission:
-    """Return the submission, with its result's place where that is known from the start."""
+def prepare(
+    name: str,
+    terms: Terms,
+    given: tuple[Operand, ...],
+    out: Any,
+    rank: int,
+    size: int,
+    is_group: bool = False,
+) -> Submission:
+    """Return the submission, with the place of its results where that is known from the start.
+
+    `out`: None, or where the result of a single tensor goes; of a group, one for each tensor.
+    """
     kind = terms.kind
-    if given is None:
-        return Submission(name, terms, None, None, None)
     if kind is Allreduce or kind is Broadcast:
-        return Submission(name, terms, given, out, _goal_like(given, out))
+        if not is_group:
+            return Submission(name, terms, given, out, (_goal_like(given[0], out),))
+        outs = [None] * len(given) if out is None else out
+        return Submission(name, terms, given, None, tuple(map(_goal_like, given, outs)), True)
     if kind is Reducescatter:
-        rows = given.shape[0] // size + (rank < given.shape[0] % size)
-        return Submission(name, terms, given, out, target(given, (rows, *given.row_shape), out))
-    return Submission(name, terms, given, out, None)
+        goals = [target(each, (_share(each.shape[0], rank, size), *each.row_shape), out) for each in given]
+        return Submission(name, terms, given, out, tuple(goals), is_group)
+    return Submission(name, terms, given, out, None if given else (), is_group)
+
+
+def _share(rows: int, rank: int, size: int) -> int:
+    return rows // size + (rank < rows % size)
 
 
 def _goal_like(given: Operand, out: Any) -> Target:
@@ -135,13 +190,14 @@ def normal_terms(
     postscale: float,
     splits: tuple[int, ...],
     device: str,
+    more: tuple[TensorType, ...] = (),
 ) -> Terms:
     """Return the terms in Python's own types, whatever numbers the user has passed. Raises UsageError."""
     try:
         root, prescale, postscale = operator.index(root), float(prescale), float(postscale)
     except (TypeError, ValueError) as error:
         raise UsageError(f"a root is a whole number, and scale factors are numbers: {error}") from None
-    return Terms(kind, dtype, shape, op, root, prescale, postscale, splits, device)
+    return Terms(kind, dtype, shape, op, root, prescale, postscale, splits, device, more)
 
 
 def check_name(name: object) -> None:
@@ -158,18 +214,18 @@ def _is_broken(name: str) -> bool:
     return False
 
 
-def check(terms: Terms, given: Operand | None, out: Any, size: int) -> None:
+def check(terms: Terms, given: Sequence[Operand], out: Any, size: int) -> None:
     """Raise UsageError for what makes no sense, whatever the other ranks submit."""
     kind = terms.kind
     if kind in _REDUCTIONS:
-        check_reduction(terms.dtype, terms.op)
+        for dtype in {each.dtype for each in given}:
+            check_reduction(dtype, terms.op)
     if kind is Broadcast and not 0 <= terms.root < size:
         raise UsageError(f"root {terms.root} is not one of the ranks 0 to {size - 1}")
-    if kind in (Reducescatter, Alltoall) and not terms.shape:
+    if kind in (Reducescatter, Alltoall) and not all(each.shape for each in given):
         raise UsageError(f"{kind.name} splits the first axis; a 0-d array has none")
-    if kind is Alltoall and given is not None and out is not None:
-        if overlap(given.memory, operand(out).memory):
-            raise UsageError("alltoall cannot work in place: out must be other memory than x")
+    if kind is Alltoall and out is not None and overlap(given[0].memory, operand(out).memory):
+        raise UsageError("alltoall cannot work in place: out must be other memory than x")
 
 
 def check_reduction(dtype: DType, op: ReduceOp) -> None:

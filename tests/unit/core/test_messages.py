@@ -2,18 +2,25 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ronde.core.messages import (
+    AllJoined,
     Evict,
     Fail,
+    Join,
+    Joined,
     Leave,
     Left,
+    Message,
     Request,
     Run,
+    StreamItem,
+    TensorType,
     decode_requests,
     decode_stream,
     encode_requests,
@@ -35,13 +42,24 @@ REQUESTS = st.builds(
     postscale=st.floats(allow_nan=False),
     device=st.text(max_size=8),
     splits=st.lists(st.integers(-5, 2**40), max_size=4).map(tuple),
+    more=st.lists(
+        st.builds(TensorType, st.sampled_from(DType), st.lists(NATURALS, max_size=4).map(tuple)), max_size=3
+    ).map(tuple),
 )
-MESSAGES = st.lists(st.one_of(REQUESTS, st.just(Leave())), max_size=5)
+MESSAGES = st.lists(st.one_of(REQUESTS, st.just(Join()), st.just(Leave())), max_size=5)
 ITEMS = st.lists(
     st.one_of(
-        st.builds(Run, REQUESTS, st.lists(NATURALS, max_size=4).map(tuple), st.integers(-1, 2**32)),
+        st.builds(
+            Run,
+            REQUESTS,
+            st.lists(NATURALS, max_size=4).map(tuple),
+            st.integers(-1, 2**32),
+            st.lists(NATURALS, max_size=4).map(tuple),
+        ),
         st.builds(Evict, NATURALS),
         st.builds(Fail, st.text(), st.text()),
+        st.builds(Joined, NATURALS),
+        st.builds(AllJoined, NATURALS),
         st.builds(Left, NATURALS),
     ),
     max_size=5,
@@ -59,18 +77,18 @@ JSON = st.recursive(
 )
 
 GRAD = Request(Kind.allreduce, "grad", DType.float32, (3, 4))
-ENCODED = ["submit", 1, "grad", 11, [3, 4], 0, -1, 1.0, 1.0, "cpu", []]
+ENCODED = ["submit", 1, "grad", 11, [3, 4], 0, -1, 1.0, 1.0, "cpu", [], []]
 
 
 @given(MESSAGES)
-def test_requests_come_back_as_they_were(messages: list[Request | Leave]) -> None:
+def test_requests_come_back_as_they_were(messages: list[Message]) -> None:
     decoded = decode_requests(encode_requests(messages))
     assert decoded == messages
     assert [type(message) for message in decoded] == [type(message) for message in messages]
 
 
 @given(ITEMS)
-def test_the_stream_comes_back_as_it_was(items: list[Run | Evict | Fail | Left]) -> None:
+def test_the_stream_comes_back_as_it_was(items: list[StreamItem]) -> None:
     assert decode_stream(encode_stream(items)) == items
 
 
@@ -88,11 +106,14 @@ def test_what_travels() -> None:
     assert json.loads(encode_requests([GRAD, Leave()])) == [ENCODED, ["leave"]]
     assert b" " not in encode_requests([GRAD])
     assert json.loads(encode_stream([Run(GRAD, (1, 2), -1), Evict(7), Fail("grad", "no"), Left(3)])) == [
-        ["run", ENCODED, [1, 2], -1],
+        ["run", ENCODED, [1, 2], -1, []],
         ["evict", 7],
         ["fail", "grad", "no"],
         ["left", 3],
     ]
+    group = replace(GRAD, more=(TensorType(DType.int8, (2,)), TensorType(DType.bool, ())))
+    assert json.loads(encode_requests([group, Join()])) == [[*ENCODED[:-1], [[5, [2]], [0, []]]], ["join"]]
+    assert json.loads(encode_stream([Joined(2), AllJoined(0)])) == [["joined", 2], ["all joined", 0]]
 
 
 def test_nothing_to_say_is_no_bytes() -> None:
@@ -113,7 +134,8 @@ def test_odd_factors_travel(value: float) -> None:
 BAD_FIELDS = [
     (1, 99), (1, True), (1, "allreduce"), (2, None), (2, 5), (3, -1), (3, 11.0), (4, 3), (4, [-1]), (4, [2**63]),
     (4, [1.0]), (4, [True]), (4, "34"), (5, 8), (6, None), (6, 0.5), (7, "1"), (7, None), (7, 10**400), (8, [1.0]),
-    (9, 0), (10, None), (10, ["1"]),
+    (9, 0), (10, None), (10, ["1"]), (11, None), (11, [1]), (11, [[1]]), (11, [[1, 2]]), (11, [[99, []]]),
+    (11, [[1, [-1]]]),
 ]  # fmt: skip
 
 
@@ -123,7 +145,7 @@ def test_a_bad_field_is_refused(index: int, value: object) -> None:
     with pytest.raises(ProtocolError, match="malformed message of the negotiation"):
         decode_requests(json.dumps([bad]).encode())
     with pytest.raises(ProtocolError, match="malformed message of the negotiation"):
-        decode_stream(json.dumps([["run", bad, [], -1]]).encode())
+        decode_stream(json.dumps([["run", bad, [], -1, []]]).encode())
 
 
 @pytest.mark.parametrize(
@@ -142,9 +164,9 @@ def test_malformed_text_is_refused(text: str) -> None:
 
 
 def test_each_direction_has_its_own_messages() -> None:
-    with pytest.raises(ProtocolError, match=r"'evict', 1.* is not one of submit, leave"):
+    with pytest.raises(ProtocolError, match=r"'evict', 1.* is not one of submit, join, leave"):
         decode_requests(encode_stream([Evict(1)]))
-    with pytest.raises(ProtocolError, match="is not one of run, evict, fail, left"):
+    with pytest.raises(ProtocolError, match="is not one of run, evict, fail, joined, all joined, left"):
         decode_stream(encode_requests([Leave()]))
 
 

@@ -1,0 +1,200 @@
+"""Process sets: some ranks of the world that make operations of their own, besides those of all ranks.
+
+Every set has an engine of its own (coordinator, cache, communicator, thread), so sets do not wait for each other. All
+ranks of the world add and remove sets together, in the same order.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ronde.comm.communicator import Communicator
+from ronde.engine.engine import Engine
+from ronde.errors import MismatchError, NotInitializedError, UsageError
+from ronde.settings import Settings
+from ronde.types import Allgather, ReduceOp
+
+__all__ = ["ProcessSet", "ProcessSets"]
+
+
+class ProcessSet:
+    """Some ranks of the world. It works once it is added: by `init(process_sets=...)` or `add_process_set`.
+
+    `ranks`: those of the world, in any order. `process_set_id`: 0 is the set of all ranks; None if it is not added.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks: list[int] = sorted(_whole_numbers(ranks))
+        self.process_set_id: int | None = None
+        self._engine: Engine | None = None
+        self._own_rank = -1
+
+    def __repr__(self) -> str:
+        state = "not added" if self.process_set_id is None else f"id {self.process_set_id}"
+        return f"ProcessSet(ranks={self.ranks}, {state})"
+
+    def initialized(self) -> bool:
+        """Return whether the set is added."""
+        return self.process_set_id is not None
+
+    def included(self) -> bool:
+        """Return whether this process is one of the ranks. Raises UsageError if the set is not added."""
+        self._check_added()
+        return self._own_rank in self.ranks
+
+    def rank(self) -> int:
+        """Return the place of this process in the set, from 0 on. Raises UsageError if it is not in the set."""
+        self._check_added()
+        self._check_included()
+        return self.ranks.index(self._own_rank)
+
+    def size(self) -> int:
+        """Return the number of ranks. Raises UsageError if the set is not added."""
+        self._check_added()
+        return len(self.ranks)
+
+    def place_of(self, rank: int) -> int:
+        """Return the place in the set of a rank of the world. Raises UsageError if it is not in the set."""
+        if rank not in self.ranks:
+            raise UsageError(f"rank {rank} is not in the process set of ranks {self.ranks}")
+        return self.ranks.index(rank)
+
+    def engine(self) -> Engine:
+        """Return its engine. Raises UsageError if the set is not added or this process is not in it."""
+        self._check_added()
+        if self._engine is None:
+            self._check_included()
+            raise NotInitializedError(f"{self!r} is being added or removed by another thread")
+        return self._engine
+
+    def _check_added(self) -> None:
+        if self.process_set_id is None:
+            raise UsageError(
+                f"the process set of ranks {self.ranks} is not added: pass it to ronde.init(process_sets=[...]) or "
+                "ronde.add_process_set()"
+            )
+
+    def _check_included(self) -> None:
+        if self._own_rank not in self.ranks:
+            raise UsageError(f"rank {self._own_rank} is not in the process set of ranks {self.ranks}")
+
+    # For ProcessSets
+
+    def begin(self, process_set_id: int, ranks: list[int], own_rank: int, engine: Engine | None) -> None:
+        """The set is added. `engine`: None on ranks that are not in it."""
+        self.process_set_id, self.ranks, self._own_rank, self._engine = (
+            process_set_id,
+            ranks,
+            own_rank,
+            engine,
+        )
+
+    def end(self) -> Engine | None:
+        """The set is removed; return the engine that is to be closed."""
+        self.process_set_id, engine, self._engine = None, self._engine, None
+        return engine
+
+
+class ProcessSets:
+    """Those of this process; made with the engine of all ranks."""
+
+    def __init__(self, world: Communicator, engine: Engine, settings: Settings) -> None:
+        self._world = world
+        self._of_all = engine
+        self._settings = settings
+        self._sets: dict[int, ProcessSet] = {}
+        self._added = 0
+
+    def ids_and_ranks(self) -> dict[int, list[int]]:
+        """Return the ranks of every set, by id; 0 is that of all ranks."""
+        return {
+            0: list(range(self._world.size)),
+            **{number: each.ranks for number, each in self._sets.items()},
+        }
+
+    def add(self, wanted: ProcessSet) -> None:
+        """Add a set. All ranks call it with the same ranks.
+
+        Raises on all ranks MismatchError if they are not the same, and UsageError (a ValueError) for ranks that do not
+        exist, and for a set that exists.
+        """
+        if wanted.process_set_id is not None:
+            raise UsageError(f"{wanted!r} is added already")
+        ranks = self._agreed("add", wanted.ranks)
+        if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < self._world.size:
+            raise UsageError(
+                f"a process set needs different ranks of 0 to {self._world.size - 1}, at least one, not {ranks}"
+            )
+        for number, known in self.ids_and_ranks().items():
+            if ranks == known:
+                raise UsageError(f"there is a process set of ranks {ranks} already, with id {number}")
+        members = self._world.group(ranks)
+        self._added += 1
+        engine = None if members is None else Engine(members, self._settings, ranks)
+        wanted.begin(self._added, ranks, self._world.rank, engine)
+        self._sets[self._added] = wanted
+
+    def remove(self, unwanted: ProcessSet) -> bool:
+        """Remove a set; return False if it was not added. All ranks call it, when none uses the set any more."""
+        number = unwanted.process_set_id
+        if number == 0:
+            raise UsageError("the process set of all ranks cannot be removed")
+        ranks = self._agreed("remove", unwanted.ranks)
+        if number is None or self._sets.get(number) is not unwanted:
+            return False
+        del self._sets[number]
+        engine = unwanted.end()
+        if engine is not None:
+            engine.close()
+        self._agreed("remove", ranks)  # nobody goes on before all are through
+        return True
+
+    def close(self) -> None:
+        """This process leaves all of them."""
+        for each in list(self._sets.values()):
+            engine = each.end()
+            if engine is not None:
+                engine.close()
+        self._sets.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: refuse everything."""
+        for each in self._sets.values():
+            engine = each.end()
+            if engine is not None:
+                engine.abandon()
+        self._sets.clear()
+
+    def _agreed(self, verb: str, ranks: Sequence[int]) -> list[int]:
+        """Return the ranks if they are the same everywhere. Raises MismatchError on all ranks otherwise."""
+        counts = self._gathered([len(ranks)], f"ronde.process_set.{verb}.count")
+        flat = self._gathered(ranks, f"ronde.process_set.{verb}")
+        first = flat[: counts[0]]
+        begin = 0
+        for rank, count in enumerate(counts):
+            theirs = flat[begin : begin + count]
+            if theirs != first:
+                raise MismatchError(
+                    f"all ranks {verb} the same process set: rank 0 says ranks {first}, but rank "
+                    f"{rank} {theirs}"
+                )
+            begin += count
+        return first
+
+    def _gathered(self, numbers: Sequence[int], name: str) -> list[int]:
+        mine = np.array(numbers, np.int64)
+        handle = self._of_all.submit(
+            Allgather, mine, name, ReduceOp.Sum, -1, 1.0, 1.0, None, None, waits=True
+        )
+        values: list[int] = handle.wait().tolist()
+        return values
+
+
+def _whole_numbers(ranks: Iterable[int]) -> list[int]:
+    try:
+        return [operator.index(rank) for rank in ranks]
+    except TypeError:
+        raise UsageError(f"a process set is made of a list of ranks, not {ranks!r}") from None
