@@ -44,7 +44,8 @@ class CommonOrder:
     def come_to(self, place: int, index: int, occurrence: int, response: Run | str) -> Outcome:
         """A rank that has come to `place` outcomes comes to the next one."""
         if place == len(self._outcomes):
-            self._check(self._workload.operations[index][occurrence], response)
+            absent = self._workload.absent(occurrence)
+            self._check(self._workload.operations[index][occurrence], absent, response)
             self._outcomes.append(Outcome(index, occurrence, response))
         outcome = self._outcomes[place]
         require(
@@ -55,16 +56,20 @@ class CommonOrder:
         outcome.ranks += 1
         return outcome
 
-    def _check(self, operation: Operation, response: Run | str) -> None:
+    def _check(self, operation: Operation, absent: tuple[int, ...], response: Run | str) -> None:
+        culprits = operation.culprits(absent)
         if isinstance(response, str):
             self._counts["mismatches"] += 1
-            require(operation.is_mistaken, "nothing was wrong with", operation, "but", response)
-            require(all(text in response for text in operation.culprits), "unclear:", response, operation)
+            require(bool(culprits), "nothing was wrong with", operation, "but", response)
+            require(all(text in response for text in culprits), "unclear:", response, operation, absent)
             return
         self._counts["executed"] += 1
-        require(not operation.is_mistaken, "executed in spite of the mistake:", operation)
-        require(response.request == operation.request(0), response, "is the response for", operation)
-        require(response.rows == operation.rows, response, "has not the rows of", operation)
+        self._counts["groups executed"] += bool(response.request.more)
+        self._counts["executed without all"] += bool(absent)
+        require(not culprits, "executed in spite of the mistake:", operation)
+        request, rows = operation.response(absent)
+        require(response.request == request, response, "is the response for", operation)
+        require(response.rows == rows, response, "has not the rows", rows, "of", operation)
 
     def check_end(self) -> None:
         """Nothing was done twice, and what all ranks have taken part in has the right value."""

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ronde.core.messages import Message, Run, StreamItem
+from ronde.core.messages import AllJoined, Joined, Message, Run, StreamItem
 from ronde.core.negotiation import Coordinator
 
 MOST_NEEDLESS_ROUNDS = 3
@@ -33,6 +33,7 @@ class HotPath:
         self._ranks = ranks
         self._rng = rng
         self._bits: dict[int, int] = {}  # by slot: how many ranks have set theirs
+        self._joined = 0  # ranks whose bits nobody waits for
         self._ready: list[int] = []
         self._last_round: ColdRound | None = None
         self._wanted = 0  # cold rounds in all that somebody has asked for
@@ -42,13 +43,16 @@ class HotPath:
 
     def set_bit(self, slot: int) -> None:
         self._bits[slot] = self._bits.get(slot, 0) + 1
-        if self._bits[slot] == self._ranks:
+        if self._is_ready(slot):
             self._ready.append(slot)
 
     def take_back_bit(self, slot: int) -> None:
-        if self._bits[slot] == self._ranks:
+        if self._is_ready(slot):
             self._ready.remove(slot)
         self._bits[slot] -= 1
+
+    def _is_ready(self, slot: int) -> bool:
+        return self._bits[slot] > 0 and self._bits[slot] + self._joined == self._ranks
 
     def want_round(self, number: int) -> None:
         self._wanted = max(self._wanted, number)
@@ -84,7 +88,12 @@ class HotPath:
         round_.missing -= 1
         return round_.missing == 0
 
-    @staticmethod
-    def coordinate(round_: ColdRound, coordinator: Coordinator, used: Sequence[int]) -> None:
+    def coordinate(self, round_: ColdRound, coordinator: Coordinator, used: Sequence[int]) -> None:
         round_.stream = coordinator.step(round_.outboxes, used)
         round_.cache = coordinator.cache.names()
+        for item in round_.stream:
+            if isinstance(item, Joined):
+                self._joined += 1
+            elif isinstance(item, AllJoined):
+                self._joined = 0
+        self._ready = [slot for slot in sorted(self._bits) if self._is_ready(slot)]

@@ -129,7 +129,8 @@ class Simulation:
         self.steps += 1
         if self.steps == self.dies_after:
             self.die()
-        require(self.steps < 1_000 * (10 + self.workload.total * len(self.ranks)), "it goes on for ever")
+        work = (self.workload.total + len(self.workload.epochs)) * len(self.ranks)
+        require(self.steps < 1_000 * (10 + work), "it goes on for ever")
 
     def step(self, actor: int) -> bool:
         if actor == self.leader:

@@ -9,6 +9,9 @@ from tests.sim.common_order import Outcome, require
 from tests.sim.hot_path import ColdRound
 
 from ronde.core.messages import (
+    AllJoined,
+    Fail,
+    Joined,
     Message,
     Request,
     Run,
@@ -18,7 +21,7 @@ from ronde.core.messages import (
     encode_requests,
     encode_stream,
 )
-from ronde.core.negotiation import Closed, Effect, Evicted, Execute, Failed, Insert, Member
+from ronde.core.negotiation import Closed, Contribute, Effect, Evicted, Execute, Failed, Insert, Member
 
 if TYPE_CHECKING:
     from tests.sim.negotiation import Simulation
@@ -44,12 +47,17 @@ class Rank:
         self.slots: dict[int, tuple[Request, Run]] = {}  # the cache of the hot path
         self.hits: dict[int, int] = {}  # by slot: the name
         self.next_occurrence = [0] * len(self.workload.operations)
-        self.available = list(range(len(self.workload.operations)))  # names that may be submitted now
+        self.available: list[int] = []  # names that may be submitted now
+        self.epoch = -1
+        self.is_joining = False
+        self.begin_epoch()
         self.outcomes = 0  # how far it has come in the common order
+        self.outcomes_of = [0] * len(self.workload.operations)
         self.state = "running"
         self.is_leaving = False
         self.leaves_early_after = -1  # submissions
         self.has_to_want = False
+        self.is_absent = False
         self.position = self.place = 0  # in the log, and in the entry there or the current round
         self.log_end: int | None = None  # where the log ends for this rank, if rank 0 has died
         self.begun = 0
@@ -59,6 +67,20 @@ class Rank:
 
     # The training thread.
 
+    def begin_epoch(self) -> None:
+        self.epoch += 1
+        epochs, names = self.workload.epochs, len(self.workload.operations)
+        self.is_over = self.epoch == len(epochs)
+        if self.is_over:
+            return
+        begin, count = epochs[self.epoch].begin, epochs[self.epoch].counts[self.rank]
+        self.next_occurrence = [begin] * names
+        self.limit = begin + count  # of occurrences
+        self.available = list(range(names)) if count else []
+
+    def has_submitted_all(self) -> bool:
+        return not self.available and all(occurrence >= self.limit for occurrence in self.next_occurrence)
+
     def train(self) -> bool:
         """One step of the training thread; False if it waits."""
         if self.has_to_want:
@@ -66,11 +88,19 @@ class Rank:
             self.want_round()
         elif self.is_leaving:
             return False
-        elif self.leaves_early_after == 0 or (not self.available and not self.flights):
+        elif self.leaves_early_after == 0 or self.is_over:
             self.is_leaving = True
-            self.simulation.counts["left too early"] += bool(self.available or self.flights)
+            self.simulation.counts["left too early"] += not self.is_over
             self.member.leave()
             self.has_to_want = True
+        elif self.is_joining:
+            return False
+        elif self.workload.has_joins and self.has_submitted_all():
+            self.is_joining = self.has_to_want = True
+            self.member.join()
+            self.simulation.note(self.rank, "joins")
+        elif not self.workload.has_joins and self.has_submitted_all() and not self.flights:
+            self.begin_epoch()
         elif self.available:
             self.submit()
         else:
@@ -105,12 +135,11 @@ class Rank:
         """A submission is through, well or not."""
         require(index in self.flights, "rank", self.rank, "is through with", index, "which is not in flight")
         flight = self.flights.pop(index)
-        operations = self.workload.operations
         if not self.workload.in_steps:
-            if self.next_occurrence[index] < len(operations[index]):
+            if self.next_occurrence[index] < self.limit:
                 self.available.append(index)
-        elif not self.flights and not self.available and flight.occurrence + 1 < len(operations[index]):
-            self.available = list(range(len(operations)))
+        elif not self.flights and not self.available and flight.occurrence + 1 < self.limit:
+            self.available = list(range(len(self.workload.operations)))
         self.simulation.wake_training(self.rank)
         return flight
 
@@ -136,15 +165,22 @@ class Rank:
         return True
 
     def execute_hit(self, slot: int) -> None:
-        require(slot in self.hits, "slot", slot, "is decided, which rank", self.rank, "has not submitted")
-        del self.hits[slot]
         self.used.append(slot)
         self.simulation.counts["hits executed"] += self.rank == 0
+        if self.is_absent and slot in self.slots:
+            require(slot not in self.hits, "rank", self.rank, "has joined and has a hit in flight")
+            self.contribute(self.slots[slot][1])
+            return
+        require(slot in self.hits, "slot", slot, "is decided, which rank", self.rank, "has not submitted")
+        del self.hits[slot]
         self.execute(*self.slots[slot])
 
     def begin(self, round_: ColdRound) -> None:
         self.begun += 1
         self.round, self.place = round_, 0
+        if self.member.is_joining:
+            for slot in list(self.hits):
+                self.displace(slot)
         outbox: list[Message] = self.member.outbox()
         if self.workload.through_the_codec:
             outbox = decode_requests(encode_requests(outbox))
@@ -161,9 +197,12 @@ class Rank:
             item = self.stream[self.place]
             self.place += 1
             self.simulation.note(self.rank, "applies", item)
-            for effect in self.member.apply(item):
+            effects = self.member.apply(item)
+            for effect in effects:
                 if self.state == "running":
                     self.perform(effect)
+            if isinstance(item, Fail) and not effects:
+                self.come_to_absent(self.workload.index(item.name), item.reason)
         else:
             self.round, self.stream, self.place = None, None, 0
             self.check_replica(round_)
@@ -200,8 +239,19 @@ class Rank:
                 del self.slots[slot]
                 if slot in self.hits:
                     self.displace(slot)
+            case Contribute(run):
+                self.contribute(run)
             case Failed(request, reason, left):
                 self.fail_one(request, reason, left)
+            case Joined(rank):
+                self.is_absent |= rank == self.rank
+            case AllJoined(last):
+                require(self.is_absent and not self.flights, "rank", self.rank, "goes on before all is done")
+                require(0 <= last < self.workload.ranks, "an unknown rank has joined:", last)
+                self.is_absent = self.is_joining = False
+                self.simulation.counts["all joined"] += self.rank == 0
+                self.begin_epoch()
+                self.simulation.wake_training(self.rank)
             case Closed():
                 require(
                     self.stream is None or self.place == len(self.stream), "something comes after a leave"
@@ -228,12 +278,25 @@ class Rank:
         outcome = self.come_to(index, flight.occurrence, run)
         outcome.value += self.workload.contribution(self.rank, index, flight.occurrence)
 
+    def contribute(self, run: Run) -> None:
+        """Take part in what this rank has no data for."""
+        require(self.is_absent, "rank", self.rank, "is absent from", run)
+        if self.outcomes >= self.simulation.survivable:
+            self.close("lost")
+            return
+        self.come_to_absent(self.workload.index(run.request.name), run)
+
+    def come_to_absent(self, index: int, response: Run | str) -> None:
+        require(self.is_absent, "rank", self.rank, "has not requested", index)
+        self.come_to(index, self.outcomes_of[index], response)
+
     def come_to(self, index: int, occurrence: int, response: Run | str) -> Outcome:
         self.simulation.note(
             self.rank, "is through with", index, "occurrence", occurrence, "place", self.outcomes
         )
         outcome = self.simulation.order.come_to(self.outcomes, index, occurrence, response)
         self.outcomes += 1
+        self.outcomes_of[index] += 1
         return outcome
 
     def fail_one(self, request: Request, reason: str, left: int) -> None:

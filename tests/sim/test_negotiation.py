@@ -11,16 +11,20 @@ from tests.sim.common_order import Broken
 from tests.sim.negotiation import main, simulate
 from tests.sim.workload import draw_ranks
 
-from ronde.core.messages import Evict, Request, StreamItem
+from ronde.core.messages import AllJoined, Evict, Joined, Request, StreamItem
 from ronde.core.negotiation import Coordinator, Member
+from ronde.types import Kind
 
 BATCH = 100
 WHAT_HAPPENS = {
+    "all joined",
     "cold rounds",
     "deaths",
     "displaced",
     "evictions",
     "executed",
+    "executed without all",
+    "groups executed",
     "hits executed",
     "left too early",
     "mismatches",
@@ -116,9 +120,27 @@ def use_the_arrival_order_as_that_of_ranks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Coordinator, "_decide", broken)
 
 
+def go_on_before_what_is_in_flight_has_run(patch: pytest.MonkeyPatch) -> None:
+    step = Coordinator.step
+
+    def broken(self: Coordinator, *arguments: object) -> list[StreamItem]:
+        items = step(self, *arguments)  # type: ignore[arg-type]
+        if not any(isinstance(item, AllJoined) for item in items):
+            return items
+        return sorted(items, key=lambda item: not isinstance(item, (Joined, AllJoined)))
+
+    patch.setattr(Coordinator, "step", broken)
+
+
+def cache_the_rows_of_ranks_that_have_joined(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Coordinator, "_may_be_cached", lambda self, request: request.kind != Kind.barrier)
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
+        cache_the_rows_of_ranks_that_have_joined,
+        go_on_before_what_is_in_flight_has_run,
         evict_without_saying_so,
         evict_after_everything_else,
         send_items_without_order,
