@@ -73,7 +73,11 @@ class SparseHandle:
     def wait(self) -> Any:
         """Return the result when it is there; see `handles.Handle`."""
         if self._result is None:
-            positions = self._positions.wait()  # if this fails, the values may never come
+            try:
+                positions = self._positions.wait()  # if this fails, the values may never come
+            except MismatchError as error:
+                error.add_note("(This rank has a sparse tensor, of which the positions are gathered.)")
+                raise
             self._result = self._combined(positions, self._values.wait())
             if self._in_place:
                 with torch.no_grad():
