@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import hmac
 import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ronde.errors import UsageError
 
-__all__ = ["JobKey", "Settings", "document", "environment", "resolve"]
+__all__ = ["JobKey", "Settings", "document", "environment", "ignored", "resolve"]
 
 KEY_BYTES = 32
 PREFIX = "RONDE_"
@@ -108,6 +109,22 @@ def _seconds(text: str) -> int:
     if not re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text):
         raise ValueError(text)
     return round(float(text) * 1e9)
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    return tuple(int(core) for core in text.split(","))
+
+
+def _is_cores(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(_whole(core) and 0 <= core < 2**16 for core in value)
+
+
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_HOROVODS_LOG_LEVELS = {"trace": "debug", "fatal": "critical"}
+
+
+def _log_level(text: str) -> str:
+    return _HOROVODS_LOG_LEVELS.get(text.lower(), text.lower())
 
 
 def _whole(value: object) -> bool:
@@ -211,6 +228,7 @@ class Settings:
         "Network interface (by name or numeric address) of data connections; else the one that reaches the store.",
         check=_is_text,
         right="the name of a network interface or a numeric address",
+        also="HOROVOD_GLOO_IFACE",
     )
     host_id: str = _setting(
         "RONDE_HOST_ID",
@@ -233,6 +251,7 @@ class Settings:
         check=lambda value: _whole(value) and value > 0,
         right="a number of seconds above 0",
         unit="s",
+        also="HOROVOD_START_TIMEOUT",
     )
     timeout_ns: int = _setting(
         "RONDE_TIMEOUT",
@@ -316,7 +335,30 @@ class Settings:
         "RONDE_LOG_LEVEL",
         "warning",
         "What is logged: messages of this level and above.",
-        **_one_of("debug", "info", "warning", "error", "critical"),
+        parse=_log_level,
+        check=lambda value: value in _LOG_LEVELS,
+        right="one of "
+        + ", ".join(_LOG_LEVELS)
+        + " (or trace, which is debug, and fatal, which is critical)",
+        also="HOROVOD_LOG_LEVEL",
+    )
+    log_hide_time: bool = _setting(
+        "RONDE_LOG_HIDE_TIME",
+        False,
+        "Log lines begin without the time. They go to stderr if the program has no log handler of its own.",
+        parse=_flag,
+        check=lambda value: isinstance(value, bool),
+        right="1 or 0",
+        also="HOROVOD_LOG_HIDE_TIME",
+    )
+    thread_affinity: Sequence[int] | None = _setting(
+        "RONDE_THREAD_AFFINITY",
+        None,
+        "Cores on which the ranks of a host have the threads of Ronde itself, in the order of local ranks.",
+        parse=_cores,
+        check=_is_cores,
+        right="the numbers of cores, one for each rank of a host, such as 0,1,2,3",
+        also="HOROVOD_THREAD_AFFINITY",
     )
 
 
@@ -370,7 +412,23 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
     known = [field.metadata["variable"] for field in _FIELDS.values()]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
-            _log.warning("%s is set, but Ronde knows no such variable%s", name, _nearest(name, known))
+            _warn(f"{name} is set, but Ronde knows no such variable{_nearest(name, known)}")
+
+
+@functools.cache  # once: settings are resolved again and again
+def _warn(message: str) -> None:
+    _log.warning("%s", message)
+
+
+def ignored(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables of Horovod's that are set and that no setting takes, nor any launcher sets for scripts."""
+    taken = {field.metadata["also"] for field in _FIELDS.values()}
+    taken |= {f"HOROVOD_{place}{what}" for place in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
+    return sorted(
+        name
+        for name, text in environ.items()
+        if name.startswith("HOROVOD_") and text.strip() and name not in taken
+    )
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ronde.errors import UsageError
-from ronde.settings import JobKey, Settings, document, environment, resolve
+from ronde.settings import JobKey, Settings, document, environment, ignored, resolve
 
 SECOND = 10**9
 
@@ -38,6 +38,14 @@ def test_defaults() -> None:
         ("RONDE_STAGING_BYTES", "512KiB", "staging_bytes", 512 * 1024),
         ("RONDE_STAGING_BYTES", "1 mib", "staging_bytes", 1024 * 1024),
         ("RONDE_LOG_LEVEL", "Debug", "log_level", "debug"),
+        ("RONDE_LOG_LEVEL", "FATAL", "log_level", "critical"),
+        ("HOROVOD_LOG_LEVEL", "trace", "log_level", "debug"),
+        ("HOROVOD_LOG_HIDE_TIME", "1", "log_hide_time", True),
+        ("RONDE_LOG_HIDE_TIME", "False", "log_hide_time", False),
+        ("HOROVOD_GLOO_IFACE", "eth0", "interface", "eth0"),
+        ("HOROVOD_START_TIMEOUT", "30", "start_timeout_ns", 30 * SECOND),
+        ("RONDE_THREAD_AFFINITY", "3, 1", "thread_affinity", (3, 1)),
+        ("HOROVOD_THREAD_AFFINITY", "0", "thread_affinity", (0,)),
     ],
 )
 def test_variables(variable: str, text: str, field: str, value: object) -> None:
@@ -61,6 +69,9 @@ def test_variables(variable: str, text: str, field: str, value: object) -> None:
         ("RONDE_STAGING_BYTES", "256KB", "a multiple of 4 KiB"),
         ("RONDE_STAGING_BYTES", "1TiB", "a multiple of 4 KiB"),
         ("RONDE_LOG_LEVEL", "loud", "one of debug, info"),
+        ("RONDE_LOG_HIDE_TIME", "2", "1 or 0"),
+        ("RONDE_THREAD_AFFINITY", "0-3", "the numbers of cores, one for each rank of a host"),
+        ("HOROVOD_THREAD_AFFINITY", "-1", "the numbers of cores"),
     ],
 )
 def test_bad_values_are_named_with_what_would_be_right(variable: str, text: str, right: str) -> None:
@@ -95,6 +106,19 @@ def test_horovods_variables_of_the_same_meaning_count_too() -> None:
     theirs = {"HOROVOD_CACHE_CAPACITY": "7", "HOROVOD_FUSION_THRESHOLD": "1024"}
     assert (resolve(theirs).cache_capacity, resolve(theirs).fusion_bytes) == (7, 1024)
     assert resolve({**theirs, "RONDE_CACHE_CAPACITY": "8"}).cache_capacity == 8
+
+
+def test_what_means_nothing_of_horovods_variables() -> None:
+    environ = {
+        "HOROVOD_CYCLE_TIME": "3.5",
+        "HOROVOD_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_EMPTY": " ",
+    }
+    assert ignored({**environ, "HOROVOD_LOG_LEVEL": "info", "HOROVOD_WHATEVER": "1", "RONDE_X": "1"}) == [
+        "HOROVOD_CYCLE_TIME",
+        "HOROVOD_WHATEVER",
+    ]
 
 
 def test_an_unknown_variable_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -116,7 +116,8 @@ def test_the_measure_of_cpp_functions() -> None:
 
 def test_names_say_what_a_module_is_for() -> None:
     for path, _ in sources(".py", ".cc", ".h"):
-        assert not VAGUE_NAMES & set(Path(path).with_suffix("").parts), f"{path}: name it after its purpose"
+        ours = path.removeprefix("src/ronde/compat/packages/horovod/common/")  # a name of Horovod's
+        assert not VAGUE_NAMES & set(Path(ours).with_suffix("").parts), f"{path}: name it after its purpose"
 
 
 def test_only_settings_reads_the_environment() -> None:

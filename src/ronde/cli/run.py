@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ronde.cli.options import Option, describe, parse
@@ -32,6 +33,11 @@ OPTIONS = (
     ),
     Option("what to run", ("-m", "--module"), "the name is that of a Python module, as in python -m"),
     Option("what to run", ("--no-python",), "run the file itself, even if it ends in .py"),
+    Option(
+        "what to run",
+        ("--horovod",),
+        "import horovod.torch is answered by Ronde, so that scripts for Horovod run unchanged",
+    ),
     Option("information", ("--dry-run",), "print what would be started, and start nothing"),
     Option("information", ("-h", "--help"), "print this help"),
 )
@@ -62,6 +68,7 @@ class RunArguments:
     workers: int | None = 1
     module: bool = False
     no_python: bool = False
+    horovod: bool = False
     dry_run: bool = False
 
 
@@ -83,6 +90,7 @@ def parse_arguments(argv: Sequence[str]) -> RunArguments | None:
         workers=count if isinstance(count, int) else None,
         module=module,
         no_python=no_python,
+        horovod="--horovod" in values,
         dry_run="--dry-run" in values,
     )
 
@@ -108,7 +116,16 @@ def run(argv: Sequence[str]) -> int:
         search_path=variables.get("PATH"),
     )
     workers = arguments.workers or usable_cores()
+    more = _horovod(variables) if arguments.horovod else None
     if arguments.dry_run:
-        print(plan_here(command, workers, variables).describe(), end="")
+        print(plan_here(command, workers, variables, more=more).describe(), end="")
         return 0
-    return run_here(command, workers, variables)
+    return run_here(command, workers, variables, more)
+
+
+def _horovod(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what lets Ronde answer for Horovod in a worker, and in whatever a worker starts."""
+    from ronde.compat import PACKAGES
+
+    folders = [PACKAGES, *filter(None, [variables.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(folders)}

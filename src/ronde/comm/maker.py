@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ronde import _native
+from ronde.comm.affinity import core_of, starting_threads_on
 from ronde.comm.bootstrap import RECORD_LIMIT_BYTES, Exchange, Wiring, wire
 from ronde.comm.communicator import Communicator
 from ronde.errors import UsageError
@@ -24,11 +25,15 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True)
 class CommunicatorMaker:
-    """What all communicators of a job have in common. `address`: the numeric one offered to other hosts."""
+    """What all communicators of a job have in common.
+
+    `address`: the numeric one offered to other hosts; `core`: where our threads run, known once there is a world.
+    """
 
     wanted: Settings
     key: JobKey
     address: str = "127.0.0.1"
+    core: int | None = None
 
     def make(
         self,
@@ -43,29 +48,41 @@ class CommunicatorMaker:
         `twin`: one of the same ranks, whose symmetric memory it shares.
         """
         wiring = wire(rank, size, exchange, self.wanted, self.key, self._segment_bytes, purpose, self.address)
+        maker = self if self.core is not None else self._pinned(wiring)
         try:
-            native = self._connect(wiring, twin)
+            native = maker._connect(wiring, twin)
         except BaseException:
             wiring.lanes.close()
             raise
-        return Communicator(native, wiring.topology, wiring.lanes, _Splitter(self, purpose))
+        return Communicator(native, wiring.topology, wiring.lanes, _Splitter(maker, purpose))
+
+    def _pinned(self, wiring: Wiring) -> CommunicatorMaker:
+        """Return the same with the core that the settings give this rank of the world."""
+        topology = wiring.topology
+        try:
+            core = core_of(self.wanted.thread_affinity, topology.local_rank, topology.local_size)
+        except BaseException:
+            wiring.close()
+            raise
+        return replace(self, core=core)
 
     def _connect(self, wiring: Wiring, twin: _native.Communicator | None) -> _native.Communicator:
         topology, wanted = wiring.topology, self.wanted
-        return _native.connect(
-            rank=topology.rank,
-            hosts=list(topology.hosts),
-            host_of=list(topology.host_of),
-            segment=wiring.segment,
-            bells=wiring.bells,
-            controls=wiring.controls,
-            data=wiring.data,
-            allreduce_algorithm=_ALGORITHMS.index(wanted.allreduce_algorithm),
-            staging_bytes=wanted.staging_bytes,
-            timeout_ns=wanted.timeout_ns,
-            spin_us=wanted.spin_us,
-            twin=twin,
-        )
+        with starting_threads_on(self.core):
+            return _native.connect(
+                rank=topology.rank,
+                hosts=list(topology.hosts),
+                host_of=list(topology.host_of),
+                segment=wiring.segment,
+                bells=wiring.bells,
+                controls=wiring.controls,
+                data=wiring.data,
+                allreduce_algorithm=_ALGORITHMS.index(wanted.allreduce_algorithm),
+                staging_bytes=wanted.staging_bytes,
+                timeout_ns=wanted.timeout_ns,
+                spin_us=wanted.spin_us,
+                twin=twin,
+            )
 
     def _segment_bytes(self, local_size: int) -> int:
         if local_size > _MAX_LOCAL_SIZE:

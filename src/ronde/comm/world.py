@@ -13,6 +13,7 @@ import os
 import time
 
 from ronde import settings
+from ronde.comm import logs
 from ronde.comm.bootstrap import exchange_through
 from ronde.comm.communicator import Communicator
 from ronde.comm.maker import CommunicatorMaker
@@ -23,6 +24,8 @@ from ronde.net.meeting import Meeting, meet
 from ronde.settings import JobKey, Settings
 
 __all__ = ["init", "is_initialized", "shutdown", "world"]
+
+_log = logging.getLogger(__name__)
 
 
 class _Process:
@@ -61,9 +64,12 @@ def init(
     if _process.world is not None:
         return
     environ = settings.environment()
-    wanted = settings.resolve(environ, **overrides)
-    logging.getLogger("ronde").setLevel(wanted.log_level.upper())
     identity = identify(environ, surroundings(environ), rank, size, store)
+    logs.begin(identity.rank)
+    wanted = settings.resolve(environ, **overrides)
+    logs.follow(wanted, identity.rank)
+    if ignored := settings.ignored(environ):
+        _log.info("these variables of Horovod's mean nothing to Ronde: %s", ", ".join(ignored))
     if identity.meeting is None:
         _process.world = CommunicatorMaker(wanted, JobKey.generate()).make(0, 1, lambda mine: [mine], "world")
     else:

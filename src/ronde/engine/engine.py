@@ -21,6 +21,7 @@ import numpy as np
 
 from ronde import _native
 from ronde._native import Handle
+from ronde.comm.affinity import core_of, starting_threads_on
 from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
 from ronde.core.messages import (
@@ -109,7 +110,8 @@ class Engine:
         self._closed = threading.Event()
         self._is_in_round = False
         self._thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
-        self._thread.start()
+        with starting_threads_on(core_of(settings.thread_affinity, world.local_rank, world.local_size)):
+            self._thread.start()
 
     def _agree(self, setting: str, value: int) -> None:
         values = self._comm.allgather(np.array([value])).tolist()

@@ -53,15 +53,18 @@ _OURSELVES = Source(-1, "ronde", b"")
 _SIGNALS, _OUTPUT, _SINKS, _EXITS = range(4)  # the order within a turn
 
 
-def run_here(argv: Sequence[str], workers: int, environment: Mapping[str, str]) -> int:
+def run_here(
+    argv: Sequence[str], workers: int, environment: Mapping[str, str], more: Mapping[str, str] | None = None
+) -> int:
     """Run the command (a path and its arguments) in `workers` processes and return the job's exit code.
 
-    `environment` is the whole environment of the launcher. To be called in the main thread.
+    `environment` is the whole environment of the launcher; `more` goes before it in that of the workers. To be called
+    in the main thread.
     """
     claim_standard_streams()
     key = JobKey.generate()
     with closing(StoreServer(_new_address(), key)) as store:
-        return supervise(plan_here(argv, workers, environment, store.address, key), environment)
+        return supervise(plan_here(argv, workers, environment, store.address, key, more), environment)
 
 
 def plan_here(
@@ -70,6 +73,7 @@ def plan_here(
     environment: Mapping[str, str],
     store_address: str | None = None,
     job_key: JobKey | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
     """Return the plan that fits this machine as it is now; with a made-up store and key if none are given."""
     return plan_local(
@@ -82,6 +86,7 @@ def plan_here(
         job_id=secrets.token_hex(8),
         master_port=free_port("127.0.0.1"),
         columns=_terminal_columns(),
+        more=more,
     )
 
 

@@ -63,12 +63,13 @@ def plan_local(
     job_id: str,
     master_port: int,
     columns: int | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
     """Return the plan for `workers` processes of the command `argv` on this machine.
 
     `environment` is the launcher's own, to see what the user has set; `cores` is how many the workers share;
     `master_port` is free for what the user's rank 0 wants to serve on 127.0.0.1; `columns` is the width of the
-    terminal that shows the output, None if there is none.
+    terminal that shows the output, None if there is none. `more` goes into every worker's environment.
     """
     shared = {
         "WORLD_SIZE": str(workers),
@@ -95,6 +96,7 @@ def plan_local(
         prefix = len(f"[{workers - 1}] ")
         wishes["COLUMNS"] = str(max(1, columns - prefix))  # so that a progress bar fits
     shared |= {name: value for name, value in wishes.items() if name not in environment}
+    shared |= more or {}
     return LaunchPlan(tuple(_plan_worker(rank, argv, shared) for rank in range(workers)))
 
 

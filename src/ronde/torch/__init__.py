@@ -14,6 +14,7 @@ from __future__ import annotations
 from ronde.comm.queries import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from ronde.comm.world import is_initialized
 from ronde.engine.process import init, shutdown
+from ronde.errors import PeerError as HorovodInternalError
 from ronde.torch.backends import (
     ccl_built,
     cuda_built,
@@ -60,6 +61,8 @@ from ronde.torch.operations import (
     reducescatter_async,
 )
 from ronde.torch.optimizer import DistributedOptimizer
+from ronde.torch.sparse import sparse_allreduce_async
+from ronde.torch.sync_batch_norm import SyncBatchNorm
 from ronde.types import Average, Max, Min, Product, Sum
 
 __all__ = [
@@ -67,10 +70,12 @@ __all__ = [
     "Compression",
     "Compressor",
     "DistributedOptimizer",
+    "HorovodInternalError",
     "Max",
     "Min",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -119,5 +124,6 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
 ]

@@ -15,6 +15,7 @@ import torch
 
 from ronde.comm.queries import rank, size
 from ronde.torch.handles import Handle, Received, start, wait_all
+from ronde.torch.sparse import start_sparse
 from ronde.types import Average, Kind, ReduceOp, Sum
 
 __all__ = [
@@ -80,8 +81,11 @@ def start_reductions(
 ) -> list[Handle]:
     """Submit each tensor to be reduced."""
     op, prescale, postscale = reduction
+    how |= dict(op=op, prescale=prescale, postscale=postscale)
     return [
-        start(kind, tensor, name=name, op=op, prescale=prescale, postscale=postscale, **how)
+        start_sparse(tensor, name=name, **how)
+        if kind is Kind.allreduce and tensor.is_sparse
+        else start(kind, tensor, name=name, **how)
         for tensor, name in zip(tensors, names)
     ]
 

@@ -38,11 +38,11 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
     wait_all([broadcast_async_(tensor, root_rank, name) for name, tensor in named if tensor is not None])
 
 
-def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0, model: Any = None) -> None:
     """Give the optimizer the state of the one on rank `root_rank`: learning rates and other options, moments, steps.
 
     The other ranks' optimizers may be new and have no state yet, or have one that is then forgotten. They must be of
-    the same class and have the same parameters.
+    the same class and have the same parameters. `model` is not needed, but scripts for Horovod may pass it.
     """
     at_root = rank() == root_rank
     tensors: list[Any] = []

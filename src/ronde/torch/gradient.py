@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ronde.comm.queries import size
 from ronde.engine import engine
 from ronde.torch.compression import Compressor
 from ronde.torch.differentiable import Reduction
 from ronde.torch.handles import Group, Handle, start
+from ronde.torch.sparse import start_sparse
 from ronde.torch.symmetric import Place
 from ronde.types import Average, Kind, Sum
 
@@ -95,7 +95,7 @@ class Gradient:
         if self.treatment.sparse_as_dense:
             self.handle = self._reduce(gradient.to_dense(), self._replace_by_sparse)
         else:
-            self.handle = self._gather(gradient.coalesce())
+            self.handle = self._gather(gradient)
 
     def _zeros(self) -> Any:
         parameter, dims = self.parameter, self.sparse_dims
@@ -125,17 +125,8 @@ class Gradient:
             raise ValueError(
                 f"sparse gradients cannot be reduced with op={op.name}; sparse_as_dense=True can"
             )
-        factor = prescale * postscale / (size() if op is Average else 1)
-        handles = [
-            start(Kind.allgather, gradient.indices().t(), name=f"{self.name}.indices"),
-            start(Kind.allgather, gradient.values(), name=f"{self.name}.values"),
-        ]
-        return Group(
-            handles,
-            lambda results: self._replace(
-                _sparse(results[0].t(), results[1] * factor, gradient.shape).coalesce()
-            ),
-        )
+        handle = start_sparse(gradient, name=self.name, op=op, prescale=prescale, postscale=postscale)
+        return Group([handle], lambda results: self._replace(results[0]))
 
     def _replace(self, gradient: Any) -> None:
         self.parameter.grad = gradient
@@ -230,8 +221,3 @@ class Together:
     def begin(self) -> None:
         """Wait for all of them again."""
         self._missing = len(self._members)
-
-
-def _sparse(positions: Any, values: Any, shape: Any) -> Any:
-    """Return a sparse tensor of parts of others, which need not be checked again."""
-    return torch.sparse_coo_tensor(positions, values, shape, check_invariants=False)

@@ -30,6 +30,7 @@ from ronde.torch.differentiable import (
     start_reductions,
 )
 from ronde.torch.handles import Group, Handle, staged, start
+from ronde.torch.sparse import start_sparse
 from ronde.types import Allreduce, Average, Kind, ReduceOp, Sum
 
 __all__ = [
@@ -292,6 +293,10 @@ def _names(name: str | None, tensors: Sequence[Any]) -> list[str | None]:
 def _reduction(
     tensor: Any, name: str | None, op: ReduceOp, prescale: float, postscale: float, in_place: bool
 ) -> Handle:
+    if tensor.is_sparse:
+        return start_sparse(
+            tensor, name=name, op=op, prescale=prescale, postscale=postscale, in_place=in_place
+        )
     if tensor.is_cpu:  # the shortest way, for those who submit many
         out = tensor if in_place else None
         return engine().submit(Allreduce, tensor, name, op, -1, prescale, postscale, None, out, False)

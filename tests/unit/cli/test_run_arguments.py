@@ -37,6 +37,7 @@ from ronde.launch.command import find_command
         ("--no-python ./run.py x", RunArguments("./run.py", ("x",), no_python=True)),
         ("--no_python ./run.py x", RunArguments("./run.py", ("x",), no_python=True)),
         ("--dry-run -n 2 train.py", RunArguments("train.py", workers=2, dry_run=True)),
+        ("--horovod -n 2 train.py", RunArguments("train.py", workers=2, horovod=True)),
         ("-h", None),
         ("-n 2 --help train.py", None),
     ],

@@ -1,0 +1,53 @@
+"""Where our log lines go: to the handlers that the program has, or to stderr if it has none.
+
+Everything is logged below the logger "ronde". The root logger is the program's, and never touched; a handler that the
+program installs later, there or at "ronde", takes over.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from ronde.net.host import host_name
+from ronde.settings import Settings
+
+__all__ = ["begin", "follow"]
+
+_ours = logging.getLogger("ronde")
+
+
+class _Stderr(logging.Handler):
+    """Writes lines that say which rank on which host they are from, unless the program shows them itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is None or logging.getLogger().handlers or _ours.handlers != [self]:
+            return
+        try:
+            sys.stderr.write(self.format(record) + "\n")  # in one piece: other ranks write there, too
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
+_stderr = _Stderr()
+
+
+def begin(rank: int) -> None:
+    """From here on this process is a rank, and its lines say so."""
+    _describe(rank, hide_time=False)
+    if _stderr not in _ours.handlers and not _ours.hasHandlers():
+        _ours.addHandler(_stderr)
+
+
+def follow(wanted: Settings, rank: int) -> None:
+    """Log what the settings want, and how."""
+    _ours.setLevel(wanted.log_level.upper())
+    _describe(rank, wanted.log_hide_time)
+
+
+def _describe(rank: int, hide_time: bool) -> None:
+    time = "" if hide_time else "%(asctime)s.%(msecs)03d "
+    host = host_name().replace("%", "%%")
+    line = f"{time}%(levelname)s rank {rank} on {host}: %(name)s: %(message)s"
+    _stderr.setFormatter(logging.Formatter(line, "%Y-%m-%d %H:%M:%S"))

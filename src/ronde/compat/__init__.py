@@ -1,0 +1,49 @@
+"""`import horovod.torch as hvd`, answered by Ronde: for scripts that nobody wants to change.
+
+Three ways: `ronde run --horovod -n 4 script.py`; under other launchers `python -m ronde.compat script.py`; or
+`import ronde.compat` before the first import of Horovod.
+
+The folder `packages` has a package named horovod, whose modules hand on the names of `ronde.torch`. To answer means to
+have this folder in Python's search path: at its end, where an installed Horovod goes before it, or by force in front.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib.machinery import PathFinder
+
+from ronde.errors import UsageError
+
+__all__ = ["PACKAGES", "install"]
+
+PACKAGES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "packages")
+
+_log = logging.getLogger(__name__)
+
+
+def install(force: bool = False) -> bool:
+    """Let Ronde answer for Horovod from now on; return whether it does: not if Horovod is installed, unless forced.
+
+    Raises UsageError if it is forced and too late, because Horovod has been imported.
+    """
+    loaded: str | None = getattr(sys.modules.get("horovod"), "__file__", None)
+    if loaded is not None:
+        is_ours = loaded.startswith(PACKAGES + os.sep)
+        if force and not is_ours:
+            raise UsageError(
+                f"Horovod has been imported already, from {loaded}: install ronde.compat before that"
+            )
+        return is_ours
+    others = [folder for folder in sys.path if folder != PACKAGES]
+    found = PathFinder.find_spec("horovod", others)
+    # A mere folder of that name, which has no origin, would not stand in the way.
+    if found is not None and found.origin is not None and not force:
+        _log.info("Horovod is installed in %s, so Ronde does not answer for it", found.origin)
+        return False
+    sys.path[:] = [PACKAGES, *others] if force else [*others, PACKAGES]
+    return True
+
+
+install()

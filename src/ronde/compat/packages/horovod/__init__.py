@@ -1,0 +1,33 @@
+"""Horovod, as far as Ronde answers for it: `horovod.torch`. See ronde.compat."""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import MetaPathFinder
+from typing import Any, NoReturn
+
+__version__ = "0.28.1"  # the one whose names these are, for scripts that look
+
+
+def _missing(name: str) -> str:
+    return (
+        f"{name} is not there: Ronde answers for Horovod in this process (ronde.compat), and of Horovod it has "
+        "horovod.torch, but not yet the rest"
+    )
+
+
+class _Last(MetaPathFinder):
+    """Asked when nobody has found a module."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname.startswith("horovod."):
+            # Without the argument `name`, for which `from horovod import ...` would swallow the message.
+            raise ModuleNotFoundError(_missing(fullname))
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise AttributeError(_missing(f"horovod.{name}"))
+
+
+_finder: Any = _Last()
+sys.meta_path.append(_finder)

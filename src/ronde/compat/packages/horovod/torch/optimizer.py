@@ -1,0 +1,5 @@
+"""Horovod keeps the optimizer here; these are all names of `ronde.torch`."""
+
+from __future__ import annotations
+
+from ronde.torch import *  # noqa: F403

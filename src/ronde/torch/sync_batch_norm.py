@@ -1,0 +1,162 @@
+"""Batch normalization over the batches of all ranks.
+
+The rules:
+  1. The result is that of `torch.nn.BatchNorm` on all ranks' rows together, and so is the input's gradient, as that of
+     the sum of all ranks' losses. Gradients of weight and bias are this rank's part; the optimizer combines them.
+  2. One all-gather forward: how many values every rank has, their means and variances. Each rank merges them in float64
+     and in the same order, so that all normalize alike. And one all-reduce backward.
+  3. The messages are named by the number of channels: layers of one width take turns under one name, which the engine
+     remembers. So all ranks must come to their layers in the same order, as the same model does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ronde.comm.queries import size
+from ronde.torch.handles import start
+from ronde.types import Kind, Sum
+
+__all__ = ["SyncBatchNorm"]
+
+
+class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
+    """Batch normalization of inputs [rows, channels, ...] whose statistics are those of all ranks' batches.
+
+    Arguments as those of `torch.nn.BatchNorm2d`. Ranks may have different numbers of rows, and none. Inputs of 16 bits
+    are computed in float32. In evaluation with running statistics, and in a world of size 1, nothing is sent. Raises
+    ValueError for an input of the wrong shape, and on all ranks if they have less than two values per channel together.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+
+    def _check_input_dim(self, input: Any) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected an input of at least 2 dimensions, not {input.dim()}")
+        if input.size(1) != self.num_features:
+            raise ValueError(f"expected an input of {self.num_features} channels, not {input.size(1)}")
+
+    def forward(self, input: Any) -> Any:
+        """Normalize the input, and follow the statistics if this is training."""
+        self._check_input_dim(input)
+        is_local = not self.training and self.running_mean is not None
+        if is_local or size() == 1:
+            return super().forward(input)
+        moments = _moments_of_all(input)
+        if self.training and self.track_running_stats:
+            self._follow(moments)
+        return _Normalize.apply(input, self.weight, self.bias, moments, self.eps)
+
+    def _follow(self, moments: _Moments) -> None:
+        """Let the running statistics follow."""
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        # None: the plain mean of all batches so far.
+        weight = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = moments.variance * (moments.values / (moments.values - 1))
+        with torch.no_grad():
+            for running, latest in ((self.running_mean, moments.mean), (self.running_var, unbiased)):
+                running.lerp_(latest.to(running), weight)
+
+
+class _Moments(NamedTuple):
+    """Of all ranks' values, by channel: how many there are, mean and (biased) variance, as float64 in main memory."""
+
+    values: float
+    mean: Any
+    variance: Any
+
+
+def _moments_of_all(input: Any) -> _Moments:
+    with torch.no_grad():
+        channels = input.size(1)
+        wide = input.detach().to(_wide_type(input))
+        count = wide.numel() // max(channels, 1)
+        variance, mean = torch.var_mean(wide, _others(input), correction=0)
+        mine = torch.cat([mean, variance]).to("cpu").double()
+        if count == 0:
+            mine.zero_()  # the mean of nothing is not a number
+        message = torch.cat([torch.tensor([float(count)], dtype=torch.float64), mine])[None]
+        name = f"sync_batch_norm.{channels}.moments"
+        told = start(Kind.allgather, message, name=name, waits=True).wait()
+        counts, means, variances = told[:, :1], told[:, 1 : channels + 1], told[:, channels + 1 :]
+        total = float(counts.sum())
+        if total < 2:
+            raise ValueError(
+                f"expected at least 2 values per channel on all ranks together when training, not {total:g}"
+            )
+        mean = (counts * means).sum(0) / total
+        squares = counts * (variances + (means - mean).square())
+        return _Moments(total, mean, squares.sum(0) / total)
+
+
+class _Normalize(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, input: Any, weight: Any, bias: Any, moments: _Moments, eps: float) -> Any:
+        wide = _wide_type(input)
+        mean = moments.mean.to(input.device, wide)
+        deviation = (moments.variance + eps).rsqrt().to(input.device, wide)  # one over it
+        ctx.save_for_backward(input, weight, mean, deviation)
+        ctx.count, ctx.parameters = moments.values, (weight, bias)
+        scale = deviation if weight is None else deviation * weight.to(wide)
+        result = (input.to(wide) - _by_channel(mean, input)) * _by_channel(scale, input)
+        if bias is not None:
+            result += _by_channel(bias.to(wide), input)
+        return result.to(input.dtype)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        input, weight, mean, deviation = ctx.saved_tensors
+        wide, axes = mean.dtype, _others(input)
+        gradient = gradient.to(wide)
+        normal = (input.to(wide) - _by_channel(mean, input)) * _by_channel(deviation, input)
+        of_bias = gradient.sum(axes)
+        of_weight = (gradient * normal).sum(axes)
+        of_input = None
+        if ctx.needs_input_grad[0]:
+            sums = _sum_of_all(torch.cat([of_bias, of_weight])) / ctx.count
+            of_mean, of_deviation = sums.to(input.device, wide).split(input.size(1))
+            scale = deviation if weight is None else deviation * weight.to(wide)
+            of_input = gradient - _by_channel(of_mean, input) - normal * _by_channel(of_deviation, input)
+            of_input = (of_input * _by_channel(scale, input)).to(input.dtype)
+        of_parameters = [
+            it.to(parameter.dtype) if parameter is not None and is_wanted else None
+            for it, parameter, is_wanted in zip(
+                (of_weight, of_bias), ctx.parameters, ctx.needs_input_grad[1:3]
+            )
+        ]
+        return of_input, *of_parameters, None, None
+
+
+def _sum_of_all(sums: Any) -> Any:
+    message = sums.to("cpu").double()
+    name = f"sync_batch_norm.{len(sums) // 2}.gradients"
+    return start(Kind.allreduce, message, in_place=True, name=name, op=Sum, waits=True).wait()
+
+
+def _wide_type(input: Any) -> Any:
+    """The type to compute in."""
+    return torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
+
+
+def _others(input: Any) -> list[int]:
+    """All axes but that of the channels."""
+    return [axis for axis in range(input.dim()) if axis != 1]
+
+
+def _by_channel(values: Any, input: Any) -> Any:
+    """Return one value per channel, shaped to meet the input."""
+    return values.view(1, -1, *[1] * (input.dim() - 2))

@@ -1,0 +1,69 @@
+"""`thread_affinity`: the threads of Ronde itself run where the setting says, and the program's where they were."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ronde
+from ronde.testing import ranks
+
+CORES = sorted(os.sched_getaffinity(0))
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+
+
+def affinities() -> dict[int, set[int]]:
+    """The cores of every thread of this process."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        (text,) = re.findall(r"^Cpus_allowed_list:\s*(\S+)", (task / "status").read_text(), re.MULTILINE)
+        cores = set()
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            cores |= set(range(int(first), int(last or first) + 1))
+        found[int(task.name)] = cores
+    return found
+
+
+def pinned(cores: list[int]) -> None:
+    before = affinities()
+    ronde.init(thread_affinity=cores)
+    rank, size = ronde.rank(), ronde.size()
+    half = ronde.world().split(
+        rank % 2, rank
+    )  # has a watch of its own, where this rank has another local number
+    assert half is not None
+    assert ronde.allreduce(np.ones(3), name="x", op=ronde.Sum).tolist() == [size] * 3
+    after = affinities()
+    new = [after[thread] for thread in after if thread not in before]
+    watches = (2 if size > 1 else 0) + (
+        1 if half.size > 1 else 0
+    )  # of the world, of the engine's, of the half
+    assert len(new) >= 1 + watches
+    assert new == [{cores[ronde.local_rank()]}] * len(new)
+    assert {thread: after[thread] for thread in before} == before
+    half.shutdown()
+    ronde.shutdown()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_threads_are_where_the_setting_says(n: int) -> None:
+    ranks.run(pinned, n, [CORES[-1], CORES[0], CORES[-1]])
+
+
+def refused(cores: list[int], message: str) -> None:
+    before = affinities()
+    with pytest.raises(ronde.UsageError, match=message):
+        ronde.init(thread_affinity=cores)
+    assert affinities() == before
+    assert not ronde.is_initialized()
+
+
+def test_mistakes_are_named() -> None:
+    missing = 4000 + max(CORES)
+    ranks.run(refused, 2, [CORES[0], missing], rf"core {missing}, of local rank 1, does not exist on host ")
+    ranks.run(refused, 2, [CORES[0]], "names 1 cores, but 2 ranks are on host")

@@ -1,0 +1,192 @@
+"""`ronde.compat`: scripts for Horovod run unchanged, if Horovod is not installed or if that is what is asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+# The shape that Horovod's documentation gives a script: init, pin the device, scale the learning rate, share the data,
+# wrap the optimizer, broadcast, train, average the metrics, and let rank 0 print.
+SCRIPT = """
+import argparse
+
+import torch
+import torch.nn.functional as F
+import torch.utils.data.distributed
+
+import horovod.torch as hvd
+from horovod.torch.mpi_ops import allreduce_async_, synchronize
+from horovod.torch.compression import Compression
+from horovod.common.exceptions import HorovodInternalError
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--fp16-allreduce", action="store_true")
+parser.add_argument("--use-adasum", action="store_true", default=False)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = torch.nn.Linear(8, 16)
+        self.norm = hvd.SyncBatchNorm(16)
+        self.fc2 = torch.nn.Linear(16, 2)
+
+    def forward(self, x):
+        return F.log_softmax(self.fc2(F.relu(self.norm(self.fc1(x)))), dim=1)
+
+
+def metric_average(val, name):
+    return hvd.allreduce(torch.tensor(val), name=name).item()
+
+
+def main():
+    args = parser.parse_args()
+    hvd.init()
+    assert issubclass(HorovodInternalError, RuntimeError)
+    if hvd.cuda_built() and torch.cuda.is_available():
+        torch.cuda.set_device(hvd.local_rank())
+    torch.manual_seed(42)
+    torch.set_num_threads(1)
+    images = torch.randn(240, 8)
+    labels = (images.sum(dim=1) > 0).long()
+    dataset = torch.utils.data.TensorDataset(images, labels)
+    sampler = torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=12, sampler=sampler, num_workers=1, multiprocessing_context="fork")
+    model = Net()
+    lr_scaler = hvd.size() if not args.use_adasum else 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * lr_scaler, momentum=0.5)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    compression = hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none
+    optimizer = hvd.DistributedOptimizer(optimizer,
+                                         named_parameters=model.named_parameters(),
+                                         compression=compression,
+                                         op=hvd.Average,
+                                         gradient_predivide_factor=1.0)
+    for epoch in range(args.epochs):
+        model.train()
+        sampler.set_epoch(epoch)
+        for data, target in loader:
+            optimizer.zero_grad()
+            F.nll_loss(model(data), target).backward()
+            optimizer.step()
+    model.eval()
+    correct = model(images).argmax(1).eq(labels).float().mean().item()
+    correct = metric_average(correct, "avg_accuracy")
+    seen = synchronize(allreduce_async_(torch.tensor([len(sampler)]), name="seen", op=hvd.Sum))
+    if hvd.rank() == 0:
+        print(f"ranks {hvd.size()} seen {int(seen)} accuracy {'good' if correct > 0.9 else correct}")
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def python(*words: object, folder: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RONDE_", "HOROVOD_"))
+    }
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, *sys.path]))
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=folder,
+        env=environ,
+    )
+
+
+def output(*words: object, folder: Path, path: str = "") -> str:
+    done = python(*words, folder=folder, path=path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text(SCRIPT)
+    return script
+
+
+def test_a_script_runs_unchanged(script: Path, tmp_path: Path) -> None:
+    words = ["-m", "ronde", "run", "--horovod", "-n", 2, script, "--epochs", 3, "--fp16-allreduce"]
+    assert "ranks 2 seen 240 accuracy good" in output(*words, folder=tmp_path)
+
+
+def test_it_runs_under_other_launchers(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "tool.py").write_text(
+        "import sys, horovod, beside\nprint(__name__, sys.argv[1:], horovod.__version__, beside.__file__)"
+    )
+    beside = tmp_path / "scripts" / "beside.py"
+    beside.write_text("")
+    expected = f"__main__ ['--x', '-m'] 0.28.1 {beside}\n"
+    script = beside.with_name("tool.py")
+    assert output("-m", "ronde.compat", script, "--x", "-m", folder=tmp_path) == expected
+    assert output("-m", "ronde.compat", "-m", "tool", "--x", "-m", folder=script.parent) == expected
+    assert output("-m", "ronde.compat", "--help", folder=tmp_path).startswith("usage: python -m ronde.compat")
+    assert python("-m", "ronde.compat", folder=tmp_path).returncode == 2
+
+
+def test_what_is_not_there_says_so(tmp_path: Path) -> None:
+    program = """
+import ronde.compat
+for line in (
+    "import horovod.tensorflow", "import horovod.tensorflow.keras", "import horovod.keras", "import horovod.spark",
+    "from horovod import run", "import horovod.runner", "import horovod.torch.adasum", "import horovod; horovod.run",
+    "import horovod.torch as hvd; hvd.elasticity", "from horovod.torch import elasticity",
+):
+    try:
+        exec(line)
+    except (ImportError, AttributeError) as error:
+        print(line, "->", type(error).__name__, error)
+import horovod
+print(horovod.__version__)
+"""
+    lines = output("-c", program, folder=tmp_path).splitlines()
+    assert len(lines) == 11
+    for line in lines[:-1]:
+        assert "is not there: Ronde answers for Horovod" in line or "cannot import name" in line, line
+    assert "horovod.tensorflow is not there" in lines[0]
+    assert "and of Horovod it has horovod.torch, but not yet the rest" in lines[4]
+    assert "ModuleNotFoundError" in lines[1]
+
+
+def test_an_installed_horovod_goes_before_unless_forced(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (site / "horovod").mkdir(parents=True)
+    (site / "horovod" / "__init__.py").write_text("__version__ = 'theirs'\n")
+
+    def says(program: str, *, path: str = str(site)) -> str:
+        return output("-c", program, folder=tmp_path, path=path).strip()
+
+    show = "; import horovod; print(horovod.__version__)"
+    assert says("import ronde.compat" + show) == "theirs"
+    assert says("import ronde.compat; ronde.compat.install(force=True)" + show) == "0.28.1"
+    assert says("import ronde.compat" + show, path="") == "0.28.1"
+    (site / "horovod" / "__init__.py").unlink()  # a folder of that name is no Horovod
+    assert says("import ronde.compat" + show) == "0.28.1"
+    assert says("import ronde.compat" + show.replace("print", "ronde.compat.install(); print")) == "0.28.1"
+    (site / "horovod" / "__init__.py").write_text("")
+    done = python(
+        "-c", "import horovod, ronde.compat as c; c.install(force=True)", folder=tmp_path, path=str(site)
+    )
+    assert "UsageError: Horovod has been imported already, from " in done.stderr
+
+
+def test_the_dry_run_shows_it(script: Path, tmp_path: Path) -> None:
+    plan = output("-m", "ronde", "run", "--horovod", "--dry-run", script, folder=tmp_path)
+    assert any("PYTHONPATH=" in line and "ronde/compat/packages" in line for line in plan.splitlines())
