@@ -21,7 +21,7 @@ import numpy as np
 
 from ronde import _native
 from ronde._native import Handle
-from ronde.comm.affinity import core_of, starting_threads_on
+from ronde.comm.affinity import starting_threads_on
 from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
 from ronde.core.messages import (
@@ -76,8 +76,12 @@ _KNOWN = 2**16  # names that change all the time must not fill the memory
 class Engine:
     """One per process and world. Every rank of the world makes one, in the same place of its program."""
 
-    def __init__(self, comm: Communicator, settings: Settings, ranks: Sequence[int] | None = None) -> None:
-        """`comm`: its own, which it shuts down. `ranks`: those of the world, for messages, if they are not all."""
+    def __init__(
+        self, comm: Communicator, settings: Settings, core: int | None, ranks: Sequence[int] | None = None
+    ) -> None:
+        """`comm`: its own, which it shuts down. `core`: of its thread, None for any. `ranks`: those of the world that
+        it is for, for messages, if not for all.
+        """
         capacity = settings.cache_capacity
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
         self._names = range(comm.size) if ranks is None else ranks
@@ -110,7 +114,7 @@ class Engine:
         self._closed = threading.Event()
         self._is_in_round = False
         self._thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
-        with starting_threads_on(core_of(settings.thread_affinity, world.local_rank, world.local_size)):
+        with starting_threads_on(core):
             self._thread.start()
 
     def _agree(self, setting: str, value: int) -> None:

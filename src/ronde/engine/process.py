@@ -10,6 +10,7 @@ from typing import Any
 from ronde import settings
 from ronde._native import Handle
 from ronde.comm import world as comm
+from ronde.comm.affinity import core_of
 from ronde.engine.engine import Engine
 from ronde.engine.process_sets import ProcessSet, ProcessSets
 from ronde.errors import NotInitializedError, UsageError
@@ -66,8 +67,9 @@ def init(
     wanted = settings.resolve(settings.environment(), **overrides)
     world = comm.world()
     try:
-        _process.engine = Engine(world.duplicate(), wanted)
-        _process.sets = ProcessSets(world, _process.engine, wanted)
+        core = core_of(wanted.thread_affinity, world.local_rank, world.local_size)
+        _process.engine = Engine(world.duplicate(), wanted, core)
+        _process.sets = ProcessSets(world, _process.engine, wanted, core)
         global_process_set.begin(0, list(range(world.size)), world.rank, _process.engine)
         for each in () if process_sets is None or isinstance(process_sets, str) else process_sets:
             add_process_set(each)

@@ -101,10 +101,11 @@ class ProcessSet:
 class ProcessSets:
     """Those of this process; made with the engine of all ranks."""
 
-    def __init__(self, world: Communicator, engine: Engine, settings: Settings) -> None:
+    def __init__(self, world: Communicator, engine: Engine, settings: Settings, core: int | None) -> None:
         self._world = world
         self._of_all = engine
         self._settings = settings
+        self._core = core
         self._sets: dict[int, ProcessSet] = {}
         self._added = 0
 
@@ -133,7 +134,7 @@ class ProcessSets:
                 raise UsageError(f"there is a process set of ranks {ranks} already, with id {number}")
         members = self._world.group(ranks)
         self._added += 1
-        engine = None if members is None else Engine(members, self._settings, ranks)
+        engine = None if members is None else Engine(members, self._settings, self._core, ranks)
         wanted.begin(self._added, ranks, self._world.rank, engine)
         self._sets[self._added] = wanted
 
