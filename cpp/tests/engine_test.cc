@@ -12,8 +12,10 @@
 
 #include "check.h"
 #include "engine/cycle.h"
+#include "engine/neutral.h"
 #include "engine/scale.h"
 #include "rank_communicators.h"
+#include "reduce.h"
 
 namespace ronde {
 namespace {
@@ -187,6 +189,92 @@ void test_lingering_ends_by_itself() {
   });
 }
 
+// Rank 1 runs out of data: the others go on without it, on the hot path, until it comes back.
+void test_nobody_waits_for_a_rank_that_has_joined() {
+  for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 1}}) {
+    std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
+    with_engines(host_of, 0, [&](Communicator& communicator, Rank& rank) {
+      const bool is_absent = communicator.rank() == 1;
+      rank.cold = [&](Rank& self) {
+        if (!is_absent) return;
+        if (self.cold_rounds.load() == 0) {
+          self.cycle().absent();
+        } else {
+          self.cycle().resume();
+        }
+      };
+      ready.arrive_and_wait();  // before anybody asks for the round
+      if (is_absent) {
+        rank.cycle().join();
+        rank.cycle().want_cold();
+        CHECK_THROWS(rank.cycle().submit("1", Rank::signature(1), {}, false), UsageError);
+      }
+      while (rank.cold_rounds.load() == 0) std::this_thread::yield();
+      for (int round = 0; round < 300 && !is_absent; ++round) {
+        std::vector<Rank::Tensor> tensors(7);
+        for (uint32_t slot = 0; slot < tensors.size(); ++slot) rank.submit(slot, tensors[slot], 1);
+        for (const Rank::Tensor& tensor : tensors) {
+          rank.wait(*tensor.completion);
+          CHECK(tensor.values.back() == static_cast<float>(communicator.size() - 1));
+        }
+      }
+      ready.arrive_and_wait();
+      if (communicator.rank() == 0) rank.cycle().want_cold();
+      while (rank.cold_rounds.load() < 2) std::this_thread::yield();
+      submit_all_in_random_order(communicator, rank, 2);
+      meet(rank);
+    });
+  }
+}
+
+// A group is ready when all ranks have submitted it, and completes as one.
+void test_groups() {
+  with_engines({0, 0}, 0, [](Communicator&, Rank& rank) {
+    Signature group = Rank::signature(9);
+    group.more = {{DType::kInt32, {30'000}}, {DType::kFloat32, {}}};
+    rank.cold = [&](Rank& self) {
+      if (self.cold_rounds.load() > 0) return;  // both have asked for it, so there may be two
+      self.cycle().evict(9);
+      self.cycle().insert(9, "group", group, {});
+    };
+    rank.cycle().want_cold();
+    while (rank.cold_rounds.load() == 0) std::this_thread::yield();
+    for (int round = 0; round < 3; ++round) {
+      std::vector<float> first(group.count(), 1), last(1, 2);
+      std::vector<int32_t> second(30'000, 3);
+      const std::vector<Cycle::Memory> memory{
+          {first.data(), first.data()}, {second.data(), second.data()}, {last.data(), last.data()}};
+      CHECK_THROWS(rank.cycle().submit("group", group, std::span(memory).first(2), false), UsageError);
+      const Cycle::Submitted submitted = rank.cycle().submit("group", group, memory, false);
+      CHECK(submitted.answer == Cycle::Answer::kHit);
+      rank.wait(*submitted.completion);
+      CHECK(first.back() == 2 && second.back() == 6 && last.back() == 4);
+    }
+    meet(rank);
+  });
+}
+
+void test_neutral_elements_change_nothing() {
+  for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
+    for (int op = 0; op < kReduceOpCount; ++op) {
+      const auto type = static_cast<DType>(dtype);
+      const auto operation = static_cast<ReduceOp>(op);
+      if (!is_supported(type, operation)) continue;
+      const size_t bytes = size_of(type);
+      std::vector<unsigned char> neutral(3 * bytes, 0xee), values(3 * bytes);
+      // Ordinary numbers of every type: 0, 1, and one with its low bits set.
+      fill_neutral(type, ReduceOp::kProduct, values.data(), 3);
+      std::memset(values.data(), 0, bytes);
+      values[2 * bytes] |= 1;
+      fill_neutral(type, operation, neutral.data(), 3);
+      std::vector<unsigned char> result = neutral;
+      const void* const sources[] = {neutral.data(), values.data()};
+      reduce(type, operation, result.data(), sources, 2, 3, 1);
+      CHECK(result == values);
+    }
+  }
+}
+
 void test_an_abort_fails_what_is_pending_and_what_comes() {
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
     std::barrier submitted(2);
@@ -248,9 +336,12 @@ void test_scale() {
 
 int main() {
   ronde::test_scale();
+  ronde::test_neutral_elements_change_nothing();
   ronde::test_random_orders();
   ronde::test_evicting_what_is_pending();
   ronde::test_lingering_ends_by_itself();
+  ronde::test_nobody_waits_for_a_rank_that_has_joined();
+  ronde::test_groups();
   ronde::test_an_abort_fails_what_is_pending_and_what_comes();
   return 0;
 }
