@@ -229,15 +229,16 @@ void test_nobody_waits_for_a_rank_that_has_joined() {
 
 // A group is ready when all ranks have submitted it, and completes as one.
 void test_groups() {
-  with_engines({0, 0}, 0, [](Communicator&, Rank& rank) {
+  std::barrier ready(2);
+  with_engines({0, 0}, 0, [&ready](Communicator& communicator, Rank& rank) {
     Signature group = Rank::signature(9);
     group.more = {{DType::kInt32, {30'000}}, {DType::kFloat32, {}}};
     rank.cold = [&](Rank& self) {
-      if (self.cold_rounds.load() > 0) return;  // both have asked for it, so there may be two
       self.cycle().evict(9);
       self.cycle().insert(9, "group", group, {});
     };
-    rank.cycle().want_cold();
+    ready.arrive_and_wait();  // before anybody asks for the round
+    if (communicator.rank() == 0) rank.cycle().want_cold();
     while (rank.cold_rounds.load() == 0) std::this_thread::yield();
     for (int round = 0; round < 3; ++round) {
       std::vector<float> first(group.count(), 1), last(1, 2);
