@@ -249,6 +249,8 @@ void Communicator::allreduce(const void* in, void* out, size_t count, DType dtyp
         return allreduce_ring(*mesh_, call, in, out, size(), scratch_);
       case Algorithm::kDoubling:
         return allreduce_doubling(*mesh_, call, in, out, size(), scratch_);
+      case Algorithm::kElsewhere:
+        break;
     }
   });
 }
@@ -331,6 +333,28 @@ void Communicator::barrier() {
     if (is_one_host()) return host_->announce(call);
     Hierarchy hierarchy = this->hierarchy();
     hierarchical_barrier(hierarchy, call);
+  });
+}
+
+void Communicator::delegate(Call call, FunctionRef<void()> body) {
+  const Turn turn(*this);
+  call.sequence = calls_made_++;
+  call.algorithm = static_cast<uint8_t>(Algorithm::kElsewhere);
+  current_peer_ = -1;
+  guarded(call, [&](const Call& call) {
+    watch_->begin_call(call.sequence);
+    try {
+      body();
+    } catch (const Failure&) {
+      throw;
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const std::exception& error) {
+      await_verdict();  // perhaps the library has met the end of a rank before the failure detector has
+      failure_.check();
+      const std::string what = " aborted: failed in " + call.describe() + ": " + error.what();
+      throw Failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + what);
+    }
   });
 }
 

@@ -27,6 +27,7 @@
 #include "algorithms/select.h"
 #include "descriptor.h"
 #include "failure_state.h"
+#include "function_ref.h"
 #include "host_group.h"
 #include "host_segment.h"
 #include "mesh.h"
@@ -78,6 +79,10 @@ class Communicator : private Waiter::Listener {
   // Every rank's `value`, as a part of the operation `kind`: how many rows each rank is going to give, mostly. `items`
   // (elements per row) must agree.
   void exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value, std::span<uint64_t> values);
+
+  // A collective whose bytes another library moves, in `body`: numbered like every other, so that a rank that has left
+  // is missed. Whatever `body` throws fails the communicator on every rank; it must end when failed() says so.
+  void delegate(Call call, FunctionRef<void()> body);
 
   // Point to point: messages between two ranks arrive in the order in which they were sent, and tags must agree.
   // send() returns when `data` may be reused.

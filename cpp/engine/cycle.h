@@ -76,6 +76,9 @@ class Cycle : private Watch::Listener {
   // Asks for a cold round.
   void want_cold();
 
+  // Who carries the collectives; to be chosen before anything is submitted.
+  Backends& backends() { return runner_.backends(); }
+
   // Fails what is pending and all that comes, when nothing of it runs any more. Nobody else is told.
   void give_up(const Failure& failure);
   std::optional<Failure> failure() const;

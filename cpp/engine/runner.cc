@@ -18,7 +18,7 @@ constexpr size_t kLargestOnOneHost = 64 * 1024;
 
 bool fuse_together(const Signature& a, const Signature& b) {
   return a.kind == Kind::kAllreduce && b.kind == Kind::kAllreduce && a.dtype == b.dtype && a.op == b.op &&
-         a.prescale == b.prescale && a.postscale == b.postscale;
+         a.prescale == b.prescale && a.postscale == b.postscale && !a.is_on_device() && !b.is_on_device();
 }
 
 // An average of integers is a sum, divided and rounded down afterwards.
@@ -32,6 +32,7 @@ ReduceOp operation(const Signature& signature) { return is_integer_average(signa
 
 Runner::Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes)
     : communicator_(communicator),
+      backends_(communicator),
       buffer_(buffer),
       buffer_bytes_(buffer_bytes),
       largest_fused_(communicator.ranks_of_host().size() == 1 ? kLargestOnOneHost : SIZE_MAX) {}
@@ -77,7 +78,7 @@ void Runner::run_one(const Work& work) {
     case Kind::kAlltoall:
       return alltoall(work);
     case Kind::kBarrier:
-      return communicator_.barrier();
+      return backends_.of(*work.signature).barrier();
     default:
       throw UsageError(std::string("the engine does not run ") + name_of(work.signature->kind));
   }
@@ -99,7 +100,7 @@ void Runner::finish(const Signature& signature, void* out, size_t count) {
 void Runner::allreduce(const Work& work) {
   const Signature& signature = *work.signature;
   const void* in = prescaled(work, work.out);
-  communicator_.allreduce(in, work.out, signature.count(), signature.dtype, operation(signature));
+  backends_.of(signature).allreduce(in, work.out, signature.count(), signature.dtype, operation(signature));
   finish(signature, work.out, signature.count());
 }
 
@@ -114,7 +115,7 @@ void Runner::allreduce_fused(std::span<const Work* const> group) {
     offset += padded(work->signature->bytes());
   }
   const size_t count = offset / size_of(common.dtype);
-  communicator_.allreduce(buffer_, buffer_, count, common.dtype, operation(common));
+  backends_.of(common).allreduce(buffer_, buffer_, count, common.dtype, operation(common));
   finish(common, buffer_, count);
   offset = 0;
   for (const Work* work : group) {
@@ -130,14 +131,14 @@ void Runner::reduce_scatter(const Work& work) {
   for (size_t rank = 0; rank < signature.rows() % size; ++rank) counts[rank] += signature.row_items();
   if (signature.prescale != 1.0) scratch_.resize(signature.bytes());
   const void* in = prescaled(work, scratch_.data());
-  communicator_.reduce_scatter(in, work.out, counts, signature.dtype, operation(signature));
+  backends_.of(signature).reduce_scatter(in, work.out, counts, signature.dtype, operation(signature));
   finish(signature, work.out, counts[communicator_.rank()]);
 }
 
 void Runner::allgather(const Work& work) {
   std::vector<size_t> sizes(work.rows->begin(), work.rows->end());
   for (size_t& size : sizes) size *= work.signature->row_bytes();
-  communicator_.allgather(work.in, work.out, sizes, work.signature->dtype);
+  backends_.of(*work.signature).allgather(work.in, work.out, sizes, work.signature->dtype);
 }
 
 void Runner::alltoall(const Work& work) {
@@ -148,7 +149,7 @@ void Runner::alltoall(const Work& work) {
     in_sizes[rank] = (*work.rows)[own * size + rank] * work.signature->row_bytes();
     out_sizes[rank] = (*work.rows)[rank * size + own] * work.signature->row_bytes();
   }
-  communicator_.alltoall(work.in, in_sizes, work.out, out_sizes, work.signature->dtype);
+  backends_.of(*work.signature).alltoall(work.in, in_sizes, work.out, out_sizes, work.signature->dtype);
 }
 
 void Runner::broadcast(const Work& work) {
@@ -156,7 +157,7 @@ void Runner::broadcast(const Work& work) {
   if (communicator_.rank() == signature.root && work.in != work.out && signature.count() > 0) {
     std::memcpy(work.out, work.in, signature.bytes());
   }
-  communicator_.broadcast(work.out, signature.count(), signature.dtype, signature.root);
+  backends_.of(signature).broadcast(work.out, signature.count(), signature.dtype, signature.root);
 }
 
 }  // namespace ronde

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "communicator.h"
+#include "engine/backend.h"
 #include "engine/signature.h"
 
 namespace ronde {
@@ -29,6 +30,8 @@ class Runner {
   // `buffer`: `buffer_bytes` of symmetric memory.
   Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes);
 
+  Backends& backends() { return backends_; }
+
   // Runs all of it; calls `done` for each work that is complete. Throws what the communicator throws.
   void run(std::span<const Work> batch, const std::function<void(const Work&)>& done);
   void run_one(const Work& work);
@@ -45,6 +48,7 @@ class Runner {
   void finish(const Signature& signature, void* out, size_t count);
 
   Communicator& communicator_;
+  Backends backends_;
   std::byte* buffer_;
   size_t buffer_bytes_;
   size_t largest_fused_;  // bytes of one tensor

@@ -104,6 +104,10 @@ def _size(text: str) -> int:
     return int(match[1]) * _SIZE_UNITS[match[2].lower()]
 
 
+_NAME_LIST = r"\s*\w+\s*(,\s*\w+\s*)*"
+_BACKENDS = re.compile(rf"(\s*\w+\s*=)?{_NAME_LIST}(;(\s*\w+\s*=)?{_NAME_LIST})*;?\s*", re.ASCII)
+
+
 def _seconds(text: str) -> int:
     if not re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text):
         raise ValueError(text)
@@ -277,6 +281,14 @@ class Settings:
         check=lambda value: _whole(value) and 0 <= value <= 10**9,
         right="a number of seconds from 0 to 1",
         unit="s",
+    )
+    backends: str = _setting(
+        "RONDE_BACKENDS",
+        "native",
+        "Who moves the engine's bytes: a list like `native` or `gloo,native`, or one for each operation like "
+        "`native;allreduce=mpi,native`. The first that can carry a tensor does (docs/backends.md).",
+        check=lambda value: isinstance(value, str) and _BACKENDS.fullmatch(value) is not None,
+        right="names separated by commas, such as mpi,native, or lists like allreduce=mpi,native;broadcast=gloo",
     )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",

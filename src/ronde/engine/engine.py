@@ -26,6 +26,7 @@ from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
 from ronde.core.messages import Run, decode_requests, decode_stream, encode_requests, encode_stream
 from ronde.core.negotiation import Closed, Coordinator, Effect, Evicted, Execute, Failed, Insert, Member
+from ronde.engine.carriers import Carriers
 from ronde.engine.rounds import gather_bytes, share_bytes
 from ronde.engine.submission import (
     Submission,
@@ -65,6 +66,7 @@ class Engine:
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
         buffer = self._comm.empty(settings.fusion_bytes, np.uint8)
         self._cycle = _native.Cycle(self._comm._native, board, capacity, buffer, settings.linger_ns)
+        self._carriers = Carriers(self._cycle, self._comm, settings)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
         self._coordinator = Coordinator(self._size, capacity) if self._rank == 0 else None
         self._member = Member(self._rank, self._size)
@@ -86,6 +88,10 @@ class Engine:
                     f"the setting {setting} must be the same on all ranks: it is {values[0]} on rank 0 and {other} on "
                     f"rank {rank}"
                 )
+
+    def backends(self) -> list[str]:
+        """Return the names of those that carry something beside the native one."""
+        return self._carriers.names()
 
     # Submitting
 
@@ -158,6 +164,7 @@ class Engine:
 
     def _admit(self, terms: Terms, given: Operand | None, out: Any) -> _native.Signature:
         check(terms, given, out, self._size)
+        self._carriers.check(terms.kind, terms.dtype, terms.op)
         return signature_of(terms)
 
     def _remember(self, name: str, terms: Terms, signature: _native.Signature) -> None:
@@ -319,6 +326,7 @@ class Engine:
             for handle in self._cold.values():
                 handle.fail(error)
             self._cold.clear()
+        self._carriers.close(failed=self._comm._native.has_failed())
         self._closed.set()
 
     def close(self) -> None:
@@ -339,6 +347,7 @@ class Engine:
         self._cycle.stop()
         self._comm.shutdown()
         self._thread.join()
+        self._carriers.close(failed=False)
         self._cycle.release()
 
     def abandon(self) -> None:

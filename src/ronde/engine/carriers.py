@@ -1,0 +1,185 @@
+"""Who carries the engine's collectives: asked for by the setting `backends`, agreed on by all ranks, once.
+
+Every rank says what it lacks for each of the backends that are asked for. What one rank lacks is used by none: the next
+in the list takes its place. Then the connections are made, and the table that says who carries what goes to the native
+side.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import ronde.backends.exit  # noqa: F401 (before the engine registers what it does at the end of the process)
+from ronde import _native
+from ronde.backends.base import Backend, Place
+from ronde.backends.carrier import Carrier
+from ronde.backends.choice import NATIVE, OPERATIONS, backend_class, wishes
+from ronde.comm.communicator import Communicator
+from ronde.comm.world import meeting
+from ronde.errors import MismatchError, UsageError
+from ronde.settings import Settings
+from ronde.types import Allreduce, Average, DType, Kind, ReduceOp, Reducescatter, Sum
+
+__all__ = ["Carriers"]
+
+_log = logging.getLogger("ronde.engine")
+
+_TABLE_SIZE, _ON_DEVICE = 2 << 12, 1 << 12  # Backends::kTableSize and place_of of cpp/engine/backend.h
+_NOBODY = 255
+
+
+class Carriers:
+    """The backends of one engine, in use from now on. All ranks make it alike.
+
+    Raises UsageError, on all ranks, if nobody is left to carry an operation; MismatchError if they want different ones.
+    """
+
+    def __init__(self, cycle: _native.Cycle, comm: Communicator, settings: Settings) -> None:
+        self._comm = comm
+        self._wishes = wishes(settings.backends)
+        self._opened: list[Backend] = []
+        self._lacks: list[str] = []  # by whom and why a backend cannot be used
+        self._table = [0] * _TABLE_SIZE
+        names = list(dict.fromkeys(name for order in self._wishes.values() for name in _before_native(order)))
+        told = _exchange(comm, {"wish": settings.backends, "token": secrets.token_hex(8)})
+        _check_alike([each["wish"] for each in told])
+        if not names:
+            return
+        candidates = [
+            backend_class(name)(_place(comm, settings, f"{name} {told[0]['token']}")) for name in names
+        ]
+        usable = self._agree(candidates)
+        self._check_wishes(usable)
+        if comm.rank == 0:
+            for lack in self._lacks:
+                _log.warning("%s", lack)
+        for backend in candidates:
+            if backend.name in usable:
+                self._open(backend)
+        self._fill_table()
+        cycle.use_backends([Carrier(backend) for backend in self._opened], self._table)
+
+    def check(self, kind: Kind, dtype: DType, op: ReduceOp) -> None:
+        """Raise UsageError if no backend can carry this; all ranks know that alike."""
+        if self._table[_place_of(kind, dtype, op)] == _NOBODY:
+            what = f"{op.name} of " if kind in (Allreduce, Reducescatter) else ""
+            raise UsageError(
+                f"no backend can carry an {kind.name} by {what}{dtype.name} values: the setting allows "
+                f"{', '.join(self._wishes[kind])}; add native to it"
+            )
+
+    def names(self) -> list[str]:
+        """Return those that are in use beside the native one."""
+        return [backend.name for backend in self._opened]
+
+    def close(self, failed: bool) -> None:
+        """Let go of all backends. `failed`: the world has failed."""
+        for backend in self._opened:
+            backend.close(failed)
+        self._opened = []
+
+    def _agree(self, candidates: Sequence[Backend]) -> list[str]:
+        """Return the names of those for which no rank lacks anything,."""
+        lacking = [backend.missing() for backend in candidates]
+        everyones = _exchange(self._comm, lacking)
+        usable = []
+        for index, backend in enumerate(candidates):
+            reasons = {rank: told[index] for rank, told in enumerate(everyones) if told[index] is not None}
+            if not reasons:
+                usable.append(backend.name)
+                continue
+            rank, reason = next(iter(reasons.items()))
+            more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            self._lacks.append(
+                f"backend {backend.name} cannot be used: rank {rank} on {self._comm.hosts[rank]}{more}: {reason}"
+            )
+        return usable
+
+    def _check_wishes(self, usable: list[str]) -> None:
+        for kind, order in self._wishes.items():
+            if not any(name == NATIVE or name in usable for name in order):
+                raise UsageError(
+                    f"nobody can carry {kind.name}: {'; '.join(self._lacks)}; backends={','.join(order)}"
+                )
+
+    def _open(self, backend: Backend) -> None:
+        try:
+            backend.open()
+        except BaseException as error:
+            self._comm.abort(f"backend {backend.name} could not start: {error!r}")
+            self.close(failed=True)
+            raise
+        self._opened.append(backend)
+
+    def _fill_table(self) -> None:
+        carriers = {backend.name: Carrier(backend) for backend in self._opened}
+        numbers = {NATIVE: 0, **{name: number for number, name in enumerate(carriers, start=1)}}
+
+        def choose(kind: Kind, dtype: DType, op: ReduceOp) -> int:
+            for name in self._wishes[kind]:
+                if name == NATIVE or (name in carriers and carriers[name].is_enabled(kind, dtype, op)):
+                    return numbers[name]
+            return _NOBODY
+
+        for kind in OPERATIONS:
+            for dtype in DType:
+                for op in ReduceOp:
+                    carried = op
+                    if kind in (Allreduce, Reducescatter):
+                        if op is Average and not _native.is_supported(dtype, op):
+                            carried = Sum  # of integers: the native side divides
+                        if not _native.is_supported(dtype, carried):
+                            continue
+                    self._table[_place_of(kind, dtype, op)] = choose(kind, dtype, carried)
+
+
+def _before_native(order: Sequence[str]) -> Sequence[str]:
+    """The native backend carries everything: nobody behind it is ever needed."""
+    return order[: order.index(NATIVE)] if NATIVE in order else order
+
+
+def _place_of(kind: Kind, dtype: DType, op: ReduceOp) -> int:
+    return kind << 8 | dtype << 4 | op
+
+
+def _place(comm: Communicator, settings: Settings, purpose: str) -> Place:
+    met = meeting()
+    return Place(
+        rank=comm.rank,
+        size=comm.size,
+        members=tuple(range(comm.size)),
+        hosts=comm.hosts,
+        address=met.address if met is not None else "127.0.0.1",
+        purpose=purpose,
+        store=met.store if met is not None else None,
+        timeout_ns=settings.timeout_ns,
+        start_timeout_ns=settings.start_timeout_ns,
+        has_failed=comm._native.has_failed,
+    )
+
+
+def _exchange(comm: Communicator, mine: Any) -> list[Any]:
+    """Return what every rank has to say, which JSON can say."""
+    encoded = json.dumps(mine).encode()
+    lengths = comm.allgather(np.array([len(encoded)])).tolist()
+    everything = comm.allgather(np.frombuffer(encoded, np.uint8)).tobytes()
+    told, begin = [], 0
+    for length in lengths:
+        told.append(json.loads(everything[begin : begin + length]))
+        begin += length
+    return told
+
+
+def _check_alike(texts: Sequence[str]) -> None:
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise MismatchError(
+                f"the setting backends must be the same on all ranks: it is {texts[0]!r} on rank 0 and {text!r} on "
+                f"rank {rank}"
+            )

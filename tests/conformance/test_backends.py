@@ -1,0 +1,268 @@
+"""What every backend must do (backend_cases.py), and who is chosen. A new backend is done when it passes this.
+
+MPI's ranks are started by every `mpirun` that can be found: beside this Python, and in PATH. Each brings the library
+that mpi4py is to load.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conformance import backend_cases
+from tests.conformance.backend_cases import CASES
+
+import ronde
+from ronde.engine import engine
+from ronde.errors import AbortedError, MismatchError, UsageError
+from ronde.testing import ranks
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 250
+LAUNCHERS = {"open mpi": "Open MPI", "mpich": "MPICH"}  # what their mpirun calls itself
+BACKENDS = ("native", "gloo", *LAUNCHERS)
+
+# What tells a process who it is; none of it may come from whoever runs the tests.
+SPEAKS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "RONDE_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
+
+
+@functools.cache
+def mpirun(launcher: str) -> Path | None:
+    """The mpirun of this MPI."""
+    folders = [str(Path(sys.executable).parent), *os.get_exec_path()]
+    for folder in dict.fromkeys(folders):
+        found = shutil.which("mpirun", path=folder)
+        if found:
+            said = subprocess.run([found, "--version"], check=False, capture_output=True, text=True).stdout
+            if LAUNCHERS[launcher] in said or (launcher == "mpich" and "HYDRA" in said):
+                return Path(found)
+    return None
+
+
+def environment(**more: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(SPEAKS)}
+    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])
+    return clean | {"OMP_NUM_THREADS": "1"} | more
+
+
+def run_under_mpi(launcher: str, n: int, program: str, folder: str, answers: int) -> None:
+    """Run one of the programs. Every rank stays until so many have answered: mpirun ends them all with the first."""
+    pytest.importorskip("mpi4py")
+    found = mpirun(launcher)
+    if found is None:
+        pytest.skip(f"needs the mpirun of {LAUNCHERS[launcher]}")
+    library = next(iter(sorted((found.parent.parent / "lib").glob("libmpi.so.*"))), None)
+    options = (
+        ["--allow-run-as-root", "--oversubscribe", "--rtos", "recoverable"] if launcher == "open mpi" else []
+    )
+    stay = f'"$@"; while [ $(ls "{folder}" | wc -l) -lt {answers} ]; do sleep 0.05; done'
+    code = f"from tests.conformance.backend_cases import {program}; {program}({folder!r})"
+    done = subprocess.run(
+        [str(found), *options, "-n", str(n), "sh", "-c", stay, "sh", sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment(RONDE_BACKENDS="mpi,native", **({"MPI4PY_LIBMPI": str(library)} if library else {})),
+    )
+    assert len(os.listdir(folder)) == answers, done.stdout + done.stderr
+
+
+def run_program(backend: str, n: int, program: Callable[[str], None], answers: int) -> list[Any]:
+    """Run one of the programs on ranks with that backend; return what they have left, by rank."""
+    with tempfile.TemporaryDirectory(prefix="ronde-backends-") as home:
+        folder = os.path.join(home, "answers")
+        os.mkdir(folder)
+        if backend in LAUNCHERS:
+            run_under_mpi(backend, n, program.__name__, folder, answers)
+        else:
+            if backend == "gloo":
+                pytest.importorskip("torch")
+            with ranks.start(program, n, folder, environ={"RONDE_BACKENDS": f"{backend},native"}) as job:
+                ended = job.outcomes(TIMEOUT_S)
+            assert len(os.listdir(folder)) == answers, [outcome.traceback_text for outcome in ended]
+        return [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
+
+
+@functools.cache
+def outcomes(backend: str, n: int) -> tuple[Mapping[str, str], ...]:
+    """What went wrong in each case, by rank. All cases run in one job."""
+    answers = run_program(backend, n, backend_cases.pass_all, n)
+    assert len(answers) == n
+    in_use = [] if backend == "native" else ["mpi" if backend in LAUNCHERS else backend]
+    assert all(backends == in_use for backends, _ in answers)
+    return tuple(cases for _, cases in answers)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend(backend: str, n: int, case: str) -> None:
+    for rank, cases in enumerate(outcomes(backend, n)):
+        assert not cases[case], f"rank {rank}:\n{cases[case]}"
+
+
+@pytest.fixture
+def memory_of_the_dead() -> Iterator[None]:
+    """A process of MPI that is killed leaves shared memory behind, and so do those that cannot finalize MPI then."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    for name in set(os.listdir("/dev/shm")) - before:
+        if name.startswith(("mpich_shm_", "sm_segment.")):
+            (Path("/dev/shm") / name).unlink()
+
+
+@pytest.mark.usefixtures("memory_of_the_dead")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_killed_rank_is_named_by_all_others(backend: str) -> None:
+    answers = run_program(backend, 4, backend_cases.lose_one, 3)
+    assert len(answers) == 3
+    for rank, text in answers:
+        assert rank == 3
+        assert text.startswith("rank 3 on ")
+
+
+# Who is chosen
+
+
+def ask() -> tuple[list[str], float]:
+    ronde.init()
+    total = float(ronde.allreduce(np.ones(1), name="x", op=ronde.Sum)[0])
+    backends = engine().backends()
+    ronde.shutdown()
+    return backends, total
+
+
+def refused() -> str:
+    with pytest.raises(UsageError) as caught:
+        ronde.init()
+    return str(caught.value)
+
+
+def test_what_one_rank_lacks_is_used_by_none() -> None:
+    """These ranks were not started by mpirun."""
+    assert ranks.run(ask, 2, environ={"RONDE_BACKENDS": "mpi,native"}) == [([], 2.0)] * 2
+
+
+def test_a_wish_that_cannot_be_fulfilled_is_an_error() -> None:
+    for answer in ranks.run(refused, 2, environ={"RONDE_BACKENDS": "native;broadcast=mpi"}):
+        assert "nobody can carry broadcast: backend mpi cannot be used: rank 0 on " in answer
+
+
+def test_unknown_backends() -> None:
+    for answer in ranks.run(refused, 2, environ={"RONDE_BACKENDS": "glue,native"}):
+        assert "there is no backend 'glue'" in answer
+
+
+def disagree() -> str:
+    rank = int(os.environ["RANK"])
+    with pytest.raises(MismatchError) as caught:
+        ronde.init(backends="native" if rank == 0 else "native;barrier=native")
+    return str(caught.value)
+
+
+def test_all_ranks_want_the_same() -> None:
+    for answer in ranks.run(disagree, 2):
+        assert "it is 'native' on rank 0 and 'native;barrier=native' on rank 1" in answer
+
+
+# Backends of others
+
+PLUGIN = '''
+from ronde.backends.base import Backend
+from ronde.types import Kind
+
+
+class Picky(Backend):
+    """Carries barriers, broadcasts from rank 0, and fails in between."""
+
+    name = "picky"
+
+    def missing(self): return None
+    def open(self): pass
+    def close(self, failed): pass
+    def is_enabled(self, kind, dtype, op): return kind in (Kind.barrier, Kind.broadcast)
+    def barrier(self): pass
+
+    def broadcast(self, data, root):
+        if self.place.rank == 1:
+            raise ValueError("broadcasts are not to my taste")
+        patience = self.place.patience("broadcast by picky")
+        while True:
+            patience.check()
+
+    allreduce = reducescatter = allgather = alltoall = None
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package that registers a backend."""
+    (tmp_path / "picky_backend.py").write_text(PLUGIN)
+    info = tmp_path / "picky-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: picky\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ronde.backends]\npicky = picky_backend:Picky\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def fall_out() -> tuple[list[str], str]:
+    ronde.init()
+    backends = engine().backends()
+    ronde.barrier()
+    assert (ronde.allreduce(np.ones(3), name="native", op=ronde.Sum) == ronde.size()).all()
+    with pytest.raises(AbortedError) as caught:
+        ronde.broadcast(np.ones(3), 0, name="x")
+    assert caught.value.rank == 1
+    with pytest.raises(AbortedError):
+        ronde.barrier()
+    ronde.shutdown()
+    return backends, str(caught.value)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_what_a_backend_raises_is_told_to_all() -> None:
+    for backends, text in ranks.run(fall_out, 3, environ={"RONDE_BACKENDS": "picky,native"}):
+        assert backends == ["picky"]
+        assert text.startswith("rank 1 on ")
+        assert "broadcast of 3 float64 with root 0: ValueError: broadcasts are not to my taste" in text
+
+
+def give_up_waiting() -> str:
+    ronde.init(timeout_ns=300_000_000)
+    with pytest.raises(ronde.errors.TimeoutError) as caught:
+        ronde.broadcast(np.ones(3), 0, name="x")
+    ronde.shutdown()
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_the_time_limit_holds_for_backends() -> None:
+    answer = ranks.run(give_up_waiting, 1, environ={"RONDE_BACKENDS": "picky,native"})[0]
+    assert answer == "waited 300 ms in broadcast by picky"
+
+
+def reject() -> str:
+    ronde.init()
+    ronde.barrier()
+    with pytest.raises(UsageError) as caught:
+        ronde.allreduce(np.ones(3, np.int32), name="x", op=ronde.Max)
+    ronde.shutdown()
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_what_nobody_can_carry_is_refused() -> None:
+    for answer in ranks.run(reject, 2, environ={"RONDE_BACKENDS": "picky"}):
+        assert "no backend can carry an allreduce by Max of int32 values" in answer
+        assert "add native" in answer
