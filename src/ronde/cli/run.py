@@ -21,6 +21,12 @@ def _count(text: str) -> int | str:
     return int(text)
 
 
+def _launcher(text: str) -> str:
+    if text not in ("local", "mpi"):
+        raise ValueError(text)
+    return text
+
+
 OPTIONS = (
     Option(
         "workers",
@@ -29,6 +35,14 @@ OPTIONS = (
         metavar="N",
         parse=_count,
         right="a whole number above 0, or auto",
+    ),
+    Option(
+        "workers",
+        ("--launcher",),
+        "who starts them: local, or mpi for the mpirun beside this Python or in PATH (default: local)",
+        metavar="WHO",
+        parse=_launcher,
+        right="local or mpi",
     ),
     Option("what to run", ("-m", "--module"), "the name is that of a Python module, as in python -m"),
     Option("what to run", ("--no-python",), "run the file itself, even if it ends in .py"),
@@ -63,6 +77,7 @@ class RunArguments:
     module: bool = False
     no_python: bool = False
     dry_run: bool = False
+    launcher: str = "local"
 
 
 def parse_arguments(argv: Sequence[str]) -> RunArguments | None:
@@ -84,6 +99,7 @@ def parse_arguments(argv: Sequence[str]) -> RunArguments | None:
         module=module,
         no_python=no_python,
         dry_run="--dry-run" in values,
+        launcher=str(values.get("--launcher", "local")),
     )
 
 
@@ -95,7 +111,6 @@ def run(argv: Sequence[str]) -> int:
         return 0
     # Only now: help and mistakes are answered before the launcher is loaded.
     from ronde.launch.command import find_command
-    from ronde.launch.local import plan_here, run_here
     from ronde.net.processes import usable_cores
     from ronde.settings import environment
 
@@ -108,6 +123,15 @@ def run(argv: Sequence[str]) -> int:
         search_path=variables.get("PATH"),
     )
     workers = arguments.workers or usable_cores()
+    if arguments.launcher == "mpi":
+        from ronde.launch import mpirun
+
+        if arguments.dry_run:
+            print(mpirun.plan_here(command, workers, variables).describe(), end="")
+            return 0
+        return mpirun.run_here(command, workers, variables)
+    from ronde.launch.local import plan_here, run_here
+
     if arguments.dry_run:
         print(plan_here(command, workers, variables).describe(), end="")
         return 0
