@@ -26,6 +26,7 @@ import ronde
 from ronde.engine import engine
 from ronde.errors import AbortedError, MismatchError, UsageError
 from ronde.testing import ranks
+from ronde.types import DType, Kind
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 250
@@ -205,14 +206,18 @@ class Picky(Backend):
 '''
 
 
+def install(folder: Path, name: str, attribute: str, program: str) -> None:
+    """Make a package that registers a backend."""
+    (folder / f"{name}_backend.py").write_text(program)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[ronde.backends]\n{name} = {name}_backend:{attribute}\n")
+
+
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package that registers a backend."""
-    (tmp_path / "picky_backend.py").write_text(PLUGIN)
-    info = tmp_path / "picky-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: picky\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[ronde.backends]\npicky = picky_backend:Picky\n")
+    install(tmp_path, "picky", "Picky", PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -236,6 +241,115 @@ def test_what_a_backend_raises_is_told_to_all() -> None:
         assert backends == ["picky"]
         assert text.startswith("rank 1 on ")
         assert "broadcast of 3 float64 with root 0: ValueError: broadcasts are not to my taste" in text
+
+
+# Memory of a device. Here the device is the processor, which nobody tells: the native side must not touch the memory.
+
+DEVICE_PLUGIN = '''
+import ctypes
+import numpy, torch
+from ronde.backends.base import DeviceBackend
+from ronde.backends.gloo import Gloo
+from ronde.types import Kind
+
+
+class Near(DeviceBackend):
+    """Gloo for what pretends to be the memory of a device."""
+
+    name = "near"
+
+    def __init__(self, place):
+        super().__init__(place)
+        self.gloo, self.device, self.seen = Gloo(place), torch.device("cpu"), []
+
+    def missing(self): return self.gloo.missing()
+    def claim(self): return f"the place of rank {self.place.rank}"
+    def open(self): self.gloo.open()
+    def close(self, failed): self.gloo.close(failed)
+    def is_enabled(self, kind, dtype, op): return kind is not Kind.barrier and "16" not in dtype.name
+
+    def view(self, address, size, dtype):
+        return numpy.frombuffer((ctypes.c_char * size).from_address(address), dtype.name)
+
+    def allreduce(self, x, out, op): self.gloo.allreduce(x, out, op)
+    def reducescatter(self, x, out, counts, op): self.gloo.reducescatter(x, out, counts, op)
+    def allgather(self, x, out, sizes): self.gloo.allgather(x.copy(), out, sizes)
+    def broadcast(self, data, root): self.gloo.broadcast(data, root)
+    def alltoall(self, x, ins, out, outs): self.gloo.alltoall(x, ins, out, outs)
+    def barrier(self): raise NotImplementedError
+'''
+
+
+def stay_on_device() -> list[str]:
+    torch = pytest.importorskip("torch")
+    ronde.init()
+    rank, size, the_engine = ronde.rank(), ronde.size(), engine()
+    total = sum(range(size))
+    place = torch.device("cpu")
+
+    def submit(kind: Kind, x: Any, name: str, **terms: Any) -> Any:
+        return ronde.engine.submit(kind, x, name=name, device="cpu memory", **terms)
+
+    for _ in range(2):  # negotiated, then cached
+        handles = [
+            submit(Kind.allreduce, torch.full((5,), float(rank + i)), f"sum {i}", op=ronde.Sum)
+            for i in range(9)
+        ]
+        for i, handle in enumerate(handles):  # a burst, of which nothing is fused
+            assert (handle.wait() == total + i * size).all()
+        x = torch.full((3, 2), rank, dtype=torch.int64)
+        assert submit(Kind.allreduce, x, "in place", op=ronde.Max, out=x).wait() is x
+        assert (x == size - 1).all()
+        answer = submit(Kind.allreduce, torch.tensor([rank == 1, False]), "any", op=ronde.Sum).wait()
+        assert answer.tolist() == [True, False]
+        answer = submit(Kind.allreduce, torch.full((2,), 1j * rank), "parts", op=ronde.Sum).wait()
+        assert answer.tolist() == [1j * total] * 2
+        share = submit(Kind.reducescatter, torch.ones(size + 1, 2), "shares", op=ronde.Sum).wait()
+        assert share.shape == (2 if rank == 0 else 1, 2)
+        assert (share == size).all()
+        rows = submit(Kind.allgather, torch.full((rank + 1, 2), rank), "rows").wait()
+        assert rows[:, 0].tolist() == [r for r in range(size) for _ in range(r + 1)]
+        y = torch.full((4,), rank)
+        assert submit(Kind.broadcast, y, "root", root=1, out=y).wait() is y
+        assert (y == 1).all()
+        splits = [p + rank for p in range(size)]
+        dealt = submit(Kind.alltoall, torch.full((sum(splits),), rank), "deal", splits=splits).wait()
+        assert dealt.tolist() == [r for r in range(size) for _ in range(rank + r)]
+    assert (ronde.allreduce(np.ones(3), name="in main memory", op=ronde.Sum) == size).all()
+    with pytest.raises(
+        UsageError, match="no backend can carry an allreduce by Sum of float16 values in cpu memory"
+    ):
+        submit(Kind.allreduce, torch.ones(3, dtype=torch.float16), "refused", op=ronde.Sum)
+    where = "cpu memory" if rank == 0 else "cpu"
+    handle = ronde.engine.submit(Kind.allreduce, torch.ones(3), name="apart", op=ronde.Sum, device=where)
+    with pytest.raises(MismatchError, match="cpu memory"):
+        handle.wait()
+    assert the_engine.carries(Kind.allreduce, DType.float32, ronde.Sum, place)
+    assert not the_engine.carries(Kind.allreduce, DType.float16, ronde.Sum, place)
+    backends = the_engine.backends()
+    ronde.shutdown()
+    return backends
+
+
+@pytest.fixture
+def device_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "near", "Near", DEVICE_PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("device_plugin")
+def test_memory_of_a_device_is_left_to_the_backend() -> None:
+    pytest.importorskip("torch")
+    assert ranks.run(stay_on_device, 3, environ={"RONDE_BACKENDS": "native,near"}) == [["near"]] * 3
+
+
+def test_cuda_tensors_need_a_device_each() -> None:
+    """There is none here, or fewer than ranks: CUDA tensors would travel through main memory."""
+    pytest.importorskip("torch")
+    assert (
+        ranks.run(ask, 2, environ={"RONDE_BACKENDS": "nccl,native", "CUDA_VISIBLE_DEVICES": ""})
+        == [([], 2.0)] * 2
+    )
 
 
 def give_up_waiting() -> str:
@@ -264,5 +378,5 @@ def reject() -> str:
 @pytest.mark.usefixtures("plugin")
 def test_what_nobody_can_carry_is_refused() -> None:
     for answer in ranks.run(reject, 2, environ={"RONDE_BACKENDS": "picky"}):
-        assert "no backend can carry an allreduce by Max of int32 values" in answer
+        assert "no backend can carry an allreduce by Max of int32 values in cpu memory" in answer
         assert "add native" in answer

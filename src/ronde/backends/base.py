@@ -22,23 +22,25 @@ from ronde.errors import PeerError, TimeoutError
 from ronde.net.stores.base import Store
 from ronde.types import DType, Kind, ReduceOp
 
-__all__ = ["Backend", "Patience", "Place"]
+__all__ = ["Backend", "DeviceBackend", "Patience", "Place"]
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a backend works.
 
-    `members`: the ranks of the whole job that take part, by rank here. `hosts`: the name of each rank's host.
-    `address`: the numeric one that this host offers to others. `purpose`: a text that is the same on all ranks and
-    used once. `store`: the job's, where the ranks can meet; None if there is but one rank. `timeout_ns`: how long an
-    operation may wait, 0 for ever; `start_timeout_ns`: how long `open` may. `has_failed`: whether the world has.
+    `members`: the ranks of the whole job that take part, by rank here. `hosts`: the name of each rank's host;
+    `local_rank`: this rank's number among those of its host. `address`: the numeric one that this host offers to
+    others. `purpose`: a text that is the same on all ranks and used once. `store`: the job's, where the ranks can meet;
+    None if there is but one rank. `timeout_ns`: how long an operation may wait, 0 for ever; `start_timeout_ns`: how
+    long `open` may. `has_failed`: whether the world has.
     """
 
     rank: int
     size: int
     members: tuple[int, ...]
     hosts: tuple[str, ...]
+    local_rank: int
     address: str
     purpose: str
     store: Store | None
@@ -81,7 +83,6 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # where the memory may be that it takes
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -89,6 +90,10 @@ class Backend(ABC):
     @abstractmethod
     def missing(self) -> str | None:
         """Return what this rank lacks to take part, as half a sentence; None if it lacks nothing. Waits for nobody."""
+
+    def claim(self) -> str:
+        """Return what this rank needs for itself, as a name that no other rank may have too; nothing: empty."""
+        return ""
 
     @abstractmethod
     def open(self) -> None:
@@ -125,3 +130,18 @@ class Backend(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Return once every rank has called it."""
+
+
+class DeviceBackend(Backend):
+    """One for memory that only a device can touch. Its arrays are what `view` makes.
+
+    Reductions come in the types of the tensors, except that bool is seen as uint8 (Min and Max), and sums of complex
+    numbers as those of their parts. Average comes for floats only, and means that of the library. `device`: whose
+    memory it takes, a torch.device.
+    """
+
+    device: Any = None
+
+    @abstractmethod
+    def view(self, address: int, size: int, dtype: DType) -> Any:
+        """Return `size` bytes of the device as an array with one axis."""

@@ -7,11 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from ronde.backends.base import Backend
+from ronde.backends.base import Backend, DeviceBackend
 from ronde.backends.numbers import form_of, typed
-from ronde.types import Allreduce, DType, Kind, ReduceOp, Reducescatter
+from ronde.types import (
+    Allreduce,
+    Average,
+    DType,
+    Kind,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Reducescatter,
+    Sum,
+)
 
-__all__ = ["Carrier"]
+__all__ = ["Carrier", "DeviceCarrier"]
 
 
 class Carrier:
@@ -68,3 +79,49 @@ class Carrier:
 def _apart(x: Any, out: Any) -> Any:
     """Return the input, or a copy if the result overlaps it: libraries do not expect that."""
     return x.copy() if np.may_share_memory(x, out) else x
+
+
+class DeviceCarrier:
+    """The same for memory of a device: what looks like arrays of bytes may not be read here, only asked where it is."""
+
+    def __init__(self, backend: DeviceBackend) -> None:
+        self._backend = backend
+
+    def is_enabled(self, kind: Kind, dtype: DType, op: ReduceOp) -> bool:
+        """Whether the backend carries this, in whatever form."""
+        if kind is Allreduce or kind is Reducescatter:
+            dtype, op, _ = _device_form(dtype, op)
+        return self._backend.is_enabled(kind, dtype, op)
+
+    def allreduce(self, x: Any, out: Any, dtype: int, op: int) -> None:
+        carried, carried_op, _ = _device_form(DType(dtype), ReduceOp(op))
+        result = self._view(out, carried)
+        self._backend.allreduce(result if x is out else self._view(x, carried), result, carried_op)
+
+    def reducescatter(self, x: Any, out: Any, counts: Sequence[int], dtype: int, op: int) -> None:
+        carried, carried_op, parts = _device_form(DType(dtype), ReduceOp(op))
+        shares = [count * parts for count in counts]
+        self._backend.reducescatter(self._view(x, carried), self._view(out, carried), shares, carried_op)
+
+    def allgather(self, x: Any, out: Any, sizes: Sequence[int]) -> None:
+        if sum(sizes):
+            self._backend.allgather(self._view(x), self._view(out), sizes)
+
+    def broadcast(self, data: Any, root: int) -> None:
+        if data.size:
+            self._backend.broadcast(self._view(data), root)
+
+    def alltoall(self, x: Any, in_sizes: Sequence[int], out: Any, out_sizes: Sequence[int]) -> None:
+        self._backend.alltoall(self._view(x), in_sizes, self._view(out), out_sizes)
+
+    def _view(self, data: Any, dtype: DType = DType.uint8) -> Any:
+        return self._backend.view(data.__array_interface__["data"][0], data.size, dtype)
+
+
+def _device_form(dtype: DType, op: ReduceOp) -> tuple[DType, ReduceOp, int]:
+    """Return the type and reduction to carry, and how many numbers make an element."""
+    if dtype is DType.bool:
+        return DType.uint8, {Sum: Max, Product: Min}.get(op, op), 1
+    if dtype in (DType.complex64, DType.complex128) and op in (Sum, Average):
+        return DType.float32 if dtype is DType.complex64 else DType.float64, op, 2
+    return dtype, op, 1

@@ -31,6 +31,7 @@ _GROUP = "ronde.backends"  # of entry points
 _OURS = {
     "mpi": ("ronde.backends.mpi", "MPI"),
     "gloo": ("ronde.backends.gloo", "Gloo"),
+    "nccl": ("ronde.backends.nccl", "NCCL"),
 }
 
 

@@ -171,12 +171,6 @@ def _end() -> None:
         module.COMM_WORLD.Abort(1)  # mpi4py would finalize it in a moment, and wait for ever
 
 
-def threads_supported() -> bool:
-    """Whether several threads may call MPI at once, in this process, where MPI is in use."""
-    module = sys.modules.get("mpi4py.MPI")
-    return bool(module and module.Is_initialized() and module.Query_thread() == module.THREAD_MULTIPLE)
-
-
 def _offsets(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(sizes)][:-1]
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 import ronde.backends.exit  # noqa: F401 (before the engine registers what it does at the end of the process)
 from ronde import _native
-from ronde.backends.base import Backend, Place
-from ronde.backends.carrier import Carrier
+from ronde.backends.base import Backend, DeviceBackend, Place
+from ronde.backends.carrier import Carrier, DeviceCarrier
 from ronde.backends.choice import NATIVE, OPERATIONS, backend_class, wishes
 from ronde.comm.communicator import Communicator
 from ronde.comm.world import meeting
@@ -30,8 +31,11 @@ __all__ = ["Carriers"]
 
 _log = logging.getLogger("ronde.engine")
 
-_TABLE_SIZE, _ON_DEVICE = 2 << 12, 1 << 12  # Backends::kTableSize and place_of of cpp/engine/backend.h
+_ON_DEVICE = 1 << 12  # this and the table are those of Backends in cpp/engine/backend.h
 _NOBODY = 255
+DEVICE_MEMORY = (
+    " memory"  # so ends the device of a tensor that a backend takes where it is (cpp/engine/signature.h)
+)
 
 
 class Carriers:
@@ -45,14 +49,14 @@ class Carriers:
         self._wishes = wishes(settings.backends)
         self._opened: list[Backend] = []
         self._lacks: list[str] = []  # by whom and why a backend cannot be used
-        self._table = [0] * _TABLE_SIZE
-        names = list(dict.fromkeys(name for order in self._wishes.values() for name in _before_native(order)))
+        self._table = [0] * _ON_DEVICE + [_NOBODY] * _ON_DEVICE
         told = _exchange(comm, {"wish": settings.backends, "token": secrets.token_hex(8)})
         _check_alike([each["wish"] for each in told])
-        if not names:
+        classes = _needed(self._wishes)
+        if not classes:
             return
         candidates = [
-            backend_class(name)(_place(comm, settings, f"{name} {told[0]['token']}")) for name in names
+            kind(_place(comm, settings, f"{name} {told[0]['token']}")) for name, kind in classes.items()
         ]
         usable = self._agree(candidates)
         self._check_wishes(usable)
@@ -62,17 +66,23 @@ class Carriers:
         for backend in candidates:
             if backend.name in usable:
                 self._open(backend)
-        self._fill_table()
-        cycle.use_backends([Carrier(backend) for backend in self._opened], self._table)
+        carriers = {backend.name: _carrier(backend) for backend in self._opened}
+        self._fill_table(carriers)
+        cycle.use_backends(list(carriers.values()), self._table)
 
-    def check(self, kind: Kind, dtype: DType, op: ReduceOp) -> None:
+    def check(self, kind: Kind, dtype: DType, op: ReduceOp, device: str) -> None:
         """Raise UsageError if no backend can carry this; all ranks know that alike."""
-        if self._table[_place_of(kind, dtype, op)] == _NOBODY:
+        if self._table[_place_of(kind, dtype, op, device.endswith(DEVICE_MEMORY))] == _NOBODY:
             what = f"{op.name} of " if kind in (Allreduce, Reducescatter) else ""
             raise UsageError(
-                f"no backend can carry an {kind.name} by {what}{dtype.name} values: the setting allows "
-                f"{', '.join(self._wishes[kind])}; add native to it"
+                f"no backend can carry an {kind.name} by {what}{dtype.name} values in {device.split()[0]} memory: the "
+                f"setting allows {', '.join(self._wishes[kind])}; add native to it"
             )
+
+    def carries(self, kind: Kind, dtype: DType, op: ReduceOp, device: Any) -> bool:
+        """Return whether a backend takes tensors of this device (a torch.device) where they are."""
+        is_there = any(isinstance(it, DeviceBackend) and it.device == device for it in self._opened)
+        return is_there and self._table[_place_of(kind, dtype, op, True)] != _NOBODY
 
     def names(self) -> list[str]:
         """Return those that are in use beside the native one."""
@@ -85,28 +95,27 @@ class Carriers:
         self._opened = []
 
     def _agree(self, candidates: Sequence[Backend]) -> list[str]:
-        """Return the names of those for which no rank lacks anything,."""
+        """Return the names of those for which no rank lacks anything."""
         lacking = [backend.missing() for backend in candidates]
-        everyones = _exchange(self._comm, lacking)
+        claims = [backend.claim() if lack is None else "" for backend, lack in zip(candidates, lacking)]
+        everyones = _exchange(self._comm, list(zip(lacking, claims)))
         usable = []
         for index, backend in enumerate(candidates):
-            reasons = {rank: told[index] for rank, told in enumerate(everyones) if told[index] is not None}
+            reasons = _reasons([told[index] for told in everyones])
             if not reasons:
                 usable.append(backend.name)
                 continue
             rank, reason = next(iter(reasons.items()))
             more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-            self._lacks.append(
-                f"backend {backend.name} cannot be used: rank {rank} on {self._comm.hosts[rank]}{more}: {reason}"
-            )
+            who = f"rank {rank} on {self._comm.hosts[rank]}{more}"
+            self._lacks.append(f"backend {backend.name} cannot be used: {who}: {reason}")
         return usable
 
     def _check_wishes(self, usable: list[str]) -> None:
         for kind, order in self._wishes.items():
             if not any(name == NATIVE or name in usable for name in order):
-                raise UsageError(
-                    f"nobody can carry {kind.name}: {'; '.join(self._lacks)}; backends={','.join(order)}"
-                )
+                lacks = "; ".join(self._lacks)
+                raise UsageError(f"nobody can carry {kind.name}: {lacks}; backends={','.join(order)}")
 
     def _open(self, backend: Backend) -> None:
         try:
@@ -117,35 +126,64 @@ class Carriers:
             raise
         self._opened.append(backend)
 
-    def _fill_table(self) -> None:
-        carriers = {backend.name: Carrier(backend) for backend in self._opened}
+    def _fill_table(self, carriers: Mapping[str, Carrier | DeviceCarrier]) -> None:
         numbers = {NATIVE: 0, **{name: number for number, name in enumerate(carriers, start=1)}}
 
-        def choose(kind: Kind, dtype: DType, op: ReduceOp) -> int:
+        def choose(kind: Kind, dtype: DType, op: ReduceOp, on_device: bool) -> int:
             for name in self._wishes[kind]:
-                if name == NATIVE or (name in carriers and carriers[name].is_enabled(kind, dtype, op)):
+                if name == NATIVE and not on_device:
                     return numbers[name]
+                carrier = carriers.get(name)
+                if carrier is not None and isinstance(carrier, DeviceCarrier) == on_device:
+                    if carrier.is_enabled(kind, dtype, op):
+                        return numbers[name]
             return _NOBODY
 
-        for kind in OPERATIONS:
-            for dtype in DType:
-                for op in ReduceOp:
-                    carried = op
-                    if kind in (Allreduce, Reducescatter):
-                        if op is Average and not _native.is_supported(dtype, op):
-                            carried = Sum  # of integers: the native side divides
-                        if not _native.is_supported(dtype, carried):
-                            continue
-                    self._table[_place_of(kind, dtype, op)] = choose(kind, dtype, carried)
+        for kind, dtype, op in product(OPERATIONS, DType, ReduceOp):
+            carried = op
+            if kind in (Allreduce, Reducescatter):
+                if op is Average and not _native.is_supported(dtype, op):
+                    carried = Sum  # of integers: the native side divides
+                if not _native.is_supported(dtype, carried):
+                    continue
+            self._table[_place_of(kind, dtype, op, False)] = choose(kind, dtype, carried, False)
+            if carried is op:
+                self._table[_place_of(kind, dtype, op, True)] = choose(kind, dtype, op, True)
 
 
-def _before_native(order: Sequence[str]) -> Sequence[str]:
-    """The native backend carries everything: nobody behind it is ever needed."""
-    return order[: order.index(NATIVE)] if NATIVE in order else order
+def _needed(wanted: Mapping[Kind, Sequence[str]]) -> dict[str, type[Backend]]:
+    """Return the backends that may carry something. The native one carries all that is in main memory.
+
+    So behind it only those are of any use that take the memory of a device. Raises UsageError for unknown names.
+    """
+    needed: dict[str, type[Backend]] = {}
+    for order in wanted.values():
+        for name in order:
+            if name != NATIVE and name not in needed:
+                found = backend_class(name)
+                if NATIVE not in order[: order.index(name)] or issubclass(found, DeviceBackend):
+                    needed[name] = found
+    return needed
 
 
-def _place_of(kind: Kind, dtype: DType, op: ReduceOp) -> int:
-    return kind << 8 | dtype << 4 | op
+def _carrier(backend: Backend) -> Carrier | DeviceCarrier:
+    return DeviceCarrier(backend) if isinstance(backend, DeviceBackend) else Carrier(backend)
+
+
+def _reasons(told: Sequence[tuple[str | None, str]]) -> dict[int, str]:
+    """Return why a backend cannot be used, by rank: what it lacks, or that another needs the same for itself."""
+    reasons: dict[int, str] = {}
+    owners: dict[str, int] = {}
+    for rank, (lack, claim) in enumerate(told):
+        if lack is not None:
+            reasons[rank] = lack
+        elif claim and owners.setdefault(claim, rank) != rank:
+            reasons[rank] = f"it shares {claim} with rank {owners[claim]}"
+    return reasons
+
+
+def _place_of(kind: Kind, dtype: DType, op: ReduceOp, on_device: bool) -> int:
+    return (_ON_DEVICE if on_device else 0) | kind << 8 | dtype << 4 | op
 
 
 def _place(comm: Communicator, settings: Settings, purpose: str) -> Place:
@@ -155,6 +193,7 @@ def _place(comm: Communicator, settings: Settings, purpose: str) -> Place:
         size=comm.size,
         members=tuple(range(comm.size)),
         hosts=comm.hosts,
+        local_rank=comm.local_rank,
         address=met.address if met is not None else "127.0.0.1",
         purpose=purpose,
         store=met.store if met is not None else None,

@@ -26,7 +26,7 @@ from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
 from ronde.core.messages import Run, decode_requests, decode_stream, encode_requests, encode_stream
 from ronde.core.negotiation import Closed, Coordinator, Effect, Evicted, Execute, Failed, Insert, Member
-from ronde.engine.carriers import Carriers
+from ronde.engine.carriers import DEVICE_MEMORY, Carriers
 from ronde.engine.rounds import gather_bytes, share_bytes
 from ronde.engine.submission import (
     Submission,
@@ -89,9 +89,18 @@ class Engine:
                     f"rank {rank}"
                 )
 
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._size
+
     def backends(self) -> list[str]:
         """Return the names of those that carry something beside the native one."""
         return self._carriers.names()
+
+    def carries(self, kind: Kind, dtype: DType, op: ReduceOp, device: Any) -> bool:
+        """Return whether tensors in the memory of this device (a torch.device) need not be copied to main memory."""
+        return self._carriers.carries(kind, dtype, op, device)
 
     # Submitting
 
@@ -114,11 +123,13 @@ class Engine:
         `x`: any array (None for a barrier); it must not change until the handle is done. `name`: the same on all ranks;
         None numbers the tensors of a kind in the order in which they are submitted. `op`, `prescale`, `postscale`: of
         reductions; `root`: of a broadcast; `splits`: of an all-to-all. `out`: takes the result, may be `x`. `waits`:
-        the caller calls `wait()` at once. `device`: where the program has the tensor of which `x` is a copy. Raises
-        ValueError for a name that is in flight, UsageError for what makes no
-        sense, PeerError if the world has failed. What ranks disagree about is raised by `wait()` on all of them.
+        the caller calls `wait()` at once. `device`: where the program has the tensor of which `x` is a copy, or with
+        " memory" at its end where `x` itself is, a tensor that a backend `carries`. Raises ValueError for a name that
+        is in flight, UsageError for what makes no sense, PeerError if the world has failed. What ranks disagree about
+        is raised by `wait()` on all of them.
         """
-        given = None if kind is Barrier else operand(x)
+        on_device = device.endswith(DEVICE_MEMORY)
+        given = None if kind is Barrier else operand(x, on_device)
         dtype, shape = (DType.uint8, ()) if given is None else (given.dtype, given.shape)
         rows = () if kind is not Alltoall else normal_splits(splits, shape[0] if shape else 0, self._size)
         if name is not None:
@@ -164,7 +175,7 @@ class Engine:
 
     def _admit(self, terms: Terms, given: Operand | None, out: Any) -> _native.Signature:
         check(terms, given, out, self._size)
-        self._carriers.check(terms.kind, terms.dtype, terms.op)
+        self._carriers.check(terms.kind, terms.dtype, terms.op, terms.device)
         return signature_of(terms)
 
     def _remember(self, name: str, terms: Terms, signature: _native.Signature) -> None:
