@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from ronde.errors import UsageError
 
-__all__ = ["JobKey", "Settings", "document", "environment", "resolve"]
+__all__ = ["JobKey", "Settings", "document", "environment", "resolve", "set_defaults"]
 
 KEY_BYTES = 32
 PREFIX = "RONDE_"
@@ -31,6 +31,12 @@ _log = logging.getLogger(__name__)
 def environment() -> dict[str, str]:
     """Return a copy of the environment of this process."""
     return dict(os.environ)
+
+
+def set_defaults(**variables: str) -> None:
+    """Set what is not set in the environment of this process, for a library that is about to read it."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 class JobKey:

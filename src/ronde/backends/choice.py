@@ -31,6 +31,7 @@ _GROUP = "ronde.backends"  # of entry points
 _OURS = {
     "mpi": ("ronde.backends.mpi", "MPI"),
     "gloo": ("ronde.backends.gloo", "Gloo"),
+    "ccl": ("ronde.backends.ccl", "CCL"),
     "nccl": ("ronde.backends.nccl", "NCCL"),
 }
 

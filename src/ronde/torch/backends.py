@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from ronde.backends.ccl import is_installed
 from ronde.engine import engine
 
 __all__ = [
@@ -65,8 +66,8 @@ def ddl_built() -> bool:
 
 
 def ccl_built() -> bool:
-    """Whether oneCCL could carry them."""
-    return False
+    """Whether oneCCL could carry them: whether it is installed."""
+    return is_installed()
 
 
 def cuda_built() -> bool:
