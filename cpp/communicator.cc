@@ -205,9 +205,8 @@ void Communicator::run(Call call, Body&& body) {
 
 // A link's end of file says that a peer has gone, but perhaps only because it heard of a failure before this rank did.
 // The failure detector knows better a moment later.
-void Communicator::await_verdict() {
-  constexpr auto kPatience = std::chrono::milliseconds(300);
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+void Communicator::await_verdict(int patience_ms) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms);
   while (!failure_.failed() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -350,7 +349,7 @@ void Communicator::delegate(Call call, FunctionRef<void()> body) {
     } catch (const Interrupted&) {
       throw;
     } catch (const std::exception& error) {
-      await_verdict();  // perhaps the library has met the end of a rank before the failure detector has
+      await_verdict(2000);  // perhaps the library has met the end of a rank before the failure detector has
       failure_.check();
       const std::string what = " aborted: failed in " + call.describe() + ": " + error.what();
       throw Failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + what);

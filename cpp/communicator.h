@@ -127,7 +127,7 @@ class Communicator : private Waiter::Listener {
   template <class Start>
   void talk_to(int peer, DType dtype, int tag, Start&& start);
   [[noreturn]] void fail(const Failure& failure);
-  void await_verdict();
+  void await_verdict(int patience_ms = 300);
   void close_now();
   void check_root(int root) const;
   void wait_is_long() override;

@@ -12,6 +12,8 @@ from ronde.backends.numbers import form_of, typed
 from ronde.errors import UsageError
 from ronde.types import Average, BitXor, DType, Kind, Max, Min, Product, ReduceOp, Sum
 
+Array = np.ndarray[Any, Any]
+
 CARRIED = {
     *((bits, op) for bits in (DType.int32, DType.int64) for op in ReduceOp if op is not Average),
     *((bits, op) for bits in (DType.float32, DType.float64) for op in (Sum, Product)),
@@ -47,18 +49,8 @@ def test_backends_meet_only_the_forms_they_are_told_of() -> None:
 
 @pytest.mark.parametrize("name", ["float16", "float32", "float64"])
 def test_nan_wins_and_numbers_keep_their_order(name: str) -> None:
-    special = [
-        np.nan,
-        -np.nan,
-        np.inf,
-        -np.inf,
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        np.finfo(name).tiny,
-        np.finfo(name).max,
-    ]
+    limits: Any = np.finfo(name)
+    special: list[float] = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, limits.tiny, limits.max]
     a, b = (x.ravel().astype(name) for x in np.meshgrid(special, special))
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(reduce([a, b], DType[name], Max), np.maximum(a, b))
