@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ranks.oracle import COMPLEX, DTYPES, INTEGERS, Array, dtype_of, reduced, supports, values
+from tests.ranks.arithmetic import COMPLEX, DTYPES, INTEGERS, Array, dtype_of, reduced, supports, values
 
 import ronde
 from ronde.engine import engine
