@@ -41,10 +41,18 @@ DEVICE_MEMORY = (
 class Carriers:
     """The backends of one engine, in use from now on. All ranks make it alike.
 
-    Raises UsageError, on all ranks, if nobody is left to carry an operation; MismatchError if they want different ones.
+    `members`: the ranks of the job that take part, by their rank in `comm`; None: all of them. Raises UsageError, on
+    all ranks, if nobody is left to carry an operation; MismatchError if they want different ones.
     """
 
-    def __init__(self, cycle: _native.Cycle, comm: Communicator, settings: Settings) -> None:
+    def __init__(
+        self,
+        cycle: _native.Cycle,
+        comm: Communicator,
+        settings: Settings,
+        members: Sequence[int] | None = None,
+    ) -> None:
+        self._members = tuple(range(comm.size) if members is None else members)
         self._comm = comm
         self._wishes = wishes(settings.backends)
         self._opened: list[Backend] = []
@@ -55,8 +63,9 @@ class Carriers:
         classes = _needed(self._wishes)
         if not classes:
             return
+        token = told[0]["token"]
         candidates = [
-            kind(_place(comm, settings, f"{name} {told[0]['token']}")) for name, kind in classes.items()
+            kind(_place(comm, self._members, settings, f"{name} {token}")) for name, kind in classes.items()
         ]
         usable = self._agree(candidates)
         self._check_wishes(usable)
@@ -186,12 +195,12 @@ def _place_of(kind: Kind, dtype: DType, op: ReduceOp, on_device: bool) -> int:
     return (_ON_DEVICE if on_device else 0) | kind << 8 | dtype << 4 | op
 
 
-def _place(comm: Communicator, settings: Settings, purpose: str) -> Place:
+def _place(comm: Communicator, members: tuple[int, ...], settings: Settings, purpose: str) -> Place:
     met = meeting()
     return Place(
         rank=comm.rank,
         size=comm.size,
-        members=tuple(range(comm.size)),
+        members=members,
         hosts=comm.hosts,
         local_rank=comm.local_rank,
         address=met.address if met is not None else "127.0.0.1",
