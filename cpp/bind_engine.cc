@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_backend.h"
 #include "bind_border.h"
 #include "engine/cycle.h"
 #include "reduce.h"
@@ -187,6 +188,14 @@ auto guarded(PyCycle& self, Body&& body) {
   }
 }
 
+// `table`: by Backends::place_of, 0 for the native backend, 1 for the first of `carriers`.
+void use_backends(PyCycle& self, const std::vector<nb::object>& carriers, const std::vector<uint8_t>& table) {
+  if (table.size() != Backends::kTableSize) raise("UsageError", "the table of backends has another size");
+  std::vector<std::unique_ptr<Backend>> others;
+  for (const nb::object& carrier : carriers) others.push_back(make_python_backend(self.communicator(), carrier));
+  self.cycle().backends().use(std::move(others), table);
+}
+
 void bind_cycle(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<PyCycle>(module, "Cycle")
@@ -239,7 +248,8 @@ void bind_cycle(nb::module_& module) {
       .def("set_contributors", [](PyCycle& self, int count) { self.cycle().set_contributors(count); })
       .def("end_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_cold(); }); })
       .def("take_used", [](PyCycle& self) { return guarded(self, [&] { return self.cycle().take_used(); }); })
-      .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); });
+      .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); })
+      .def("use_backends", &use_backends, "carriers"_a, "table"_a);
 }
 
 }  // namespace

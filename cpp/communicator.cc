@@ -205,9 +205,8 @@ void Communicator::run(Call call, Body&& body) {
 
 // A link's end of file says that a peer has gone, but perhaps only because it heard of a failure before this rank did.
 // The failure detector knows better a moment later.
-void Communicator::await_verdict() {
-  constexpr auto kPatience = std::chrono::milliseconds(300);
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+void Communicator::await_verdict(int patience_ms) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms);
   while (!failure_.failed() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -249,6 +248,8 @@ void Communicator::allreduce(const void* in, void* out, size_t count, DType dtyp
         return allreduce_ring(*mesh_, call, in, out, size(), scratch_);
       case Algorithm::kDoubling:
         return allreduce_doubling(*mesh_, call, in, out, size(), scratch_);
+      case Algorithm::kElsewhere:
+        break;
     }
   });
 }
@@ -331,6 +332,28 @@ void Communicator::barrier() {
     if (is_one_host()) return host_->announce(call);
     Hierarchy hierarchy = this->hierarchy();
     hierarchical_barrier(hierarchy, call);
+  });
+}
+
+void Communicator::delegate(Call call, FunctionRef<void()> body) {
+  const Turn turn(*this);
+  call.sequence = calls_made_++;
+  call.algorithm = static_cast<uint8_t>(Algorithm::kElsewhere);
+  current_peer_ = -1;
+  guarded(call, [&](const Call& call) {
+    watch_->begin_call(call.sequence);
+    try {
+      body();
+    } catch (const Failure&) {
+      throw;
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const std::exception& error) {
+      await_verdict(2000);  // perhaps the library has met the end of a rank before the failure detector has
+      failure_.check();
+      const std::string what = " aborted: failed in " + call.describe() + ": " + error.what();
+      throw Failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + what);
+    }
   });
 }
 

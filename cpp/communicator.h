@@ -27,6 +27,7 @@
 #include "algorithms/select.h"
 #include "descriptor.h"
 #include "failure_state.h"
+#include "function_ref.h"
 #include "host_group.h"
 #include "host_segment.h"
 #include "mesh.h"
@@ -79,6 +80,10 @@ class Communicator : private Waiter::Listener {
   // (elements per row) must agree.
   void exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value, std::span<uint64_t> values);
 
+  // A collective whose bytes another library moves, in `body`: numbered like every other, so that a rank that has left
+  // is missed. Whatever `body` throws fails the communicator on every rank; it must end when failed() says so.
+  void delegate(Call call, FunctionRef<void()> body);
+
   // Point to point: messages between two ranks arrive in the order in which they were sent, and tags must agree.
   // send() returns when `data` may be reused.
   void send(const void* data, size_t bytes, DType dtype, int dest, int tag);
@@ -122,7 +127,7 @@ class Communicator : private Waiter::Listener {
   template <class Start>
   void talk_to(int peer, DType dtype, int tag, Start&& start);
   [[noreturn]] void fail(const Failure& failure);
-  void await_verdict();
+  void await_verdict(int patience_ms = 300);
   void close_now();
   void check_root(int root) const;
   void wait_is_long() override;

@@ -16,7 +16,8 @@ enum class Algorithm : uint8_t {
   kRing = 2,
   kDoubling = 3,
   kHierarchical = 4,
-  kInHost = 5,  // shared memory alone
+  kInHost = 5,     // shared memory alone
+  kElsewhere = 6,  // another library moves the bytes (engine/backend.h)
 };
 
 inline Algorithm select_allreduce(Algorithm wanted, size_t bytes, DType dtype, int size, int hosts) {

@@ -93,6 +93,8 @@ class Cycle : private Watch::Listener {
   void resume();
   // In a cold round: what comes after it has so many contributors, by which an average is divided.
   void set_contributors(int contributors) { contributors_ = contributors; }
+  // Who carries the collectives; to be chosen before anything is submitted.
+  Backends& backends() { return runner_.backends(); }
 
   // Fails what is pending and all that comes, when nothing of it runs any more. Nobody else is told.
   void give_up(const Failure& failure);

@@ -24,6 +24,7 @@ bool is_reduction(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::
 
 Runner::Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes, bool keeps_groups_apart)
     : communicator_(communicator),
+      backends_(communicator),
       buffer_(buffer),
       buffer_bytes_(buffer_bytes),
       keeps_groups_apart_(keeps_groups_apart),
@@ -60,14 +61,15 @@ size_t Runner::buffered_bytes(const Work& work) const {
 }
 
 // Whether another tensor joins a bundle of so many bytes that begins with `first`.
-bool Runner::fits_into(size_t bytes, const Work& first, const Work& other) const {
+bool Runner::fits_into(size_t bytes, const Work& first, const Work& other) {
   return may_fuse(first, other) && std::max(buffered_bytes(first), buffered_bytes(other)) <= largest_fused_ &&
          bytes + padded(buffered_bytes(other)) <= buffer_bytes_;
 }
 
-bool Runner::may_fuse(const Work& first, const Work& second) const {
+bool Runner::may_fuse(const Work& first, const Work& second) {
   const Signature &a = *first.signature, &b = *second.signature;
-  if (a.kind != b.kind || a.device != b.device) return false;
+  if (a.kind != b.kind || a.device != b.device || a.is_on_device()) return false;
+  if (&backends_.of(a) != &backends_.of(b)) return false;
   if (keeps_groups_apart_ && (first.is_grouped || second.is_grouped) && first.slot != second.slot) return false;
   if (a.kind == Kind::kAllgather) return true;
   return is_reduction(a.kind) && a.dtype == b.dtype && a.op == b.op && a.prescale == b.prescale &&
@@ -87,7 +89,7 @@ void Runner::run_one(const Work& work) {
     case Kind::kAlltoall:
       return alltoall(work);
     case Kind::kBarrier:
-      return communicator_.barrier();
+      return backends_.of(*work.signature).barrier();
     default:
       throw UsageError(std::string("the engine does not run ") + name_of(work.signature->kind));
   }
@@ -150,7 +152,7 @@ void Runner::allreduce(const Work& work) {
   } else {
     in = prescaled(work, out);
   }
-  communicator_.allreduce(in, out, signature.count(), signature.dtype, operation(work));
+  backends_.of(*work.signature).allreduce(in, out, signature.count(), signature.dtype, operation(work));
   if (!work.is_absent) finish(work, out, signature.count());
 }
 
@@ -163,7 +165,7 @@ void Runner::allreduce_fused(Bundle bundle) {
     offset += padded(work->signature->bytes());
   }
   const size_t count = offset / size_of(dtype);
-  communicator_.allreduce(buffer_, buffer_, count, dtype, operation(first));
+  backends_.of(*first.signature).allreduce(buffer_, buffer_, count, dtype, operation(first));
   finish(first, buffer_, count);
   offset = 0;
   for (const Work* work : bundle) {
@@ -198,7 +200,7 @@ void Runner::reduce_scatter(const Work& work) {
     scratch_.resize(std::max(scratch_.size(), signature.bytes()));
     in = prescaled(work, scratch_.data());
   }
-  communicator_.reduce_scatter(in, out, counts, signature.dtype, operation(work));
+  backends_.of(*work.signature).reduce_scatter(in, out, counts, signature.dtype, operation(work));
   if (!work.is_absent) finish(work, out, own);
 }
 
@@ -227,7 +229,7 @@ void Runner::reduce_scatter_fused(Bundle bundle) {
       from += bytes;
     }
   }
-  communicator_.reduce_scatter(buffer_, scratch_.data(), counts, dtype, operation(first));
+  backends_.of(*first.signature).reduce_scatter(buffer_, scratch_.data(), counts, dtype, operation(first));
   finish(first, scratch_.data(), counts[communicator_.rank()]);
   const std::byte* from = scratch_.data();
   for (const Work* work : bundle) {
@@ -247,7 +249,7 @@ void Runner::allgather(const Work& work) {
     absent_.resize(std::max(absent_.size(), buffered_bytes(work)));
     out = absent_.data();
   }
-  communicator_.allgather(work.in, out, sizes, work.signature->dtype);
+  backends_.of(*work.signature).allgather(work.in, out, sizes, work.signature->dtype);
 }
 
 // In the buffer lies what comes from rank 0, of every tensor, then what comes from rank 1, and so on.
@@ -264,7 +266,7 @@ void Runner::allgather_fused(Bundle bundle) {
     if (bytes > 0) std::memcpy(to, work->in, bytes);
     to += bytes;
   }
-  communicator_.allgather(scratch_.data(), buffer_, sizes, DType::kUint8);
+  backends_.of(*bundle.front()->signature).allgather(scratch_.data(), buffer_, sizes, DType::kUint8);
   std::vector<std::byte*> outs;
   for (const Work* work : bundle) outs.push_back(static_cast<std::byte*>(work->out));
   const std::byte* from = buffer_;
@@ -288,7 +290,7 @@ void Runner::alltoall(const Work& work) {
     in_sizes[rank] = (*work.rows)[own * size + rank] * work.signature->row_bytes();
     out_sizes[rank] = (*work.rows)[rank * size + own] * work.signature->row_bytes();
   }
-  communicator_.alltoall(work.in, in_sizes, work.out, out_sizes, work.signature->dtype);
+  backends_.of(*work.signature).alltoall(work.in, in_sizes, work.out, out_sizes, work.signature->dtype);
 }
 
 void Runner::broadcast(const Work& work) {
@@ -300,7 +302,7 @@ void Runner::broadcast(const Work& work) {
   } else if (communicator_.rank() == signature.root && work.in != out && signature.count() > 0) {
     std::memcpy(out, work.in, signature.bytes());
   }
-  communicator_.broadcast(out, signature.count(), signature.dtype, signature.root);
+  backends_.of(*work.signature).broadcast(out, signature.count(), signature.dtype, signature.root);
 }
 
 }  // namespace ronde

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "communicator.h"
+#include "engine/backend.h"
 #include "engine/signature.h"
 
 namespace ronde {
@@ -34,6 +35,8 @@ class Runner {
   // fused with nothing else.
   Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes, bool keeps_groups_apart);
 
+  Backends& backends() { return backends_; }
+
   // Runs all of it; calls `done` for each work that is complete. Throws what the communicator throws.
   void run(std::span<const Work> batch, const std::function<void(const Work&)>& done);
   // Gives back the memory that was needed to contribute nothing.
@@ -44,8 +47,8 @@ class Runner {
   void run_one(const Work& work);
   void run_fused(Bundle bundle);
   size_t buffered_bytes(const Work& work) const;
-  bool fits_into(size_t bytes, const Work& first, const Work& other) const;
-  bool may_fuse(const Work& a, const Work& b) const;
+  bool fits_into(size_t bytes, const Work& first, const Work& other);
+  bool may_fuse(const Work& a, const Work& b);
   void allreduce(const Work& work);
   void allreduce_fused(Bundle bundle);
   void reduce_scatter(const Work& work);
@@ -61,6 +64,7 @@ class Runner {
   void finish(const Work& work, void* out, size_t count);
 
   Communicator& communicator_;
+  Backends backends_;
   std::byte* buffer_;
   size_t buffer_bytes_;
   bool keeps_groups_apart_;

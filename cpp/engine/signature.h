@@ -32,6 +32,9 @@ struct Signature {
 
   bool operator==(const Signature&) const = default;
 
+  // Whether the memory itself is there, too. Then nobody but a backend that is made for it may touch it.
+  bool is_on_device() const { return device.ends_with(" memory"); }
+
   size_t rows() const { return shape.empty() ? 1 : static_cast<size_t>(shape.front()); }
   size_t row_items() const {
     if (shape.empty()) return 1;

@@ -174,6 +174,29 @@ void check_abort(const std::vector<int>& host_of) {
   });
 }
 
+// Another library moves the bytes: what it throws is told to everybody, and who waits in it hears of that.
+void check_delegate(const std::vector<int>& host_of) {
+  run(host_of, {}, [](Communicator& comm) {
+    Call call;
+    call.kind = Kind::kBroadcast;
+    call.count = 3;
+    comm.delegate(call, [] {});
+    try {
+      comm.delegate(call, [&] {
+        if (comm.rank() == 1) throw std::runtime_error("no such wire");
+        while (!comm.has_failed()) std::this_thread::yield();
+        throw std::runtime_error("the world has failed");
+      });
+      CHECK(false);
+    } catch (const Failure& failure) {
+      CHECK(failure.kind == FailureKind::kAborted);
+      CHECK(failure.rank == 1);
+      CHECK(std::string(failure.what()).find("broadcast of 3 uint8: no such wire") != std::string::npos);
+    }
+    CHECK_THROWS(comm.barrier(), Failure);
+  });
+}
+
 void check_departure(const std::vector<int>& host_of) {
   run(host_of, {}, [](Communicator& comm) {
     try {  // a rank that is in the second call tells those that are still in the first
@@ -237,6 +260,8 @@ int main() {
     check_all({0, 0, 1, 1}, options);
   }
   check_abort({0, 0});
+  check_delegate({0, 0, 0});
+  check_delegate({0, 1});
   check_departure({0, 0, 0});
   check_timeout();
   std::puts("communicator_test: all passed");

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from ronde.errors import UsageError
 
-__all__ = ["JobKey", "Settings", "document", "environment", "ignored", "resolve"]
+__all__ = ["JobKey", "Settings", "document", "environment", "ignored", "resolve", "set_defaults"]
 
 KEY_BYTES = 32
 PREFIX = "RONDE_"
@@ -32,6 +32,12 @@ _log = logging.getLogger(__name__)
 def environment() -> dict[str, str]:
     """Return a copy of the environment of this process."""
     return dict(os.environ)
+
+
+def set_defaults(**variables: str) -> None:
+    """Set what is not set in the environment of this process, for a library that is about to read it."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 class JobKey:
@@ -103,6 +109,10 @@ def _size(text: str) -> int:
     if not match or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(text)
     return int(match[1]) * _SIZE_UNITS[match[2].lower()]
+
+
+_NAME_LIST = r"\s*\w+\s*(,\s*\w+\s*)*"
+_BACKENDS = re.compile(rf"(\s*\w+\s*=)?{_NAME_LIST}(;(\s*\w+\s*=)?{_NAME_LIST})*;?\s*", re.ASCII)
 
 
 def _seconds(text: str) -> int:
@@ -316,6 +326,14 @@ class Settings:
         check=lambda value: _whole(value) and 0 <= value <= 10**9,
         right="a number of seconds from 0 to 1",
         unit="s",
+    )
+    backends: str = _setting(
+        "RONDE_BACKENDS",
+        "native",
+        "Who moves the engine's bytes: a list like `native` or `gloo,native`, or one for each operation like "
+        "`native;allreduce=mpi,native`. The first that can carry a tensor does (docs/backends.md).",
+        check=lambda value: isinstance(value, str) and _BACKENDS.fullmatch(value) is not None,
+        right="names separated by commas, such as mpi,native, or lists like allreduce=mpi,native;broadcast=gloo",
     )
     disable_group_fusion: bool = _setting(
         "RONDE_DISABLE_GROUP_FUSION",

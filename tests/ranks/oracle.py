@@ -6,7 +6,6 @@ what must come out, and compares. Sums and products of floats are exact for the 
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,29 +13,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.ranks.arithmetic import DTYPES, UFUNCS, Array, reduced, supports, values
 
 import ronde
-
-Array = npt.NDArray[Any]
-
-INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-COMPLEX = ("complex64", "complex128")
-DTYPES = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
-
-UFUNCS: dict[Any, np.ufunc] = {
-    ronde.Sum: np.add,
-    ronde.Average: np.add,
-    ronde.Product: np.multiply,
-    ronde.Min: np.minimum,
-    ronde.Max: np.maximum,
-    ronde.BitAnd: np.bitwise_and,
-    ronde.BitOr: np.bitwise_or,
-    ronde.BitXor: np.bitwise_xor,
-}
 
 LAYOUTS = ("plain", "strided", "fortran", "reversed", "read-only", "symmetric", "symmetric, shifted")
 OUTS = ("none", *(layout for layout in LAYOUTS if layout != "read-only"))
@@ -44,50 +25,6 @@ OUTS = ("none", *(layout for layout in LAYOUTS if layout != "read-only"))
 LARGE = (1000, 4096, 16384, 32767, 65536, 65537, 100_003, 524_289)
 SCRATCH_BYTES = 16 * (max(LARGE) + 64)
 MOST_RANKS = 4
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-
-
-def supports(name: str, op: Any) -> bool:
-    """Whether the reduction makes sense for the type; see cpp/reduce.h."""
-    if op is ronde.Average:
-        return name in (*FLOATS, *COMPLEX)
-    if op in (ronde.Min, ronde.Max):
-        return name not in COMPLEX
-    if op in (ronde.BitAnd, ronde.BitOr, ronde.BitXor):
-        return name in ("bool", *INTEGERS)
-    return True
-
-
-def values(name: str, shape: tuple[int, ...], seed: int, rank: int, op: Any = None) -> Array:
-    """What that rank passes."""
-    rng = np.random.default_rng([seed, rank])
-    dtype = dtype_of(name)
-    if name == "bool":
-        return np.asarray(rng.integers(0, 2, shape), dtype)
-    if name in INTEGERS:  # all of them: what overflows wraps around, here as there
-        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True).reshape(
-            shape
-        )
-    if op is ronde.Product:
-        return np.asarray(rng.choice([-2.0, -1.0, 1.0, 2.0], shape), dtype)
-    numbers = rng.integers(-8, 9, shape).astype(np.float64)
-    if name in COMPLEX:
-        return np.asarray(numbers + 1j * rng.integers(-8, 9, shape), dtype)
-    if op in (ronde.Min, ronde.Max):
-        numbers = np.where(rng.random(shape) < 0.1, rng.choice([np.nan, np.inf, -np.inf], shape), numbers)
-    return np.asarray(numbers, dtype)
-
-
-def reduced(inputs: list[Array], op: Any) -> Array:
-    """What the reduction of all ranks' arrays gives."""
-    total = functools.reduce(UFUNCS[op], inputs)
-    if op is ronde.Average:
-        wide = np.float32 if total.dtype.itemsize == 2 else total.dtype
-        total = (total.astype(wide) / np.asarray(len(inputs), wide)).astype(total.dtype)
-    return np.asarray(total, inputs[0].dtype)
 
 
 @dataclass(frozen=True)

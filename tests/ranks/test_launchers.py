@@ -110,6 +110,12 @@ def test_open_mpi(script: str) -> None:
     assert lines == EXPECTED
 
 
+def test_ronde_run_by_mpirun(script: str) -> None:
+    if shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
+        pytest.skip("needs mpirun")
+    assert run([sys.executable, "-m", "ronde", "run", "--launcher", "mpi", "-n", "2", script]) == EXPECTED
+
+
 def test_environment_by_hand(script: str) -> None:
     port = free_port()
     environments = [

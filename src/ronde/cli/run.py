@@ -22,6 +22,12 @@ def _count(text: str) -> int | str:
     return int(text)
 
 
+def _launcher(text: str) -> str:
+    if text not in ("local", "mpi"):
+        raise ValueError(text)
+    return text
+
+
 OPTIONS = (
     Option(
         "workers",
@@ -30,6 +36,14 @@ OPTIONS = (
         metavar="N",
         parse=_count,
         right="a whole number above 0, or auto",
+    ),
+    Option(
+        "workers",
+        ("--launcher",),
+        "who starts them: local, or mpi for the mpirun beside this Python or in PATH (default: local)",
+        metavar="WHO",
+        parse=_launcher,
+        right="local or mpi",
     ),
     Option("what to run", ("-m", "--module"), "the name is that of a Python module, as in python -m"),
     Option("what to run", ("--no-python",), "run the file itself, even if it ends in .py"),
@@ -70,6 +84,7 @@ class RunArguments:
     no_python: bool = False
     horovod: bool = False
     dry_run: bool = False
+    launcher: str = "local"
 
 
 def parse_arguments(argv: Sequence[str]) -> RunArguments | None:
@@ -92,6 +107,7 @@ def parse_arguments(argv: Sequence[str]) -> RunArguments | None:
         no_python=no_python,
         horovod="--horovod" in values,
         dry_run="--dry-run" in values,
+        launcher=str(values.get("--launcher", "local")),
     )
 
 
@@ -103,7 +119,6 @@ def run(argv: Sequence[str]) -> int:
         return 0
     # Only now: help and mistakes are answered before the launcher is loaded.
     from ronde.launch.command import find_command
-    from ronde.launch.local import plan_here, run_here
     from ronde.net.processes import usable_cores
     from ronde.settings import environment
 
@@ -117,6 +132,16 @@ def run(argv: Sequence[str]) -> int:
     )
     workers = arguments.workers or usable_cores()
     more = _horovod(variables) if arguments.horovod else None
+    if arguments.launcher == "mpi":
+        from ronde.launch import mpirun
+
+        variables = {**variables, **(more or {})}
+        if arguments.dry_run:
+            print(mpirun.plan_here(command, workers, variables).describe(), end="")
+            return 0
+        return mpirun.run_here(command, workers, variables)
+    from ronde.launch.local import plan_here, run_here
+
     if arguments.dry_run:
         print(plan_here(command, workers, variables, more=more).describe(), end="")
         return 0

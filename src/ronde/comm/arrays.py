@@ -73,15 +73,18 @@ class Target(NamedTuple):
         return self.result
 
 
-def operand(x: Any) -> Operand:
-    """Return the array as an input. Raises UsageError if it is no array, or one that cannot be used in place."""
+def operand(x: Any, anywhere: bool = False) -> Operand:
+    """Return the array as an input. Raises UsageError if it is no array, or one that cannot be used in place.
+
+    `anywhere`: a tensor may be on any device; then nothing here touches its memory.
+    """
     if type(x) is np.ndarray and x.flags.c_contiguous:  # nothing to prepare
         dtype = _NUMPY_DTYPES.get(x.dtype)
         if dtype is not None:
             return Operand(x, dtype, x.shape, x)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return _tensor_operand(torch, x)
+        return _tensor_operand(torch, x, anywhere)
     array = _as_numpy(x)
     dtype = _dtype_of(array.dtype.name, array)
     if not array.dtype.isnative:
@@ -107,7 +110,7 @@ def target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
     if out is None:
         result = _new(given, shape)
         return Target(_memory_of_new(result), result, False)
-    taken = operand(out)
+    taken = operand(out, anywhere=_is_tensor(given.memory) and not given.memory.is_cpu)
     if taken.dtype != given.dtype:
         raise UsageError(f"out holds {taken.dtype.name} values, the result {given.dtype.name}")
     if taken.shape != shape:
@@ -211,8 +214,8 @@ def _exportable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 _torch_dtypes: dict[Any, DType] = {}
 
 
-def _tensor_operand(torch: Any, x: Any) -> Operand:
-    if not x.is_cpu:
+def _tensor_operand(torch: Any, x: Any, anywhere: bool) -> Operand:
+    if not x.is_cpu and not anywhere:
         raise UsageError(f"the tensor is on {x.device}; move it to the CPU first")
     if x.layout is not torch.strided:
         raise UsageError(f"the tensor's layout is {x.layout}; only dense tensors are supported")
@@ -227,7 +230,8 @@ def _tensor_operand(torch: Any, x: Any) -> Operand:
 
 def _new(given: Operand, shape: tuple[int, ...]) -> Any:
     if _is_tensor(given.source):
-        return sys.modules["torch"].empty(shape, dtype=given.source.dtype)
+        source = given.source
+        return sys.modules["torch"].empty(shape, dtype=source.dtype, device=source.device)
     if isinstance(given.source, (np.ndarray, np.generic)):
         return np.empty(shape, given.source.dtype)
     return np.empty(shape, _as_numpy(given.source).dtype)

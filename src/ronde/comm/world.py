@@ -23,7 +23,7 @@ from ronde.net.host import surroundings
 from ronde.net.meeting import Meeting, meet
 from ronde.settings import JobKey, Settings
 
-__all__ = ["init", "is_initialized", "shutdown", "world"]
+__all__ = ["init", "is_initialized", "meeting", "shutdown", "world"]
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +96,11 @@ def world() -> Communicator:
     if _process.pid != os.getpid():
         raise NotInitializedError("this process was forked after ronde.init(); call it in the child instead")
     return _process.world
+
+
+def meeting() -> Meeting | None:
+    """Return where the ranks of the world have met; None if this process is alone, or in none."""
+    return _process.meeting if _process.pid == os.getpid() else None
 
 
 def _forget_if_forked() -> None:

@@ -50,6 +50,11 @@ def find_problem(by_name: dict[int, Request], absent: Sequence[int], names: Sequ
             f"{_subject(lowest)}: rank {first} submitted alltoall, but rank {names[absent[0]]} has joined, and nobody "
             "knows how many rows it takes"
         )
+    if lowest.is_in_device_memory and absent:
+        return (
+            f"{_subject(lowest)}: rank {first} submitted it in {lowest.device}, but rank {names[absent[0]]} has "
+            "joined, and has nothing there that it could contribute"
+        )
     if lowest.kind == Kind.alltoall:
         return _find_bad_splits(by_name)
     return ""

@@ -77,6 +77,11 @@ class Request:
         return self.shape[0] if self.shape else 1
 
     @property
+    def is_in_device_memory(self) -> bool:
+        """Whether a backend takes it from the memory of its device."""
+        return self.device.endswith(" memory")
+
+    @property
     def tensors(self) -> tuple[TensorType, ...]:
         """All tensors of the group; of a single one, that."""
         return (TensorType(self.dtype, self.shape), *self.more)

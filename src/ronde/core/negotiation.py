@@ -168,7 +168,7 @@ class Coordinator:
         """Whether the response is the same with and without the ranks that have joined."""
         if request.kind == Kind.barrier:
             return False  # never: there is nothing to be gained
-        if request.kind in (Kind.allgather, Kind.alltoall):
+        if request.kind in (Kind.allgather, Kind.alltoall) or request.is_in_device_memory:
             return not self._joined
         return request.kind != Kind.broadcast or request.root not in self._joined
 

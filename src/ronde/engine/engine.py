@@ -45,6 +45,7 @@ from ronde.core.negotiation import (
     Insert,
     Member,
 )
+from ronde.engine.carriers import DEVICE_MEMORY, Carriers
 from ronde.engine.rounds import gather_bytes, share_bytes
 from ronde.engine.submission import (
     Submission,
@@ -100,6 +101,7 @@ class Engine:
             settings.linger_ns,
             settings.disable_group_fusion,
         )
+        self._carriers = Carriers(self._cycle, self._comm, settings, ranks)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
         self._coordinator = Coordinator(self._size, capacity, self._names) if self._rank == 0 else None
         self._member = Member(self._rank, self._size)
@@ -126,6 +128,19 @@ class Engine:
                     f"rank {rank}"
                 )
 
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._size
+
+    def backends(self) -> list[str]:
+        """Return the names of those that carry something beside the native one."""
+        return self._carriers.names()
+
+    def carries(self, kind: Kind, dtype: DType, op: ReduceOp, device: Any) -> bool:
+        """Return whether tensors in the memory of this device (a torch.device) need not be copied to main memory."""
+        return self._carriers.carries(kind, dtype, op, device)
+
     # Submitting
 
     def submit(
@@ -147,11 +162,12 @@ class Engine:
         `x`: any array (None for a barrier); it must not change until the handle is done. `name`: the same on all ranks;
         None numbers the tensors of a kind in the order in which they are submitted. `op`, `prescale`, `postscale`: of
         reductions; `root`: of a broadcast; `splits`: of an all-to-all. `out`: takes the result, may be `x`. `waits`:
-        the caller calls `wait()` at once. `device`: where the program has the tensor of which `x` is a copy. Raises
-        ValueError for a name that is in flight, UsageError for what makes no sense, PeerError if the world has failed.
-        What ranks disagree about is raised by `wait()` on all of them.
+        the caller calls `wait()` at once. `device`: where the program has the tensor of which `x` is a copy, or with
+        " memory" at its end where `x` itself is, a tensor that a backend `carries`. Raises ValueError for a name that
+        is in flight, UsageError for what makes no sense, PeerError if the world has failed. What ranks disagree about
+        is raised by `wait()` on all of them.
         """
-        given = () if kind is Barrier else (operand(x),)
+        given = () if kind is Barrier else (operand(x, device.endswith(DEVICE_MEMORY)),)
         dtype, shape = (given[0].dtype, given[0].shape) if given else (DType.uint8, ())
         rows = () if kind is not Alltoall else normal_splits(splits, shape[0] if shape else 0, self._size)
         if name is not None:
@@ -204,6 +220,8 @@ class Engine:
     ) -> Handle:
         """Submit what has not been submitted before just like this."""
         check(terms, given, out, self._size)
+        for each in {each.dtype for each in given} or {terms.dtype}:
+            self._carriers.check(terms.kind, each, terms.op, terms.device)
         signature = signature_of(terms)
         if name is not None:
             check_name(name)
@@ -230,6 +248,7 @@ class Engine:
         check_name(name)
         terms = normal_terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, (), "cpu")
         check(terms, (given,), x, self._size)
+        self._carriers.check(terms.kind, terms.dtype, terms.op, terms.device)
         signature = signature_of(terms)
         submission = prepare(name, terms, (given,), x, self._rank, self._size)
         memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._cold
@@ -468,6 +487,7 @@ class Engine:
             self._failure = self._failure or error
             self._cycle.give_up(self._rank, str(error))
             self._fail_pending(error)
+        self._carriers.close(failed=self._comm._native.has_failed())
         self._closed.set()
 
     def close(self) -> None:
@@ -488,6 +508,7 @@ class Engine:
         self._cycle.stop()
         self._comm.shutdown()
         self._thread.join()
+        self._carriers.close(failed=False)
         self._cycle.release()
 
     def abandon(self) -> None:

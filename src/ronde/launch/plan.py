@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ronde.settings import JobKey
 
-__all__ = ["LaunchPlan", "WorkerPlan", "plan_local"]
+__all__ = ["LaunchPlan", "WorkerPlan", "assignments", "plan_local"]
 
 JOB_KEY = "RONDE_JOB_KEY"
 HIDDEN = "<hidden>"
@@ -39,15 +39,16 @@ class LaunchPlan:
             "environment of every worker:",
         ]
         shared = set.intersection(*(set(worker.environment.items()) for worker in self.workers))
-        lines += [f"    {text}" for text in _assignments(shared)]
+        lines += [f"    {text}" for text in assignments(shared)]
         for worker in self.workers:
             lines += ["", f"rank {worker.rank}:"]
-            lines += [f"    {text}" for text in _assignments(set(worker.environment.items()) - shared)]
+            lines += [f"    {text}" for text in assignments(set(worker.environment.items()) - shared)]
             lines += [f"    {shlex.join(worker.argv)}"]
         return "\n".join(lines) + "\n"
 
 
-def _assignments(variables: set[tuple[str, str]]) -> Iterator[str]:
+def assignments(variables: set[tuple[str, str]]) -> Iterator[str]:
+    """Return variables as a shell would set them, sorted; the job key is hidden."""
     for name, value in sorted(variables):
         yield f"{name}={HIDDEN if name == JOB_KEY else shlex.quote(value)}"
 

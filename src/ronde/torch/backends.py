@@ -1,6 +1,16 @@
-"""What the data plane was built with: nothing but itself. Scripts ask; these are Horovod's questions."""
+"""What carries the tensors, and what could (docs/backends.md). Scripts ask; these are Horovod's questions."""
 
 from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+import torch.distributed
+
+from ronde.backends.ccl import is_installed
+from ronde.engine import engine
 
 __all__ = [
     "ccl_built",
@@ -17,33 +27,37 @@ __all__ = [
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called by several threads. There is no MPI."""
-    return False
+    """Whether MPI, where it is in use, may be called by several threads at once."""
+    module: Any = sys.modules.get("mpi4py.MPI")
+    return bool(module and module.Is_initialized() and module.Query_thread() == module.THREAD_MULTIPLE)
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI carries the operations of this process."""
-    return False
+    """Whether MPI carries operations of this process. Raises NotInitializedError before `init`."""
+    return "mpi" in engine().backends()
 
 
 def mpi_built() -> bool:
-    """Whether MPI could carry them."""
-    return False
+    """Whether MPI could carry them: whether mpi4py is installed."""
+    return importlib.util.find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """Whether Gloo carries the operations of this process."""
-    return False
+    """Whether Gloo carries operations of this process. Raises NotInitializedError before `init`."""
+    return "gloo" in engine().backends()
 
 
 def gloo_built() -> bool:
-    """Whether Gloo could carry them."""
-    return False
+    """Whether Gloo could carry them: whether this PyTorch has it."""
+    return bool(torch.distributed.is_available() and torch.distributed.is_gloo_available())
 
 
 def nccl_built() -> int:
-    """The version of NCCL that could carry them, 0 for none."""
-    return 0
+    """The version of NCCL that could carry them, such as 22700 for 2.27.0; 0 for none."""
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return 0
+    major, minor, patch = torch.cuda.nccl.version()[:3]
+    return int(major * 10000 + minor * 100 + patch)
 
 
 def ddl_built() -> bool:
@@ -52,13 +66,13 @@ def ddl_built() -> bool:
 
 
 def ccl_built() -> bool:
-    """Whether oneCCL could carry them."""
-    return False
+    """Whether oneCCL could carry them: whether it is installed."""
+    return is_installed()
 
 
 def cuda_built() -> bool:
-    """Whether tensors are reduced on CUDA devices. They travel through main memory."""
-    return False
+    """Whether tensors could be reduced on CUDA devices: whether there are any, and NCCL."""
+    return nccl_built() > 0
 
 
 def rocm_built() -> bool:

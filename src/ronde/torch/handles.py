@@ -1,7 +1,8 @@
 """Tensors on their way: what an `_async` operation returns, and what the engine is given for it.
 
-Tensors on the CPU go to the engine as they are, whatever their layout. Those of another device travel through main
-memory: copied there before, and back when somebody waits.
+Tensors on the CPU go to the engine as they are, whatever their layout. Those of another device are left where they are
+if a backend carries them there (`on_device`), or else travel through main memory: copied there before, and back when
+somebody waits.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any, Protocol
 import torch
 
 from ronde.engine import submit
+from ronde.torch.on_device import is_carried, start_on_device
 from ronde.types import Kind
 
-__all__ = ["Group", "Handle", "Received", "poll", "start", "staged", "synchronize", "wait_all"]
+__all__ = ["Group", "Handle", "Received", "elsewhere", "poll", "start", "staged", "synchronize", "wait_all"]
 
 
 class Handle(Protocol):
@@ -31,16 +33,36 @@ def start(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Hand
     """Submit a tensor to the engine; `terms` are those of `engine.submit`. Raises what that raises."""
     if tensor.is_cpu:
         return submit(kind, tensor, out=tensor if in_place else None, **terms)
+    return elsewhere(kind, tensor, in_place, **terms)
+
+
+def elsewhere(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
+    """Submit a tensor that is not on the CPU."""
+    if tensor.is_cuda and is_carried(kind, tensor, **terms):
+        handle: Handle = start_on_device(kind, tensor, in_place, **terms)
+        return handle
     return staged(kind, tensor, in_place, **terms)
 
 
 def staged(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
     """Submit a copy of the tensor in main memory; the result is copied to where the tensor is."""
-    copy = tensor.detach().to("cpu", copy=True)
+    copy = _copied(tensor.detach())
     # The copy is nobody else's, so where shapes agree the result may as well overwrite it.
     keeps_shape = kind is Kind.allreduce or kind is Kind.broadcast
     handle = submit(kind, copy, out=copy if keeps_shape else None, device=tensor.device.type, **terms)
     return _Moved(handle, tensor, in_place)
+
+
+def _copied(tensor: Any) -> Any:
+    """Return a copy in main memory; that of a CUDA tensor in pinned memory, which its device reaches by itself."""
+    if not tensor.is_cuda:
+        return tensor.to("cpu", copy=True)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record(torch.cuda.current_stream(tensor.device))
+    there.synchronize()
+    return copy
 
 
 class _Moved:

@@ -29,7 +29,7 @@ from ronde.torch.differentiable import (
     start_alltoall,
     start_reductions,
 )
-from ronde.torch.handles import Group, Handle, staged, start
+from ronde.torch.handles import Group, Handle, elsewhere, start
 from ronde.torch.sparse import start_sparse
 from ronde.types import Allreduce, Average, Kind, ReduceOp, Sum
 
@@ -300,7 +300,7 @@ def _reduction(
     if tensor.is_cpu:  # the shortest way, for those who submit many
         out = tensor if in_place else None
         return engine().submit(Allreduce, tensor, name, op, -1, prescale, postscale, None, out, False)
-    return staged(Allreduce, tensor, in_place, name=name, op=op, prescale=prescale, postscale=postscale)
+    return elsewhere(Allreduce, tensor, in_place, name=name, op=op, prescale=prescale, postscale=postscale)
 
 
 def _compressed(

@@ -38,6 +38,7 @@ from ronde.launch.command import find_command
         ("--no_python ./run.py x", RunArguments("./run.py", ("x",), no_python=True)),
         ("--dry-run -n 2 train.py", RunArguments("train.py", workers=2, dry_run=True)),
         ("--horovod -n 2 train.py", RunArguments("train.py", workers=2, horovod=True)),
+        ("--launcher mpi -n 2 train.py", RunArguments("train.py", workers=2, launcher="mpi")),
         ("-h", None),
         ("-n 2 --help train.py", None),
     ],
@@ -52,6 +53,7 @@ COUNT = "it should be a whole number above 0, or auto"
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("--launcher slurm train.py", "--launcher slurm makes no sense: it should be local or mpi"),
         ("-n 0 train.py", f"-n 0 makes no sense: {COUNT}"),
         ("-n -3 train.py", f"-n -3 makes no sense: {COUNT}"),
         ("-n x train.py", f"-n x makes no sense: {COUNT}"),

@@ -1,0 +1,5 @@
+"""Other libraries that can move the engine's bytes: MPI, Gloo, NCCL, oneCCL, and whoever registers.
+
+Each is a room of its own, behind the interface in `base`, and is imported only if a user asks for it by name. What they
+must do is said by one suite, tests/conformance/test_backends.py.
+"""

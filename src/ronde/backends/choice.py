@@ -1,0 +1,71 @@
+"""Which backends a user wants, and where they are found by name.
+
+The setting `backends` is a list for all operations, `mpi,native`, lists for some,
+`allreduce=mpi,native;broadcast=gloo`, or both, `native;allreduce=gloo,native`. What nobody mentions is native. The
+first of a list that can carry a tensor does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+
+from ronde.backends.base import Backend
+from ronde.errors import UsageError
+from ronde.types import Kind
+
+__all__ = ["NATIVE", "OPERATIONS", "backend_class", "wishes"]
+
+NATIVE = "native"
+
+OPERATIONS = (
+    Kind.allreduce,
+    Kind.reducescatter,
+    Kind.allgather,
+    Kind.broadcast,
+    Kind.alltoall,
+    Kind.barrier,
+)
+
+_GROUP = "ronde.backends"  # of entry points
+_OURS = {
+    "mpi": ("ronde.backends.mpi", "MPI"),
+    "gloo": ("ronde.backends.gloo", "Gloo"),
+    "ccl": ("ronde.backends.ccl", "CCL"),
+    "nccl": ("ronde.backends.nccl", "NCCL"),
+}
+
+
+def wishes(text: str) -> dict[Kind, list[str]]:
+    """Return the ordered names for each operation. Raises UsageError for what makes no sense."""
+    names = {kind.name: kind for kind in OPERATIONS}
+    wanted: dict[Kind, list[str]] = {}
+    default = [NATIVE]
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        operation, equals, listed = part.rpartition("=")
+        order = list(dict.fromkeys(name for name in (word.strip() for word in listed.split(",")) if name))
+        if not order:
+            raise UsageError(f"backends={text!r} makes no sense: {part!r} names no backend")
+        if not equals:
+            default = order
+        elif operation.strip() in names:
+            wanted[names[operation.strip()]] = order
+        else:
+            raise UsageError(
+                f"backends={text!r} makes no sense: {operation.strip()!r} is none of {', '.join(names)}"
+            )
+    return {kind: wanted.get(kind, default) for kind in OPERATIONS}
+
+
+def backend_class(name: str) -> type[Backend]:
+    """Return the backend of this name: ours, or a registered one. Raises UsageError if nobody knows it."""
+    if name in _OURS:
+        module, attribute = _OURS[name]
+        found: type[Backend] = getattr(importlib.import_module(module), attribute)
+        return found
+    registered = {point.name: point for point in entry_points(group=_GROUP)}
+    if name in registered:
+        loaded: type[Backend] = registered[name].load()
+        return loaded
+    known = ", ".join([NATIVE, *_OURS, *sorted(registered)])
+    raise UsageError(f"there is no backend {name!r}: there are {known}")

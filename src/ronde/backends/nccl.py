@@ -1,0 +1,222 @@
+"""NCCL, as PyTorch has it: tensors in the memory of CUDA devices, which never leave it.
+
+The rules:
+  1. A tensor is written by the stream of whoever submits it. `make_ready` records an event there, and the backend's own
+     stream waits for it before it touches the memory. So nobody's host thread waits for the device.
+  2. An operation ends for the engine when the device is through with it. So the result may be used on any stream, and
+     its memory is nobody's any more.
+  3. After a failure the group is aborted, which ends NCCL's kernels: they would wait for ever for a rank that is gone.
+
+Each rank needs a device of its own: the one whose number is its local rank, among those that it sees. Sums of 16-bit
+floats are rounded at every step, as NCCL does it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from ronde.backends.base import DeviceBackend, Place
+from ronde.types import BitAnd, BitOr, BitXor, DType, Kind, ReduceOp
+
+__all__ = ["NCCL", "make_ready"]
+
+_KINDS = (Kind.allreduce, Kind.reducescatter, Kind.allgather, Kind.broadcast, Kind.alltoall)
+_REDUCED = (
+    *(DType.int8, DType.uint8, DType.int32, DType.int64),
+    *(DType.float16, DType.bfloat16, DType.float32, DType.float64),
+)
+_SPIN_NS, _REST_S = 10**9, 50e-6
+
+_ready: dict[int, Any] = {}  # by address: the event after which the memory may be touched
+
+
+def make_ready(*tensors: Any) -> None:
+    """Say that the memory may be touched once the current stream has come so far."""
+    import torch
+
+    for tensor in tensors:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(tensor.device))
+        _ready[tensor.data_ptr()] = event
+
+
+class _Memory:
+    """Bytes of a device, for torch.as_tensor."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class NCCL(DeviceBackend):
+    """torch.distributed's ProcessGroupNCCL, made for this purpose and known to nobody else."""
+
+    name = "nccl"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._group: Any = None
+
+    def missing(self) -> str | None:
+        try:
+            import torch.distributed as distributed
+            from torch import cuda
+        except ImportError as error:
+            return f"PyTorch cannot be imported ({error})"
+        if not cuda.is_available():
+            return "PyTorch sees no CUDA device"
+        if not distributed.is_available() or not distributed.is_nccl_available():
+            return "this PyTorch was built without NCCL"
+        if self.place.store is None and self.place.size > 1:
+            return "there is no store where the ranks could meet"
+        return None
+
+    def claim(self) -> str:
+        """The device that this rank needs for itself."""
+        import torch
+
+        return f"CUDA device {torch.cuda.get_device_properties(self._number()).uuid}"
+
+    def open(self) -> None:
+        import torch
+        from torch.distributed import ProcessGroupNCCL as Group
+        from torch.distributed import ReduceOp as Op
+
+        from ronde.backends.torch_store import JobStore
+
+        self._torch = torch
+        self._operations = dict(zip(ReduceOp, (Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT)))
+        self.device = torch.device("cuda", self._number())
+        self._stream = torch.cuda.Stream(self.device)
+        options = Group.Options()
+        options._timeout = timedelta(days=365)  # failures are our own business
+        self._store = JobStore(self.place)
+        self._group = Group(self._store, self.place.rank, self.place.size, options)
+        one = torch.ones(1, device=self.device)
+        make_ready(one)
+        self._finish("start", [one], lambda: self._group.allreduce([one]))  # connects
+        self._store.forget()
+
+    def close(self, failed: bool) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            if failed:
+                group.abort()
+            else:
+                group.shutdown()
+        _ready.clear()
+
+    def is_enabled(self, kind: Kind, dtype: DType, op: ReduceOp) -> bool:
+        if kind in (Kind.allreduce, Kind.reducescatter):
+            return dtype in _REDUCED and op in self._operations and op not in (BitAnd, BitOr, BitXor)
+        return kind in _KINDS
+
+    def view(self, address: int, size: int, dtype: DType) -> Any:
+        if size == 0:
+            return self._torch.empty(0, dtype=getattr(self._torch, dtype.name), device=self.device)
+        flat = self._torch.as_tensor(_Memory(address, size), device=self.device)
+        return flat.view(getattr(self._torch, dtype.name))
+
+    def allreduce(self, x: Any, out: Any, op: ReduceOp) -> None:
+        def begin() -> Any:
+            if x is not out:
+                out.copy_(x, non_blocking=True)
+            return self._group.allreduce([out], self._options("AllreduceOptions", op))
+
+        if out.numel():
+            self._finish("allreduce", [x, out], begin)
+
+    def reducescatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> None:
+        """Shares of the same size by NCCL's own operation; others by an all-reduce of which the share is kept."""
+        if not x.numel():
+            return
+        start = sum(counts[: self.place.rank])
+
+        def begin() -> Any:
+            if min(counts) == max(counts):
+                return self._group._reduce_scatter_base(out, x, self._options("ReduceScatterOptions", op))
+            whole = x.clone()
+            self._group.allreduce([whole], self._options("AllreduceOptions", op)).wait()
+            out.copy_(whole[start : start + out.numel()], non_blocking=True)
+            return None
+
+        self._finish("reducescatter", [x, out], begin)
+
+    def allgather(self, x: Any, out: Any, sizes: Sequence[int]) -> None:
+        """NCCL wants the same size of all ranks: shorter arrays are filled up."""
+        longest = max(sizes)
+
+        def begin() -> Any:
+            if min(sizes) == longest:
+                return self._group._allgather_base(out, x)
+            mine = x.new_zeros(longest)
+            mine[: x.numel()] = x
+            everything = x.new_empty(longest * len(sizes))
+            self._group._allgather_base(everything, mine).wait()
+            end = 0
+            for rank, size in enumerate(sizes):
+                out[end : end + size] = everything[rank * longest : rank * longest + size]
+                end += size
+            return None
+
+        self._finish("allgather", [x, out], begin, late=True)
+
+    def broadcast(self, data: Any, root: int) -> None:
+        options = self._torch._C._distributed_c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        self._finish("broadcast", [data], lambda: self._group.broadcast([data], options))
+
+    def alltoall(self, x: Any, in_sizes: Sequence[int], out: Any, out_sizes: Sequence[int]) -> None:
+        def begin() -> Any:
+            return self._group.alltoall_base(out, x, list(out_sizes), list(in_sizes))
+
+        self._finish("alltoall", [x, out], begin, late=True)
+
+    def barrier(self) -> None:
+        raise NotImplementedError("barriers have no memory, and so belong to no device")
+
+    def _number(self) -> int:
+        import torch
+
+        return self.place.local_rank % int(torch.cuda.device_count())
+
+    def _options(self, name: str, op: ReduceOp) -> Any:
+        options = getattr(self._torch._C._distributed_c10d, name)()
+        options.reduceOp = self._operations[op]
+        return options
+
+    def _finish(
+        self, operation: str, memory: Sequence[Any], begin: Callable[[], Any], late: bool = False
+    ) -> None:
+        """Run an operation on the stream, when its memory is ready; return when the device is through with it.
+
+        `late`: the result's memory was made by the engine's thread, out of what the default stream may still be using.
+        """
+        cuda = self._torch.cuda
+        with cuda.device(self.device), cuda.stream(self._stream):
+            for tensor in memory:
+                event = _ready.get(tensor.data_ptr())
+                if event is not None:
+                    self._stream.wait_event(event)
+            if late:
+                self._stream.wait_stream(cuda.default_stream(self.device))
+            work = begin()
+            if work is not None:
+                work.wait()  # the stream waits, not this thread
+            done = cuda.Event()
+            done.record(self._stream)
+        patience = self.place.patience(f"{operation} by nccl")
+        while not done.query():
+            patience.check()
+            if patience.waited_ns < _SPIN_NS:
+                os.sched_yield()
+            else:
+                time.sleep(_REST_S)

@@ -1,0 +1,65 @@
+"""The job's store as one of torch.distributed, for what PyTorch lets meet there. Imports PyTorch."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from torch.distributed import Store
+
+from ronde.backends.base import Place
+from ronde.errors import TimeoutError
+from ronde.net.stores.memory import MemoryStore
+
+__all__ = ["JobStore"]
+
+_SLICE_NS = 250_000_000  # so long a wait may last until it looks whether the world has failed
+
+
+class JobStore(Store):  # type: ignore[misc]
+    """All keys begin with the place's purpose. A rank that is alone has a store for itself."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._place = place
+        self._below = place.store or MemoryStore()
+        self._mine: set[str] = set()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._mine.add(key)
+        self._below.set(self._full(key), value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        patience, limit_ns = self._place.patience("the start of a backend"), self._place.start_timeout_ns
+        while True:
+            try:
+                return self._below.get(self._full(key), _SLICE_NS)
+            except TimeoutError:
+                patience.check()
+                if patience.waited_ns > limit_ns:
+                    raise
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        try:
+            self._below.wait([self._full(key) for key in keys], 0)
+        except TimeoutError:
+            return False
+        return True
+
+    def add(self, key: str, amount: int) -> int:
+        self._mine.add(key)
+        return self._below.add(self._full(key), amount)
+
+    def delete_key(self, key: str) -> bool:
+        return self._below.delete_key(self._full(key))
+
+    def forget(self) -> None:
+        """Remove what this rank has left there."""
+        for key in self._mine:
+            self._below.delete_key(self._full(key))
+
+    def _full(self, key: str) -> str:
+        return f"{self._place.purpose}/{key}"

@@ -1,0 +1,233 @@
+"""Who carries the engine's collectives: asked for by the setting `backends`, agreed on by all ranks, once.
+
+Every rank says what it lacks for each of the backends that are asked for. What one rank lacks is used by none: the next
+in the list takes its place. Then the connections are made, and the table that says who carries what goes to the native
+side.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+import ronde.backends.exit  # noqa: F401 (before the engine registers what it does at the end of the process)
+from ronde import _native
+from ronde.backends.base import Backend, DeviceBackend, Place
+from ronde.backends.carrier import Carrier, DeviceCarrier
+from ronde.backends.choice import NATIVE, OPERATIONS, backend_class, wishes
+from ronde.comm.communicator import Communicator
+from ronde.comm.world import meeting
+from ronde.errors import MismatchError, UsageError
+from ronde.settings import Settings
+from ronde.types import Allreduce, Average, DType, Kind, ReduceOp, Reducescatter, Sum
+
+__all__ = ["Carriers"]
+
+_log = logging.getLogger("ronde.engine")
+
+_ON_DEVICE = 1 << 12  # this and the table are those of Backends in cpp/engine/backend.h
+_NOBODY = 255
+DEVICE_MEMORY = (
+    " memory"  # so ends the device of a tensor that a backend takes where it is (cpp/engine/signature.h)
+)
+
+
+class Carriers:
+    """The backends of one engine, in use from now on. All ranks make it alike.
+
+    `members`: the ranks of the job that take part, by their rank in `comm`; None: all of them. Raises UsageError, on
+    all ranks, if nobody is left to carry an operation; MismatchError if they want different ones.
+    """
+
+    def __init__(
+        self,
+        cycle: _native.Cycle,
+        comm: Communicator,
+        settings: Settings,
+        members: Sequence[int] | None = None,
+    ) -> None:
+        self._members = tuple(range(comm.size) if members is None else members)
+        self._comm = comm
+        self._wishes = wishes(settings.backends)
+        self._opened: list[Backend] = []
+        self._lacks: list[str] = []  # by whom and why a backend cannot be used
+        self._table = [0] * _ON_DEVICE + [_NOBODY] * _ON_DEVICE
+        told = _exchange(comm, {"wish": settings.backends, "token": secrets.token_hex(8)})
+        _check_alike([each["wish"] for each in told])
+        classes = _needed(self._wishes)
+        if not classes:
+            return
+        token = told[0]["token"]
+        candidates = [
+            kind(_place(comm, self._members, settings, f"{name} {token}")) for name, kind in classes.items()
+        ]
+        usable = self._agree(candidates)
+        self._check_wishes(usable)
+        if comm.rank == 0:
+            for lack in self._lacks:
+                _log.warning("%s", lack)
+        for backend in candidates:
+            if backend.name in usable:
+                self._open(backend)
+        carriers = {backend.name: _carrier(backend) for backend in self._opened}
+        self._fill_table(carriers)
+        cycle.use_backends(list(carriers.values()), self._table)
+
+    def check(self, kind: Kind, dtype: DType, op: ReduceOp, device: str) -> None:
+        """Raise UsageError if no backend can carry this; all ranks know that alike."""
+        if self._table[_place_of(kind, dtype, op, device.endswith(DEVICE_MEMORY))] == _NOBODY:
+            what = f"{op.name} of " if kind in (Allreduce, Reducescatter) else ""
+            raise UsageError(
+                f"no backend can carry an {kind.name} by {what}{dtype.name} values in {device.split()[0]} memory: the "
+                f"setting allows {', '.join(self._wishes[kind])}; add native to it"
+            )
+
+    def carries(self, kind: Kind, dtype: DType, op: ReduceOp, device: Any) -> bool:
+        """Return whether a backend takes tensors of this device (a torch.device) where they are."""
+        is_there = any(isinstance(it, DeviceBackend) and it.device == device for it in self._opened)
+        return is_there and self._table[_place_of(kind, dtype, op, True)] != _NOBODY
+
+    def names(self) -> list[str]:
+        """Return those that are in use beside the native one."""
+        return [backend.name for backend in self._opened]
+
+    def close(self, failed: bool) -> None:
+        """Let go of all backends. `failed`: the world has failed."""
+        for backend in self._opened:
+            backend.close(failed)
+        self._opened = []
+
+    def _agree(self, candidates: Sequence[Backend]) -> list[str]:
+        """Return the names of those for which no rank lacks anything."""
+        lacking = [backend.missing() for backend in candidates]
+        claims = [backend.claim() if lack is None else "" for backend, lack in zip(candidates, lacking)]
+        everyones = _exchange(self._comm, list(zip(lacking, claims)))
+        usable = []
+        for index, backend in enumerate(candidates):
+            reasons = _reasons([told[index] for told in everyones])
+            if not reasons:
+                usable.append(backend.name)
+                continue
+            rank, reason = next(iter(reasons.items()))
+            more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            who = f"rank {rank} on {self._comm.hosts[rank]}{more}"
+            self._lacks.append(f"backend {backend.name} cannot be used: {who}: {reason}")
+        return usable
+
+    def _check_wishes(self, usable: list[str]) -> None:
+        for kind, order in self._wishes.items():
+            if not any(name == NATIVE or name in usable for name in order):
+                lacks = "; ".join(self._lacks)
+                raise UsageError(f"nobody can carry {kind.name}: {lacks}; backends={','.join(order)}")
+
+    def _open(self, backend: Backend) -> None:
+        try:
+            backend.open()
+        except BaseException as error:
+            self._comm.abort(f"backend {backend.name} could not start: {error!r}")
+            self.close(failed=True)
+            raise
+        self._opened.append(backend)
+
+    def _fill_table(self, carriers: Mapping[str, Carrier | DeviceCarrier]) -> None:
+        numbers = {NATIVE: 0, **{name: number for number, name in enumerate(carriers, start=1)}}
+
+        def choose(kind: Kind, dtype: DType, op: ReduceOp, on_device: bool) -> int:
+            for name in self._wishes[kind]:
+                if name == NATIVE and not on_device:
+                    return numbers[name]
+                carrier = carriers.get(name)
+                if carrier is not None and isinstance(carrier, DeviceCarrier) == on_device:
+                    if carrier.is_enabled(kind, dtype, op):
+                        return numbers[name]
+            return _NOBODY
+
+        for kind, dtype, op in product(OPERATIONS, DType, ReduceOp):
+            carried = op
+            if kind in (Allreduce, Reducescatter):
+                if op is Average and not _native.is_supported(dtype, op):
+                    carried = Sum  # of integers: the native side divides
+                if not _native.is_supported(dtype, carried):
+                    continue
+            self._table[_place_of(kind, dtype, op, False)] = choose(kind, dtype, carried, False)
+            if carried is op:
+                self._table[_place_of(kind, dtype, op, True)] = choose(kind, dtype, op, True)
+
+
+def _needed(wanted: Mapping[Kind, Sequence[str]]) -> dict[str, type[Backend]]:
+    """Return the backends that may carry something. The native one carries all that is in main memory.
+
+    So behind it only those are of any use that take the memory of a device. Raises UsageError for unknown names.
+    """
+    needed: dict[str, type[Backend]] = {}
+    for order in wanted.values():
+        for name in order:
+            if name != NATIVE and name not in needed:
+                found = backend_class(name)
+                if NATIVE not in order[: order.index(name)] or issubclass(found, DeviceBackend):
+                    needed[name] = found
+    return needed
+
+
+def _carrier(backend: Backend) -> Carrier | DeviceCarrier:
+    return DeviceCarrier(backend) if isinstance(backend, DeviceBackend) else Carrier(backend)
+
+
+def _reasons(told: Sequence[tuple[str | None, str]]) -> dict[int, str]:
+    """Return why a backend cannot be used, by rank: what it lacks, or that another needs the same for itself."""
+    reasons: dict[int, str] = {}
+    owners: dict[str, int] = {}
+    for rank, (lack, claim) in enumerate(told):
+        if lack is not None:
+            reasons[rank] = lack
+        elif claim and owners.setdefault(claim, rank) != rank:
+            reasons[rank] = f"it shares {claim} with rank {owners[claim]}"
+    return reasons
+
+
+def _place_of(kind: Kind, dtype: DType, op: ReduceOp, on_device: bool) -> int:
+    return (_ON_DEVICE if on_device else 0) | kind << 8 | dtype << 4 | op
+
+
+def _place(comm: Communicator, members: tuple[int, ...], settings: Settings, purpose: str) -> Place:
+    met = meeting()
+    return Place(
+        rank=comm.rank,
+        size=comm.size,
+        members=members,
+        hosts=comm.hosts,
+        local_rank=comm.local_rank,
+        address=met.address if met is not None else "127.0.0.1",
+        purpose=purpose,
+        store=met.store if met is not None else None,
+        timeout_ns=settings.timeout_ns,
+        start_timeout_ns=settings.start_timeout_ns,
+        has_failed=comm._native.has_failed,
+    )
+
+
+def _exchange(comm: Communicator, mine: Any) -> list[Any]:
+    """Return what every rank has to say, which JSON can say."""
+    encoded = json.dumps(mine).encode()
+    lengths = comm.allgather(np.array([len(encoded)])).tolist()
+    everything = comm.allgather(np.frombuffer(encoded, np.uint8)).tobytes()
+    told, begin = [], 0
+    for length in lengths:
+        told.append(json.loads(everything[begin : begin + length]))
+        begin += length
+    return told
+
+
+def _check_alike(texts: Sequence[str]) -> None:
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise MismatchError(
+                f"the setting backends must be the same on all ranks: it is {texts[0]!r} on rank 0 and {text!r} on "
+                f"rank {rank}"
+            )

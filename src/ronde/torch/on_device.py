@@ -1,0 +1,102 @@
+"""Tensors that a backend reduces in the memory of their CUDA device (ronde/backends/nccl.py).
+
+The engine's own side cannot touch that memory. So factors, and the average of integers, are PyTorch's business here,
+before the tensor is submitted and after it has come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ronde.engine import engine, submit
+from ronde.types import Average, DType, Kind, ReduceOp, Sum
+
+__all__ = ["is_carried", "start_on_device"]
+
+
+def is_carried(kind: Kind, tensor: Any, op: ReduceOp = Sum, **terms: Any) -> bool:
+    """Return whether a backend takes the tensor where it is: all ranks know that alike."""
+    dtype = DType.__members__.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None or tensor.layout is not torch.strided:
+        return False
+    return engine().carries(kind, dtype, _carried(tensor, op), tensor.device)
+
+
+def start_on_device(
+    kind: Kind,
+    tensor: Any,
+    in_place: bool = False,
+    op: ReduceOp = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    **terms: Any,
+) -> Any:
+    """Submit the tensor itself; return its handle. Arguments as in `engine.submit`."""
+    from ronde.backends.nccl import make_ready
+
+    given = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    x = given if prescale == 1.0 else _scaled(given, prescale)
+    keeps_shape = kind is Kind.allreduce or kind is Kind.broadcast
+    result = None
+    if keeps_shape:
+        is_ours = x.data_ptr() != tensor.data_ptr()
+        # A broadcast takes place in the memory of its input. Reducing does so too where nobody minds.
+        result = x if in_place or is_ours else (torch.empty_like(x) if kind is Kind.allreduce else x.clone())
+        x = result if kind is Kind.broadcast else x
+    make_ready(*([x] if result is None or result is x else [x, result]))
+    device = f"{tensor.device.type} memory"
+    handle = submit(kind, x, op=_carried(tensor, op), out=result, device=device, **terms)
+
+    def finish(reduced: Any) -> Any:
+        if op is Average and not _divides(tensor):
+            reduced.copy_(torch.div(reduced, engine().size, rounding_mode="floor"))
+        if postscale != 1.0:
+            reduced.copy_(_scaled(reduced, postscale))
+        if not in_place:
+            return reduced
+        if reduced.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(reduced)
+        return tensor
+
+    return _OnDevice(handle, finish)
+
+
+class _OnDevice:
+    """A handle whose result is finished by PyTorch, on the stream of whoever waits first."""
+
+    def __init__(self, handle: Any, finish: Callable[[Any], Any]) -> None:
+        self._handle = handle
+        self._finish = finish
+        self._result: Any = None
+
+    @property
+    def received_splits(self) -> Sequence[int]:
+        splits: Sequence[int] = self._handle.received_splits
+        return splits
+
+    def wait(self) -> Any:
+        if self._result is None:
+            self._result = self._finish(self._handle.wait())
+        return self._result
+
+    def done(self) -> bool:
+        return bool(self._handle.done())
+
+
+def _carried(tensor: Any, op: ReduceOp) -> ReduceOp:
+    return Sum if op is Average and not _divides(tensor) else op
+
+
+def _divides(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _scaled(tensor: Any, factor: float) -> Any:
+    """As the engine does it: integers in float64, and cut off; bool stays as it is."""
+    if _divides(tensor):
+        wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+        return (tensor.to(wide) * factor).to(tensor.dtype)
+    return tensor.clone() if tensor.dtype is torch.bool else (tensor.double() * factor).to(tensor.dtype)
