@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +22,7 @@ from ronde.torch.compression import Compression, Compressor
 from ronde.torch.differentiable import Reduction
 from ronde.torch.gradient import Gradient, SymmetricGradient, Together, Treatment
 from ronde.torch.handles import wait_all
+from ronde.torch.names import names_of, parameters_of
 from ronde.torch.symmetric import Place, symmetric_places
 from ronde.types import Average, ReduceOp
 
@@ -90,7 +90,7 @@ class _Distributed:
         passes: int,
         sparse_as_dense: bool,
     ) -> None:
-        self._names = _names(self._all_parameters(), named_parameters)
+        self._names = names_of(parameters_of(self), named_parameters)
         self._treatment = Treatment(reduction, compression, passes, sparse_as_dense)
         self._gradients: list[Gradient] = []
         self._groups: list[Together] = []
@@ -98,18 +98,9 @@ class _Distributed:
         self._is_synchronized = False
         self._should_synchronize = True
 
-    def _all_parameters(self) -> dict[str, Any]:
-        """All parameters, by names that they have if nobody gives them better ones."""
-        groups: Any = self.param_groups  # type: ignore[attr-defined]
-        return {
-            f"gradient.{i}.{j}": parameter
-            for i, group in enumerate(groups)
-            for j, parameter in enumerate(group["params"])
-        }
-
     def _follow(self, groups: int | Sequence[Sequence[Any]] | None, symmetric: bool) -> None:
         """Reduce the gradients of all parameters that have one."""
-        followed = [parameter for parameter in self._all_parameters().values() if parameter.requires_grad]
+        followed = [parameter for parameter in parameters_of(self).values() if parameter.requires_grad]
         places: list[Place | None] = [None] * len(followed)
         if symmetric and self._treatment.compression is Compression.none:
             places = symmetric_places(followed)
@@ -138,9 +129,9 @@ class _Distributed:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; all ranks must add the same. Their gradients are reduced too."""
-        known = {id(parameter) for parameter in self._all_parameters().values()}
+        known = {id(parameter) for parameter in parameters_of(self).values()}
         super().add_param_group(param_group)  # type: ignore[misc]
-        for name, parameter in self._all_parameters().items():
+        for name, parameter in parameters_of(self).items():
             if id(parameter) not in known:
                 self._names.setdefault(id(parameter), name)
                 if parameter.requires_grad and size() > 1:
@@ -238,32 +229,6 @@ class _Distributed:
         self._begin()
         self._is_synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)  # type: ignore[misc]
-
-
-def _names(parameters: dict[str, Any], named: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
-    """Return the parameters' names by their identity. Raises ValueError unless each has one of its own."""
-    if named is None:
-        return {id(parameter): name for name, parameter in parameters.items()}
-    pairs = list(named)
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise ValueError(
-            "named_parameters must be pairs of name and parameter, as model.named_parameters() gives them"
-        )
-    counts = Counter(name for name, _ in pairs)
-    repeated = sorted(name for name, count in counts.items() if count > 1)
-    if repeated:
-        raise ValueError(f"names in named_parameters must be unique; these are not: {', '.join(repeated)}")
-    names = {id(parameter): name for name, parameter in sorted(pairs, key=lambda pair: pair[0])}
-    unnamed = [
-        f"{tuple(parameter.shape)} ({name})"
-        for name, parameter in parameters.items()
-        if id(parameter) not in names
-    ]
-    if unnamed:
-        raise ValueError(
-            f"named_parameters lacks parameters of the optimizer, of the shapes {', '.join(unnamed)}"
-        )
-    return names
 
 
 def _together(gradients: list[Gradient], groups: int | Sequence[Sequence[Any]] | None) -> list[Together]:
