@@ -17,6 +17,8 @@ enum class Algorithm : uint8_t {
   kDoubling = 3,
   kHierarchical = 4,
   kInHost = 5,  // shared memory alone
+  kAdasum = 6,  // these two are no choice: they belong to the reduction
+  kHierarchicalAdasum = 7,
 };
 
 inline Algorithm select_allreduce(Algorithm wanted, size_t bytes, DType dtype, int size, int hosts) {

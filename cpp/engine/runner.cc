@@ -105,16 +105,24 @@ void Runner::allreduce(const Work& work) {
 
 void Runner::allreduce_fused(std::span<const Work* const> group) {
   const Signature& common = *group.front()->signature;
+  counts_.clear();
   size_t offset = 0;
   for (const Work* work : group) {
     std::byte* const place = buffer_ + offset;
+    const size_t bytes = work->signature->bytes();
+    counts_.push_back(padded(bytes) / size_of(common.dtype));
+    if (common.op == ReduceOp::kAdasum) std::memset(place + bytes, 0, padded(bytes) - bytes);  // counts in the products
     if (prescaled(*work, place) != place && work->signature->count() > 0) {
       std::memcpy(place, work->in, work->signature->bytes());
     }
     offset += padded(work->signature->bytes());
   }
   const size_t count = offset / size_of(common.dtype);
-  communicator_.allreduce(buffer_, buffer_, count, common.dtype, operation(common));
+  if (common.op == ReduceOp::kAdasum) {
+    communicator_.adasum(buffer_, buffer_, counts_, common.dtype);
+  } else {
+    communicator_.allreduce(buffer_, buffer_, count, common.dtype, operation(common));
+  }
   finish(common, buffer_, count);
   offset = 0;
   for (const Work* work : group) {

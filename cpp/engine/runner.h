@@ -2,7 +2,8 @@
 //
 // How a batch is cut into collectives follows from the batch and the cached signatures alone, so it is the same on all
 // ranks. What is fused shares operation, type and factors; tensors that do not fit any more are looked past, and come
-// with the next group. Fused tensors pass through one buffer in symmetric memory.
+// with the next group. Fused tensors pass through one buffer in symmetric memory. Adasum knows where each of them
+// begins.
 #pragma once
 
 #include <cstddef>
@@ -50,6 +51,7 @@ class Runner {
   size_t largest_fused_;  // bytes of one tensor
   std::vector<std::byte> scratch_;
   std::vector<const Work*> left_, group_, rest_;
+  std::vector<size_t> counts_;  // elements of the fused tensors, padded
 };
 
 }  // namespace ronde

@@ -110,6 +110,24 @@ def _seconds(text: str) -> int:
     return round(float(text) * 1e9)
 
 
+_SWITCH = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise ValueError(text)
+    return _SWITCH[text.lower()]
+
+
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -204,6 +222,14 @@ class Settings:
         "auto",
         "The algorithm of all-reduce; `auto` chooses by size and topology.",
         **_one_of("auto", "direct", "ring", "doubling", "hierarchical"),
+    )
+    adasum_hierarchical: bool = _setting(
+        "RONDE_ADASUM_HIERARCHICAL",
+        False,
+        "Adasum of the hosts, each the average of its ranks, instead of all ranks.",
+        parse=_switch,
+        check=lambda value: isinstance(value, bool),
+        right="1 or 0, true or false, yes or no, on or off",
     )
     start_timeout_ns: int = _setting(
         "RONDE_START_TIMEOUT",
@@ -376,6 +402,8 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
     default: Any = field.default
     if default is None or default == "":
         return "none"
+    if isinstance(default, bool):
+        return "on" if default else "off"
     if field.name.endswith("_ns"):
         return f"{default / 1e9:g} s"
     return f"{default} {field.metadata['unit']}".strip()

@@ -41,7 +41,7 @@ from ronde.engine.submission import (
 )
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.settings import Settings
-from ronde.types import Allgather, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
+from ronde.types import Adasum, Allgather, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
 __all__ = ["Engine"]
 
@@ -158,6 +158,8 @@ class Engine:
 
     def _admit(self, terms: Terms, given: Operand | None, out: Any) -> _native.Signature:
         check(terms, given, out, self._size)
+        if terms.op is Adasum:
+            self._comm._native.check_adasum(terms.dtype)
         return signature_of(terms)
 
     def _remember(self, name: str, terms: Terms, signature: _native.Signature) -> None:
