@@ -60,9 +60,10 @@ from ronde.torch.operations import (
     reducescatter_async,
 )
 from ronde.torch.optimizer import DistributedOptimizer
-from ronde.types import Average, Max, Min, Product, Sum
+from ronde.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "Compressor",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ronde.comm.queries import size
+from ronde.torch.adasum_optimizer import DistributedAdasum
 from ronde.torch.bucket import Bucket, make_buckets
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.differentiable import Reduction
@@ -24,7 +25,7 @@ from ronde.torch.gradient import Gradient, SymmetricGradient, Together, Treatmen
 from ronde.torch.handles import wait_all
 from ronde.torch.names import names_of, parameters_of
 from ronde.torch.symmetric import Place, symmetric_places
-from ronde.types import Average, ReduceOp
+from ronde.types import Adasum, Average, ReduceOp
 
 __all__ = ["DistributedOptimizer"]
 
@@ -49,7 +50,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
 
     `named_parameters`: names that say which gradients belong together, usually `model.named_parameters()`; all of the
     optimizer's parameters must be named, or none. `compression`: for the way, `Compression.fp16` or `.bf16`.
-    `backward_passes_per_step`: so many passes add up gradients before they are reduced. `op`: Average or Sum.
+    `backward_passes_per_step`: so many passes add up gradients before they are reduced. `op`: Average or Sum; or
+    Adasum, which combines the changes that each rank's own step makes (ronde.torch.adasum_optimizer) instead of
+    gradients, so that what is said of those here does not apply.
     `gradient_predivide_factor`: divides before the sum, and the rest of the average after it. `groups`: a number of
     groups, or lists of parameters; the gradients of a group are submitted together. `num_groups`: its older name.
     `sparse_as_dense`: reduce sparse gradients as dense ones. `symmetric_gradients`: keep gradients of CPU parameters in
@@ -63,13 +66,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
         raise ValueError("gradient_predivide_factor needs op=Average")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, (_Distributed, DistributedAdasum)):
         raise ValueError("this optimizer is distributed already")
-    kind: Any = type(optimizer.__class__.__name__, (_Distributed, optimizer.__class__), {})
+    base: type = DistributedAdasum if op == Adasum and size() > 1 else _Distributed
+    kind: Any = type(optimizer.__class__.__name__, (base, optimizer.__class__), {})
     distributed = kind.__new__(kind)
     # Sharing everything keeps its state, its hooks, and options that its constructor would ask for again; but not the
     # `step` that a learning rate scheduler may have put in its way, which would lead back to the old one.
     distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
+    if base is DistributedAdasum:
+        distributed._distribute(named_parameters, compression, backward_passes_per_step)
+        return distributed
     reduction = Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
     distributed._distribute(
         named_parameters, reduction, compression, backward_passes_per_step, sparse_as_dense
