@@ -284,7 +284,7 @@ void Communicator::adasum(const void* in, void* out, std::span<const size_t> cou
     if (is_one_host() && of_hosts) {
       return host_->allreduce(call, Reduction{dtype, ReduceOp::kAverage, size()}, in, out, total);
     }
-    if (is_one_host()) return adasum_in_host(*host_, *mesh_, call, in, out, counts, scratch_);
+    if (is_one_host()) return adasum_in_host(*host_, call, in, out, counts, scratch_);
     if (!of_hosts) return ronde::adasum(*mesh_, call, in, out, counts, scratch_);
     Hierarchy hierarchy = this->hierarchy();
     hierarchical_adasum(hierarchy, call, in, out, counts);

@@ -12,6 +12,10 @@
 // In a hierarchy the ranks of a rail (hierarchical.h) do this with a shard, and besides the products are summed over
 // the rails of each host: all ranks of all hosts in the block add up to whole vectors.
 //
+// In one host every rank gets its share of the elements of all vectors, goes up the whole tree with it, summing the
+// products with the other ranks at every level, and everybody gets all shares. In symmetric memory nothing is sent for
+// that: the ranks look into each other's buffers and write the result to all. Else the shares are dealt and collected.
+//
 // Small buffers: everybody gathers all vectors, which takes one step, and goes up the tree alone. All ranks compute the
 // same, and all versions of the kernels give the same bits.
 #include "algorithms/adasum.h"
@@ -19,6 +23,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "algorithms/chunks.h"
@@ -228,6 +233,87 @@ void adasum_halving(const Group& group, const Call& call, const void* in, void* 
   Halving(group, call, in, out, {0, call.count}, vectors, scratch, [](std::span<double>) {}).run();
 }
 
+// --- In one host ----------------------------------------------------------------------------------------------------
+
+void sum_products(HostGroup& host, const Call& call, std::span<double> products) {
+  const Reduction sum{DType::kFloat64, ReduceOp::kSum, 1};
+  host.allreduce(call, sum, products.data(), products.data(), products.size());
+}
+
+// The share of the elements that each rank combines: whole lines, by local rank.
+std::vector<Range> shares_of(const Call& call, int ranks) {
+  const auto parts = static_cast<size_t>(ranks);
+  const size_t lines = (call.count + kAlignment - 1) / kAlignment;
+  std::vector<Range> shares;
+  for (size_t rank = 0; rank < parts; ++rank) {
+    const size_t begin = std::min(lines * rank / parts * kAlignment, call.count);
+    shares.push_back({begin, std::min(lines * (rank + 1) / parts * kAlignment, call.count) - begin});
+  }
+  return shares;
+}
+
+// Goes up the tree with a share of all ranks' vectors, to `result`. `between` has room for half of them; it may be
+// where they lie one behind the other.
+void combine_share(HostGroup& host, const Call& call, std::span<const size_t> counts, const Range& share,
+                   std::vector<const std::byte*> pieces, std::byte* between, std::byte* result) {
+  const Vectors vectors(call.dtype, counts);
+  const size_t each = vectors.no_products().size();
+  const size_t bytes = share.count * size_of(call.dtype);
+  while (pieces.size() > 1) {
+    const size_t pairs = pieces.size() / 2;
+    std::vector<double> products(pairs * each);
+    const auto products_of = [&](size_t pair) { return std::span(products).subspan(pair * each, each); };
+    for (size_t pair = 0; pair < pairs; ++pair) {
+      vectors.add_products(pieces[2 * pair], pieces[2 * pair + 1], share, products_of(pair));
+    }
+    sum_products(host, call, products);
+    for (size_t pair = 0; pair < pairs; ++pair) {
+      std::byte* const to = pairs == 1 ? result : between + pair * bytes;
+      vectors.combine(to, pieces[2 * pair], pieces[2 * pair + 1], share, products_of(pair));
+      pieces[pair] = to;
+    }
+    pieces.resize(pairs);
+  }
+  if (pieces[0] != result && bytes > 0) std::memcpy(result, pieces[0], bytes);  // alone
+}
+
+void adasum_symmetric(HostGroup& host, const Call& call, const HostGroup::Buffers& buffers,
+                      std::span<const size_t> counts, Scratch& scratch) {
+  const auto ranks = static_cast<size_t>(host.size()), index = static_cast<size_t>(host.index());
+  const Range share = shares_of(call, host.size())[index];
+  const size_t offset = share.begin * size_of(call.dtype), bytes = share.count * size_of(call.dtype);
+  std::vector<const std::byte*> pieces;
+  for (const std::byte* in : buffers.in) pieces.push_back(in + offset);
+  std::byte* const result = buffers.out[index] + offset;
+  combine_share(host, call, counts, share, std::move(pieces), scratch.get(ranks / 2 * bytes), result);
+  for (std::byte* const out : buffers.out) {
+    if (out + offset != result && bytes > 0) std::memcpy(out + offset, result, bytes);
+  }
+  host.leave();
+}
+
+void adasum_dealt(HostGroup& host, const Call& call, const void* in, void* out, std::span<const size_t> counts,
+                  Scratch& scratch) {
+  const auto ranks = static_cast<size_t>(host.size()), index = static_cast<size_t>(host.index());
+  const std::vector<Range> shares = shares_of(call, host.size());
+  std::vector<size_t> sizes, offsets;
+  for (const Range& share : shares) {
+    sizes.push_back(share.count * size_of(call.dtype));
+    offsets.push_back(share.begin * size_of(call.dtype));
+  }
+  std::byte* const dealt = scratch.get(ranks * sizes[index]);
+  std::vector<const std::byte*> pieces;
+  std::vector<size_t> places;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    places.push_back(rank * sizes[index]);
+    pieces.push_back(dealt + places.back());
+  }
+  host.deal(call, in, {sizes, offsets}, dealt, {std::vector<size_t>(ranks, sizes[index]), places});
+  std::byte* const result = static_cast<std::byte*>(out) + offsets[index];
+  combine_share(host, call, counts, shares[index], std::move(pieces), dealt, result);
+  host.share(call, result, out, {sizes, offsets});
+}
+
 bool gathers(const Call& call, int ranks) {
   return call.count * size_of(call.dtype) <= kGatherBytes / static_cast<size_t>(ranks);
 }
@@ -243,13 +329,14 @@ void adasum(const Group& group, const Call& call, const void* in, void* out, std
   combine_gathered(call, gathered, group.size(), out, counts);
 }
 
-void adasum_in_host(HostGroup& host, Mesh& mesh, const Call& call, const void* in, void* out,
-                    std::span<const size_t> counts, Scratch& scratch) {
+void adasum_in_host(HostGroup& host, const Call& call, const void* in, void* out, std::span<const size_t> counts,
+                    Scratch& scratch) {
   const size_t bytes = call.count * size_of(call.dtype);
   const auto ranks = static_cast<size_t>(host.size());
   if (!gathers(call, host.size())) {
-    host.announce(call);
-    return adasum_halving(mesh, call, in, out, counts, scratch);
+    const HostGroup::Buffers buffers = host.announce(call, in, out, bytes);
+    if (!buffers.in.empty()) return adasum_symmetric(host, call, buffers, counts, scratch);
+    return adasum_dealt(host, call, in, out, counts, scratch);
   }
   std::vector<size_t> sizes(ranks, bytes), offsets(ranks);
   for (size_t rank = 0; rank < ranks; ++rank) offsets[rank] = rank * bytes;
@@ -273,10 +360,7 @@ void hierarchical_adasum(Hierarchy& hierarchy, const Call& call, const void* in,
   std::byte* const shard = static_cast<std::byte*>(out) + shards.offsets[index];
   host.reduce_scatter(call, average, in, shards.counts, shard);
   const Vectors vectors(call.dtype, counts);
-  const auto sum_in_host = [&](std::span<double> products) {
-    const Reduction sum{DType::kFloat64, ReduceOp::kSum, 1};
-    host.allreduce(call, sum, products.data(), products.data(), products.size());
-  };
+  const auto sum_in_host = [&](std::span<double> products) { sum_products(host, call, products); };
   if (host.index() < rail_count(hierarchy)) {
     const std::vector<int> members = rail(hierarchy, host.index());
     const Range range{shards.offsets[index] / size_of(call.dtype), shards.counts[index]};

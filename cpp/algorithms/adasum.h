@@ -29,9 +29,9 @@ namespace ronde {
 void adasum(const Group& group, const Call& call, const void* in, void* out, std::span<const size_t> counts,
             Scratch& scratch);
 
-// All ranks of the mesh are on one host. Announces the call.
-void adasum_in_host(HostGroup& host, Mesh& mesh, const Call& call, const void* in, void* out,
-                    std::span<const size_t> counts, Scratch& scratch);
+// Among the ranks of one host. Announces the call.
+void adasum_in_host(HostGroup& host, const Call& call, const void* in, void* out, std::span<const size_t> counts,
+                    Scratch& scratch);
 
 // The average of the ranks of each host, and Adasum of the hosts' averages: their number must be a power of two. Each
 // rank carries a shard between the hosts, but the products are those of whole vectors, so that the result does not

@@ -48,7 +48,7 @@ void Runner::run(std::span<const Work> batch, const std::function<void(const Wor
       (fits ? group_ : rest_).push_back(work);
       if (fits) bytes += padded(work->signature->bytes());
     }
-    if (group_.size() == 1) {
+    if (group_.size() == 1 && !passes_through_buffer(*group_.front()->signature)) {
       run_one(*group_.front());
     } else {
       allreduce_fused(group_);
@@ -58,9 +58,17 @@ void Runner::run(std::span<const Work> batch, const std::function<void(const Wor
   }
 }
 
+// Adasum in one host looks at everything twice, which it does in symmetric memory only if it may: to copy a tensor
+// there and back costs less than that. (Small ones do not pass through memory at all.)
+bool Runner::passes_through_buffer(const Signature& signature) const {
+  return signature.op == ReduceOp::kAdasum && signature.bytes() > largest_fused_ &&
+         padded(signature.bytes()) <= buffer_bytes_;
+}
+
 // Whether another tensor joins a group of so many bytes that begins with `first`.
 bool Runner::fits_into(size_t bytes, const Signature& first, const Signature& other) const {
-  return std::max(first.bytes(), other.bytes()) <= largest_fused_ && bytes + padded(other.bytes()) <= buffer_bytes_ &&
+  const bool is_large = std::max(first.bytes(), other.bytes()) > largest_fused_;
+  return (!is_large || first.op == ReduceOp::kAdasum) && bytes + padded(other.bytes()) <= buffer_bytes_ &&
          fuse_together(first, other);
 }
 

@@ -35,6 +35,7 @@ class Runner {
   void run_one(const Work& work);
 
  private:
+  bool passes_through_buffer(const Signature& signature) const;
   bool fits_into(size_t bytes, const Signature& first, const Signature& other) const;
   void allreduce(const Work& work);
   void allreduce_fused(std::span<const Work* const> group);

@@ -55,9 +55,7 @@ def assert_is(result: Array, expected: Array) -> None:
 # The communicator
 
 
-def agrees_with_numpy() -> None:
-    ronde.init()
-    world: Any = ronde.world()
+def arrays(world: Any) -> None:
     for dtype in TOLERANCE:
         for shape in SHAPES:
             x = values(world.rank, shape, dtype)
@@ -67,23 +65,17 @@ def agrees_with_numpy() -> None:
             assert result.dtype == x.dtype
             assert (x == before).all()
             assert_is(result, expected)
-            symmetric = world.empty(x.shape, x.dtype)
+            symmetric, elsewhere = world.empty(x.shape, x.dtype), world.empty(x.shape, x.dtype)
             symmetric[...] = x
+            assert_is(world.allreduce(symmetric, op=ronde.Adasum, out=elsewhere), expected)
+            assert (symmetric == x).all()
             for place in (x, symmetric):
                 assert world.allreduce(place, op=ronde.Adasum, out=place) is place
-                assert (place == result).all()
-    ronde.shutdown()
+                assert_is(place, expected)
 
 
-@ON_BOTH
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_it_agrees_with_numpy(n: int, transport: str) -> None:
-    ranks.run(agrees_with_numpy, n, environ={"RONDE_TRANSPORT": transport})
-
-
-def has_its_properties() -> None:
-    ronde.init()
-    world: Any = ronde.world()
+def properties(world: Any) -> None:
+    """Orthogonal vectors add up, equal ones average, zeros change nothing."""
     rank, size = world.rank, world.size
     for length in (40, 400_000):
         orthogonal = np.zeros(length, np.float32)
@@ -99,20 +91,13 @@ def has_its_properties() -> None:
         x = values(rank, (length,), "float64")
         once, twice = world.allreduce(x, op=ronde.Adasum), world.allreduce(2 * x, op=ronde.Adasum)
         assert (twice == 2 * once).all()
-    ronde.shutdown()
-
-
-@ON_BOTH
-def test_orthogonal_vectors_add_and_equal_ones_average(transport: str) -> None:
-    ranks.run(has_its_properties, 4, environ={"RONDE_TRANSPORT": transport})
 
 
 # The engine: tensors that are fused have weights of their own
 
 
 def named_tensors() -> None:
-    ronde.init()
-    shapes = [(i % 5, 3 + i) for i in range(40)] + [(70_000,), ()]
+    shapes = [(i % 5, 3 + i) for i in range(40)] + [(70_000,), (), (300, 100)]
     for step in range(3):  # negotiated, then cached
         given = [values(ronde.rank(), shape, "float32", step) for shape in shapes]
         others = [[values(r, shape, "float32", step) for shape in shapes] for r in range(ronde.size())]
@@ -124,13 +109,20 @@ def named_tensors() -> None:
             assert_is(handle.wait(), adasum([buffers[i] for buffers in others]))
     half = ronde.allreduce(np.ones(9), "scaled", ronde.Adasum, prescale_factor=4, postscale_factor=0.125)
     assert (half == 0.5).all()
+
+
+def agrees_with_numpy() -> None:
+    ronde.init()
+    arrays(ronde.world())
+    properties(ronde.world())
+    named_tensors()
     ronde.shutdown()
 
 
 @ON_BOTH
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_the_engine_combines_each_tensor_by_itself(n: int, transport: str) -> None:
-    ranks.run(named_tensors, n, environ={"RONDE_TRANSPORT": transport})
+def test_it_agrees_with_numpy(n: int, transport: str) -> None:
+    ranks.run(agrees_with_numpy, n, environ={"RONDE_TRANSPORT": transport})
 
 
 # What it refuses
