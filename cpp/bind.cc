@@ -225,6 +225,14 @@ void allreduce_as(Communicator& communicator, nb::handle x, nb::handle out, int 
   });
 }
 
+void check_adasum(const Communicator& communicator, int dtype) {
+  try {
+    communicator.check_adasum(static_cast<DType>(dtype));
+  } catch (const UsageError& error) {
+    raise("UsageError", error.what());
+  }
+}
+
 void reduce_as(Communicator& communicator, nb::handle x, nb::handle out, int dtype, int op, int root) {
   Array in, result;
   load(in, x, false);
@@ -330,7 +338,8 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communi
 std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, std::vector<int> host_of, int segment,
                                       std::vector<int> bells, std::map<int, int> controls,
                                       std::map<int, std::vector<int>> data, int allreduce_algorithm,
-                                      size_t staging_bytes, int64_t timeout_ns, int spin_us, Communicator* twin) {
+                                      size_t staging_bytes, int64_t timeout_ns, int spin_us, bool adasum_hierarchical,
+                                      Communicator* twin) {
   Wiring wiring;  // first of all the descriptors, for them to be closed whatever fails
   for (int fd : bells) wiring.bells.emplace_back(fd);
   for (const auto& [peer, fd] : controls) wiring.controls.emplace(peer, fd);
@@ -343,7 +352,8 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
   wiring.hosts = std::move(hosts);
   wiring.host_of = std::move(host_of);
   if (twin != nullptr) wiring.symmetric = twin->symmetric();
-  const Options options{static_cast<Algorithm>(allreduce_algorithm), staging_bytes, timeout_ns, spin_us};
+  const Options options{static_cast<Algorithm>(allreduce_algorithm), staging_bytes, timeout_ns, spin_us,
+                        adasum_hierarchical};
   return std::make_unique<Communicator>(std::move(wiring), options);
 }
 
@@ -360,11 +370,12 @@ NB_MODULE(_native, module) {
   module.def("instruction_set", &ronde::instruction_set);
   module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "segment"_a, "bells"_a,
              "controls"_a, "data"_a, "allreduce_algorithm"_a, "staging_bytes"_a, "timeout_ns"_a, "spin_us"_a,
-             "twin"_a.none());
+             "adasum_hierarchical"_a, "twin"_a.none());
 
   nb::class_<Communicator>(module, "Communicator")
       .def("allreduce", &ronde::allreduce)
       .def("allreduce_as", &ronde::allreduce_as, "x"_a.none(), "out"_a.none(), "dtype"_a, "op"_a)
+      .def("check_adasum", &ronde::check_adasum)
       .def("reduce_as", &ronde::reduce_as, "x"_a, "out"_a.none(), "dtype"_a, "op"_a, "root"_a)
       .def("reduce_scatter_as", &ronde::reduce_scatter_as)
       .def("allgather_as", &ronde::allgather_as)

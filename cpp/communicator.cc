@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <numeric>
 #include <thread>
 #include <utility>
 
+#include "algorithms/adasum.h"
 #include "algorithms/hierarchical.h"
 #include "reduce.h"
 #include "shm_link.h"
@@ -61,6 +63,7 @@ Call make_call(Kind kind, DType dtype, uint64_t count = 0, int root = -1, Reduce
 }
 
 void check_reduction(DType dtype, ReduceOp op) {
+  if (op == ReduceOp::kAdasum) throw UsageError("adasum combines whole vectors: only allreduce has it");
   if (!is_supported(dtype, op)) {
     throw UsageError(std::string("there is no ") + name_of(op) + " of " + name_of(dtype) + " values");
   }
@@ -228,6 +231,7 @@ void Communicator::check_root(int root) const {
 }
 
 void Communicator::allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op) {
+  if (op == ReduceOp::kAdasum) return adasum(in, out, std::span(&count, 1), dtype);
   check_reduction(dtype, op);
   Call call = make_call(Kind::kAllreduce, dtype, count, -1, op);
   const Algorithm algorithm = select_allreduce(options_.allreduce, count * size_of(dtype), dtype, size(), host_count());
@@ -248,9 +252,42 @@ void Communicator::allreduce(const void* in, void* out, size_t count, DType dtyp
         return allreduce_ring(*mesh_, call, in, out, size(), scratch_);
       case Algorithm::kDoubling:
         return allreduce_doubling(*mesh_, call, in, out, size(), scratch_);
+      case Algorithm::kAdasum:
+      case Algorithm::kHierarchicalAdasum:
       case Algorithm::kElsewhere:
-        break;
+        break;  // never selected
     }
+  });
+}
+
+void Communicator::check_adasum(DType dtype) const {
+  if (!has_dot_products(dtype)) {
+    throw UsageError(std::string("there is no adasum of ") + name_of(dtype) +
+                     " values: it needs float16, bfloat16, float32 or float64");
+  }
+  const bool of_hosts = adasum_is_hierarchical();
+  const auto parties = static_cast<unsigned>(of_hosts ? host_count() : size());
+  if (std::has_single_bit(parties)) return;
+  throw UsageError(std::string("adasum combines ") + (of_hosts ? "hosts" : "ranks") +
+                   " in pairs, and pairs in pairs, so there must be 2, 4, 8 or another power of two of them, not " +
+                   std::to_string(parties) + " as here; any number can take the average");
+}
+
+void Communicator::adasum(const void* in, void* out, std::span<const size_t> counts, DType dtype) {
+  check_adasum(dtype);
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  Call call = make_call(Kind::kAllreduce, dtype, total, -1, ReduceOp::kAdasum);
+  const bool of_hosts = adasum_is_hierarchical();
+  const Algorithm across = of_hosts ? Algorithm::kHierarchicalAdasum : Algorithm::kAdasum;
+  call.algorithm = static_cast<uint8_t>(is_one_host() ? Algorithm::kInHost : across);
+  run(call, [&](const Call& call) {
+    if (is_one_host() && of_hosts) {
+      return host_->allreduce(call, Reduction{dtype, ReduceOp::kAverage, size()}, in, out, total);
+    }
+    if (is_one_host()) return adasum_in_host(*host_, call, in, out, counts, scratch_);
+    if (!of_hosts) return ronde::adasum(*mesh_, call, in, out, counts, scratch_);
+    Hierarchy hierarchy = this->hierarchy();
+    hierarchical_adasum(hierarchy, call, in, out, counts);
   });
 }
 

@@ -42,6 +42,7 @@ struct Options {
   size_t staging_bytes = 256 * 1024;
   int64_t timeout_ns = 0;
   int spin_us = -1;  // -1: by the number of ranks per core
+  bool adasum_hierarchical = false;
 };
 
 struct Wiring {
@@ -66,6 +67,10 @@ class Communicator : private Waiter::Listener {
 
   // Collectives. Counts are elements, sizes are bytes; spans have one entry per rank. All throw as said above.
   void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op);
+  // All-reduce with kAdasum of several vectors that lie one behind the other, each combined by itself.
+  void adasum(const void* in, void* out, std::span<const size_t> counts, DType dtype);
+  // Throws UsageError unless this communicator can combine such values by Adasum.
+  void check_adasum(DType dtype) const;
   void reduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int root);
   void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op);
   void allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype);
@@ -137,6 +142,8 @@ class Communicator : private Waiter::Listener {
 
   bool is_one_host() const { return host_count() == 1; }
   int host_count() const { return static_cast<int>(ranks_of_host_.size()); }
+  // Whether Adasum combines hosts instead of ranks.
+  bool adasum_is_hierarchical() const { return options_.adasum_hierarchical && host_count() < size(); }
   Hierarchy hierarchy();
 
   int rank_;

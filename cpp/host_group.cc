@@ -19,6 +19,16 @@ HostGroup::HostGroup(const HostSegment& segment, const SymmetricSegments& symmet
 
 void HostGroup::announce(const Call& call) { open(call, 0, {}, {}, nullptr, 0); }
 
+HostGroup::Buffers HostGroup::announce(const Call& call, const void* in, void* out, size_t bytes) {
+  open(call, 0, symmetric_.place_of(in, bytes), symmetric_.place_of(out, bytes), nullptr, 0);
+  Buffers buffers;
+  for (int local = 0; is_symmetric_in_and_out() && local < size(); ++local) {
+    buffers.in.push_back(symmetric_.resolve(announcement(local).in, local));
+    buffers.out.push_back(symmetric_.resolve(announcement(local).out, local));
+  }
+  return buffers;
+}
+
 void HostGroup::exchange(const Call& call, uint64_t value, std::span<uint64_t> values) {
   open(call, value, {}, {}, nullptr, 0);
   for (int local = 0; local < size(); ++local) values[local] = announcement(local).value;

@@ -46,6 +46,16 @@ class HostGroup {
   // Rule 1 on its own: a barrier that also compares calls. Throws MismatchError, Failure.
   void announce(const Call& call);
 
+  // The same, for algorithms that see to the rest themselves: where every rank's buffers lie, if all of them lie in
+  // symmetric memory, else nothing. Whoever gets addresses ends with leave().
+  struct Buffers {
+    std::vector<const std::byte*> in;
+    std::vector<std::byte*> out;
+  };
+  Buffers announce(const Call& call, const void* in, void* out, size_t bytes);
+  // Returns when all ranks have called it: nobody looks into the buffers any more.
+  void leave() { finish_symmetric(); }
+
   // Every rank's `value`, in rank order.
   void exchange(const Call& call, uint64_t value, std::span<uint64_t> values);
 

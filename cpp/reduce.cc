@@ -11,7 +11,7 @@
 
 namespace ronde {
 
-// Each is reduce_kernels.cc, compiled for one instruction set.
+// Each is reduce_kernels.cc and adasum_kernels.cc, compiled for one instruction set.
 namespace avx512 {
 extern const Kernels kKernels;
 }
@@ -85,6 +85,20 @@ void reduce_to_all(DType dtype, ReduceOp op, void* const* destinations, int dest
     throw UsageError(std::string("the reduction ") + name_of(op) + " is not defined for " + name_of(dtype));
   }
   kernel(destinations, destination_count, sources, source_count, count, divisor);
+}
+
+bool has_dot_products(DType dtype) {
+  const int row = static_cast<int>(dtype);
+  return row < kDTypeCount && best_kernels().adasum->dot[row] != nullptr;
+}
+
+void add_dot_products(DType dtype, const void* a, const void* b, size_t count, double* products) {
+  best_kernels().adasum->dot[static_cast<int>(dtype)](a, b, count, products);
+}
+
+void weighted_sum(DType dtype, void* out, const void* a, double weight_a, const void* b, double weight_b,
+                  size_t count) {
+  best_kernels().adasum->weighted_sum[static_cast<int>(dtype)](out, a, weight_a, b, weight_b, count);
 }
 
 const char* instruction_set() { return best_kernels().instruction_set; }

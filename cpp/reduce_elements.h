@@ -35,6 +35,16 @@ using Floats = Vector<float>;
 using Words = Vector<uint32_t>;
 using Integers = Vector<int32_t>;
 
+// As many numbers as double precision has room for in a vector, in narrower types.
+using Doubles = Vector<double>;
+constexpr int kDoubles = kVectorBytes / sizeof(double);
+template <class T>
+struct NarrowOf {
+  typedef T Type __attribute__((vector_size(sizeof(T) * kDoubles)));
+};
+template <class T>
+using Narrow = typename NarrowOf<T>::Type;
+
 template <class V>
 [[gnu::always_inline]] inline V load_vector(const char* from) {
   V vector;
@@ -48,7 +58,7 @@ template <class V>
 }
 
 // An element type says how kVectorBytes of memory (`kBytes` for each number) get into an accumulator and back, and in
-// which type (`Value`) it computes.
+// which type (`Value`) it computes. Those of real numbers also have load_doubles(): kDoubles of them, in their order.
 
 template <class T>
 struct Plain {
@@ -57,6 +67,9 @@ struct Plain {
   static constexpr size_t kBytes = sizeof(T);
   static Accumulator load(const char* from) { return load_vector<Accumulator>(from); }
   static void store(char* to, Accumulator vector) { store_vector(to, vector); }
+  static Doubles load_doubles(const char* from) {
+    return __builtin_convertvector(load_vector<Narrow<T>>(from), Doubles);
+  }
 };
 
 // Any byte but 0 is true.
@@ -88,6 +101,10 @@ struct Bfloat16 {
   static void store(char* to, FloatPair pair) {
     store_vector(to, rounded(pair.first) >> 16 | (rounded(pair.second) & 0xffff0000));
   }
+  static Doubles load_doubles(const char* from) {
+    const auto words = __builtin_convertvector(load_vector<Narrow<uint16_t>>(from), Narrow<uint32_t>);
+    return __builtin_convertvector((Narrow<float>)(words << 16), Doubles);
+  }
 
  private:
   // The upper half of each word: to nearest even; a NaN becomes quiet and keeps its upper bits.
@@ -113,6 +130,9 @@ struct Float16 {
     store_vector(to, _mm512_maskz_cvtps_ph(0xffff, pair.first, _MM_FROUND_TO_NEAREST_INT));
     store_vector(to + 32, _mm512_maskz_cvtps_ph(0xffff, pair.second, _MM_FROUND_TO_NEAREST_INT));
   }
+  static Doubles load_doubles(const char* from) {
+    return __builtin_convertvector((Narrow<float>)_mm256_cvtph_ps(load_vector<__m128i>(from)), Doubles);
+  }
 #elif defined(__AVX2__)
   static FloatPair load(const char* from) {
     return {_mm256_cvtph_ps(load_vector<__m128i>(from)), _mm256_cvtph_ps(load_vector<__m128i>(from + 16))};
@@ -120,6 +140,10 @@ struct Float16 {
   static void store(char* to, FloatPair pair) {
     store_vector(to, _mm256_cvtps_ph(pair.first, _MM_FROUND_TO_NEAREST_INT));
     store_vector(to + 16, _mm256_cvtps_ph(pair.second, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static Doubles load_doubles(const char* from) {
+    const __m128i bits = {load_vector<long long>(from), 0};
+    return __builtin_convertvector((Narrow<float>)_mm_cvtph_ps(bits), Doubles);
   }
 #elif defined(__aarch64__)
   static FloatPair load(const char* from) {
@@ -129,12 +153,24 @@ struct Float16 {
     store_vector(to, vcvt_f16_f32(pair.first));
     store_vector(to + 8, vcvt_f16_f32(pair.second));
   }
+  static Doubles load_doubles(const char* from) {
+    const uint64_t bits = load_vector<uint32_t>(from);
+    return vcvt_f64_f32(vget_low_f32(vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(bits)))));
+  }
 #else
   static FloatPair load(const char* from) {
     const Words words = load_vector<Words>(from);
     return {widened(words & 0xffff), widened(words >> 16)};
   }
   static void store(char* to, FloatPair pair) { store_vector(to, rounded(pair.first) | rounded(pair.second) << 16); }
+  static Doubles load_doubles(const char* from) {
+    Words words{};
+    for (int i = 0; i < kDoubles; ++i) words[i] = load_vector<uint16_t>(from + 2 * i);
+    const Floats floats = widened(words);
+    Doubles doubles;
+    for (int i = 0; i < kDoubles; ++i) doubles[i] = floats[i];
+    return doubles;
+  }
 
  private:
   // Does what the instructions do: exact; a NaN becomes quiet. (Compared as signed numbers: SSE2 knows no others.)

@@ -16,6 +16,9 @@
 #include "reduce_elements.h"
 
 namespace ronde::RONDE_ISA {
+
+extern const AdasumKernels kAdasumKernels;
+
 namespace {
 
 // From each buffer in turn. Eight gained nothing, and neither did prefetching.
@@ -230,6 +233,7 @@ constexpr void set_bool(Kernels& kernels) {
 constexpr Kernels make_kernels(const char* instruction_set) {
   Kernels kernels{};
   kernels.instruction_set = instruction_set;
+  kernels.adasum = &kAdasumKernels;
   set_bool(kernels);
   set_integer<uint8_t>(kernels, DType::kUint8);
   set_integer<uint16_t>(kernels, DType::kUint16);

@@ -11,8 +11,8 @@ const char* name_of(DType dtype) {
 }
 
 const char* name_of(ReduceOp op) {
-  constexpr const char* kNames[kReduceOpCount] = {"sum",     "average", "min",    "max",
-                                                  "product", "bit-and", "bit-or", "bit-xor"};
+  constexpr const char* kNames[kReduceOpCount] = {"sum",     "average", "min",     "max",   "product",
+                                                  "bit-and", "bit-or",  "bit-xor", "adasum"};
   const int index = static_cast<int>(op);
   return index < kReduceOpCount ? kNames[index] : "unknown reduction";
 }

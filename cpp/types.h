@@ -35,8 +35,9 @@ enum class ReduceOp : uint8_t {
   kBitAnd = 5,
   kBitOr = 6,
   kBitXor = 7,
+  kAdasum = 8,  // of whole vectors, not element by element; see algorithms/adasum.h
 };
-inline constexpr int kReduceOpCount = 8;
+inline constexpr int kReduceOpCount = 9;
 
 // What a call does; part of every call's signature, so that two different calls are never combined.
 enum class Kind : uint8_t {

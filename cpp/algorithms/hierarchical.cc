@@ -23,24 +23,6 @@ namespace {
 
 constexpr size_t kShardAlignment = 64;  // elements
 
-int rail_count(const Hierarchy& hierarchy) {
-  size_t smallest = SIZE_MAX;
-  for (const auto& ranks : hierarchy.ranks_of_host) smallest = std::min(smallest, ranks.size());
-  return static_cast<int>(smallest);
-}
-
-bool is_homogeneous(const Hierarchy& hierarchy) {
-  const size_t first = hierarchy.ranks_of_host.front().size();
-  return std::all_of(hierarchy.ranks_of_host.begin(), hierarchy.ranks_of_host.end(),
-                     [first](const auto& ranks) { return ranks.size() == first; });
-}
-
-std::vector<int> rail(const Hierarchy& hierarchy, int index) {
-  std::vector<int> members;
-  for (const auto& ranks : hierarchy.ranks_of_host) members.push_back(ranks[index]);
-  return members;
-}
-
 // One rank per host, by host number; the root leads its own.
 std::vector<int> leaders(const Hierarchy& hierarchy, int root) {
   std::vector<int> members;
@@ -78,6 +60,41 @@ void allreduce_across(Hierarchy& hierarchy, Call call, const std::vector<int>& m
 
 }  // namespace
 
+int rail_count(const Hierarchy& hierarchy) {
+  size_t smallest = SIZE_MAX;
+  for (const auto& ranks : hierarchy.ranks_of_host) smallest = std::min(smallest, ranks.size());
+  return static_cast<int>(smallest);
+}
+
+bool is_homogeneous(const Hierarchy& hierarchy) {
+  const size_t first = hierarchy.ranks_of_host.front().size();
+  return std::all_of(hierarchy.ranks_of_host.begin(), hierarchy.ranks_of_host.end(),
+                     [first](const auto& ranks) { return ranks.size() == first; });
+}
+
+std::vector<int> rail(const Hierarchy& hierarchy, int index) {
+  std::vector<int> members;
+  for (const auto& ranks : hierarchy.ranks_of_host) members.push_back(ranks[index]);
+  return members;
+}
+
+Shards shards_of(const Hierarchy& hierarchy, const Call& call) {
+  const size_t ranks = static_cast<size_t>(hierarchy.host.size());
+  const size_t rails = static_cast<size_t>(rail_count(hierarchy));
+  const size_t count = call.count;
+  const size_t item = size_of(call.dtype);
+  const size_t lines = (count + kShardAlignment - 1) / kShardAlignment;
+  Shards shards{std::vector<size_t>(ranks), std::vector<size_t>(ranks), std::vector<size_t>(ranks)};
+  for (size_t index = 0; index < ranks; ++index) {
+    const size_t begin = std::min(lines * std::min(index, rails) / rails * kShardAlignment, count);
+    const size_t end = std::min(lines * std::min(index + 1, rails) / rails * kShardAlignment, count);
+    shards.counts[index] = end - begin;
+    shards.sizes[index] = shards.counts[index] * item;
+    shards.offsets[index] = begin * item;
+  }
+  return shards;
+}
+
 void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {
   HostGroup& host = hierarchy.host;
   const size_t count = call.count;
@@ -88,25 +105,14 @@ void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* 
     return;
   }
 
-  const size_t ranks = static_cast<size_t>(host.size());
-  const size_t rails = static_cast<size_t>(rail_count(hierarchy));
-  const size_t lines = (count + kShardAlignment - 1) / kShardAlignment;
-  std::vector<size_t> counts(ranks), sizes(ranks), offsets(ranks);
-  for (size_t index = 0; index < ranks; ++index) {
-    const size_t begin = std::min(lines * std::min(index, rails) / rails * kShardAlignment, count);
-    const size_t end = std::min(lines * std::min(index + 1, rails) / rails * kShardAlignment, count);
-    counts[index] = end - begin;
-    sizes[index] = counts[index] * item;
-    offsets[index] = begin * item;
-  }
-
+  const Shards shards = shards_of(hierarchy, call);
   const size_t index = static_cast<size_t>(host.index());
-  std::byte* shard = static_cast<std::byte*>(out) + offsets[index];
-  host.reduce_scatter(call, inside_host(call), in, counts, shard);
-  if (index < rails) {
-    allreduce_across(hierarchy, call, rail(hierarchy, host.index()), shard, counts[index]);
+  std::byte* shard = static_cast<std::byte*>(out) + shards.offsets[index];
+  host.reduce_scatter(call, inside_host(call), in, shards.counts, shard);
+  if (host.index() < rail_count(hierarchy)) {
+    allreduce_across(hierarchy, call, rail(hierarchy, host.index()), shard, shards.counts[index]);
   }
-  host.share(call, shard, out, {sizes, offsets});
+  host.share(call, shard, out, {shards.sizes, shards.offsets});
 }
 
 void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {

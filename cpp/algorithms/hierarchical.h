@@ -19,6 +19,21 @@ struct Hierarchy {
   Scratch& scratch;
 };
 
+// How many rails there are, and who is on one, by host number.
+int rail_count(const Hierarchy& hierarchy);
+std::vector<int> rail(const Hierarchy& hierarchy, int index);
+// Whether all hosts have equally many ranks.
+bool is_homogeneous(const Hierarchy& hierarchy);
+
+// The elements of a call, cut into one shard per rail; of ranks that are on no rail it is empty. By local rank, and the
+// same on all hosts.
+struct Shards {
+  std::vector<size_t> counts;
+  std::vector<size_t> sizes;    // bytes
+  std::vector<size_t> offsets;  // bytes
+};
+Shards shards_of(const Hierarchy& hierarchy, const Call& call);
+
 // in == out is allowed. Sums go in rank order inside a host, then in host order.
 void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out);
 

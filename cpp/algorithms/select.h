@@ -16,8 +16,10 @@ enum class Algorithm : uint8_t {
   kRing = 2,
   kDoubling = 3,
   kHierarchical = 4,
-  kInHost = 5,     // shared memory alone
-  kElsewhere = 6,  // another library moves the bytes (engine/backend.h)
+  kInHost = 5,  // shared memory alone
+  kAdasum = 6,  // these two are no choice: they belong to the reduction
+  kHierarchicalAdasum = 7,
+  kElsewhere = 8,  // another library moves the bytes (engine/backend.h)
 };
 
 inline Algorithm select_allreduce(Algorithm wanted, size_t bytes, DType dtype, int size, int hosts) {

@@ -44,7 +44,7 @@ void Runner::run(std::span<const Work> batch, const std::function<void(const Wor
       (fits ? bundle_ : rest_).push_back(work);
       if (fits) bytes += padded(buffered_bytes(*work));
     }
-    if (bundle_.size() == 1) {
+    if (bundle_.size() == 1 && !passes_through_buffer(*bundle_.front()->signature)) {
       run_one(*bundle_.front());
     } else {
       run_fused(bundle_);
@@ -60,9 +60,17 @@ size_t Runner::buffered_bytes(const Work& work) const {
   return std::accumulate(work.rows->begin(), work.rows->end(), size_t{0}) * work.signature->row_bytes();
 }
 
+// Adasum in one host looks at everything twice, which it does in symmetric memory only if it may: to copy a tensor
+// there and back costs less than that. (Small ones do not pass through memory at all.)
+bool Runner::passes_through_buffer(const Signature& signature) const {
+  return signature.op == ReduceOp::kAdasum && signature.bytes() > largest_fused_ &&
+         padded(signature.bytes()) <= buffer_bytes_;
+}
+
 // Whether another tensor joins a bundle of so many bytes that begins with `first`.
 bool Runner::fits_into(size_t bytes, const Work& first, const Work& other) {
-  return may_fuse(first, other) && std::max(buffered_bytes(first), buffered_bytes(other)) <= largest_fused_ &&
+  const bool is_large = std::max(buffered_bytes(first), buffered_bytes(other)) > largest_fused_;
+  return may_fuse(first, other) && (!is_large || first.signature->op == ReduceOp::kAdasum) &&
          bytes + padded(buffered_bytes(other)) <= buffer_bytes_;
 }
 
@@ -159,13 +167,23 @@ void Runner::allreduce(const Work& work) {
 void Runner::allreduce_fused(Bundle bundle) {
   const Work& first = *bundle.front();
   const DType dtype = first.signature->dtype;
+  const bool is_adasum = first.signature->op == ReduceOp::kAdasum;
+  counts_.clear();
   size_t offset = 0;
   for (const Work* work : bundle) {
-    put_in(*work, buffer_ + offset);
-    offset += padded(work->signature->bytes());
+    std::byte* const place = buffer_ + offset;
+    const size_t bytes = work->signature->bytes();
+    put_in(*work, place);
+    if (is_adasum) std::memset(place + bytes, 0, padded(bytes) - bytes);  // it counts in the products
+    counts_.push_back(padded(bytes) / size_of(dtype));
+    offset += padded(bytes);
   }
   const size_t count = offset / size_of(dtype);
-  backends_.of(*first.signature).allreduce(buffer_, buffer_, count, dtype, operation(first));
+  if (is_adasum) {
+    communicator_.adasum(buffer_, buffer_, counts_, dtype);
+  } else {
+    backends_.of(*first.signature).allreduce(buffer_, buffer_, count, dtype, operation(first));
+  }
   finish(first, buffer_, count);
   offset = 0;
   for (const Work* work : bundle) {

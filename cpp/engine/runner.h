@@ -3,7 +3,7 @@
 // How a batch is cut into collectives follows from the batch and the cached signatures alone, so it is the same on all
 // ranks, also on those that contribute nothing. What is fused shares operation, type and factors (all-gathers need to
 // share nothing); tensors that do not fit any more are looked past, and come with the next bundle. Fused tensors pass
-// through one buffer in symmetric memory.
+// through one buffer in symmetric memory. Adasum knows where each of them begins.
 #pragma once
 
 #include <cstddef>
@@ -47,6 +47,7 @@ class Runner {
   void run_one(const Work& work);
   void run_fused(Bundle bundle);
   size_t buffered_bytes(const Work& work) const;
+  bool passes_through_buffer(const Signature& signature) const;
   bool fits_into(size_t bytes, const Work& first, const Work& other);
   bool may_fuse(const Work& a, const Work& b);
   void allreduce(const Work& work);
@@ -71,6 +72,7 @@ class Runner {
   size_t largest_fused_;  // bytes of one tensor
   std::vector<std::byte> scratch_, absent_;
   std::vector<const Work*> left_, bundle_, rest_;
+  std::vector<size_t> counts_;  // elements of the fused tensors, padded
 };
 
 }  // namespace ronde

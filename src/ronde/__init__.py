@@ -29,7 +29,7 @@ from ronde.errors import (
     UsageError,
     VersionError,
 )
-from ronde.types import Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
+from ronde.types import Adasum, Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
     from ronde._native import Handle
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbortedError",
+    "Adasum",
     "AuthenticationError",
     "Average",
     "BitAnd",

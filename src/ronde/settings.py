@@ -162,7 +162,11 @@ def _flag(text: str) -> bool:
 
 
 def _yes_or_no() -> dict[str, Any]:
-    return {"parse": _flag, "check": lambda value: isinstance(value, bool), "right": "1 or 0"}
+    return {
+        "parse": _flag,
+        "check": lambda value: isinstance(value, bool),
+        "right": "1 or 0, true or false, yes or no, on or off",
+    }
 
 
 def _one_of(*choices: str) -> dict[str, Any]:
@@ -252,6 +256,12 @@ class Settings:
         "auto",
         "The algorithm of all-reduce; `auto` chooses by size and topology.",
         **_one_of("auto", "direct", "ring", "doubling", "hierarchical"),
+    )
+    adasum_hierarchical: bool = _setting(
+        "RONDE_ADASUM_HIERARCHICAL",
+        False,
+        "Adasum of the hosts, each the average of its ranks, instead of all ranks.",
+        **_yes_or_no(),
     )
     start_timeout_ns: int = _setting(
         "RONDE_START_TIMEOUT",
@@ -364,9 +374,7 @@ class Settings:
         "RONDE_LOG_HIDE_TIME",
         False,
         "Log lines begin without the time. They go to stderr if the program has no log handler of its own.",
-        parse=_flag,
-        check=lambda value: isinstance(value, bool),
-        right="1 or 0",
+        **_yes_or_no(),
         also="HOROVOD_LOG_HIDE_TIME",
     )
     thread_affinity: Sequence[int] | None = _setting(
@@ -486,6 +494,8 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
     default: Any = field.default
     if default is None or default == "":
         return "none"
+    if isinstance(default, bool):
+        return "on" if default else "off"
     if field.name.endswith("_ns"):
         return f"{default / 1e9:g} s"
     return f"{default} {field.metadata['unit']}".strip()

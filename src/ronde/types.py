@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 __all__ = [
+    "Adasum",
     "Average",
     "BitAnd",
     "BitOr",
@@ -74,6 +75,7 @@ class ReduceOp(IntEnum):
     BitAnd = 5
     BitOr = 6
     BitXor = 7
+    Adasum = 8  # of whole vectors, by all-reduce only
 
 
 Sum = ReduceOp.Sum
@@ -84,6 +86,7 @@ Product = ReduceOp.Product
 BitAnd = ReduceOp.BitAnd
 BitOr = ReduceOp.BitOr
 BitXor = ReduceOp.BitXor
+Adasum = ReduceOp.Adasum
 
 # The kinds of the engine once more: in Python 3.11 a member of an enum takes longer to look up than a global name.
 Barrier = Kind.barrier

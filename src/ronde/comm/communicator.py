@@ -111,8 +111,9 @@ class Communicator:
         """Combine the arrays of all ranks element by element and return the result on every rank.
 
         `x`: any shape, the same on all ranks; `op`: Sum, Average (floating point and complex only), Min, Max, Product,
-        BitAnd, BitOr, BitXor. Min and Max propagate NaN; 16-bit floats are summed in float32. Inside a host, and with
-        the `direct` algorithm everywhere, sums are taken in the order of ranks: bitwise the same in every run.
+        BitAnd, BitOr, BitXor, or Adasum (real floating point only, a power of two of ranks), for which the whole array
+        is one vector. Min and Max propagate NaN; 16-bit floats are summed in float32. Inside a host, and with the
+        `direct` algorithm everywhere, sums are taken in the order of ranks: bitwise the same in every run.
         Nothing is copied if `x` and `out` lie in symmetric memory (`empty`) at the same place on all ranks.
         """
         if op.__class__ is not ReduceOp:

@@ -81,6 +81,7 @@ class CommunicatorMaker:
                 staging_bytes=wanted.staging_bytes,
                 timeout_ns=wanted.timeout_ns,
                 spin_us=wanted.spin_us,
+                adasum_hierarchical=wanted.adasum_hierarchical,
                 twin=twin,
             )
 

@@ -62,7 +62,7 @@ from ronde.engine.submission import (
 from ronde.engine.unnamed import Unnamed
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.settings import Settings
-from ronde.types import Allgather, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
+from ronde.types import Adasum, Allgather, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
 __all__ = ["Engine"]
 
@@ -221,7 +221,7 @@ class Engine:
         """Submit what has not been submitted before just like this."""
         check(terms, given, out, self._size)
         for each in {each.dtype for each in given} or {terms.dtype}:
-            self._carriers.check(terms.kind, each, terms.op, terms.device)
+            self._check(terms, each)
         signature = signature_of(terms)
         if name is not None:
             check_name(name)
@@ -248,7 +248,7 @@ class Engine:
         check_name(name)
         terms = normal_terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, (), "cpu")
         check(terms, (given,), x, self._size)
-        self._carriers.check(terms.kind, terms.dtype, terms.op, terms.device)
+        self._check(terms, terms.dtype)
         signature = signature_of(terms)
         submission = prepare(name, terms, (given,), x, self._rank, self._size)
         memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._cold
@@ -260,6 +260,12 @@ class Engine:
             return handle if handle is not None else self._submit(submission, signature, waits)
 
         return submit
+
+    def _check(self, terms: Terms, dtype: DType) -> None:
+        """Raise UsageError if nobody here can do it."""
+        if terms.op is Adasum:
+            self._comm._native.check_adasum(dtype)
+        self._carriers.check(terms.kind, dtype, terms.op, terms.device)
 
     def _submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
         if self._failure is not None:

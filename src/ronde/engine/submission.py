@@ -13,6 +13,7 @@ from ronde.comm.arrays import Operand, Target, late_target, operand, overlap, ta
 from ronde.core.messages import Request, TensorType
 from ronde.errors import UsageError
 from ronde.types import (
+    Adasum,
     Allgather,
     Allreduce,
     Alltoall,
@@ -217,7 +218,7 @@ def _is_broken(name: str) -> bool:
 def check(terms: Terms, given: Sequence[Operand], out: Any, size: int) -> None:
     """Raise UsageError for what makes no sense, whatever the other ranks submit."""
     kind = terms.kind
-    if kind in _REDUCTIONS:
+    if kind in _REDUCTIONS and (kind, terms.op) != (Allreduce, Adasum):  # of that the communicator knows
         for dtype in {each.dtype for each in given}:
             check_reduction(dtype, terms.op)
     if kind is Broadcast and not 0 <= terms.root < size:
@@ -234,6 +235,8 @@ def check_reduction(dtype: DType, op: ReduceOp) -> None:
         raise UsageError(
             f"op must be one of {', '.join(f'ronde.{each.name}' for each in ReduceOp)}, not {op!r}"
         )
+    if op is Adasum:
+        raise UsageError("Adasum combines whole vectors: only allreduce has it")
     if op is Average and dtype in _INTEGERS:
         return  # a sum, divided and rounded down
     if not _native.is_supported(dtype, op):

@@ -63,9 +63,10 @@ from ronde.torch.operations import (
 from ronde.torch.optimizer import DistributedOptimizer
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.sync_batch_norm import SyncBatchNorm
-from ronde.types import Average, Max, Min, Product, Sum
+from ronde.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "Compressor",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,13 +17,15 @@ from typing import Any
 import torch
 
 from ronde.comm.queries import size
+from ronde.torch.adasum_optimizer import DistributedAdasum
 from ronde.torch.bucket import Bucket, make_buckets
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.differentiable import Reduction
 from ronde.torch.gradient import Gradient, SymmetricGradient, Together, Treatment
 from ronde.torch.handles import wait_all
+from ronde.torch.names import names_of, parameters_of
 from ronde.torch.symmetric import Place, symmetric_places
-from ronde.types import Average, ReduceOp
+from ronde.types import Adasum, Average, ReduceOp
 
 __all__ = ["DistributedOptimizer"]
 
@@ -49,7 +50,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
 
     `named_parameters`: names that say which gradients belong together, usually `model.named_parameters()`; all of the
     optimizer's parameters must be named, or none. `compression`: for the way, `Compression.fp16` or `.bf16`.
-    `backward_passes_per_step`: so many passes add up gradients before they are reduced. `op`: Average or Sum.
+    `backward_passes_per_step`: so many passes add up gradients before they are reduced. `op`: Average or Sum; or
+    Adasum, which combines the changes that each rank's own step makes (ronde.torch.adasum_optimizer) instead of
+    gradients, so that what is said of those here does not apply.
     `gradient_predivide_factor`: divides before the sum, and the rest of the average after it. `groups`: a number of
     groups, or lists of parameters; the gradients of a group are submitted together. `num_groups`: its older name.
     `sparse_as_dense`: reduce sparse gradients as dense ones. `symmetric_gradients`: keep gradients of CPU parameters in
@@ -63,13 +66,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
         raise ValueError("gradient_predivide_factor needs op=Average")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, (_Distributed, DistributedAdasum)):
         raise ValueError("this optimizer is distributed already")
-    kind: Any = type(optimizer.__class__.__name__, (_Distributed, optimizer.__class__), {})
+    base: type = DistributedAdasum if op == Adasum and size() > 1 else _Distributed
+    kind: Any = type(optimizer.__class__.__name__, (base, optimizer.__class__), {})
     distributed = kind.__new__(kind)
     # Sharing everything keeps its state, its hooks, and options that its constructor would ask for again; but not the
     # `step` that a learning rate scheduler may have put in its way, which would lead back to the old one.
     distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
+    if base is DistributedAdasum:
+        distributed._distribute(named_parameters, compression, backward_passes_per_step)
+        return distributed
     reduction = Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
     distributed._distribute(
         named_parameters, reduction, compression, backward_passes_per_step, sparse_as_dense
@@ -90,7 +97,7 @@ class _Distributed:
         passes: int,
         sparse_as_dense: bool,
     ) -> None:
-        self._names = _names(self._all_parameters(), named_parameters)
+        self._names = names_of(parameters_of(self), named_parameters)
         self._treatment = Treatment(reduction, compression, passes, sparse_as_dense)
         self._gradients: list[Gradient] = []
         self._groups: list[Together] = []
@@ -98,18 +105,9 @@ class _Distributed:
         self._is_synchronized = False
         self._should_synchronize = True
 
-    def _all_parameters(self) -> dict[str, Any]:
-        """All parameters, by names that they have if nobody gives them better ones."""
-        groups: Any = self.param_groups  # type: ignore[attr-defined]
-        return {
-            f"gradient.{i}.{j}": parameter
-            for i, group in enumerate(groups)
-            for j, parameter in enumerate(group["params"])
-        }
-
     def _follow(self, groups: int | Sequence[Sequence[Any]] | None, symmetric: bool) -> None:
         """Reduce the gradients of all parameters that have one."""
-        followed = [parameter for parameter in self._all_parameters().values() if parameter.requires_grad]
+        followed = [parameter for parameter in parameters_of(self).values() if parameter.requires_grad]
         places: list[Place | None] = [None] * len(followed)
         if symmetric and self._treatment.compression is Compression.none:
             places = symmetric_places(followed)
@@ -138,9 +136,9 @@ class _Distributed:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; all ranks must add the same. Their gradients are reduced too."""
-        known = {id(parameter) for parameter in self._all_parameters().values()}
+        known = {id(parameter) for parameter in parameters_of(self).values()}
         super().add_param_group(param_group)  # type: ignore[misc]
-        for name, parameter in self._all_parameters().items():
+        for name, parameter in parameters_of(self).items():
             if id(parameter) not in known:
                 self._names.setdefault(id(parameter), name)
                 if parameter.requires_grad and size() > 1:
@@ -238,32 +236,6 @@ class _Distributed:
         self._begin()
         self._is_synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)  # type: ignore[misc]
-
-
-def _names(parameters: dict[str, Any], named: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
-    """Return the parameters' names by their identity. Raises ValueError unless each has one of its own."""
-    if named is None:
-        return {id(parameter): name for name, parameter in parameters.items()}
-    pairs = list(named)
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise ValueError(
-            "named_parameters must be pairs of name and parameter, as model.named_parameters() gives them"
-        )
-    counts = Counter(name for name, _ in pairs)
-    repeated = sorted(name for name, count in counts.items() if count > 1)
-    if repeated:
-        raise ValueError(f"names in named_parameters must be unique; these are not: {', '.join(repeated)}")
-    names = {id(parameter): name for name, parameter in sorted(pairs, key=lambda pair: pair[0])}
-    unnamed = [
-        f"{tuple(parameter.shape)} ({name})"
-        for name, parameter in parameters.items()
-        if id(parameter) not in names
-    ]
-    if unnamed:
-        raise ValueError(
-            f"named_parameters lacks parameters of the optimizer, of the shapes {', '.join(unnamed)}"
-        )
-    return names
 
 
 def _together(gradients: list[Gradient], groups: int | Sequence[Sequence[Any]] | None) -> list[Together]:

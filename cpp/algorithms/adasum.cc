@@ -1,0 +1,378 @@
+// Adasum by recursive vector halving and distance doubling, then back.
+//
+// *Down*, at distance 1, 2, 4, ...: rank and partner (rank ^ distance) hold the same range of two vectors, a of the
+// lower one's block of ranks and b of the upper one's. They cut the range in halves and send each other one, so that
+// each has a half of both vectors. The block of 2 distance ranks now holds all pieces of a and b: its ranks form the
+// dot products of their pieces and sum them by recursive doubling. Then each combines its half, and has that range of
+// the block's vector. *Up*, at distance ..., 2, 1: the partners send each other their ranges, already combined.
+//
+// Every rank sends and receives 2 (ranks - 1) / ranks times the buffer, as in an all-reduce. What arrives in segments
+// goes into the products while it is in the cache.
+//
+// In a hierarchy the ranks of a rail (hierarchical.h) do this with a shard, and besides the products are summed over
+// the rails of each host: all ranks of all hosts in the block add up to whole vectors.
+//
+// In one host every rank gets its share of the elements of all vectors, goes up the whole tree with it, summing the
+// products with the other ranks at every level, and everybody gets all shares. In symmetric memory nothing is sent for
+// that: the ranks look into each other's buffers and write the result to all. Else the shares are dealt and collected.
+//
+// Small buffers: everybody gathers all vectors, which takes one step, and goes up the tree alone. All ranks compute the
+// same, and all versions of the kernels give the same bits.
+#include "algorithms/adasum.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "algorithms/chunks.h"
+#include "algorithms/over_links.h"
+#include "function_ref.h"
+#include "reduce.h"
+
+namespace ronde {
+namespace {
+
+// Of all ranks together: an all-gather of so much is one step (allgatherv.cc).
+constexpr size_t kGatherBytes = 64 << 10;
+
+constexpr size_t kAlignment = 64;  // elements
+
+constexpr size_t kProducts = 3;  // of each pair of vectors: a.a, a.b, b.b
+
+// Adds them up over ranks that have other pieces of the same vectors.
+using SumProducts = FunctionRef<void(std::span<double>)>;
+
+// What two ranges of elements and a list of vectors have to do with each other.
+class Vectors {
+ public:
+  Vectors(DType dtype, std::span<const size_t> counts) : dtype_(dtype), ends_(counts.size()) {
+    std::inclusive_scan(counts.begin(), counts.end(), ends_.begin());
+  }
+
+  std::vector<double> no_products() const { return std::vector<double>(kProducts * ends_.size()); }
+
+  // Adds the products of the pieces that lie in `range`. `a` and `b` point to where the range begins.
+  void add_products(const std::byte* a, const std::byte* b, const Range& range, std::span<double> products) const {
+    for_each_piece(range, [&](size_t vector, size_t offset, size_t count) {
+      add_dot_products(dtype_, a + offset, b + offset, count, &products[kProducts * vector]);
+    });
+  }
+
+  // Combines the pieces that lie in `range`, with the products of the whole vectors.
+  void combine(std::byte* out, const std::byte* a, const std::byte* b, const Range& range,
+               std::span<const double> products) const {
+    for_each_piece(range, [&](size_t vector, size_t offset, size_t count) {
+      const double* const sums = &products[kProducts * vector];
+      weighted_sum(dtype_, out + offset, a + offset, weight(sums[1], sums[0]), b + offset, weight(sums[1], sums[2]),
+                   count);
+    });
+  }
+
+ private:
+  // A vector of zeros has no direction to take into account.
+  static double weight(double product, double square) { return square == 0 ? 1 : 1 - product / (2 * square); }
+
+  // body(vector, where in the range its piece begins in bytes, elements of the piece)
+  template <class Body>
+  void for_each_piece(const Range& range, Body&& body) const {
+    const size_t end = range.begin + range.count;
+    size_t begin = range.begin;
+    size_t vector = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+    for (; begin < end; ++vector) {
+      const size_t piece_end = std::min(end, ends_[vector]);
+      if (piece_end > begin) body(vector, (begin - range.begin) * size_of(dtype_), piece_end - begin);
+      begin = piece_end;
+    }
+  }
+
+  DType dtype_;
+  std::vector<size_t> ends_;
+};
+
+// --- Everything on every rank ---------------------------------------------------------------------------------------
+
+// `gathered`: the whole buffers of `ranks` ranks, one behind the other; they do not survive.
+void combine_gathered(const Call& call, std::byte* gathered, int ranks, void* out, std::span<const size_t> counts) {
+  const Vectors vectors(call.dtype, counts);
+  const Range all{0, call.count};
+  const size_t bytes = call.count * size_of(call.dtype);
+  for (int distance = 1; distance < ranks; distance *= 2) {
+    for (int rank = 0; rank < ranks; rank += 2 * distance) {
+      std::byte* const a = gathered + static_cast<size_t>(rank) * bytes;
+      const std::byte* const b = a + static_cast<size_t>(distance) * bytes;
+      std::vector<double> products = vectors.no_products();
+      vectors.add_products(a, b, all, products);
+      vectors.combine(a, a, b, all, products);
+    }
+  }
+  if (bytes > 0) std::memcpy(out, gathered, bytes);
+}
+
+// --- Halving and doubling -------------------------------------------------------------------------------------------
+
+class Halving {
+ public:
+  // Of the vectors in the buffer, `range` is what this group of ranks works on.
+  Halving(const Group& group, const Call& call, const void* in, void* out, const Range& range, const Vectors& vectors,
+          Scratch& scratch, SumProducts sum_elsewhere)
+      : group_(group),
+        call_(call),
+        mine_(static_cast<const std::byte*>(in)),
+        out_(static_cast<std::byte*>(out)),
+        vectors_(vectors),
+        sum_elsewhere_(sum_elsewhere),
+        rank_(group.rank()),
+        element_bytes_(size_of(call.dtype)),
+        held_(range),
+        received_(scratch.get(bytes(upper_half(range)))) {}
+
+  void run() {
+    for (int distance = 1; distance < group_.size(); distance *= 2) go_down(distance);
+    if (mine_ != out_ && held_.count > 0) {
+      std::memcpy(out_ + offset(held_), mine_ + offset(held_), bytes(held_));  // alone
+    }
+    for (int distance = group_.size() / 2; distance > 0; distance /= 2) go_up(distance);
+  }
+
+ private:
+  // Whole lines, if there are any; the upper half is the longer one.
+  static Range lower_half(const Range& range) {
+    const size_t half = range.count / 2;
+    return {range.begin, half < kAlignment ? half : half / kAlignment * kAlignment};
+  }
+  static Range upper_half(const Range& range) {
+    const Range lower = lower_half(range);
+    return {range.begin + lower.count, range.count - lower.count};
+  }
+  size_t bytes(const Range& range) const { return range.count * element_bytes_; }
+  size_t offset(const Range& range) const { return range.begin * element_bytes_; }
+
+  // Both partners cut alike. What is empty is one segment, too, so that the calls are compared.
+  std::vector<Range> segments(const Range& range) const {
+    const size_t most = kSegmentBytes / element_bytes_;
+    std::vector<Range> all;
+    for (size_t begin = 0; all.empty() || begin < range.count; begin += most) {
+      all.push_back({range.begin + begin, std::min(most, range.count - begin)});
+    }
+    return all;
+  }
+
+  void go_down(int distance) {
+    const int partner = rank_ ^ distance;
+    const bool is_lower = rank_ < partner;
+    const Range keep = is_lower ? lower_half(held_) : upper_half(held_);
+    const Range give = is_lower ? upper_half(held_) : lower_half(held_);
+    const std::byte* const own = mine_ + offset(keep);
+    const std::byte* const a = is_lower ? own : received_;
+    const std::byte* const b = is_lower ? received_ : own;
+
+    Transfer last_send;
+    for (const Range& range : segments(give)) {
+      last_send = group_.send(partner, call_, mine_ + offset(range), bytes(range));
+    }
+    const std::vector<Range> coming = segments(keep);
+    std::vector<Transfer> arrivals;
+    for (const Range& range : coming) {
+      arrivals.push_back(group_.recv(partner, call_, received_ + offset(range) - offset(keep), bytes(range)));
+    }
+    std::vector<double> products = vectors_.no_products();
+    for (size_t i = 0; i < coming.size(); ++i) {
+      group_.wait(arrivals[i]);
+      const size_t begin = offset(coming[i]) - offset(keep);
+      vectors_.add_products(a + begin, b + begin, coming[i], products);
+    }
+    group_.wait(last_send);
+    sum_in_block(products, distance);
+    sum_elsewhere_(products);
+    vectors_.combine(out_ + offset(keep), a, b, keep, products);
+    given_.push_back(give);
+    held_ = keep;
+    mine_ = out_;
+  }
+
+  // Sums are formed of the same two numbers on both sides, so all ranks of the block get the same bits.
+  void sum_in_block(std::span<double> products, int distance) {
+    std::vector<double> theirs(products.size());
+    for (int step = 1; step <= distance; step *= 2) {
+      const int peer = rank_ ^ step;
+      const Transfer transfers[] = {group_.send(peer, call_, products.data(), products.size_bytes()),
+                                    group_.recv(peer, call_, theirs.data(), products.size_bytes())};
+      group_.wait(transfers);
+      for (size_t i = 0; i < products.size(); ++i) products[i] += theirs[i];
+    }
+  }
+
+  void go_up(int distance) {
+    const int partner = rank_ ^ distance;
+    const Range theirs = given_.back();
+    given_.pop_back();
+    const Transfer transfers[] = {group_.send(partner, call_, out_ + offset(held_), bytes(held_)),
+                                  group_.recv(partner, call_, out_ + offset(theirs), bytes(theirs))};
+    group_.wait(transfers);
+    held_ = {std::min(held_.begin, theirs.begin), held_.count + theirs.count};
+  }
+
+  const Group& group_;
+  const Call& call_;
+  const std::byte* mine_;  // where the vectors are that this rank's block has combined: in the input, then in out_
+  std::byte* const out_;
+  const Vectors& vectors_;
+  const SumProducts sum_elsewhere_;
+  const int rank_;
+  const size_t element_bytes_;
+  Range held_;
+  std::vector<Range> given_;  // by level
+  std::byte* const received_;
+};
+
+void adasum_halving(const Group& group, const Call& call, const void* in, void* out, std::span<const size_t> counts,
+                    Scratch& scratch) {
+  const Vectors vectors(call.dtype, counts);
+  Halving(group, call, in, out, {0, call.count}, vectors, scratch, [](std::span<double>) {}).run();
+}
+
+// --- In one host ----------------------------------------------------------------------------------------------------
+
+void sum_products(HostGroup& host, const Call& call, std::span<double> products) {
+  const Reduction sum{DType::kFloat64, ReduceOp::kSum, 1};
+  host.allreduce(call, sum, products.data(), products.data(), products.size());
+}
+
+// The share of the elements that each rank combines: whole lines, by local rank.
+std::vector<Range> shares_of(const Call& call, int ranks) {
+  const auto parts = static_cast<size_t>(ranks);
+  const size_t lines = (call.count + kAlignment - 1) / kAlignment;
+  std::vector<Range> shares;
+  for (size_t rank = 0; rank < parts; ++rank) {
+    const size_t begin = std::min(lines * rank / parts * kAlignment, call.count);
+    shares.push_back({begin, std::min(lines * (rank + 1) / parts * kAlignment, call.count) - begin});
+  }
+  return shares;
+}
+
+// Goes up the tree with a share of all ranks' vectors, to `result`. `between` has room for half of them; it may be
+// where they lie one behind the other.
+void combine_share(HostGroup& host, const Call& call, std::span<const size_t> counts, const Range& share,
+                   std::vector<const std::byte*> pieces, std::byte* between, std::byte* result) {
+  const Vectors vectors(call.dtype, counts);
+  const size_t each = vectors.no_products().size();
+  const size_t bytes = share.count * size_of(call.dtype);
+  while (pieces.size() > 1) {
+    const size_t pairs = pieces.size() / 2;
+    std::vector<double> products(pairs * each);
+    const auto products_of = [&](size_t pair) { return std::span(products).subspan(pair * each, each); };
+    for (size_t pair = 0; pair < pairs; ++pair) {
+      vectors.add_products(pieces[2 * pair], pieces[2 * pair + 1], share, products_of(pair));
+    }
+    sum_products(host, call, products);
+    for (size_t pair = 0; pair < pairs; ++pair) {
+      std::byte* const to = pairs == 1 ? result : between + pair * bytes;
+      vectors.combine(to, pieces[2 * pair], pieces[2 * pair + 1], share, products_of(pair));
+      pieces[pair] = to;
+    }
+    pieces.resize(pairs);
+  }
+  if (pieces[0] != result && bytes > 0) std::memcpy(result, pieces[0], bytes);  // alone
+}
+
+void adasum_symmetric(HostGroup& host, const Call& call, const HostGroup::Buffers& buffers,
+                      std::span<const size_t> counts, Scratch& scratch) {
+  const auto ranks = static_cast<size_t>(host.size()), index = static_cast<size_t>(host.index());
+  const Range share = shares_of(call, host.size())[index];
+  const size_t offset = share.begin * size_of(call.dtype), bytes = share.count * size_of(call.dtype);
+  std::vector<const std::byte*> pieces;
+  for (const std::byte* in : buffers.in) pieces.push_back(in + offset);
+  std::byte* const result = buffers.out[index] + offset;
+  combine_share(host, call, counts, share, std::move(pieces), scratch.get(ranks / 2 * bytes), result);
+  for (std::byte* const out : buffers.out) {
+    if (out + offset != result && bytes > 0) std::memcpy(out + offset, result, bytes);
+  }
+  host.leave();
+}
+
+void adasum_dealt(HostGroup& host, const Call& call, const void* in, void* out, std::span<const size_t> counts,
+                  Scratch& scratch) {
+  const auto ranks = static_cast<size_t>(host.size()), index = static_cast<size_t>(host.index());
+  const std::vector<Range> shares = shares_of(call, host.size());
+  std::vector<size_t> sizes, offsets;
+  for (const Range& share : shares) {
+    sizes.push_back(share.count * size_of(call.dtype));
+    offsets.push_back(share.begin * size_of(call.dtype));
+  }
+  std::byte* const dealt = scratch.get(ranks * sizes[index]);
+  std::vector<const std::byte*> pieces;
+  std::vector<size_t> places;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    places.push_back(rank * sizes[index]);
+    pieces.push_back(dealt + places.back());
+  }
+  host.deal(call, in, {sizes, offsets}, dealt, {std::vector<size_t>(ranks, sizes[index]), places});
+  std::byte* const result = static_cast<std::byte*>(out) + offsets[index];
+  combine_share(host, call, counts, shares[index], std::move(pieces), dealt, result);
+  host.share(call, result, out, {sizes, offsets});
+}
+
+bool gathers(const Call& call, int ranks) {
+  return call.count * size_of(call.dtype) <= kGatherBytes / static_cast<size_t>(ranks);
+}
+
+}  // namespace
+
+void adasum(const Group& group, const Call& call, const void* in, void* out, std::span<const size_t> counts,
+            Scratch& scratch) {
+  if (!gathers(call, group.size())) return adasum_halving(group, call, in, out, counts, scratch);
+  const std::vector<size_t> sizes(static_cast<size_t>(group.size()), call.count * size_of(call.dtype));
+  std::byte* const gathered = scratch.get(sizes.size() * sizes.front());
+  allgatherv(group, call, in, gathered, sizes);
+  combine_gathered(call, gathered, group.size(), out, counts);
+}
+
+void adasum_in_host(HostGroup& host, const Call& call, const void* in, void* out, std::span<const size_t> counts,
+                    Scratch& scratch) {
+  const size_t bytes = call.count * size_of(call.dtype);
+  const auto ranks = static_cast<size_t>(host.size());
+  if (!gathers(call, host.size())) {
+    const HostGroup::Buffers buffers = host.announce(call, in, out, bytes);
+    if (!buffers.in.empty()) return adasum_symmetric(host, call, buffers, counts, scratch);
+    return adasum_dealt(host, call, in, out, counts, scratch);
+  }
+  std::vector<size_t> sizes(ranks, bytes), offsets(ranks);
+  for (size_t rank = 0; rank < ranks; ++rank) offsets[rank] = rank * bytes;
+  std::byte* const gathered = scratch.get(ranks * bytes);
+  host.share(call, in, gathered, {sizes, offsets});
+  combine_gathered(call, gathered, host.size(), out, counts);
+}
+
+void hierarchical_adasum(Hierarchy& hierarchy, const Call& call, const void* in, void* out,
+                         std::span<const size_t> counts) {
+  HostGroup& host = hierarchy.host;
+  const Reduction average{call.dtype, ReduceOp::kAverage, host.size()};
+  if (call.count * size_of(call.dtype) <= kSmallBytes && is_homogeneous(hierarchy)) {
+    host.allreduce(call, average, in, out, call.count);
+    const std::vector<int> members = rail(hierarchy, host.index());
+    return adasum(Group(hierarchy.mesh, members), call, out, out, counts, hierarchy.scratch);
+  }
+
+  const Shards shards = shards_of(hierarchy, call);
+  const auto index = static_cast<size_t>(host.index());
+  std::byte* const shard = static_cast<std::byte*>(out) + shards.offsets[index];
+  host.reduce_scatter(call, average, in, shards.counts, shard);
+  const Vectors vectors(call.dtype, counts);
+  const auto sum_in_host = [&](std::span<double> products) { sum_products(host, call, products); };
+  if (host.index() < rail_count(hierarchy)) {
+    const std::vector<int> members = rail(hierarchy, host.index());
+    const Range range{shards.offsets[index] / size_of(call.dtype), shards.counts[index]};
+    Halving(Group(hierarchy.mesh, members), call, out, out, range, vectors, hierarchy.scratch, sum_in_host).run();
+  } else {
+    // It has no shard, but the others of this host sum their products at every level with it.
+    for (size_t hosts = hierarchy.ranks_of_host.size(); hosts > 1; hosts /= 2) {
+      std::vector<double> nothing = vectors.no_products();
+      sum_in_host(nothing);
+    }
+  }
+  host.share(call, shard, out, {shards.sizes, shards.offsets});
+}
+
+}  // namespace ronde

@@ -1,0 +1,113 @@
+"""An optimizer that combines what the ranks' own steps would change, by Adasum.
+
+Adasum of gradients would lose its point behind an optimizer with a state: momentum or Adam's scaling mix the steps of
+many batches. So each rank makes its own step first, with its own gradients and state, and what this has changed is
+combined: parameters go to where they were plus Adasum of the ranks' changes. This is how Horovod does it, too. Maleki
+et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
+
+Nothing happens before `step`, so gradients may be clipped, unscaled or changed until then, and every optimizer will do,
+also one with a closure. The changes are on their way while those of later parameters are still computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+
+from ronde.torch.compression import Compressor
+from ronde.torch.handles import Group, Handle, start, wait_all
+from ronde.torch.names import names_of, parameters_of
+from ronde.types import Adasum, Allreduce
+
+__all__ = ["DistributedAdasum"]
+
+
+class DistributedAdasum:
+    """What comes before the optimizer's own class; made by `DistributedOptimizer(op=Adasum)`."""
+
+    def _distribute(
+        self, named_parameters: Iterable[tuple[str, Any]] | None, compression: Compressor, passes: int
+    ) -> None:
+        self._names = names_of(parameters_of(self), named_parameters)
+        self._compression = compression
+        self._passes = passes
+        self._memory: dict[int, Any] = {}  # by the parameter's identity: as large as it
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes add up gradients before `step()`. It is for the user to count them."""
+        return self._passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change the number of backward passes between two steps."""
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
+        self._passes = passes
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; all ranks must add the same."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        for name, parameter in parameters_of(self).items():
+            self._names.setdefault(id(parameter), name)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make this rank's own step, combine what it changes with the other ranks' changes, and apply that.
+
+        If the ranks disagree, or one is lost, the parameters are as before the step; the optimizer's state is not.
+        """
+        parameters = [each for each in parameters_of(self).values() if each.requires_grad]
+        befores = [parameter.data for parameter in parameters]
+        try:
+            for parameter, before in zip(parameters, befores):
+                parameter.data = self._memory_for(parameter).copy_(before)
+            loss = super().step(closure)  # type: ignore[misc]
+            afters = [parameter.data for parameter in parameters]
+        finally:
+            for parameter, before in zip(parameters, befores):
+                parameter.data = before
+        handles = []
+        for parameter, before, after in zip(parameters, befores, afters):
+            change = torch.sub(after, before, out=self._memory_for(parameter))
+            handles.append(self._combine(self._names[id(parameter)], change))
+        for before, change in zip(befores, wait_all(handles)):
+            before.add_(change)
+        return loss
+
+    # The optimizer's own `step` calls hooks and the profiler; PyTorch must not wrap this one, too.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _memory_for(self, parameter: Any) -> Any:
+        memory = self._memory.get(id(parameter))
+        if memory is None or not _is_alike(memory, parameter):
+            memory = self._memory[id(parameter)] = torch.empty_like(parameter.data)
+        return memory
+
+    def _combine(self, name: str, change: Any) -> Handle:
+        """Submit a change; its handle returns what all ranks' changes come to."""
+        compression = self._compression
+        sent, context = compression.compress(torch.view_as_real(change) if change.is_complex() else change)
+        handle = start(Allreduce, sent, in_place=True, name=name, op=Adasum)
+
+        def finish(results: list[Any]) -> Any:
+            result = compression.decompress(results[0], context)
+            return torch.view_as_complex(result) if change.is_complex() else result
+
+        return Group([handle], finish)
+
+    def synchronize(self) -> None:
+        """Do nothing: what travels are the changes that `step()` makes, and gradients are every rank's own."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Raise AssertionError: there is no step without the other ranks."""
+        raise AssertionError(
+            "with op=Adasum gradients are not reduced before step(), so there is nothing to skip: change them between "
+            "backward() and step()"
+        )
+
+
+def _is_alike(memory: Any, parameter: Any) -> bool:
+    """Whether the model has not been converted or moved in the meantime."""
+    kind = memory.shape, memory.dtype, memory.device, memory.stride()
+    return kind == (parameter.shape, parameter.dtype, parameter.device, parameter.stride())
