@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         poll,
         reducescatter,
         reducescatter_async,
+        stragglers,
         synchronize,
     )
     from ronde.engine.process import (
@@ -134,6 +135,7 @@ __all__ = [
     "remove_process_set",
     "shutdown",
     "size",
+    "stragglers",
     "synchronize",
     "world",
 ]
@@ -157,6 +159,7 @@ _OPERATIONS = (
     "poll",
     "reducescatter",
     "reducescatter_async",
+    "stragglers",
     "synchronize",
 )
 
