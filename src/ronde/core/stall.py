@@ -8,9 +8,10 @@ Rules
 2. Several ranks notice at about the same time. Whoever is asked about a tensor before it has asked itself leaves the
    report to the one that asks; of those that have asked each other the lowest reports.
 3. After `shutdown_ns` the world is aborted. No rank leaves that to another one.
-4. Who holds things up: a rank that has not submitted the tensor; a rank whose engine has begun fewer collective calls
-   than the others' (its interpreter does not let the engine's thread into a round of negotiation); a rank that does not
-   answer at all, whose process must be stopped. If one does not answer, those that are behind may be waiting for it.
+4. Who holds things up: a rank that has not submitted the tensor; a rank whose engine is behind the others', because it
+   has begun fewer collective calls or is still in a round of negotiation (its interpreter does not let the engine's
+   thread on); a rank that does not answer at all, whose process must be stopped. If one does not answer, those that are
+   behind may be waiting for it.
 5. The own view may be old: a rank that finds itself behind, or in the middle of a round in which tensors are run, asks
    again a second later. What is no longer pending when the answers are there is not reported.
 
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = [
+    "MOST_STACKS",
     "Abort",
     "Answer",
     "Ask",
@@ -48,6 +50,7 @@ ANSWER_PATIENCE_NS = 2 * 10**9  # a watch thread that can run answers within mil
 STACKS_PATIENCE_NS = 2 * 10**9
 AGAIN_NS = 10**9
 SLACK_NS = 10**9  # tensors that stall within a second of each other stall together
+MOST_STACKS = 8  # of so many ranks; a report is to be read by people
 MOST_TENSORS = 2048  # Stalls::kMostIds of cpp/engine/stalls.h
 
 
@@ -91,6 +94,11 @@ class Answer:
     calls: int
     is_in_round: bool
     has: tuple[bool, ...]
+
+    @property
+    def progress(self) -> tuple[int, bool]:
+        """Which grows as the engine goes on."""
+        return self.calls, not self.is_in_round
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +308,7 @@ class Inspector:
         return effects
 
     def _questioned(self, stall: Stall) -> set[int]:
-        return set(stall.culprits) - {self._rank}
+        return set(stall.culprits[:MOST_STACKS]) - {self._rank}
 
     def _still(self, inquiry: _Inquiry, pending: Pending) -> dict[int, Tensor]:
         """What the inquiry is about and is still pending, as it is now."""
@@ -318,10 +326,11 @@ class Inspector:
         if not still or own is None:
             return None
         silent = tuple(rank for rank in range(self._size) if rank not in answers)
-        calls = [answer.calls for answer in answers.values()]
+        progress = {rank: answer.progress for rank, answer in answers.items()}
+        least = min(progress.values())
         behind: tuple[int, ...] = ()
-        if not silent and min(calls) < max(calls):
-            behind = tuple(sorted(rank for rank, answer in answers.items() if answer.calls == min(calls)))
+        if not silent and least < max(progress.values()):
+            behind = tuple(sorted(rank for rank in progress if progress[rank] == least))
         is_blamed = bool(silent or behind)
         if self._rank in behind or (own.is_in_round and not is_blamed):
             self._not_before_ns = now_ns + AGAIN_NS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ronde.core.stall import Stall, Waiting
+from ronde.core.stall import MOST_STACKS, Stall, Waiting
 
 __all__ = ["MOST_FRAMES", "abort_reason", "describe", "readable_stacks"]
 
@@ -25,20 +25,25 @@ def describe(stall: Stall, hosts: Mapping[int, str], states: Mapping[int, str]) 
         groups.setdefault((waiting.submitted, waiting.missing), []).append(waiting)
     for (submitted, missing), members in groups.items():
         lines.append(f"  {_names(members)}")
-        lines.append(
-            f"    submitted by {_ranks(submitted)}, not by {_ranks(missing)}" if missing else _by_all(stall)
-        )
-    for rank in stall.silent:
+        if missing or stall.silent:
+            not_by = f", not by {_ranks(missing)}" if missing else ""
+            lines.append(f"    submitted by {_ranks(submitted)}{not_by}")
+        else:
+            why = "" if stall.behind else ": it is being executed, or waits for others of its group"
+            lines.append(f"    submitted by all ranks{why}")
+    for rank in stall.silent[:MOST_STACKS]:
         state = states.get(rank) or "its process must be stopped"
-        lines += [f"rank {rank} on {hosts[rank]} does not answer: {state}"]
-    for rank in stall.culprits:
+        lines.append(f"rank {rank} on {hosts[rank]} does not answer: {state}")
+    for rank in stall.culprits[:MOST_STACKS]:
         lines += _place(stall, rank, hosts[rank])
+    if others := (*stall.silent[MOST_STACKS:], *stall.culprits[MOST_STACKS:]):
+        lines.append(f"and {len(others)} more")
     return "\n".join(lines)
 
 
 def abort_reason(stall: Stall, hosts: Mapping[int, str], limit_ns: int) -> str:
     """Return the same in one sentence, which fits into the message that tells it to all ranks."""
-    culprits = stall.culprits or stall.silent
+    culprits = (*stall.culprits, *stall.silent)
     who = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in culprits[:3])
     if len(culprits) > 3:
         who += f" and {len(culprits) - 3} more"
@@ -77,19 +82,13 @@ def _place(stall: Stall, rank: int, host: str) -> list[str]:
     lines = []
     if rank in stall.behind:
         lines.append(
-            f"{who} holds up the engine: the others are in a collective that it has not begun, perhaps because a call "
-            f"of its program keeps the interpreter's lock (GIL)"
+            f"{who} holds up the engine: the others have gone on and wait for it; perhaps a call of its program keeps "
+            "the interpreter's lock (GIL)"
         )
     text = stall.stacks.get(rank, "")
     if not text:
         return [*lines, f"{who} does not tell where it is"]
     return [*lines, f"{who} is here (most recent call first):", *(f"  {line}" for line in text.splitlines())]
-
-
-def _by_all(stall: Stall) -> str:
-    if stall.silent or stall.behind:
-        return "    submitted by all ranks that answer"
-    return "    submitted by all ranks: it is being executed, or waits for others of its group"
 
 
 def _names(members: Sequence[Waiting]) -> str:

@@ -22,7 +22,7 @@ from ronde.core.stall import (
 from ronde.core.stall_report import abort_reason, describe, readable_stacks
 
 S = 10**9
-HOSTS = ["alpha", "alpha", "beta", "beta"]
+HOSTS = {0: "alpha", 1: "alpha", 2: "beta", 3: "beta"}
 
 
 class Rank:
@@ -156,6 +156,10 @@ def test_a_rank_that_does_not_answer_is_named_after_the_patience() -> None:
     assert rank.wakes_at() == 62
     stall = reported(rank.at(62))
     assert (stall.silent, stall.behind, stall.culprits) == ((1,), (), ())
+    assert describe(stall, HOSTS, {1: "it is stopped"}).splitlines()[2:] == [
+        "    submitted by ranks 0, 2",
+        "rank 1 on alpha does not answer: it is stopped",
+    ]
 
 
 def test_a_rank_that_does_not_tell_its_stacks_holds_nothing_up() -> None:
@@ -176,6 +180,16 @@ def test_a_rank_that_does_not_come_to_a_round_is_the_one() -> None:
     stall = reported(rank.at(60, Stacks(1, 1, "main thread:\n  here")))
     assert stall.behind == (1,)
     assert "rank 1 on alpha holds up the engine" in describe(stall, HOSTS, {})
+
+
+def test_a_rank_that_does_not_come_out_of_a_round_is_the_one() -> None:
+    rank = Rank(size=2)
+    rank.submit("x")
+    (ask,) = rank.at(60)
+    assert isinstance(ask, Ask)
+    assert rank.at(60, Answer(1, 1, 7, True, (True,))) == []
+    assert rank.at(60, Answer(0, 1, 7, False, (True,))) == [AskForStacks(1, 1)]
+    assert reported(rank.at(60, Stacks(1, 1, "here"))).behind == (1,)
 
 
 def test_who_is_behind_or_in_a_round_itself_looks_again() -> None:
@@ -255,3 +269,25 @@ def test_a_dump_shows_the_main_thread_first_and_none_of_ours() -> None:
         "thread loader:",
         '  File "data.py", line 2 in load',
     ]
+
+
+def test_of_many_missing_ranks_some_are_asked() -> None:
+    rank = Rank(size=100)
+    rank.submit("x")
+    (ask,) = rank.at(60)
+    effects = rank.answers(60, ask, {each: [each == 0] for each in range(100)})
+    assert [each.rank for each in effects if isinstance(each, AskForStacks)] == list(range(1, 9))
+    text = describe(reported(rank.at(62)), dict.fromkeys(range(100), "alpha"), {})
+    assert "submitted by rank 0, not by ranks 1-99" in text
+    assert text.endswith("and 91 more")
+
+
+def test_ranks_of_a_process_set_are_called_as_in_the_world() -> None:
+    rank = Rank(size=2)
+    rank.submit("x")
+    (ask,) = rank.at(60)
+    rank.answers(60, ask, {0: [True], 1: [False]})
+    stall = reported(rank.at(60, Stacks(1, 1, "here"))).renamed([3, 5])
+    text = describe(stall, {3: "alpha", 5: "beta"}, {})
+    assert "submitted by rank 3, not by rank 5" in text
+    assert "rank 5 on beta is here" in text
