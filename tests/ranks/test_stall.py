@@ -189,6 +189,40 @@ def test_a_stall_is_reported_once_and_another_one_too() -> None:
     assert "'second'" in second
 
 
+def wait_in_a_process_set(path: str) -> list[str]:
+    """Rank 2 of the set of ranks 1 and 2 is missing; then of all ranks, of which rank 0 has joined."""
+    ronde.init(stall_warning_ns=LIMIT_NS)
+    pipe = os.open(path, os.O_RDWR)
+    reports = Reports(pipe)
+    pair = ronde.ProcessSet([1, 2])
+    ronde.add_process_set(pair)
+    if ronde.rank() == 2:
+        stay_in_user_code("sleeps", pipe)
+    if ronde.rank() > 0:
+        ronde.allreduce(np.ones(3), name="of two", process_set=pair)
+    if ronde.rank() == 2:
+        stay_in_user_code("sleeps", pipe)
+    if ronde.rank() > 0:
+        ronde.allreduce(np.ones(3), name="of all")
+    ronde.join()
+    ronde.shutdown()
+    os.close(pipe)
+    return reports.texts
+
+
+def test_process_sets_and_ranks_that_have_joined(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    told = ranks.run(wait_in_a_process_set, 3, str(tmp_path / "pipe"))
+    assert (told[0], told[2]) == ([], [])
+    of_two, of_all = told[1]
+    assert "'of two'" in of_two
+    assert "submitted by rank 1, not by rank 2" in of_two
+    assert "'of all'" in of_all
+    assert "not by rank 2" in of_all  # of rank 0 nobody expects anything
+    for report in told[1]:
+        assert lines_of("sleeps")[0] in report
+
+
 def wait_without_inspection() -> list[str]:
     ronde.init()
     reports = Reports()
