@@ -80,7 +80,7 @@ class Engine:
     def __init__(
         self, comm: Communicator, settings: Settings, core: int | None, ranks: Sequence[int] | None = None
     ) -> None:
-        """`comm`: its own, which it shuts down. `core`: of its threads, None for any. `ranks`: if not all, for messages."""
+        """`comm`: its own; it shuts it down. `core`: for its threads, None: any. `ranks`: of the world, if not all"""
         capacity = settings.cache_capacity
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
         self._names = range(comm.size) if ranks is None else ranks
