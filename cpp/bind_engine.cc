@@ -3,6 +3,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -15,6 +16,7 @@
 #include "bind_backend.h"
 #include "bind_border.h"
 #include "engine/cycle.h"
+#include "engine/stalls.h"
 #include "reduce.h"
 
 namespace ronde {
@@ -249,7 +251,14 @@ void bind_cycle(nb::module_& module) {
       .def("end_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_cold(); }); })
       .def("take_used", [](PyCycle& self) { return guarded(self, [&] { return self.cycle().take_used(); }); })
       .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); })
-      .def("use_backends", &use_backends, "carriers"_a, "table"_a);
+      .def("use_backends", &use_backends, "carriers"_a, "table"_a)
+      .def("note_miss",
+           [](PyCycle& self, std::string name, int kind, const Handle& handle) {
+             self.cycle().pending().add_miss(std::move(name), static_cast<Kind>(kind), handle.completion);
+           })
+      .def(
+          "watch_stalls", [](PyCycle& self) { return std::make_unique<Stalls>(self.communicator(), self.cycle()); },
+          nb::keep_alive<0, 1>());
 }
 
 }  // namespace
@@ -287,6 +296,7 @@ void bind_engine(nb::module_& module) {
       .def_rw("finish", &Handle::finish)
       .def_rw("received_splits", &Handle::received_splits);
   bind_cycle(module);
+  bind_stalls(module);
 }
 
 }  // namespace ronde

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -14,6 +15,14 @@
 #include "block_signals.h"
 
 namespace ronde {
+namespace {
+
+int64_t steady_now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
 
 // Fixed size, little endian. Small enough that a socket takes it whole.
 struct Watch::Message {
@@ -113,22 +122,25 @@ void Watch::tell_all(const Failure& failure) {
   std::strncpy(message.reason, failure.what(), sizeof(message.reason) - 1);
   send_to_all(message);
   own_.ring();
-  notify_listener();
+  notify_listeners();
 }
 
-void Watch::set_listener(Listener* listener) {
+void Watch::set_listener(Listener* listener, Channel channel) {
   std::lock_guard lock(listening_);
-  listener_ = listener;
+  listeners_[static_cast<int>(channel)] = listener;
 }
 
-void Watch::notify_listener() {
+void Watch::notify_listeners() {
   std::lock_guard lock(listening_);
-  if (listener_ != nullptr) listener_->on_change();
+  for (Listener* listener : listeners_) {
+    if (listener != nullptr) listener->on_change();
+  }
 }
 
-void Watch::send_note(int rank, std::span<const uint32_t> words) {
+void Watch::send_note(int rank, std::span<const uint32_t> words, Channel channel) {
   Message message;
   message.type = Message::Type::kNote;
+  message.rank = static_cast<int32_t>(channel);
   message.missing_count = static_cast<int32_t>(words.size());
   std::memcpy(message.reason, words.data(), words.size_bytes());
   std::lock_guard lock(sending_);
@@ -217,8 +229,9 @@ void Watch::run() {
   }
   fds.push_back({wake_.get(), POLLIN, 0});
   while (true) {
-    if (poll(fds.data(), fds.size(), -1) < 0) continue;  // EINTR cannot last: all signals are blocked
+    if (poll(fds.data(), fds.size(), poll_limit_ms()) < 0) continue;  // EINTR cannot last: all signals are blocked
     if (stopping_.load()) return;
+    ring_alarm();
     if (fds.back().revents != 0) {
       uint64_t count = 0;
       [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
@@ -233,6 +246,30 @@ void Watch::run() {
       fds[i].events = static_cast<short>(backlog_[peers[i]].empty() ? POLLIN : POLLIN | POLLOUT);
     }
   }
+}
+
+int Watch::poll_limit_ms() const {
+  if (alarm_ns_ == 0) return -1;
+  return static_cast<int>(std::max<int64_t>((alarm_ns_ - steady_now_ns()) / 1'000'000 + 1, 0));
+}
+
+void Watch::ring_alarm() {
+  if (alarm_ns_ == 0 || steady_now_ns() < alarm_ns_) return;
+  alarm_ns_ = 0;
+  std::lock_guard lock(listening_);
+  Listener* const listener = listeners_[static_cast<int>(Channel::kStalls)];
+  if (listener != nullptr) listener->on_alarm();
+}
+
+int Watch::process_of(int rank) {
+  std::lock_guard lock(sending_);
+  const auto control = controls_.find(rank);
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  if (control == controls_.end() || getsockopt(control->second.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+    return 0;
+  }
+  return peer.pid;
 }
 
 bool Watch::hear(int peer, int fd) {
@@ -272,7 +309,8 @@ void Watch::handle(int peer, const Message& message) {
     uint32_t words[kNoteWords];
     std::memcpy(words, message.reason, count * sizeof(uint32_t));
     std::lock_guard lock(listening_);
-    if (listener_ != nullptr) listener_->on_note(peer, {words, count});
+    Listener* const listener = listeners_[message.rank == static_cast<int32_t>(Channel::kStalls) ? 1 : 0];
+    if (listener != nullptr) listener->on_note(peer, {words, count});
     return;
   }
   const int culprit = message.rank >= 0 && message.rank < static_cast<int>(names_.size()) ? message.rank : peer;
@@ -284,7 +322,7 @@ void Watch::handle(int peer, const Message& message) {
   failure_.set(Failure(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length),
                        std::move(missing)));
   own_.ring();
-  notify_listener();
+  notify_listeners();
 }
 
 void Watch::note_departure(int peer, uint64_t calls_made) {
@@ -294,7 +332,7 @@ void Watch::note_departure(int peer, uint64_t calls_made) {
     report(FailureKind::kPeerLost, peer, departure_reason(peer));
   }
   own_.ring();
-  notify_listener();
+  notify_listeners();
 }
 
 void Watch::lost(int peer, int error) {

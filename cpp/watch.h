@@ -8,7 +8,8 @@
 //   3. Whoever learns of a failure first tells everyone; the first failure heard wins (FailureState).
 //   4. A rank whose call takes long tells everyone which call it is. Ranks that wait for each other in different calls
 //      find out so.
-//   5. It also carries notes from rank to rank: a few words, reliably and in order, for whoever listens.
+//   5. It also carries notes from rank to rank: a few words, reliably and in order, for whoever listens. The engine has
+//      one channel for them, the inspection of stalls another.
 // A rank that is merely stopped keeps its connections, so it is waited for.
 #pragma once
 
@@ -54,11 +55,20 @@ class Watch {
     virtual void on_note(int peer, std::span<const uint32_t> words) = 0;
     // The communicator has failed, or a rank has left.
     virtual void on_change() = 0;
+    // The time that set_alarm() named has come.
+    virtual void on_alarm() {}
   };
-  void set_listener(Listener* listener);
+  enum class Channel { kEngine, kStalls };
+  void set_listener(Listener* listener, Channel channel = Channel::kEngine);
+  // Has the channel kStalls hear on_alarm() at this time (steady clock). Only within on_note() and on_alarm().
+  void set_alarm(int64_t at_ns) { alarm_ns_ = at_ns; }
   static constexpr size_t kNoteWords = 96;
   // To `rank`'s listener: at most kNoteWords. Any thread; never blocks.
-  void send_note(int rank, std::span<const uint32_t> words);
+  void send_note(int rank, std::span<const uint32_t> words, Channel channel = Channel::kEngine);
+  // How many calls this rank has begun.
+  uint64_t calls_begun() const { return calls_begun_.load(std::memory_order_seq_cst); }
+  // The process of a rank of this host as this process sees it, or 0.
+  int process_of(int rank);
   // A rank that has left and takes no part in call number `number`, if there is one.
   std::optional<Failure> departed(uint64_t number) const;
 
@@ -83,7 +93,9 @@ class Watch {
   void send_to_all(const Message& message);
   void send_to(int peer, const Message& message);
   void flush(int peer);
-  void notify_listener();
+  void notify_listeners();
+  int poll_limit_ms() const;
+  void ring_alarm();
   void wake_thread() const;
   void note_departure(int peer, uint64_t calls_made);
   struct LongCall {
@@ -103,7 +115,8 @@ class Watch {
   Descriptor wake_;  // makes the thread look at the backlog, and whether it shall stop
   std::atomic<bool> stopping_{false};
   std::mutex listening_;
-  Listener* listener_ = nullptr;
+  Listener* listeners_[2] = {};                    // by channel
+  int64_t alarm_ns_ = 0;                           // of the thread; 0: none
   std::vector<std::atomic<uint64_t>> departures_;  // per rank: the calls it made before it left, or kPresent
   std::atomic<int> left_count_{0};
   std::atomic<uint64_t> calls_begun_{0};

@@ -1,4 +1,4 @@
-// Whether one submitted tensor is through: pending, then done or failed, once.
+// Whether one submitted tensor is through: pending, then done or failed, once. And since when it is there.
 #pragma once
 
 #include <atomic>
@@ -8,10 +8,25 @@
 
 namespace ronde {
 
+// The steady clock as of the last tick (some milliseconds ago): costs a few loads.
+inline int64_t coarse_now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
+
 class Completion {
  public:
   bool is_pending() const { return state_.load(std::memory_order_acquire) == kPending; }
   bool has_failed() const { return state_.load(std::memory_order_acquire) == kFailed; }
+  int64_t since_ns() const { return since_ns_; }  // by the coarse clock
+
+  // All ranks have submitted it, and from now on it is executed. Returns how long it has waited.
+  int64_t begin(int64_t now_ns) {
+    is_running_.store(true, std::memory_order_relaxed);
+    return now_ns - since_ns_;
+  }
+  bool is_running() const { return is_running_.load(std::memory_order_relaxed); }
 
   void finish(bool ok) {
     state_.store(ok ? kDone : kFailed, std::memory_order_seq_cst);
@@ -32,6 +47,8 @@ class Completion {
   static constexpr uint32_t kPending = 0, kDone = 1, kFailed = 2;
   std::atomic<uint32_t> state_{kPending};
   std::atomic<uint32_t> sleepers_{0};
+  std::atomic<bool> is_running_{false};
+  const int64_t since_ns_ = coarse_now_ns();
 };
 
 }  // namespace ronde

@@ -108,8 +108,12 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     for (size_t i = 0; i < memory.size(); ++i) slot.tensors[i].memory = memory[i];
     const bool is_ready = board_.flip(index);
     board_.note_change();
-    if (is_ready) tell_leader(slot.bytes, waits);
+    if (is_ready) {
+      last_.store(last_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      tell_leader(slot.bytes, waits);
+    }
   }
+  pending_.note_submission();
   if (failed_.load()) completion->finish(false);  // it came too late to be failed with the others
   return {Answer::kHit, index, std::move(completion)};
 }
@@ -266,9 +270,16 @@ void Cycle::run_slots(const std::vector<uint32_t>& slots) {
   std::vector<Work> batch;
   batch.reserve(slots.size());
   const int contributors = contributors_.load(std::memory_order_relaxed);
+  const int64_t now_ns = coarse_now_ns();
+  uint64_t ran = 0;
+  int64_t waited_ns = 0;
   for (uint32_t index : slots) {
     Slot& slot = slots_[index];
     const bool is_absent = !slot.is_pending();
+    if (!is_absent) {
+      ++ran;
+      waited_ns += slot.completion->begin(now_ns);
+    }
     for (const Tensor& tensor : slot.tensors) {
       batch.push_back({&tensor.signature, &tensor.rows, tensor.memory.in, tensor.memory.out, index, contributors,
                        is_absent, slot.tensors.size() > 1});
@@ -276,6 +287,8 @@ void Cycle::run_slots(const std::vector<uint32_t>& slots) {
     slot.to_run = slot.tensors.size();
     if (communicator_.rank() == 0) slot.last_use = ++uses_;
   }
+  ran_.store(ran_.load(std::memory_order_relaxed) + ran, std::memory_order_relaxed);
+  waited_ns_.store(waited_ns_.load(std::memory_order_relaxed) + waited_ns, std::memory_order_relaxed);
   runner_.run(batch, [&](const Work& work) {
     Slot& slot = slots_[work.slot];
     if (--slot.to_run > 0) return;
@@ -335,6 +348,16 @@ void Cycle::on_note(int peer, std::span<const uint32_t> words) {
 void Cycle::on_change() {
   changed_.store(true);
   board_.ring(local_rank_);
+}
+
+void Cycle::visit_pending(const Pending::Visit& visit) {
+  {
+    std::lock_guard lock(table_);
+    for (const Slot& slot : slots_) {
+      if (slot.is_pending()) visit(slot.name, slot.signature.kind, *slot.completion);
+    }
+  }
+  pending_.visit_misses(visit);
 }
 
 // --- Cold rounds ---------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@
 #include "engine/board.h"
 #include "engine/completion.h"
 #include "engine/leader.h"
+#include "engine/pending.h"
 #include "engine/runner.h"
 #include "engine/signature.h"
 
@@ -100,6 +101,22 @@ class Cycle : private Watch::Listener {
   void give_up(const Failure& failure);
   std::optional<Failure> failure() const;
 
+  // For whoever looks for stalls (stalls.h). Any thread.
+  Pending& pending() { return pending_; }
+  void visit_pending(const Pending::Visit& visit);
+  bool is_in_cold_round() const { return in_cold_.load(); }
+  bool has_joined() {
+    std::lock_guard lock(table_);
+    return has_joined_;
+  }
+  // Of hits, so far: how many ran, of how many this rank was the last of its host, and how long they waited in sum.
+  struct Arrivals {
+    uint64_t tensors = 0;
+    uint64_t last = 0;
+    int64_t waited_ns = 0;
+  };
+  Arrivals arrivals() const { return {ran_.load(), last_.load(), waited_ns_.load()}; }
+
   // In a forked child: the board is the parent's, so all that comes is refused.
   void abandon() { is_abandoned_.store(true); }
   // This thread is in the middle of a step, which a signal handler has interrupted.
@@ -157,6 +174,10 @@ class Cycle : private Watch::Listener {
   uint64_t uses_ = 0;
   bool has_joined_ = false;  // this rank submits nothing
   std::atomic<int> contributors_;
+
+  Pending pending_;
+  std::atomic<uint64_t> ran_{0}, last_{0};  // see arrivals()
+  std::atomic<int64_t> waited_ns_{0};
 
   std::mutex stepping_;
   std::atomic<std::thread::id> stepper_{};  // who holds it

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         poll,
         reducescatter,
         reducescatter_async,
+        stragglers,
         synchronize,
     )
     from ronde.engine.process import (
@@ -135,6 +136,7 @@ __all__ = [
     "remove_process_set",
     "shutdown",
     "size",
+    "stragglers",
     "synchronize",
     "world",
 ]
@@ -158,6 +160,7 @@ _OPERATIONS = (
     "poll",
     "reducescatter",
     "reducescatter_async",
+    "stragglers",
     "synchronize",
 )
 

@@ -188,10 +188,12 @@ def _setting(
     unit: str = "",
     secret: bool = False,
     also: str = "",
+    off: str = "",
 ) -> Any:
     metadata = {
         "variable": variable,
         "also": also,  # Horovod's variable of the same meaning; ours goes before it
+        "off": off,  # Horovod's variable that makes it 0 if it is 1
         "help": help,
         "parse": parse,
         "check": check,
@@ -359,6 +361,27 @@ class Settings:
         "those `contributing`.",
         **_one_of("all", "contributing"),
     )
+    stall_warning_ns: int = _setting(
+        "RONDE_STALL_WARNING",
+        60 * 10**9,
+        "A tensor that waits so long for other ranks is reported, with where they are; 0 reports nothing.",
+        parse=_seconds,
+        check=lambda value: _whole(value) and value >= 0,
+        right="a number of seconds, 0 for never",
+        unit="s",
+        also="HOROVOD_STALL_CHECK_TIME_SECONDS",
+        off="HOROVOD_STALL_CHECK_DISABLE",
+    )
+    stall_shutdown_ns: int = _setting(
+        "RONDE_STALL_SHUTDOWN",
+        0,
+        "After so long the world is aborted, with an error on every rank; 0 waits for ever.",
+        parse=_seconds,
+        check=lambda value: _whole(value) and value >= 0,
+        right="a number of seconds, 0 for never",
+        unit="s",
+        also="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",
         "warning",
@@ -408,10 +431,10 @@ def resolve(environ: Mapping[str, str], **arguments: object) -> Settings:
         if argument is not None:
             values[name] = _admit(field, name, argument, lambda value: value)
             continue
-        for variable in (meta["variable"], meta["also"]):
+        for variable in (meta["variable"], meta["off"], meta["also"]):
             text = environ.get(variable, "").strip()
-            if text:
-                values[name] = _admit(field, variable, text, meta["parse"])
+            if text and (variable != meta["off"] or text.lower() in ("1", "true", "yes", "on")):
+                values[name] = 0 if variable == meta["off"] else _admit(field, variable, text, meta["parse"])
                 break
     return Settings(**values)
 
@@ -448,7 +471,7 @@ def _warn(message: str) -> None:
 
 def ignored(environ: Mapping[str, str]) -> list[str]:
     """Return the variables of Horovod's that are set and that no setting takes, nor any launcher sets for scripts."""
-    taken = {field.metadata["also"] for field in _FIELDS.values()}
+    taken = {field.metadata[each] for field in _FIELDS.values() for each in ("also", "off")}
     taken |= {f"HOROVOD_{place}{what}" for place in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
     return sorted(
         name
@@ -486,8 +509,8 @@ def document() -> str:
 
 
 def _also_text(field: dataclasses.Field[Any]) -> str:
-    also = field.metadata["also"]
-    return f", `{also}`" if also else ""
+    others = [field.metadata[each] for each in ("also", "off")]
+    return "".join(f", `{other}`" for other in others if other)
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:

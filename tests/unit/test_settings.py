@@ -124,6 +124,18 @@ def test_what_means_nothing_of_horovods_variables() -> None:
     ]
 
 
+def test_horovods_switch_for_the_inspection_of_stalls() -> None:
+    times = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7"}
+    assert resolve(times).stall_warning_ns == 5 * 10**9
+    assert resolve(times).stall_shutdown_ns == 7 * 10**9
+    assert resolve(times | {"HOROVOD_STALL_CHECK_DISABLE": "1"}).stall_warning_ns == 0
+    assert resolve(times | {"HOROVOD_STALL_CHECK_DISABLE": "0"}).stall_warning_ns == 5 * 10**9
+    assert (
+        resolve({"HOROVOD_STALL_CHECK_DISABLE": "1", "RONDE_STALL_WARNING": "3"}).stall_warning_ns
+        == 3 * 10**9
+    )
+
+
 def test_an_unknown_variable_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ronde"):
         resolve({"RONDE_TIMEOUTS": "5", "RONDE_QQQQ": "1", "OTHER": "2"})

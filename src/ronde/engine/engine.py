@@ -47,6 +47,7 @@ from ronde.core.negotiation import (
 )
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
 from ronde.engine.rounds import gather_bytes, share_bytes
+from ronde.engine.stalls import StallWatch
 from ronde.engine.submission import (
     Submission,
     Terms,
@@ -80,9 +81,7 @@ class Engine:
     def __init__(
         self, comm: Communicator, settings: Settings, core: int | None, ranks: Sequence[int] | None = None
     ) -> None:
-        """`comm`: its own, which it shuts down. `core`: of its thread, None for any. `ranks`: those of the world that
-        it is for, for messages, if not for all.
-        """
+        """`comm`: its own; it shuts it down. `core`: for its threads, None: any. `ranks`: of the world, if not all"""
         capacity = settings.cache_capacity
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
         self._names = range(comm.size) if ranks is None else ranks
@@ -118,6 +117,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
         with starting_threads_on(core):
             self._thread.start()
+            self.stalls = StallWatch(comm, self._cycle, settings, self._names, self._thread)
 
     def _agree(self, setting: str, value: int) -> None:
         values = self._comm.allgather(np.array([value])).tolist()
@@ -269,9 +269,8 @@ class Engine:
 
     def _submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
         if self._failure is not None:
-            raise self._failure.with_traceback(
-                None
-            )  # that of others who have met it would keep their frames alive
+            # The traceback of others who have met it would keep their frames alive.
+            raise self._failure.with_traceback(None)
         if submission.name in self._cold:
             raise UsageError(
                 f"tensor '{submission.name}' is in flight already: wait for it before it is submitted again"
@@ -330,9 +329,13 @@ class Engine:
         self._member.submit(submission.terms.request(submission.name))
         handle = Handle(self._cycle)
         handle.inputs = submission
-        self._cold[submission.name] = handle
-        self._cycle.want_cold()
+        self._add_cold(submission, handle)
         return handle
+
+    def _add_cold(self, submission: Submission, handle: Handle) -> None:
+        self._cold[submission.name] = handle
+        self._cycle.note_miss(submission.name, submission.terms.kind, handle)
+        self._cycle.want_cold()
 
     def _tell_splits(self, handle: Handle, kind: Kind, run: Run) -> None:
         if kind is Alltoall:
@@ -404,8 +407,7 @@ class Engine:
             return
         submission: Submission = handle.inputs
         self._member.displaced(submission.terms.request(submission.name))
-        self._cold[submission.name] = handle
-        self._cycle.want_cold()
+        self._add_cold(submission, handle)
 
     def _execute(self, effect: Execute) -> None:
         """Run a tensor of which all ranks have just heard that it is ready."""
@@ -502,15 +504,16 @@ class Engine:
             if self._failure is None:
                 self._member.leave()
                 self._cycle.want_cold()
-        if (
-            self._cycle.is_stepping()
-        ):  # called by a signal handler, in the middle of a collective: that is aborted
+        if self._cycle.is_stepping():
+            # Called by a signal handler, in the middle of a collective: that is aborted.
+            self.stalls.stop()
             self._comm.shutdown()
             self._cycle.stop()
             return
         until = time.monotonic() + _ROUND_PATIENCE_S
         while not self._closed.wait(_LEAVE_PATIENCE_S) and self._is_in_round and time.monotonic() < until:
             pass  # the others have heard of it, and one of them is busy
+        self.stalls.close()
         self._cycle.stop()
         self._comm.shutdown()
         self._thread.join()
@@ -520,3 +523,4 @@ class Engine:
     def abandon(self) -> None:
         """In a forked child: refuse everything, and leave what is the parent's alone."""
         self._cycle.abandon()
+        self.stalls.abandon()

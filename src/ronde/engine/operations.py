@@ -17,6 +17,7 @@ from typing import Any
 from ronde._native import Handle
 from ronde.engine.process import engine, submit
 from ronde.engine.process_sets import ProcessSet
+from ronde.engine.stalls import Arrivals
 from ronde.types import (
     Allgather,
     Allreduce,
@@ -47,6 +48,7 @@ __all__ = [
     "poll",
     "reducescatter",
     "reducescatter_async",
+    "stragglers",
     "synchronize",
 ]
 
@@ -251,3 +253,12 @@ def poll(handle: Handle) -> bool:
 def synchronize(handle: Handle) -> Any:
     """Wait for an operation and return its result."""
     return handle.wait()
+
+
+def stragglers(process_set: ProcessSet | None = None) -> list[Arrivals]:
+    """Return, by rank, who arrives last, how often and how late, since `init`. Any rank may call it, at any time.
+
+    It counts tensors that needed no negotiation; docs/stalls.md says how. Raises TimeoutError that names the ranks that
+    do not answer.
+    """
+    return engine(process_set).stalls.arrivals()

@@ -126,7 +126,10 @@ class StoreClient:
                 return _open(endpoint, key, deadline_ns)
             except OSError as error:
                 failure = error
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback has this frame, and would keep alive what the callers' frames hold
 
 
 def _open(endpoint: Endpoint, key: JobKey, deadline_ns: int) -> socket.socket:

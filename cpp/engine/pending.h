@@ -1,0 +1,76 @@
+// What this rank has submitted and is not through with, for whoever looks for stalls: the misses by name (hits are in
+// the cycle's slots), and a sleep that ends when something is submitted.
+//
+// The hot path pays one load per submission. Only while somebody sleeps because nothing is pending does a submission
+// wake it; who sleeps until a time is left alone.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/completion.h"
+#include "types.h"
+
+namespace ronde {
+
+class Pending {
+ public:
+  using Visit = std::function<void(const std::string& name, Kind kind, const Completion& completion)>;
+
+  // A miss: on its way through the next cold rounds.
+  void add_miss(std::string name, Kind kind, std::shared_ptr<Completion> completion) {
+    {
+      std::lock_guard lock(mutex_);
+      if (misses_.size() >= limit_) {
+        std::erase_if(misses_, [](const Miss& miss) { return !miss.completion->is_pending(); });
+        limit_ = std::max(kLimit, 2 * misses_.size());
+      }
+      misses_.push_back({std::move(name), kind, std::move(completion)});
+    }
+    note_submission();
+  }
+  void visit_misses(const Visit& visit) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(misses_, [](const Miss& miss) { return !miss.completion->is_pending(); });
+    for (const Miss& miss : misses_) visit(miss.name, miss.kind, *miss.completion);
+  }
+
+  // After a submission.
+  void note_submission() {
+    if (is_armed_.load(std::memory_order_relaxed)) [[unlikely]] {
+      wake();
+    }
+  }
+
+  // arm(), then look whether anything is pending: of what is submitted after the look, whoever sleeps will hear.
+  void arm() { is_armed_.store(true, std::memory_order_seq_cst); }
+  void disarm() { is_armed_.store(false, std::memory_order_seq_cst); }
+  bool is_armed() const { return is_armed_.load(std::memory_order_seq_cst); }
+  // What note_submission() does to the sleeper. Set before anybody arms.
+  void on_wake(std::function<void()> call) { call_ = std::move(call); }
+
+ private:
+  static constexpr size_t kLimit = 64;
+  struct Miss {
+    std::string name;
+    Kind kind;
+    std::shared_ptr<Completion> completion;
+  };
+  void wake() {
+    if (is_armed_.exchange(false, std::memory_order_seq_cst)) call_();
+  }
+
+  std::mutex mutex_;
+  std::vector<Miss> misses_;  // and some that are through
+  size_t limit_ = kLimit;
+  std::atomic<bool> is_armed_{false};
+  std::function<void()> call_;
+};
+
+}  // namespace ronde

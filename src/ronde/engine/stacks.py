@@ -1,0 +1,85 @@
+"""Where the threads of this process are: told by the interpreter, or, while it does not answer, by a signal handler.
+
+`formatted` is for a healthy interpreter. `Dump` prepares the other way: faulthandler writes all threads' stacks into a
+file in memory when a certain signal comes. Nobody but the native watch thread sends it, and only to itself, so that no
+thread of the program is disturbed. The signal is a real-time one that nobody uses; if there is none, there are no
+stacks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import ClassVar
+
+from ronde import _native
+from ronde.core.stall_report import MOST_FRAMES
+
+__all__ = ["Dump", "formatted", "main_ident"]
+
+
+def main_ident() -> int:
+    """Return the id of the main thread."""
+    return threading.main_thread().ident or 0
+
+
+def formatted() -> str:
+    """Return the stacks of all threads but Ronde's own, the main thread's first, the innermost call first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main_ident()):
+        name = names.get(ident, "without a name")
+        if name.startswith("ronde-"):
+            continue
+        lines.append("main thread:" if ident == main_ident() else f"thread {name}:")
+        for each in reversed(traceback.extract_stack(frame)[-MOST_FRAMES:]):
+            lines.append(f"  File {each.filename!r}, line {each.lineno} in {each.name}".replace("'", '"'))
+            if each.line:
+                lines.append(f"    {each.line}")
+    return "\n".join(lines)
+
+
+class Dump:
+    """A file that a signal fills with stacks; one for all engines of the process. `signal` is 0 if there is no way."""
+
+    _only: ClassVar[Dump | None] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def borrow(cls) -> Dump:
+        """Return the one of this process, which lives until everybody has given it back."""
+        with cls._lock:
+            cls._only = cls._only or Dump()
+            cls._only._users += 1
+            return cls._only
+
+    def give_back(self) -> None:
+        """End the use that `borrow` began."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                Dump._only = None
+                self._close()
+
+    def __init__(self) -> None:
+        self.signal, self.file, self._users = 0, -1, 0
+        # Programs that use real-time signals begin to count at either end.
+        free = [
+            each
+            for each in range(signal.SIGRTMAX - 3, signal.SIGRTMIN + 3, -1)
+            if not _native.has_handler(each)
+        ]
+        if not free:
+            return
+        self.file = os.memfd_create("ronde-stacks", os.MFD_CLOEXEC)
+        faulthandler.register(free[0], file=self.file, all_threads=True, chain=False)
+        self.signal = free[0]
+
+    def _close(self) -> None:
+        if self.signal:
+            faulthandler.unregister(self.signal)
+            os.close(self.file)
