@@ -81,6 +81,8 @@ def wait_for_a_stuck_rank(how: str, stuck: int, name: str, path: str) -> list[st
         stay_in_user_code(how, pipe)
         if early is not None:
             early.wait()
+    elif name == "early":
+        time.sleep(0.5)  # else all may have requested it while the stuck rank was still in time for the round
     if name == "barrier":
         ronde.barrier()
     elif name != "early" or ronde.rank() != stuck:
