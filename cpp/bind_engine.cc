@@ -41,13 +41,13 @@ struct Handle {
 class PyCycle {
  public:
   PyCycle(Communicator& communicator, nb::handle board, size_t capacity, nb::handle buffer, int64_t linger_ns,
-          bool keeps_groups_apart)
+          bool keeps_groups_apart, size_t arity)
       : communicator_(communicator) {
     const auto [board_data, board_bytes] = memory_of(board);
     const auto [buffer_data, buffer_bytes] = memory_of(buffer);
     if (board_bytes < Board::bytes(capacity)) raise("UsageError", "the board is too small");
     cycle_ = std::make_unique<Cycle>(communicator, board_data, capacity, buffer_data, buffer_bytes, linger_ns,
-                                     keeps_groups_apart);
+                                     keeps_groups_apart, arity);
     owners_.resize(capacity);
   }
 
@@ -201,9 +201,9 @@ void use_backends(PyCycle& self, const std::vector<nb::object>& carriers, const 
 void bind_cycle(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<PyCycle>(module, "Cycle")
-      .def(nb::init<Communicator&, nb::handle, size_t, nb::handle, int64_t, bool>(), "communicator"_a, "board"_a,
-           "capacity"_a, "buffer"_a, "linger_ns"_a, "keeps_groups_apart"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
+      .def(nb::init<Communicator&, nb::handle, size_t, nb::handle, int64_t, bool, size_t>(), "communicator"_a,
+           "board"_a, "capacity"_a, "buffer"_a, "linger_ns"_a, "keeps_groups_apart"_a, "arity"_a,
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
       .def(
           "submit",
           [](nb::handle_t<PyCycle> self, std::string_view name, nb::handle in, nb::handle out,
@@ -266,6 +266,18 @@ void bind_cycle(nb::module_& module) {
 void bind_engine(nb::module_& module) {
   using namespace nb::literals;
   module.def("board_bytes", &Board::bytes, "capacity"_a);
+  // For a test: the host above, and those below.
+  module.def(
+      "tree_around",
+      [](size_t host, size_t hosts, size_t arity) {
+        const Tree tree{hosts, arity};
+        std::vector<int64_t> around{host == 0 ? -1 : static_cast<int64_t>(tree.parent(host))};
+        for (size_t child = 0; child < tree.child_count(host); ++child) {
+          around.push_back(static_cast<int64_t>(tree.first_child(host) + child));
+        }
+        return around;
+      },
+      "host"_a, "hosts"_a, "arity"_a);
   module.def("is_supported",
              [](int dtype, int op) { return is_supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op)); });
 

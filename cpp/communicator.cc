@@ -133,7 +133,7 @@ std::vector<int> Communicator::waiting_for() const {
 void Communicator::wait_is_long() {
   Call call = current_;
   if (call.kind == Kind::kSendRecv) call.sequence = calls_made_;
-  watch_->tell_call(call, current_peer_);
+  watch_->tell_call(call, current_talk_);
 }
 
 void Communicator::wait_is_over() {
@@ -195,7 +195,7 @@ template <class Body>
 void Communicator::run(Call call, Body&& body) {
   const Turn turn(*this);
   call.sequence = calls_made_++;
-  current_peer_ = -1;
+  current_talk_ = {};
   if (call.kind != Kind::kAllreduce && is_one_host()) call.algorithm = static_cast<uint8_t>(Algorithm::kInHost);
   guarded(call, [&](const Call& call) {
     watch_->begin_call(call.sequence);
@@ -395,28 +395,29 @@ void Communicator::delegate(Call call, FunctionRef<void()> body) {
 }
 
 void Communicator::send(const void* data, size_t bytes, DType dtype, int dest, int tag) {
-  talk_to(dest, dtype, tag, [&](Link& link, const Call& call) {
+  talk_to({dest, true}, dtype, tag, [&](Link& link, const Call& call) {
     const Ticket ticket = link.send(call, data, bytes);
     return [&link, ticket] { return link.sent() >= ticket; };
   });
 }
 
 void Communicator::recv(void* data, size_t bytes, DType dtype, int source, int tag) {
-  talk_to(source, dtype, tag, [&](Link& link, const Call& call) {
+  talk_to({source, false}, dtype, tag, [&](Link& link, const Call& call) {
     const Ticket ticket = link.recv(call, data, bytes);
     return [&link, ticket] { return link.received() >= ticket; };
   });
 }
 
-// Point to point with `peer`: `start` queues the message and returns what tells when it is done.
+// Point to point: `start` queues the message and returns what tells when it is done.
 template <class Start>
-void Communicator::talk_to(int peer, DType dtype, int tag, Start&& start) {
+void Communicator::talk_to(Watch::Talk talk, DType dtype, int tag, Start&& start) {
+  const int peer = talk.peer;
   if (peer < 0 || peer >= size() || peer == rank_) {
     throw UsageError("cannot send to or receive from rank " + std::to_string(peer) + ": rank " + std::to_string(rank_) +
                      " has the other ranks of 0 to " + std::to_string(size() - 1) + " as peers");
   }
   const Turn turn(*this);
-  current_peer_ = peer;
+  current_talk_ = talk;
   guarded(make_call(Kind::kSendRecv, dtype, 0, tag), [&](const Call& call) {
     failure_.check();
     const auto is_done = start(mesh_->link(peer), call);
@@ -428,6 +429,7 @@ void Communicator::talk_to(int peer, DType dtype, int tag, Start&& start) {
       if (is_done()) return true;
       throw Failure(FailureKind::kPeerLost, peer, name_of_rank(peer) + " has shut down");
     });
+    watch_->note_talk(talk);
   });
 }
 

@@ -130,7 +130,7 @@ class Communicator : private Waiter::Listener {
   template <class Body>
   void run(Call call, Body&& body);
   template <class Start>
-  void talk_to(int peer, DType dtype, int tag, Start&& start);
+  void talk_to(Watch::Talk talk, DType dtype, int tag, Start&& start);
   [[noreturn]] void fail(const Failure& failure);
   void await_verdict(int patience_ms = 300);
   void close_now();
@@ -172,7 +172,7 @@ class Communicator : private Waiter::Listener {
   std::atomic<bool> is_abandoned_{false};
   uint64_t calls_made_ = 0;
   Call current_;
-  int current_peer_ = -1;  // of send and receive
+  Watch::Talk current_talk_;  // of send and receive
 };
 
 }  // namespace ronde

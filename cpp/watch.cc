@@ -32,11 +32,11 @@ struct Watch::Message {
 
   uint32_t magic = kMagic;
   Type type = Type::kGoodbye;
-  uint64_t calls_made = 0;
+  uint64_t calls_made = 0;  // of a long send or receive: messages that have gone that way before
   Call call;
   int32_t failure_kind = 0;
   int32_t rank = -1;
-  int32_t missing_count = 0;
+  int32_t missing_count = 0;  // of a long send or receive: 1 if it sends
   int32_t missing[kMissing] = {};
   char reason[396] = {};  // of a note its words; `missing_count` tells how many
 };
@@ -49,7 +49,9 @@ Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor>
       own_(own),
       failure_(failure),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      departures_(names_.size()) {
+      departures_(names_.size()),
+      sent_to_(names_.size()),
+      received_from_(names_.size()) {
   static_assert(sizeof(Message) == 512);
   static_assert(kNoteWords * sizeof(uint32_t) <= sizeof(Message::reason));
   if (wake_.get() < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
@@ -157,8 +159,8 @@ std::optional<Failure> Watch::departed(uint64_t number) const {
   return std::nullopt;
 }
 
-void Watch::tell_call(const Call& call, int peer) {
-  const LongCall ours{call, peer};
+void Watch::tell_call(const Call& call, Talk talk) {
+  const LongCall ours{call, talk, messages(talk)};
   std::map<int, LongCall> theirs;
   {
     std::lock_guard lock(calls_);
@@ -169,17 +171,22 @@ void Watch::tell_call(const Call& call, int peer) {
   Message message;
   message.type = Message::Type::kLongCall;
   message.call = call;
-  message.rank = peer;
+  message.rank = talk.peer;
+  message.missing_count = talk.sends ? 1 : 0;
+  message.calls_made = ours.number;
   send_to_all(message);
 }
 
 // Calls of the same number must be the same. A rank that is in an earlier or later one may well be on its way. Send and
-// receive have the number of the next collective call: whoever waits in that one waits for this rank too.
+// receive have the number of the next collective call: whoever waits in that one waits for this rank too. Unless the
+// message has gone its way meanwhile, which the other of the two knows: so that one judges.
 void Watch::compare(int peer, const LongCall& theirs, const LongCall& ours) {
   if (theirs.call.sequence != ours.call.sequence || theirs.call == ours.call) return;
-  const bool they_talk = theirs.call.kind == Kind::kSendRecv, we_talk = ours.call.kind == Kind::kSendRecv;
-  if (they_talk && (we_talk || theirs.peer != rank_)) return;
-  if (we_talk && ours.peer != peer) return;
+  if (ours.call.kind == Kind::kSendRecv) return;
+  if (theirs.call.kind == Kind::kSendRecv) {
+    const bool is_with_us = theirs.talk.peer == rank_;
+    if (!is_with_us || messages({peer, !theirs.talk.sends}) > theirs.number) return;
+  }
   const bool first = peer < rank_;
   report(FailureKind::kMismatch, peer,
          describe_mismatch(first ? peer : rank_, first ? theirs.call : ours.call, first ? rank_ : peer,
@@ -294,7 +301,7 @@ void Watch::handle(int peer, const Message& message) {
     return;
   }
   if (message.type == Message::Type::kLongCall) {
-    const LongCall theirs{message.call, message.rank};
+    const LongCall theirs{message.call, {message.rank, message.missing_count != 0}, message.calls_made};
     std::optional<LongCall> ours;
     {
       std::lock_guard lock(calls_);

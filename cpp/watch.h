@@ -42,8 +42,14 @@ class Watch {
 
   // Call number `number` (counted from 0) begins here. Throws Failure if a rank said goodbye before it.
   void begin_call(uint64_t number);
-  // The call in progress takes long (rule 4). `peer`: with whom, if it is send or receive.
-  void tell_call(const Call& call, int peer = -1);
+  // The call in progress takes long (rule 4). `talk`: if it is send or receive.
+  struct Talk {
+    int peer = -1;
+    bool sends = false;
+  };
+  void tell_call(const Call& call, Talk talk);
+  // A message has been sent or received.
+  void note_talk(Talk talk) { (talk.sends ? sent_to_ : received_from_)[talk.peer].fetch_add(1); }
   // True if `rank` has said goodbye: it will neither send nor receive any more.
   bool has_left(int rank) const { return departures_[rank].load(std::memory_order_acquire) != kPresent; }
   const std::string& name(int rank) const { return names_[rank]; }
@@ -100,8 +106,12 @@ class Watch {
   void note_departure(int peer, uint64_t calls_made);
   struct LongCall {
     Call call;
-    int peer;
+    Talk talk;
+    uint64_t number;  // of send and receive: so many messages have gone that way before
   };
+  uint64_t messages(Talk talk) const {
+    return talk.peer < 0 ? 0 : (talk.sends ? sent_to_ : received_from_)[talk.peer].load();
+  }
   void compare(int peer, const LongCall& theirs, const LongCall& ours);
   std::string departure_reason(int peer) const;
 
@@ -119,6 +129,7 @@ class Watch {
   int64_t alarm_ns_ = 0;                           // of the thread; 0: none
   std::vector<std::atomic<uint64_t>> departures_;  // per rank: the calls it made before it left, or kPresent
   std::atomic<int> left_count_{0};
+  std::vector<std::atomic<uint64_t>> sent_to_, received_from_;  // by rank: messages of send and receive
   std::atomic<uint64_t> calls_begun_{0};
   std::mutex calls_;                    // guards the two below
   std::map<int, LongCall> long_calls_;  // by rank: the last one that it told of

@@ -37,12 +37,12 @@ void pause() {
 }  // namespace
 
 Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes,
-             int64_t linger_ns, bool keeps_groups_apart)
+             int64_t linger_ns, bool keeps_groups_apart, size_t arity)
     : communicator_(communicator),
       local_rank_(communicator.local_rank()),
       board_(parts_of(communicator, board, Board::bytes(capacity)), communicator.local_rank(), capacity),
       runner_(communicator, buffer, buffer_bytes, keeps_groups_apart),
-      leader_(communicator, board_, capacity, linger_ns),
+      leader_(communicator, board_, capacity, linger_ns, arity),
       slots_(capacity),
       contributors_(communicator.size()) {
   const bool crowded = communicator.local_size() > usable_cores();

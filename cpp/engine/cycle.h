@@ -37,9 +37,9 @@ class Cycle : private Watch::Listener {
  public:
   // `board` (Board::bytes(capacity) long, zero) and `buffer`: symmetric memory of this communicator.
   // `linger_ns`: so long a decision may wait for more tensors while nobody waits for one. `keeps_groups_apart`: see
-  // Runner.
+  // Runner. `arity`: how many hosts report to one (tree.h).
   Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes,
-        int64_t linger_ns, bool keeps_groups_apart);
+        int64_t linger_ns, bool keeps_groups_apart, size_t arity);
   ~Cycle() override;
 
   // Submits a tensor. `waits`: the caller is going to call wait() at once. The memory stays in use until the completion

@@ -9,9 +9,9 @@ namespace ronde {
 namespace {
 
 enum class Note : uint32_t {
-  kReady = 1,  // leader to rank 0: the number of cold rounds so far, then slots that are ready on its host
-  kWant = 2,   // leader to rank 0: the number of the cold round that its host needs
-  kEntry = 3,  // rank 0 to leader: 1 if more follows, then words of an entry of the log
+  kReady = 1,  // to the parent: the number of cold rounds so far, then slots that are ready on all hosts from here down
+  kWant = 2,   // to the parent: the number of the cold round that one of these hosts needs
+  kEntry = 3,  // to the children: 1 if more follows, then words of an entry of the log
 };
 constexpr size_t kWordsPerNote = Watch::kNoteWords - 3;
 
@@ -29,16 +29,24 @@ void for_each_bit(uint64_t word, size_t index, Each&& each) {
 
 }  // namespace
 
-Leader::Leader(Communicator& communicator, const Board& board, size_t capacity, int64_t linger_ns)
+Leader::Leader(Communicator& communicator, const Board& board, size_t capacity, int64_t linger_ns, size_t arity)
     : communicator_(communicator),
       board_(board),
       capacity_(capacity),
       linger_ns_(linger_ns),
       leads_(communicator.local_rank() == 0),
+      has_other_hosts_(communicator.ranks_of_host().size() > 1),
       rest_(board.words()),
       reported_(board.words()) {
-  for (const auto& ranks : communicator.ranks_of_host()) leaders_.push_back(ranks.front());
-  ready_on_.assign(leaders_.size(), std::vector<uint64_t>(board.words()));
+  if (!leads_) return;
+  const auto& ranks_of_host = communicator.ranks_of_host();
+  const Tree tree{ranks_of_host.size(), arity};
+  const auto host = static_cast<size_t>(communicator.host_of()[communicator.rank()]);
+  if (host > 0) parent_ = ranks_of_host[tree.parent(host)].front();
+  for (size_t child = 0; child < tree.child_count(host); ++child) {
+    children_.push_back(ranks_of_host[tree.first_child(host) + child].front());
+  }
+  ready_under_.assign(children_.size(), std::vector<uint64_t>(board.words()));
 }
 
 int64_t Leader::linger_left_ns() const {
@@ -83,7 +91,7 @@ bool Leader::want_round() {
   if (wanted > cold_reported_) {
     cold_reported_ = wanted;
     const uint32_t note[] = {static_cast<uint32_t>(Note::kWant), static_cast<uint32_t>(wanted)};
-    communicator_.watch().send_note(0, note);
+    send_up(note);
   }
   return false;
 }
@@ -113,7 +121,7 @@ bool Leader::is_urgent() {
   const uint64_t hurries = board_.hurries();
   const bool is_hurried = std::exchange(hurries_seen_, hurries) != hurries;
   const int64_t left_ns = linger_left_ns();
-  if (leaders_.size() > 1 || linger_ns_ == 0 || left_ns == 0 || is_hurried || board_.somebody_waits() ||
+  if (has_other_hosts_ || linger_ns_ == 0 || left_ns == 0 || is_hurried || board_.somebody_waits() ||
       board_.counters(0).ready_bytes.load(std::memory_order_seq_cst) >= Board::kEnoughBytes) {
     return true;
   }
@@ -130,7 +138,7 @@ void Leader::stop_lingering() {
   board_.counters(0).lingers.store(0, std::memory_order_seq_cst);
 }
 
-// The slots that are ready: for rank 0 on all hosts, for another leader on its host and not reported yet.
+// The slots that are ready on this host and all under it; for a leader other than rank 0 those not reported yet.
 std::vector<uint32_t> Leader::ready_slots() const {
   std::vector<uint32_t> slots;
   if (!all_are_through()) return slots;
@@ -140,11 +148,8 @@ std::vector<uint32_t> Leader::ready_slots() const {
       const uint64_t flipped = board_.bits(local)[word].load(std::memory_order_seq_cst) ^ rest_[word];
       ready &= board_.counters(local).has_joined.load(std::memory_order_relaxed) != 0 ? ~flipped : flipped;
     }
-    if (!decides()) {
-      ready &= ~reported_[word];
-    } else {
-      for (size_t host = 1; host < leaders_.size() && ready != 0; ++host) ready &= ready_on_[host][word];
-    }
+    for (size_t child = 0; child < children_.size() && ready != 0; ++child) ready &= ready_under_[child][word];
+    if (!decides()) ready &= ~reported_[word];
     for_each_bit(ready, word, [&](uint32_t slot) {
       if (slot < capacity_) slots.push_back(slot);
     });
@@ -158,19 +163,19 @@ void Leader::report(const std::vector<uint32_t>& slots) {
     std::vector<uint32_t> note{static_cast<uint32_t>(Note::kReady), static_cast<uint32_t>(cold_appended_)};
     note.insert(note.end(), slots.begin() + static_cast<ptrdiff_t>(begin),
                 slots.begin() + static_cast<ptrdiff_t>(std::min(begin + kWordsPerNote, slots.size())));
-    communicator_.watch().send_note(0, note);
+    send_up(note);
   }
 }
 
-// Rank 0: the next entry of the log, here and on the other hosts.
+// The next entry of the log, here and on the hosts under this one.
 void Leader::publish(const std::vector<uint32_t>& entry) {
-  for (size_t host = 1; host < leaders_.size(); ++host) {
+  for (int child : children_) {
     for (size_t begin = 0; begin < entry.size(); begin += kWordsPerNote) {
       const size_t end = std::min(begin + kWordsPerNote, entry.size());
       std::vector<uint32_t> note{static_cast<uint32_t>(Note::kEntry), end < entry.size() ? 1u : 0u};
       note.insert(note.end(), entry.begin() + static_cast<ptrdiff_t>(begin),
                   entry.begin() + static_cast<ptrdiff_t>(end));
-      communicator_.watch().send_note(leaders_[host], note);
+      communicator_.watch().send_note(child, note);
     }
   }
   append(entry);
@@ -181,17 +186,26 @@ void Leader::append(const std::vector<uint32_t>& entry) {
     ++cold_appended_;
     // Slots may change now: who is ready must say so again.
     std::fill(reported_.begin(), reported_.end(), 0);
-    for (auto& words : ready_on_) std::fill(words.begin(), words.end(), 0);
+    for (auto& words : ready_under_) std::fill(words.begin(), words.end(), 0);
   } else {
     for (size_t i = 1; i < entry.size(); ++i) {
       const uint64_t mask = uint64_t{1} << (entry[i] % 64);
       rest_[entry[i] / 64] ^= mask;
       reported_[entry[i] / 64] &= ~mask;
-      for (auto& words : ready_on_) words[entry[i] / 64] &= ~mask;
+      for (auto& words : ready_under_) words[entry[i] / 64] &= ~mask;
     }
   }
   board_.append(entry);
   for (int local = 1; local < board_.size(); ++local) board_.ring(local);
+}
+
+void Leader::hear_ready(int peer, std::span<const uint32_t> slots) {
+  const auto child = std::find(children_.begin(), children_.end(), peer);
+  if (child == children_.end()) return;
+  auto& ready = ready_under_[static_cast<size_t>(child - children_.begin())];
+  for (uint32_t slot : slots) {
+    if (slot < capacity_) ready[slot / 64] |= uint64_t{1} << (slot % 64);
+  }
 }
 
 void Leader::read_mail() {
@@ -206,11 +220,7 @@ void Leader::read_mail() {
     switch (static_cast<Note>(words[0])) {
       case Note::kReady:
         if (words[1] != static_cast<uint32_t>(cold_appended_)) break;  // from before the last cold round
-        for (uint32_t slot : payload) {
-          if (slot < capacity_) {
-            ready_on_[communicator_.host_of()[peer]][slot / 64] |= uint64_t{1} << (slot % 64);
-          }
-        }
+        hear_ready(peer, payload);
         break;
       case Note::kWant:
         cold_asked_ = std::max<uint64_t>(cold_asked_, words[1]);
@@ -218,7 +228,7 @@ void Leader::read_mail() {
       case Note::kEntry:
         arriving_.insert(arriving_.end(), payload.begin(), payload.end());
         if (words[1] == 0) {
-          append(arriving_);
+          publish(arriving_);
           arriving_.clear();
         }
         break;

@@ -235,6 +235,21 @@ void check_all(const std::vector<int>& host_of, const Options& options) {
   });
 }
 
+// A receive that has taken long is no reason to suspect the barrier that comes after it, however long that takes.
+void check_long_talk(const std::vector<int>& host_of) {
+  constexpr auto kLong = std::chrono::milliseconds(1200);
+  run(host_of, {}, [&](Communicator& comm) {
+    int value = 0;
+    if (comm.rank() == 0) comm.recv(&value, sizeof(value), DType::kInt32, 1, 0);
+    if (comm.rank() == 1) {
+      std::this_thread::sleep_for(kLong);
+      comm.send(&value, sizeof(value), DType::kInt32, 0, 0);
+    }
+    if (comm.rank() == 2) std::this_thread::sleep_for(2 * kLong);
+    comm.barrier();
+  });
+}
+
 }  // namespace
 }  // namespace ronde
 
@@ -264,5 +279,7 @@ int main() {
   check_delegate({0, 1});
   check_departure({0, 0, 0});
   check_timeout();
+  check_long_talk({0, 0, 0});
+  check_long_talk({0, 1, 2});
   std::puts("communicator_test: all passed");
 }

@@ -28,12 +28,12 @@ constexpr size_t kBufferBytes = 1 << 16;
 // One rank's engine: its cycle, and the thread that Python would lend it. A cold round does what `cold` says.
 class Rank {
  public:
-  Rank(Communicator& communicator, const std::shared_ptr<Mapping>& memory, int64_t linger_ns)
+  Rank(Communicator& communicator, const std::shared_ptr<Mapping>& memory, int64_t linger_ns, size_t arity)
       : communicator_(communicator) {
     const uint32_t segment = communicator.symmetric()->add(memory, part_bytes(), communicator.local_rank());
     std::byte* const part = communicator.symmetric()->own_part(segment);
-    cycle_ =
-        std::make_unique<Cycle>(communicator, part, kCapacity, part + board_bytes(), kBufferBytes, linger_ns, false);
+    cycle_ = std::make_unique<Cycle>(communicator, part, kCapacity, part + board_bytes(), kBufferBytes, linger_ns,
+                                     false, arity);
     for (uint32_t slot = 0; slot < kCapacity; ++slot) insert(slot);
     communicator.barrier();
     thread_ = std::thread([this] { work(); });
@@ -92,14 +92,14 @@ class Rank {
 };
 
 void with_engines(const std::vector<int>& host_of, int64_t linger_ns,
-                  const std::function<void(Communicator&, Rank&)>& program) {
+                  const std::function<void(Communicator&, Rank&)>& program, size_t arity = 2) {
   const size_t hosts = static_cast<size_t>(*std::max_element(host_of.begin(), host_of.end())) + 1;
   std::vector<std::shared_ptr<Mapping>> memory;
   for (size_t host = 0; host < hosts; ++host) {
     memory.push_back(shared_memory(Rank::part_bytes() * std::count(host_of.begin(), host_of.end(), int(host))));
   }
   run(host_of, {}, [&](Communicator& communicator) {
-    Rank rank(communicator, memory[host_of[communicator.rank()]], linger_ns);
+    Rank rank(communicator, memory[host_of[communicator.rank()]], linger_ns, arity);
     program(communicator, rank);
   });
 }
@@ -147,33 +147,62 @@ void test_random_orders() {
   }
 }
 
+// Hosts under hosts under hosts. Anybody may want a cold round at any time.
+void test_deep_trees() {
+  struct Case {
+    std::vector<int> host_of;
+    size_t arity;
+  };
+  for (const Case& each : {Case{{0, 1, 2, 3}, 1}, Case{{0, 0, 1, 2, 2, 3, 4}, 2}, Case{{0, 1, 2, 3, 4, 5}, 4}}) {
+    std::barrier ready(static_cast<ptrdiff_t>(each.host_of.size()));
+    with_engines(
+        each.host_of, 0,
+        [&ready](Communicator& communicator, Rank& rank) {
+          rank.cold = [&](Rank&) { communicator.barrier(); };  // as the real one, it ends when all have come to it
+          ready.arrive_and_wait();                             // before anybody asks for one
+          rank.cycle().want_cold();
+          submit_all_in_random_order(communicator, rank, 2);
+          for (int round = 0; round < 4; ++round) {
+            if (communicator.rank() % 4 == round) rank.cycle().want_cold();
+            submit_all_in_random_order(communicator, rank, 1);
+          }
+          CHECK(rank.cold_rounds.load() >= 1);
+          meet(rank);
+        },
+        each.arity);
+  }
+}
+
 // Rank 0 has submitted slot 5 when it is evicted: it gets it back, and the slot works for what comes next.
 void test_evicting_what_is_pending() {
-  for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) {
+  for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}, {0, 1, 2, 3}}) {
     std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
-    with_engines(host_of, 0, [&ready](Communicator& communicator, Rank& rank) {
-      const bool first = communicator.rank() == 0;
-      std::shared_ptr<Completion> evicted;
-      rank.cold = [&](Rank& self) {
-        evicted = self.cycle().evict(5);
-        self.insert(5);
-      };
-      ready.arrive_and_wait();  // before anybody asks for the round
-      Rank::Tensor tensor;
-      if (first) {
-        rank.submit(5, tensor, 1);
-        rank.cycle().want_cold();
-      }
-      while (rank.cold_rounds.load() == 0) std::this_thread::yield();
-      CHECK((evicted != nullptr) == first);
-      if (first) CHECK(evicted == tensor.completion && evicted->is_pending());
-      Rank::Tensor again;
-      rank.submit(5, again, 2);
-      rank.wait(*again.completion);
-      CHECK(again.values.front() == 2.0f * static_cast<float>(communicator.size()));
-      if (first) CHECK(evicted->is_pending());
-      meet(rank);
-    });
+    with_engines(
+        host_of, 0,
+        [&ready](Communicator& communicator, Rank& rank) {
+          const bool first = communicator.rank() == 0;
+          std::shared_ptr<Completion> evicted;
+          rank.cold = [&](Rank& self) {
+            evicted = self.cycle().evict(5);
+            self.insert(5);
+          };
+          ready.arrive_and_wait();  // before anybody asks for the round
+          Rank::Tensor tensor;
+          if (first) {
+            rank.submit(5, tensor, 1);
+            rank.cycle().want_cold();
+          }
+          while (rank.cold_rounds.load() == 0) std::this_thread::yield();
+          CHECK((evicted != nullptr) == first);
+          if (first) CHECK(evicted == tensor.completion && evicted->is_pending());
+          Rank::Tensor again;
+          rank.submit(5, again, 2);
+          rank.wait(*again.completion);
+          CHECK(again.values.front() == 2.0f * static_cast<float>(communicator.size()));
+          if (first) CHECK(evicted->is_pending());
+          meet(rank);
+        },
+        1);
   }
 }
 
@@ -339,6 +368,7 @@ int main() {
   ronde::test_scale();
   ronde::test_neutral_elements_change_nothing();
   ronde::test_random_orders();
+  ronde::test_deep_trees();
   ronde::test_evicting_what_is_pending();
   ronde::test_lingering_ends_by_itself();
   ronde::test_nobody_waits_for_a_rank_that_has_joined();

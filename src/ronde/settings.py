@@ -330,6 +330,14 @@ class Settings:
         unit="bytes",
         also="HOROVOD_FUSION_THRESHOLD",
     )
+    tree_arity: int = _setting(
+        "RONDE_TREE_ARITY",
+        8,
+        "How many hosts report to one, when the engine's ranks agree what to run next.",
+        parse=int,
+        check=lambda value: _whole(value) and 1 <= value <= 2**20,
+        right="a whole number from 1 to 1048576",
+    )
     linger_ns: int = _setting(
         "RONDE_LINGER",
         5_000_000,

@@ -1,17 +1,24 @@
-"""A model of the hot path (cpp/engine/cycle.h): bits, the log that all ranks read, and rank 0, which writes it.
+"""A model of the hot path (cpp/engine/cycle.h): bits, the log that all ranks read, and cold rounds.
 
-It allows more than the real one does: rank 0 may decide any part of what is ready, in any order, begin cold rounds that
-nobody has asked for, and let both wait. So what holds here holds there.
+The leaders of hosts decide along a tree what comes next (leaders.py). The log of every host is the beginning of one
+common log. It allows more than the real one does: rank 0 may decide any part of what is ready, in any order, begin cold
+rounds that nobody has asked for, and let both wait; so may every leader with what it reports. So what holds here holds
+there.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ronde.core.messages import AllJoined, Joined, Message, Run, StreamItem
+from tests.sim.leaders import Leader, Placement
+
+from ronde.core.merging import Batch, BatchReader, encode_batch, merge, told_by, told_together
+from ronde.core.messages import Message, Run, StreamItem, encode_requests
 from ronde.core.negotiation import Coordinator
+from ronde.core.rank_set import RankSet
+from ronde.core.tree import parent, ranks_under
 
 MOST_NEEDLESS_ROUNDS = 3
 
@@ -20,67 +27,105 @@ MOST_NEEDLESS_ROUNDS = 3
 class ColdRound:
     """An entry of the log. It has a stream once all ranks have come to it and handed over what they have to say."""
 
+    number: int
     outboxes: list[Sequence[Message]]
     missing: int
     stream: Sequence[StreamItem] | None = None
     cache: dict[int, str] = field(default_factory=dict)  # what the coordinator holds after it
     first_replica: dict[int, Run] | None = None  # what the first rank holds that is through with it
-    through: int = 0  # ranks that have applied all of it
 
 
 class HotPath:
-    def __init__(self, ranks: int, rng: random.Random) -> None:
-        self._ranks = ranks
+    """`wake_leader` and `wake_ranks`: called with the host for which there may be something to do."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        rng: random.Random,
+        capacity: int,
+        wake_leader: Callable[[int], None],
+        wake_ranks: Callable[[int], None],
+    ) -> None:
+        self._placement = placement
         self._rng = rng
-        self._bits: dict[int, int] = {}  # by slot: how many ranks have set theirs
-        self._joined = 0  # ranks whose bits nobody waits for
-        self._ready: list[int] = []
-        self._last_round: ColdRound | None = None
-        self._wanted = 0  # cold rounds in all that somebody has asked for
+        self._wake_leader, self._wake_ranks = wake_leader, wake_ranks
+        self._ranks = len(placement.host_of)
         self._rounds = 0
         self._needless = 0
         self.log: list[list[int] | ColdRound] = []
+        self.leaders = [
+            Leader(host, placement, rng, capacity) for host in range(len(placement.ranks_of_host))
+        ]
 
-    def set_bit(self, slot: int) -> None:
-        self._bits[slot] = self._bits.get(slot, 0) + 1
-        if self._is_ready(slot):
-            self._ready.append(slot)
+    def leader_of(self, rank: int) -> Leader:
+        return self.leaders[self._placement.host_of[rank]]
 
-    def take_back_bit(self, slot: int) -> None:
-        if self._is_ready(slot):
-            self._ready.remove(slot)
-        self._bits[slot] -= 1
+    def set_bit(self, rank: int, slot: int) -> None:
+        leader = self.leader_of(rank)
+        leader.set_bit(slot)
+        self._wake_leader(leader.host)
 
-    def _is_ready(self, slot: int) -> bool:
-        return self._bits[slot] > 0 and self._bits[slot] + self._joined == self._ranks
+    def take_back_bit(self, rank: int, slot: int) -> None:
+        self.leader_of(rank).take_back_bit(slot)
 
-    def want_round(self, number: int) -> None:
-        self._wanted = max(self._wanted, number)
+    def note_joined(self, rank: int, has_joined: bool) -> None:
+        """From here on nobody waits for the rank's bits, or again."""
+        self.leader_of(rank).note_joined(has_joined)
 
-    def step(self) -> bool:
-        """What rank 0 does when it looks: at most one more entry of the log. False if there is nothing to do."""
-        may_decide = self._ready and (self._last_round is None or self._last_round.through == self._ranks)
-        wants_round = self._wanted > self._rounds
+    def want_round(self, rank: int, number: int) -> None:
+        leader = self.leader_of(rank)
+        leader.wanted = max(leader.wanted, number)
+        self._wake_leader(leader.host)
+
+    def is_through(self, rank: int, round_: ColdRound) -> None:
+        leader = self.leader_of(rank)
+        leader.note_through(round_.number)
+        self._wake_leader(leader.host)
+
+    def step(self, host: int) -> bool:
+        """What a leader does when it looks: one thing. False if there is nothing to do."""
+        leader = self.leaders[host]
+        above = self.leaders[leader.parent] if host > 0 else None
+        if above and min(above.arrived, leader.arrives_up_to) > leader.arrived and self._rng.random() < 0.5:
+            self._arrive(leader)
+            return True
+        if leader.read_note():
+            return True
+        if above is None:
+            return self._decide(leader)
+        note = leader.note_for_parent()
+        if note:
+            above.inbox.append((host, note))
+            self._wake_leader(above.host)
+            return True
+        if min(above.arrived, leader.arrives_up_to) > leader.arrived:
+            self._arrive(leader)
+            return True
+        return False
+
+    def _arrive(self, leader: Leader) -> None:
+        """The next entry of the log comes from the parent, and can be passed on."""
+        entry = self.log[leader.arrived]
+        leader.append(entry if isinstance(entry, list) else None)
+        for child in leader.children:
+            self._wake_leader(child)
+        self._wake_ranks(leader.host)
+
+    def _decide(self, leader: Leader) -> bool:
+        ready = leader.ready()
+        wants_round = leader.wanted > self._rounds
         if not wants_round and self._needless < MOST_NEEDLESS_ROUNDS and self._rng.random() < 0.01:
             self._needless += 1
             wants_round = True
-        if may_decide and not (wants_round and self._rng.random() < 0.5):
-            self._decide()
+        if ready and not (wants_round and self._rng.random() < 0.5):
+            self.log.append(leader.some_of(ready))
         elif wants_round:
             self._rounds += 1
-            self._last_round = ColdRound([()] * self._ranks, self._ranks)
-            self.log.append(self._last_round)
+            self.log.append(ColdRound(self._rounds, [()] * self._ranks, self._ranks))
         else:
             return False
+        self._arrive(leader)
         return True
-
-    def _decide(self) -> None:
-        self._rng.shuffle(self._ready)
-        count = len(self._ready) if self._rng.random() < 0.5 else self._rng.randint(1, len(self._ready))
-        slots, self._ready = self._ready[:count], self._ready[count:]
-        for slot in slots:
-            self._bits[slot] = 0
-        self.log.append(slots)
 
     def hand_over(self, round_: ColdRound, rank: int, outbox: Sequence[Message]) -> bool:
         """True if all outboxes are there, so that the coordinator can do its step."""
@@ -88,12 +133,26 @@ class HotPath:
         round_.missing -= 1
         return round_.missing == 0
 
-    def coordinate(self, round_: ColdRound, coordinator: Coordinator, used: Sequence[int]) -> None:
-        round_.stream = coordinator.step(round_.outboxes, used)
+    def coordinate(
+        self, round_: ColdRound, coordinator: Coordinator, used: Sequence[int], through_the_codec: bool
+    ) -> None:
+        round_.stream = coordinator.step_merged(self._merged(round_.outboxes, through_the_codec), used)
         round_.cache = coordinator.cache.names()
-        for item in round_.stream:
-            if isinstance(item, Joined):
-                self._joined += 1
-            elif isinstance(item, AllJoined):
-                self._joined = 0
-        self._ready = [slot for slot in sorted(self._bits) if self._is_ready(slot)]
+
+    def _merged(self, outboxes: Sequence[Sequence[Message]], through_the_codec: bool) -> list[Batch]:
+        """What arrives at rank 0: every leader merges what its ranks and its children say."""
+        ranks_of_host, arity = self._placement.ranks_of_host, self._placement.arity
+        arrived: list[list[Batch]] = [[] for _ in ranks_of_host]
+        for host in reversed(range(len(ranks_of_host))):
+            if through_the_codec:
+                texts = {rank: encode_requests(outboxes[rank]) for rank in ranks_of_host[host]}
+                arrived[host].append(told_together(texts))
+            else:
+                arrived[host] += [told_by(RankSet.of([rank]), outboxes[rank]) for rank in ranks_of_host[host]]
+            if host > 0:
+                batch = merge(arrived[host])
+                if through_the_codec:
+                    ranks = ranks_under(host, ranks_of_host, arity)
+                    batch = BatchReader().read(encode_batch(batch), ranks)
+                arrived[parent(host, arity)].append(batch)
+        return arrived[0]

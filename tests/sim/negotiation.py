@@ -4,10 +4,10 @@
     python -m tests.sim.negotiation --seed 7 --ranks 64    # again what has failed; the last events are printed
 
 Every rank has two actors: a training thread, which submits tensors in an order of its own, and an engine, which reads
-the log of the hot path entry by entry, and cold rounds item by item. A third kind, once, is rank 0 looking for what to
-decide. The scheduler picks any actor that has something to do (sometimes one that has not), some ranks rarely, and lets
-it do a few steps. In some simulations a rank dies anywhere, in others one leaves too early; otherwise all leave at the
-end.
+the log of the hot path entry by entry, and cold rounds item by item. A third kind, once per host, is its leader looking
+for what to report, to pass on or (rank 0) to decide; hosts lie in a tree of any shape. The scheduler picks any actor
+that has something to do (sometimes one that has not), some ranks rarely, and lets it do a few steps. In some
+simulations a rank dies anywhere, in others one leaves too early; otherwise all leave at the end.
 
 What is checked, as it happens: all ranks execute the same responses, or get the same errors, in the same order; each is
 what the workload says; values are right; caches are equal after every cold round; a submission ends once. At the end:
@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 from tests.sim.common_order import Broken, CommonOrder, require
 from tests.sim.hot_path import ColdRound, HotPath
+from tests.sim.leaders import draw_placement
 from tests.sim.rank import Rank
 from tests.sim.workload import draw_ranks, draw_workload
 
@@ -63,14 +64,19 @@ class Simulation:
     def __init__(self, seed: int, ranks: int) -> None:
         self.rng = random.Random(f"{ranks} ranks with {seed}")
         self.workload = draw_workload(self.rng, ranks)
-        self.hot = HotPath(ranks, self.rng)
+        self.placement = draw_placement(self.rng, ranks)
+        self.hot = HotPath(
+            self.placement, self.rng, self.workload.capacity, self.wake_leader, self.wake_engines
+        )
         self.coordinator = Coordinator(ranks, self.workload.capacity)
         self.counts: Counter[str] = Counter()
         self.events: deque[tuple[object, ...]] = deque(maxlen=60)
         self.order = CommonOrder(self.workload, self.counts)
         self.survivable = sys.maxsize  # a collective at this place of the order lacks a rank that has failed
-        self.leader = 2 * ranks  # the actor; 2 * rank: its training thread; 2 * rank + 1: its engine
-        self.actors = Actors(2 * ranks + 1)
+        self.first_leader = (
+            2 * ranks
+        )  # + host: its leader; 2 * rank: its training thread; 2 * rank + 1: its engine
+        self.actors = Actors(2 * ranks + len(self.hot.leaders))
         self.ranks = [Rank(self, rank) for rank in range(ranks)]
         share = self.rng.choice((0, 0, 0.1, 0.5))
         self.slow = {rank for rank in range(ranks) if self.rng.random() < share}
@@ -93,17 +99,17 @@ class Simulation:
     def note(self, rank: int, *what: object) -> None:
         self.events.append((f"rank {rank}", *what))
 
-    def wake_leader(self) -> None:
-        if self.ranks[0].state == "running":
-            self.actors.add(self.leader)
+    def wake_leader(self, host: int) -> None:
+        if self.ranks[self.placement.ranks_of_host[host][0]].state == "running":
+            self.actors.add(self.first_leader + host)
 
     def wake_training(self, rank: int) -> None:
         self.actors.add(2 * rank)
 
-    def wake_engines(self) -> None:
-        for rank in self.ranks:
-            if rank.state == "running":
-                self.actors.add(2 * rank.rank + 1)
+    def wake_engines(self, host: int) -> None:
+        for rank in self.placement.ranks_of_host[host]:
+            if self.ranks[rank].state == "running":
+                self.actors.add(2 * rank + 1)
 
     def run(self) -> Counter[str]:
         """Run to the end; returns what happened how often. Raises Broken, or whatever a machine raises."""
@@ -133,11 +139,8 @@ class Simulation:
         require(self.steps < 1_000 * (10 + work), "it goes on for ever")
 
     def step(self, actor: int) -> bool:
-        if actor == self.leader:
-            if self.hot.step():
-                self.wake_engines()
-                return True
-            return False
+        if actor >= self.first_leader:
+            return self.hot.step(actor - self.first_leader)
         rank = self.ranks[actor // 2]
         if rank.state != "running":
             return False
@@ -157,8 +160,12 @@ class Simulation:
         rank.state = state
         self.actors.remove(2 * rank.rank)
         self.actors.remove(2 * rank.rank + 1)
-        if rank.rank == 0:
-            self.actors.remove(self.leader)
+        leader = rank.leader
+        if self.placement.ranks_of_host[leader.host][0] == rank.rank:
+            self.actors.remove(self.first_leader + leader.host)
+            for child in leader.children:  # what it had passed on is still on its way
+                below = self.hot.leaders[child]
+                below.arrives_up_to = self.rng.randint(below.arrived, max(leader.arrived, below.arrived))
         if state != "closed":
             self.survivable = min(self.survivable, rank.outcomes)
 
@@ -171,19 +178,19 @@ class Simulation:
         self.counts["deaths"] += 1
         dead.flights.clear()
         self.stop(dead, "dead")
-        if dead.rank == 0:  # what it had written has reached some and not others
+        if dead.rank == 0:
             for rank in running:
-                if self.rng.random() < 0.7:
-                    rank.log_end = self.rng.randint(rank.position, len(self.hot.log))
+                rank.is_cut_off = self.rng.random() < 0.7
 
     def hand_over(self, round_: ColdRound, rank: int, outbox: Sequence[Message]) -> None:
         self.note(rank, "hands over", outbox)
         if self.hot.hand_over(round_, rank, outbox) and self.ranks[0].state == "running":
             self.counts["cold rounds"] += 1
             used, self.ranks[0].used = self.ranks[0].used, []
-            self.hot.coordinate(round_, self.coordinator, used)
+            self.hot.coordinate(round_, self.coordinator, used, self.workload.through_the_codec)
             require(len(round_.cache) <= self.workload.capacity, "more is cached than there are slots")
-            self.wake_engines()
+            for host in range(len(self.hot.leaders)):
+                self.wake_engines(host)
 
     def check_end(self) -> None:
         for rank in self.ranks:

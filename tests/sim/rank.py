@@ -42,6 +42,7 @@ class Rank:
     def __init__(self, simulation: Simulation, rank: int) -> None:
         self.simulation, self.workload, self.hot = simulation, simulation.workload, simulation.hot
         self.rank = rank
+        self.leader = self.hot.leader_of(rank)
         self.member = Member(rank, self.workload.ranks)
         self.flights: dict[int, Flight] = {}  # by name
         self.slots: dict[int, tuple[Request, Run]] = {}  # the cache of the hot path
@@ -59,7 +60,7 @@ class Rank:
         self.has_to_want = False
         self.is_absent = False
         self.position = self.place = 0  # in the log, and in the entry there or the current round
-        self.log_end: int | None = None  # where the log ends for this rank, if rank 0 has died
+        self.is_cut_off = False  # rank 0 has died, and what it had decided in a round has not come here
         self.begun = 0
         self.round: ColdRound | None = None
         self.stream: list[StreamItem] | None = None
@@ -124,12 +125,10 @@ class Rank:
         else:
             require(slot not in self.hits, "rank", self.rank, "hits slot", slot, "twice")
             self.hits[slot] = index
-            self.hot.set_bit(slot)
-            self.simulation.wake_leader()
+            self.hot.set_bit(self.rank, slot)
 
     def want_round(self) -> None:
-        self.hot.want_round(self.begun + 1)
-        self.simulation.wake_leader()
+        self.hot.want_round(self.rank, self.begun + 1)
 
     def finish(self, index: int) -> Flight:
         """A submission is through, well or not."""
@@ -149,8 +148,7 @@ class Rank:
         """One step of the engine; False if it waits."""
         if self.round is not None:
             return self.apply_next(self.round)
-        end = len(self.hot.log) if self.log_end is None else self.log_end
-        if self.position >= end:
+        if self.position >= self.leader.arrived:
             return False
         entry = self.hot.log[self.position]
         if isinstance(entry, ColdRound):
@@ -188,7 +186,7 @@ class Rank:
 
     def apply_next(self, round_: ColdRound) -> bool:
         if self.stream is None:
-            if round_.stream is None or self.log_end is not None:  # the dead rank 0 had not told this one
+            if round_.stream is None or self.is_cut_off:
                 return False
             self.stream = list(round_.stream)
             if self.workload.through_the_codec:
@@ -206,8 +204,7 @@ class Rank:
         else:
             self.round, self.stream, self.place = None, None, 0
             self.check_replica(round_)
-            round_.through += 1
-            self.simulation.wake_leader()
+            self.hot.is_through(self.rank, round_)
         return True
 
     def check_replica(self, round_: ColdRound) -> None:
@@ -244,11 +241,14 @@ class Rank:
             case Failed(request, reason, left):
                 self.fail_one(request, reason, left)
             case Joined(rank):
-                self.is_absent |= rank == self.rank
+                if rank == self.rank:
+                    self.is_absent = True
+                    self.hot.note_joined(rank, True)
             case AllJoined(last):
                 require(self.is_absent and not self.flights, "rank", self.rank, "goes on before all is done")
                 require(0 <= last < self.workload.ranks, "an unknown rank has joined:", last)
                 self.is_absent = self.is_joining = False
+                self.hot.note_joined(self.rank, False)
                 self.simulation.counts["all joined"] += self.rank == 0
                 self.begin_epoch()
                 self.simulation.wake_training(self.rank)
@@ -260,7 +260,7 @@ class Rank:
 
     def displace(self, slot: int) -> None:
         self.simulation.counts["displaced"] += 1
-        self.hot.take_back_bit(slot)
+        self.hot.take_back_bit(self.rank, slot)
         flight = self.flights[self.hits.pop(slot)]
         flight.slot = None
         self.member.displaced(flight.request)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from tests.sim.common_order import Broken
+from tests.sim.leaders import Leader
 from tests.sim.negotiation import main, simulate
 from tests.sim.workload import draw_ranks
 
-from ronde.core.messages import AllJoined, Evict, Joined, Request, StreamItem
+from ronde.core import merging
+from ronde.core.merging import Told
+from ronde.core.messages import AllJoined, Evict, Joined, Message, Request, StreamItem
 from ronde.core.negotiation import Coordinator, Member
-from ronde.types import Kind
+from ronde.types import DType, Kind
 
 BATCH = 100
 WHAT_HAPPENS = {
@@ -65,21 +69,21 @@ def test_a_seed_tells_the_same_story_again(capsys: pytest.CaptureFixture[str]) -
 
 
 def evict_without_saying_so(patch: pytest.MonkeyPatch) -> None:
-    step = Coordinator.step
+    step = Coordinator.step_merged
 
     def broken(self: Coordinator, *arguments: object) -> list[StreamItem]:
         return [item for item in step(self, *arguments) if not isinstance(item, Evict)]  # type: ignore[arg-type]
 
-    patch.setattr(Coordinator, "step", broken)
+    patch.setattr(Coordinator, "step_merged", broken)
 
 
 def evict_after_everything_else(patch: pytest.MonkeyPatch) -> None:
-    step = Coordinator.step
+    step = Coordinator.step_merged
 
     def broken(self: Coordinator, *arguments: object) -> list[StreamItem]:
         return sorted(step(self, *arguments), key=lambda item: isinstance(item, Evict))  # type: ignore[arg-type]
 
-    patch.setattr(Coordinator, "step", broken)
+    patch.setattr(Coordinator, "step_merged", broken)
 
 
 class WithoutOrder(list[StreamItem]):
@@ -93,8 +97,8 @@ class WithoutOrder(list[StreamItem]):
 
 
 def send_items_without_order(patch: pytest.MonkeyPatch) -> None:
-    step = Coordinator.step
-    patch.setattr(Coordinator, "step", lambda *arguments: WithoutOrder(step(*arguments)))
+    step = Coordinator.step_merged
+    patch.setattr(Coordinator, "step_merged", lambda *arguments: WithoutOrder(step(*arguments)))
 
 
 def forget_displaced_hits(patch: pytest.MonkeyPatch) -> None:
@@ -112,16 +116,17 @@ def hit_whatever_the_signature(patch: pytest.MonkeyPatch) -> None:
 
 
 def use_the_arrival_order_as_that_of_ranks(patch: pytest.MonkeyPatch) -> None:
-    decide = Coordinator._decide
+    requests_of = merging.requests_of
 
-    def broken(self: Coordinator, by_rank: dict[int, Request], stream: list[StreamItem]) -> None:
-        decide(self, dict(zip(by_rank, reversed(by_rank.values()))), stream)
+    def broken(told: Sequence[Told]) -> dict[int, Request]:
+        by_rank = requests_of(told)
+        return dict(zip(by_rank, reversed(by_rank.values())))
 
-    patch.setattr(Coordinator, "_decide", broken)
+    patch.setattr("ronde.core.negotiation.requests_of", broken)
 
 
 def go_on_before_what_is_in_flight_has_run(patch: pytest.MonkeyPatch) -> None:
-    step = Coordinator.step
+    step = Coordinator.step_merged
 
     def broken(self: Coordinator, *arguments: object) -> list[StreamItem]:
         items = step(self, *arguments)  # type: ignore[arg-type]
@@ -129,11 +134,31 @@ def go_on_before_what_is_in_flight_has_run(patch: pytest.MonkeyPatch) -> None:
             return items
         return sorted(items, key=lambda item: not isinstance(item, (Joined, AllJoined)))
 
-    patch.setattr(Coordinator, "step", broken)
+    patch.setattr(Coordinator, "step_merged", broken)
 
 
 def cache_the_rows_of_ranks_that_have_joined(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Coordinator, "_may_be_cached", lambda self, request: request.kind != Kind.barrier)
+
+
+def merge_what_differs(patch: pytest.MonkeyPatch) -> None:
+    part = merging._common_part
+
+    def broken(message: Message) -> Message:
+        merged = part(message)
+        return replace(merged, dtype=DType.int8) if isinstance(merged, Request) else merged
+
+    patch.setattr(merging, "_common_part", broken)
+
+
+def believe_reports_from_before_a_round(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leader, "believes", lambda self, note: True)
+
+
+def report_what_only_the_own_host_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Leader, "children", property(lambda self: range(0), lambda self, value: None), raising=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,6 +172,9 @@ def cache_the_rows_of_ranks_that_have_joined(patch: pytest.MonkeyPatch) -> None:
         forget_displaced_hits,
         hit_whatever_the_signature,
         use_the_arrival_order_as_that_of_ranks,
+        believe_reports_from_before_a_round,
+        report_what_only_the_own_host_has,
+        merge_what_differs,
     ],
 )
 def test_what_is_wrong_is_noticed_and_can_be_replayed(

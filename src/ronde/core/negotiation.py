@@ -4,8 +4,9 @@ Rules
 
 1. A tensor whose name and signature are cached (a hit) needs no negotiation: the hot path finds out when all ranks have
    submitted it. Anything else (a miss) is a `Request`, which travels in the next cold round.
-2. In a cold round the coordinator takes the requests of all ranks and makes of them a part of one ordered stream, which
-   every member applies, item by item. What the hot path executes lies in the same order between two cold rounds.
+2. In a cold round the coordinator takes the requests of all ranks, merged (`core.merging`), and makes of them a part of
+   one ordered stream, which every member applies, item by item. What the hot path executes lies in the same order
+   between two cold rounds.
 3. A name is decided once all ranks have requested it: they run it, or they all fail with the same reason. So a mistake
    costs one operation and the next one works.
 4. Caches change by the stream alone, at the same place of it on every rank, so they never disagree. That a slot is
@@ -33,10 +34,11 @@ some rank has still to apply a cold round, and so never takes a hit on what a sl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ronde.core.agreement import find_problem, response_rows
+from ronde.core.merging import Batch, Told, ranks_of, requests_of, told_by
 from ronde.core.messages import (
     AllJoined,
     Evict,
@@ -51,6 +53,7 @@ from ronde.core.messages import (
     StreamItem,
     TensorType,
 )
+from ronde.core.rank_set import RankSet
 from ronde.core.response_cache import ResponseCache
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.types import Kind
@@ -77,6 +80,14 @@ class Waiting(NamedTuple):
     missing: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Gathering:
+    """What has been requested under one name, and by how many ranks."""
+
+    told: list[Told] = field(default_factory=list)
+    count: int = 0
+
+
 class Coordinator:
     """Decides what all ranks do, and in which order. There is one, on rank 0."""
 
@@ -85,7 +96,8 @@ class Coordinator:
         self._size = size
         self._names = range(size) if names is None else names
         self._cache = ResponseCache(capacity)
-        self._table: dict[str, dict[int, Request]] = {}  # by name and rank; the longest waiting name first
+        self._everybody = RankSet.up_to(size)
+        self._table: dict[str, _Gathering] = {}  # by name, the longest waiting first
         self._responded: dict[int, Request] = {}  # by slot: whose response it holds
         self._joined: list[int] = []  # in the order in which they did
         self._is_over = False
@@ -96,32 +108,39 @@ class Coordinator:
         return self._cache
 
     def step(self, requests: Sequence[Sequence[Message]], used: Sequence[int] = ()) -> list[StreamItem]:
+        """The same as `step_merged`, with what each rank says by itself."""
+        return self.step_merged(
+            [told_by(RankSet.of([rank]), messages) for rank, messages in enumerate(requests)], used
+        )
+
+    def step_merged(self, batches: Sequence[Batch], used: Sequence[int] = ()) -> list[StreamItem]:
         """Return the next part of the stream.
 
-        `requests`: by rank, what it sends in this round. `used`: the slots that the hot path has executed since the
-        last step, the latest last. Raises ProtocolError if what a rank sends makes no sense; then the world is broken.
+        `batches`: what the ranks say in this round; each of them is in one batch. `used`: the slots that the hot path
+        has executed since the last step, the latest last. Raises ProtocolError if what a rank says makes no sense; then
+        the world is broken.
         """
         if self._is_over:
             return []
-        if len(requests) != self._size:
-            raise ProtocolError(f"requests of {len(requests)} ranks instead of {self._size}")
+        present = sum(len(batch.ranks) for batch in batches)
+        if present != self._size or RankSet.union(batch.ranks for batch in batches) != self._everybody:
+            raise ProtocolError(f"requests of {present} ranks instead of {self._size}")
         for slot in used:
             self._cache.use(slot)
         stream: list[StreamItem] = []
         leaving: list[int] = []
-        for rank, messages in enumerate(requests):
-            for message in messages:
-                if leaving and leaving[-1] == rank:
-                    raise ProtocolError(f"rank {rank} has left and still sends something")
-                match message:
+        for batch in batches:
+            for told in batch.told:
+                match told.message:
                     case Leave():
-                        leaving.append(rank)
+                        leaving.append(told.ranks.first)
                     case Join():
-                        self._join(rank, stream)
+                        for rank in told.ranks:
+                            self._join(rank, stream)
                     case Request():
-                        self._take(rank, message, stream)
+                        self._take(told.message.name, told, stream)
         if leaving:
-            stream.append(Left(leaving[0]))
+            stream.append(Left(min(leaving)))
             self._table.clear()
             self._is_over = True
         return stream
@@ -129,26 +148,31 @@ class Coordinator:
     def waiting(self) -> list[Waiting]:
         """Return the names that some ranks still have to request, the longest waiting first."""
         return [
-            Waiting(name, tuple(sorted(by_rank)), tuple(self._missing(by_rank)))
-            for name, by_rank in self._table.items()
+            Waiting(name, tuple(ranks_of(gathering.told)), tuple(self._missing(gathering)))
+            for name, gathering in self._table.items()
         ]
 
-    def _missing(self, by_rank: dict[int, Request]) -> list[int]:
-        return [rank for rank in range(self._size) if rank not in by_rank and rank not in self._joined]
+    def _missing(self, gathering: _Gathering) -> list[int]:
+        there = ranks_of(gathering.told)
+        return [rank for rank in self._everybody if rank not in there and rank not in self._joined]
 
-    def _take(self, rank: int, request: Request, stream: list[StreamItem]) -> None:
-        if rank in self._joined:
-            raise ProtocolError(f"rank {rank} has joined and still requests tensor '{request.name}'")
-        self._evict(request.name, stream)
-        by_rank = self._table.setdefault(request.name, {})
-        if rank in by_rank:
-            raise ProtocolError(f"rank {rank} has requested tensor '{request.name}' twice")
-        by_rank[rank] = request
-        if self._is_complete(by_rank):
-            self._decide(self._table.pop(request.name), stream)
+    def _take(self, name: str, told: Told, stream: list[StreamItem]) -> None:
+        for rank in self._joined:
+            if rank in told.ranks:
+                raise ProtocolError(f"rank {rank} has joined and still requests tensor '{name}'")
+        self._evict(name, stream)
+        gathering = self._table.get(name) or self._table.setdefault(name, _Gathering())
+        gathering.told.append(told)
+        gathering.count += len(told.ranks)
+        if self._is_complete(gathering):
+            self._decide(self._table.pop(name), stream)
 
-    def _is_complete(self, by_rank: dict[int, Request]) -> bool:
-        return len(by_rank) + sum(rank not in by_rank for rank in self._joined) == self._size
+    def _is_complete(self, gathering: _Gathering) -> bool:
+        missing = self._size - gathering.count
+        if missing > len(self._joined):
+            return False
+        there = ranks_of(gathering.told)
+        return missing == sum(rank not in there for rank in self._joined)
 
     def _join(self, rank: int, stream: list[StreamItem]) -> None:
         if rank in self._joined:
@@ -158,7 +182,7 @@ class Coordinator:
             if not self._may_be_cached(request):
                 self._evict(request.name, stream)
         stream.append(Joined(rank))
-        for name in [name for name, by_rank in self._table.items() if self._is_complete(by_rank)]:
+        for name in [name for name, gathering in self._table.items() if self._is_complete(gathering)]:
             self._decide(self._table.pop(name), stream)
         if len(self._joined) == self._size:
             stream.append(AllJoined(rank))
@@ -178,12 +202,15 @@ class Coordinator:
             del self._responded[slot]
             stream.append(Evict(slot))
 
-    def _decide(self, by_rank: dict[int, Request], stream: list[StreamItem]) -> None:
+    def _decide(self, gathering: _Gathering, stream: list[StreamItem]) -> None:
         """What becomes of a name that all ranks have requested, but for those that have joined."""
-        absent = tuple(rank for rank in sorted(self._joined) if rank not in by_rank)
-        lowest = by_rank[min(by_rank)]
-        by_name = {self._names[rank]: by_rank[rank] for rank in sorted(by_rank)}
-        reason = find_problem(by_name, absent, self._names)
+        there = ranks_of(gathering.told)
+        absent = tuple(rank for rank in sorted(self._joined) if rank not in there)
+        by_rank = requests_of(gathering.told)
+        lowest = by_rank[there.first]
+        reason = find_problem(
+            {self._names[rank]: request for rank, request in by_rank.items()}, absent, self._names
+        )
         if reason:
             stream.append(Fail(lowest.name, reason))
             return

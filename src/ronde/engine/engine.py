@@ -3,8 +3,8 @@
 A submitted tensor takes one of two ways:
   - Hit: the native cycle knows its name and signature. It sets a bit, and no Python runs any more until somebody waits.
   - Miss: it becomes a Request, and the next cold round takes it along. In a cold round the engine's threads of all
-    ranks gather their requests on rank 0, whose Coordinator makes of them a stream of items; everybody gets the stream
-    and applies it item by item. Caches change nowhere else, so they are the same everywhere.
+    ranks gather their requests on rank 0 (`rounds`), whose Coordinator makes of them a stream of items; everybody gets
+    the stream and applies it item by item. Caches change nowhere else, so they are the same everywhere.
 
 The lock orders submitting threads against cold rounds; it is never held while a rank waits for another.
 """
@@ -29,9 +29,7 @@ from ronde.core.messages import (
     Joined,
     Run,
     TensorType,
-    decode_requests,
     decode_stream,
-    encode_requests,
     encode_stream,
 )
 from ronde.core.negotiation import (
@@ -46,7 +44,7 @@ from ronde.core.negotiation import (
     Member,
 )
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
-from ronde.engine.rounds import gather_bytes, share_bytes
+from ronde.engine.rounds import Collector, share_bytes
 from ronde.engine.stalls import StallWatch
 from ronde.engine.submission import (
     Submission,
@@ -88,6 +86,7 @@ class Engine:
         self._comm = comm
         self._agree("cache_capacity", capacity)
         self._agree("fusion_bytes", settings.fusion_bytes)
+        self._agree("tree_arity", settings.tree_arity)
         self._agree("disable_group_fusion", settings.disable_group_fusion)
         self._agree("join_average", _JOIN_AVERAGES.index(settings.join_average))
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
@@ -99,9 +98,11 @@ class Engine:
             buffer,
             settings.linger_ns,
             settings.disable_group_fusion,
+            settings.tree_arity,
         )
         self._carriers = Carriers(self._cycle, self._comm, settings, ranks)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
+        self._collector = Collector(self._comm, settings.tree_arity)
         self._coordinator = Coordinator(self._size, capacity, self._names) if self._rank == 0 else None
         self._member = Member(self._rank, self._size)
         self._lock = threading.RLock()
@@ -360,11 +361,10 @@ class Engine:
             if self._member.is_joining:
                 self._take_back_hits()
             requests = self._member.outbox()
-        gathered = gather_bytes(self._comm, encode_requests(requests))
+        batches = self._collector.collect(requests)
         stream = b""
         if self._coordinator is not None:
-            batch = [decode_requests(message) for message in gathered]
-            stream = encode_stream(self._coordinator.step(batch, self._cycle.take_used()))
+            stream = encode_stream(self._coordinator.step_merged(batches, self._cycle.take_used()))
         for item in decode_stream(share_bytes(self._comm, stream)):
             with self._lock:
                 effects = self._member.apply(item)

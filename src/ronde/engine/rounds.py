@@ -1,15 +1,88 @@
-"""How messages travel in a cold round: collected on rank 0, and from there to everybody."""
+"""How messages travel in a cold round: merged along the tree of hosts to rank 0, and from there to everybody.
+
+On one host rank 0 gathers them from all ranks at once. On several, the ranks of a host send theirs to its leader, who
+merges them with what its children send and sends the result to its parent (`core.tree`, `core.merging`). What rank 0
+decides is broadcast. Everything runs in the engine's own communicator.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from ronde.comm.communicator import Communicator
+from ronde.core.merging import Batch, BatchReader, encode_batch, merge, told_together
+from ronde.core.messages import Message, encode_requests
+from ronde.core.tree import children, parent, ranks_under
 
-__all__ = ["gather_bytes", "share_bytes"]
+__all__ = ["Collector", "gather_bytes", "share_bytes"]
 
 _LENGTH_BYTES = 8
-_FIRST_BYTES = 2048  # what nearly always suffices; a longer message follows in a second broadcast
+_FIRST_BYTES = 2048  # what nearly always suffices; a longer message follows in a second part
+_ROOM = _FIRST_BYTES - _LENGTH_BYTES
+
+
+class Collector:
+    """A rank's place in the tree. Every rank of `comm` makes one, with the same arity."""
+
+    def __init__(self, comm: Communicator, arity: int) -> None:
+        self._comm = comm
+        topology = comm._topology
+        ranks_of_host: list[list[int]] = [[] for _ in range(max(topology.host_of) + 1)]
+        for rank, host in enumerate(topology.host_of):
+            ranks_of_host[host].append(rank)
+        host, hosts = topology.host_of[comm.rank], len(ranks_of_host)
+        self._is_one_host = hosts == 1
+        self._leader = topology.leader
+        self._local_ranks = topology.local_ranks
+        self._parent = ranks_of_host[parent(host, arity)][0] if host > 0 else -1
+        self._under = {
+            ranks_of_host[child][0]: ranks_under(child, ranks_of_host, arity)
+            for child in (children(host, hosts, arity) if comm.rank == self._leader else ())
+        }
+
+    def collect(self, outbox: Sequence[Message]) -> list[Batch]:
+        """Return on rank 0 what all ranks say, an empty list on the others. All ranks call it."""
+        mine = encode_requests(outbox)
+        if self._is_one_host:
+            gathered = gather_bytes(self._comm, mine)
+            return [told_together(dict(enumerate(gathered)))] if gathered else []
+        if self._comm.rank != self._leader:
+            _send_bytes(self._comm, mine, self._leader)
+            return []
+        others = [rank for rank in self._local_ranks if rank != self._comm.rank]
+        outboxes = {self._comm.rank: mine} | {rank: _receive_bytes(self._comm, rank) for rank in others}
+        reader = BatchReader()
+        batches = [told_together(outboxes)]
+        for child, ranks in self._under.items():
+            batches.append(reader.read(_receive_bytes(self._comm, child), ranks))
+        if self._parent < 0:
+            return batches
+        _send_bytes(self._comm, encode_batch(merge(batches)), self._parent)
+        return []
+
+
+def _send_bytes(comm: Communicator, message: bytes, dest: int) -> None:
+    comm.send(_first_part(message), dest)
+    if len(message) > _ROOM:
+        comm.send(np.frombuffer(message, np.uint8)[_ROOM:], dest)
+
+
+def _receive_bytes(comm: Communicator, source: int) -> bytes:
+    received = comm.recv(np.empty(_FIRST_BYTES, np.uint8), source).tobytes()
+    length = int.from_bytes(received[:_LENGTH_BYTES], "little")
+    if length <= _ROOM:
+        return bytes(received[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    rest = comm.recv(np.empty(length - _ROOM, np.uint8), source)
+    return bytes(received[_LENGTH_BYTES:] + rest.tobytes())
+
+
+def _first_part(message: bytes) -> np.ndarray:
+    first = np.zeros(_FIRST_BYTES, np.uint8)
+    head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[:_ROOM]
+    first[: len(head)] = np.frombuffer(head, np.uint8)
+    return first
 
 
 def gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
@@ -28,18 +101,14 @@ def gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
 
 def share_bytes(comm: Communicator, message: bytes) -> bytes:
     """Return rank 0's message on every rank. All ranks call it; what the others pass does not matter."""
-    first = np.zeros(_FIRST_BYTES, np.uint8)
-    room = _FIRST_BYTES - _LENGTH_BYTES
-    if comm.rank == 0:
-        head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[:room]
-        first[: len(head)] = np.frombuffer(head, np.uint8)
+    first = _first_part(message)
     comm.broadcast(first, 0, out=first)
     received = first.tobytes()
     length = int.from_bytes(received[:_LENGTH_BYTES], "little")
-    if length <= room:
+    if length <= _ROOM:
         return received[_LENGTH_BYTES : _LENGTH_BYTES + length]
-    rest = np.empty(length - room, np.uint8)
+    rest = np.empty(length - _ROOM, np.uint8)
     if comm.rank == 0:
-        rest[:] = np.frombuffer(message[room:], np.uint8)
+        rest[:] = np.frombuffer(message, np.uint8)[_ROOM:]
     comm.broadcast(rest, 0, out=rest)
     return received[_LENGTH_BYTES:] + rest.tobytes()

@@ -1,0 +1,239 @@
+"""What many ranks say in a cold round, with what is equal said once. Pure.
+
+Hundreds of ranks request the same tensors. The leader of a host makes of their requests a `Batch`, in which each stands
+once, with the set of ranks that have it; it merges that with its children's and sends it on to its parent. So what
+arrives at rank 0, and the work there, is the same for a hundred ranks and for ten thousand.
+
+Where ranks may differ, in the rows that they gather or exchange, their requests are merged all the same, and the rows
+kept by rank. What must not differ is never merged: the coordinator finds who has said what.
+
+A batch travels as lines: the ranks (nothing: all of the batch) and the rows by rank (nothing: as the message says) as
+JSON, a tab, and the message as `ronde.core.messages` writes it. The same message makes the same text, so whoever merges
+batches has to read it once only. An empty batch is no bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ronde.core.messages import Join, Leave, Message, Request, decode_requests, encode_requests
+from ronde.core.rank_set import RankSet
+from ronde.errors import ProtocolError
+from ronde.types import Kind
+
+__all__ = [
+    "Batch",
+    "BatchReader",
+    "Told",
+    "encode_batch",
+    "joined",
+    "merge",
+    "ranks_of",
+    "requests_of",
+    "told_by",
+    "told_together",
+]
+
+Rows = tuple[int, ...]  # how many rows a rank has, then its splits, if it has given any
+
+_UNEVEN = (Kind.allgather, Kind.alltoall)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """These ranks say this. `message`: the lowest one's; `rows`: of each rank in order, empty if all are equal."""
+
+    ranks: RankSet
+    message: Message
+    rows: tuple[Rows, ...] = ()
+
+    def by_rank(self) -> list[tuple[int, Rows]]:
+        """Return the ranks in order, each with its rows."""
+        return list(zip(self.ranks, self.rows or (_rows(self.message),) * len(self.ranks)))
+
+    def requests(self) -> dict[int, Request]:
+        """Return what each of the ranks has requested."""
+        assert isinstance(self.message, Request)
+        return {rank: _with_rows(self.message, rows) for rank, rows in self.by_rank()}
+
+    def request(self, rank: int) -> Request:
+        """Return what one of the ranks has requested."""
+        assert isinstance(self.message, Request)
+        return self.requests()[rank] if self.rows else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that these ranks say in one cold round: first what they request, then who joins, then who leaves."""
+
+    ranks: RankSet
+    told: tuple[Told, ...] = ()
+
+
+def told_by(ranks: RankSet, messages: Sequence[Message]) -> Batch:
+    """Return what each of these ranks says. Raises ProtocolError if something comes after a leave."""
+    if any(isinstance(message, Leave) for message in messages[:-1]):
+        raise ProtocolError(f"rank {ranks.first} has left and still sends something")
+    return Batch(ranks, tuple([Told(ranks, message) for message in messages]))
+
+
+def told_together(outboxes: Mapping[int, bytes]) -> Batch:
+    """Return what ranks say whose encoded messages these are: by rank. Raises ProtocolError if they are malformed."""
+    ranks_by_text: dict[bytes, list[int]] = {}
+    for rank, text in outboxes.items():
+        ranks_by_text.setdefault(text, []).append(rank)
+    return merge([told_by(RankSet.of(ranks), decode_requests(text)) for text, ranks in ranks_by_text.items()])
+
+
+def _common_part(message: Message) -> Message:
+    """The message without what may differ between ranks; messages with equal ones can be merged."""
+    if isinstance(message, Request) and message.kind in _UNEVEN and message.shape:
+        return replace(message, shape=(0, *message.shape[1:]), splits=())
+    return message
+
+
+def merge(batches: Sequence[Batch]) -> Batch:
+    """Return one batch that says the same as these. Raises ProtocolError if a rank says something twice."""
+    if len(batches) == 1 and len(batches[0].ranks) == 1:
+        return batches[0]
+    merged = joined([told for batch in batches for told in batch.told])
+    merged.sort(key=lambda told: (Request, Join, Leave).index(type(told.message)))
+    return Batch(_union(batch.ranks for batch in batches), tuple(merged))
+
+
+def joined(told: Iterable[Told]) -> list[Told]:
+    """Return the same with everything once that can be merged. Raises ProtocolError if a rank says it twice."""
+    by_part: dict[Message, list[Told]] = {}
+    for each in told:
+        by_part.setdefault(_common_part(each.message), []).append(each)
+    return [each[0] if len(each) == 1 else _join(each) for each in by_part.values()]
+
+
+def ranks_of(told: Iterable[Told]) -> RankSet:
+    """Return who says one of these about the same tensor. Raises ProtocolError if a rank is there twice."""
+    told = list(told)
+    try:
+        return RankSet.union(each.ranks for each in told)
+    except ValueError as error:
+        message = told[0].message
+        what = f"requested tensor '{message.name}'" if isinstance(message, Request) else "joined or left"
+        raise ProtocolError(f"{str(error).removesuffix(' comes twice')} has {what} twice") from None
+
+
+def requests_of(told: Sequence[Told]) -> dict[int, Request]:
+    """Return what has been requested under one name, by rank in order; what many request alike, by the lowest only.
+
+    By every rank where ranks may differ. Raises ProtocolError if a rank is there twice.
+    """
+    by_rank: dict[int, Request] = {}
+    for each in sorted(joined(told), key=lambda each: each.ranks.first):
+        assert isinstance(each.message, Request)
+        is_uneven = each.message.kind in _UNEVEN
+        by_rank |= each.requests() if is_uneven else {each.ranks.first: each.message}
+    return {rank: by_rank[rank] for rank in sorted(by_rank)}
+
+
+def _join(told: Sequence[Told]) -> Told:
+    """One for several whose messages have a common part."""
+    ranks = ranks_of(told)
+    first = told[0].message
+    if all(each.message == first and not each.rows for each in told):
+        return Told(ranks, first)
+    rows = sorted(pair for each in told for pair in each.by_rank())
+    assert isinstance(first, Request)
+    return Told(ranks, _with_rows(first, rows[0][1]), tuple([each for _, each in rows]))
+
+
+def _union(sets: Iterable[RankSet]) -> RankSet:
+    try:
+        return RankSet.union(sets)
+    except ValueError as error:
+        raise ProtocolError(f"two batches are of the same ranks: {error}") from None
+
+
+def _rows(message: Message) -> Rows:
+    return (message.rows, *message.splits) if isinstance(message, Request) else ()
+
+
+def _with_rows(request: Request, rows: Rows) -> Request:
+    if not request.shape:
+        return request
+    return replace(request, shape=(rows[0], *request.shape[1:]), splits=rows[1:])
+
+
+# How batches travel
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """Return the bytes that `BatchReader.read` understands."""
+    return b"\n".join([_line(told, batch.ranks) for told in batch.told])
+
+
+def _line(told: Told, everybody: RankSet) -> bytes:
+    ranks = [] if told.ranks == everybody else told.ranks.ranges
+    about = [ranks, told.rows] if ranks or told.rows else []
+    text = json.dumps(about, separators=(",", ":")).encode() if about else b""
+    return text + b"\t" + encode_requests([told.message])
+
+
+class BatchReader:
+    """Reads batches that are going to be merged, and what they have in common once."""
+
+    def __init__(self) -> None:
+        self._messages: dict[bytes, Message] = {}
+
+    def read(self, data: bytes, ranks: RankSet) -> Batch:
+        """Return the batch of these ranks. Raises ProtocolError if it is malformed."""
+        return Batch(ranks, tuple([self._told(line, ranks) for line in data.split(b"\n")] if data else ()))
+
+    def _told(self, line: bytes, everybody: RankSet) -> Told:
+        about, tab, text = line.partition(b"\t")
+        message = self._messages.get(text)
+        if message is None:
+            messages = decode_requests(text)
+            if not tab or len(messages) != 1:
+                raise ProtocolError(f"malformed batch of the negotiation: {line[:80]!r}")
+            message = self._messages[text] = messages[0]
+        if not about:
+            return Told(everybody, message)
+        try:
+            return _told(json.loads(about), everybody, message)
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise ProtocolError(f"malformed batch of the negotiation: {error}") from None
+
+
+def _told(value: Any, everybody: RankSet, message: Message) -> Told:
+    if type(value) is not list or len(value) != 2 or not all(type(each) is list for each in value):
+        raise ValueError(f"{str(value)[:80]!r} is not ranks and rows")
+    ranges = [_naturals(pair) for pair in value[0]]
+    ranks = everybody
+    if ranges:
+        if any(len(pair) != 2 or pair[0] > pair[1] for pair in ranges):
+            raise ValueError(f"{str(ranges)[:80]} are no ranges of ranks")
+        ranks = RankSet.union(RankSet(((first, last),)) for first, last in ranges)
+        if not ranks.within(everybody):
+            raise ValueError("somebody speaks for ranks that are not its own")
+    rows = tuple(map(_naturals_after_rows, value[1]))
+    if rows and (not isinstance(message, Request) or message.kind not in _UNEVEN or len(rows) != len(ranks)):
+        raise ValueError(f"rows of {len(rows)} ranks instead of {len(ranks)}")
+    if rows and rows[0] != _rows(message):
+        raise ValueError(f"the lowest rank has rows {rows[0]}, which its message has not")
+    return Told(ranks, message, rows)
+
+
+def _naturals(value: Any) -> tuple[int, ...]:
+    if type(value) is not list or not all(type(each) is int and 0 <= each < 1 << 63 for each in value):
+        raise ValueError(f"{str(value)[:80]!r} is not a list of natural numbers")
+    return tuple(value)
+
+
+def _naturals_after_rows(value: Any) -> Rows:
+    """Splits may be nonsense such as -1, which the coordinator tells everybody; the rows are a length."""
+    if type(value) is not list or not value or not all(type(each) is int for each in value):
+        raise ValueError(f"{str(value)[:80]!r} are no rows")
+    if not 0 <= value[0] < 1 << 63 or not all(-(1 << 63) <= each < 1 << 63 for each in value[1:]):
+        raise ValueError(f"{str(value)[:80]!r} are no rows")
+    return tuple(value)
