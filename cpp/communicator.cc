@@ -376,7 +376,7 @@ void Communicator::delegate(Call call, FunctionRef<void()> body) {
   const Turn turn(*this);
   call.sequence = calls_made_++;
   call.algorithm = static_cast<uint8_t>(Algorithm::kElsewhere);
-  current_peer_ = -1;
+  current_talk_ = {};
   guarded(call, [&](const Call& call) {
     watch_->begin_call(call.sequence);
     try {
