@@ -154,6 +154,7 @@ for line in (
     except (ImportError, AttributeError) as error:
         print(line, "->", type(error).__name__, error)
 import horovod
+from horovod.common.process_sets import ProcessSet, global_process_set
 print(horovod.__version__)
 """
     lines = output("-c", program, folder=tmp_path).splitlines()

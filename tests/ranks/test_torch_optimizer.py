@@ -69,7 +69,6 @@ def groups_of_parameters(rank: int, size: int) -> None:
     groups = [
         [model.last.weight, model.last.bias, model.fixed],
         [model.convolution.bias],
-        [model.fixed.clone()],
     ]
     train(model, hvd.DistributedOptimizer(sgd(model), model.named_parameters(), groups=groups))
     agree(model, expected)

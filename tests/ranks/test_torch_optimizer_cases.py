@@ -114,7 +114,7 @@ def refused(rank: int, size: int) -> None:
         (dict(named_parameters=model.parameters()), "must be pairs"),
         (dict(backward_passes_per_step=0), "at least 1, not 0"),
         (dict(op=ronde.Sum, gradient_predivide_factor=2.0), "needs op=Average"),
-        (dict(process_set=3), "process_set must be None"),
+        (dict(process_set=3), "process_set is a ProcessSet, not 3"),
     ):
         with pytest.raises(ValueError, match=message):
             hvd.DistributedOptimizer(optimizer, **how)
@@ -122,7 +122,14 @@ def refused(rank: int, size: int) -> None:
         for groups, message in (
             (-1, "positive number"),
             ([["scale"]], "lists of parameters"),
-            ([[model.scale], [model.scale]], "one group only"),
+            (
+                [[model.scale], [model.scale]],
+                r"shape \(\) in groups\[1\] is in groups\[0\], too; .* one group only",
+            ),
+            (
+                [[torch.nn.Parameter(torch.ones(5))]],
+                r"shape \(5,\) in groups\[0\] is not one of the optimizer's",
+            ),
         ):
             with pytest.raises(ValueError, match=message):
                 hvd.DistributedOptimizer(optimizer, named, groups=groups)

@@ -111,7 +111,7 @@ class Engine:
         self._unnamed: dict[str, Unnamed] = {}
         self._joined: set[int] = set()
         self._joining: Handle | None = None  # of this rank
-        self._divides_by_all = settings.join_average == "all"
+        self.divides_by_all = settings.join_average == "all"
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._is_in_round = False
@@ -392,7 +392,7 @@ class Engine:
                     self._cold.pop(request.name).fail(MismatchError(reason))
             case Joined(rank):
                 self._joined.add(rank)
-                if not self._divides_by_all:
+                if not self.divides_by_all:
                     self._cycle.set_contributors(self._size - len(self._joined))
                 if rank == self._rank:
                     self._cycle.absent()
@@ -437,7 +437,7 @@ class Engine:
         handle.complete()
 
     def _contributors(self, run: Run) -> int:
-        return self._size if self._divides_by_all else self._size - len(run.absent)
+        return self._size if self.divides_by_all else self._size - len(run.absent)
 
     # Joining
 

@@ -96,6 +96,8 @@ def engine(process_set: ProcessSet | None = None) -> Engine:
     Raises NotInitializedError before `init`, UsageError if this process is not in the set.
     """
     if process_set is not None and process_set is not global_process_set:
+        if not isinstance(process_set, ProcessSet):
+            raise UsageError(f"process_set is a ProcessSet, not {process_set!r}")
         return process_set.engine()
     if _process.engine is None:
         comm.world()  # raises, and says why
@@ -119,11 +121,10 @@ def submit(
     process_set: ProcessSet | None = None,
 ) -> Handle:
     """Submit a tensor (see Engine.submit). `root` is a rank of the world."""
+    members = engine(process_set)
     if root >= 0 and process_set is not None and process_set is not global_process_set:
         root = process_set.place_of(root)
-    return engine(process_set).submit(
-        kind, x, name, op, root, prescale, postscale, splits, out, waits, device
-    )
+    return members.submit(kind, x, name, op, root, prescale, postscale, splits, out, waits, device)
 
 
 def prepare(

@@ -36,6 +36,12 @@ class ProcessSet:
         state = "not added" if self.process_set_id is None else f"id {self.process_set_id}"
         return f"ProcessSet(ranks={self.ranks}, {state})"
 
+    def __deepcopy__(self, _: object) -> ProcessSet:
+        return self  # a module that is copied works with the same ranks
+
+    def __reduce__(self) -> tuple[type[ProcessSet], tuple[list[int]]]:
+        return ProcessSet, (self.ranks,)  # another process adds its own
+
     def initialized(self) -> bool:
         """Return whether the set is added."""
         return self.process_set_id is not None

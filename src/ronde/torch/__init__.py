@@ -13,7 +13,13 @@ from __future__ import annotations
 
 from ronde.comm.queries import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from ronde.comm.world import is_initialized
-from ronde.engine.process import init, shutdown
+from ronde.engine.process import (
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+    shutdown,
+)
+from ronde.engine.process_sets import ProcessSet
 from ronde.errors import PeerError as HorovodInternalError
 from ronde.torch.backends import (
     ccl_built,
@@ -63,6 +69,7 @@ from ronde.torch.operations import (
 from ronde.torch.optimizer import DistributedOptimizer
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.sync_batch_norm import SyncBatchNorm
+from ronde.torch.world import init, join
 from ronde.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
@@ -74,9 +81,11 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "Sum",
     "SyncBatchNorm",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -99,6 +108,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",
@@ -112,6 +122,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -122,6 +133,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ronde.engine.process_sets import ProcessSet
 from ronde.torch.compression import Compressor
 from ronde.torch.handles import Group, Handle, start, wait_all
 from ronde.torch.names import names_of, parameters_of
@@ -28,11 +29,16 @@ class DistributedAdasum:
     """What comes before the optimizer's own class; made by `DistributedOptimizer(op=Adasum)`."""
 
     def _distribute(
-        self, named_parameters: Iterable[tuple[str, Any]] | None, compression: Compressor, passes: int
+        self,
+        named_parameters: Iterable[tuple[str, Any]] | None,
+        compression: Compressor,
+        passes: int,
+        process_set: ProcessSet | None,
     ) -> None:
         self._names = names_of(parameters_of(self), named_parameters)
         self._compression = compression
         self._passes = passes
+        self._process_set = process_set
         self._memory: dict[int, Any] = {}  # by the parameter's identity: as large as it
 
     @property
@@ -88,7 +94,7 @@ class DistributedAdasum:
         """Submit a change; its handle returns what all ranks' changes come to."""
         compression = self._compression
         sent, context = compression.compress(torch.view_as_real(change) if change.is_complex() else change)
-        handle = start(Allreduce, sent, in_place=True, name=name, op=Adasum)
+        handle = start(Allreduce, sent, in_place=True, name=name, op=Adasum, process_set=self._process_set)
 
         def finish(results: list[Any]) -> Any:
             result = compression.decompress(results[0], context)

@@ -25,7 +25,7 @@ class Bucket:
         first, last = members[0], members[-1]
         begin, end = first.place.offset, last.place.offset + last.place.gradient.nbytes
         memory = first.place.memory[begin:end].view(first.place.gradient.dtype)
-        self._tensor = InPlace(memory, f"{first.name} to {last.name}", first.treatment.reduction)
+        self._tensor = InPlace(memory, f"{first.name} to {last.name}", first.treatment)
         self._handle: Any = None
         for member in members:
             member.bucket = self

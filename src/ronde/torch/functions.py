@@ -1,7 +1,7 @@
 """What ranks tell each other before and besides training: parameters, the optimizer's state, any object.
 
-All ranks call these functions, in the same order. Objects travel pickled, between processes that have proved to know
-the job's key.
+All ranks (of `process_set`) call these functions, in the same order. `root_rank` is a rank of the world. Objects travel
+pickled, between processes that have proved to know the job's key.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from typing import Any, NamedTuple
 import torch
 
 from ronde.comm.queries import rank
+from ronde.engine.process import global_process_set
+from ronde.engine.process_sets import ProcessSet
 from ronde.torch.handles import wait_all
 from ronde.torch.operations import allgather_async, broadcast_, broadcast_async_
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 
-def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
+def broadcast_parameters(
+    params: Any, root_rank: int = 0, process_set: ProcessSet | None = global_process_set
+) -> None:
     """Fill tensors with those of rank `root_rank`.
 
     `params`: `model.state_dict()`, `model.named_parameters()`, or any tensors, named or not; without names the order
@@ -35,10 +39,18 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
             raise ValueError(
                 f"{name or 'a parameter'} is a {type(tensor).__name__}; only tensors can be broadcast"
             )
-    wait_all([broadcast_async_(tensor, root_rank, name) for name, tensor in named if tensor is not None])
+    wait_all(
+        [
+            broadcast_async_(tensor, root_rank, name, process_set)
+            for name, tensor in named
+            if tensor is not None
+        ]
+    )
 
 
-def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0, model: Any = None) -> None:
+def broadcast_optimizer_state(
+    optimizer: Any, root_rank: int = 0, model: Any = None, process_set: ProcessSet | None = global_process_set
+) -> None:
     """Give the optimizer the state of the one on rank `root_rank`: learning rates and other options, moments, steps.
 
     The other ranks' optimizers may be new and have no state yet, or have one that is then forgotten. They must be of
@@ -47,35 +59,39 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0, model: Any = N
     at_root = rank() == root_rank
     tensors: list[Any] = []
     outline = _outline(optimizer.state_dict(), tensors) if at_root else None
-    outline = broadcast_object(outline, root_rank, "optimizer state")
+    outline = broadcast_object(outline, root_rank, "optimizer state", process_set)
     if not at_root:
         _fill(outline, lambda place: tensors.append(torch.empty(place.shape, dtype=place.dtype)))
     names = [f"optimizer state.{position}" for position in range(len(tensors))]
-    wait_all([broadcast_async_(tensor, root_rank, name) for tensor, name in zip(tensors, names)])
+    wait_all([broadcast_async_(tensor, root_rank, name, process_set) for tensor, name in zip(tensors, names)])
     if not at_root:
         optimizer.load_state_dict(_fill(outline, lambda place: tensors[place.position]))
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = global_process_set
+) -> Any:
     """Return the object of rank `root_rank` on every rank: there the object itself, elsewhere a copy by pickle."""
     name = name or "broadcast_object"
     at_root = rank() == root_rank
     content = _pickled(obj) if at_root else torch.empty(0, dtype=torch.uint8)
-    length = broadcast_(torch.tensor([len(content)]), root_rank, f"{name}.length")
+    length = broadcast_(torch.tensor([len(content)]), root_rank, f"{name}.length", process_set)
     if not at_root:
         content = torch.empty(int(length), dtype=torch.uint8)
-    broadcast_(content, root_rank, f"{name}.content")
+    broadcast_(content, root_rank, f"{name}.content", process_set)
     return obj if at_root else pickle.loads(content.numpy())
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet | None = global_process_set
+) -> list[Any]:
     """Return the list of all ranks' objects, in the order of ranks, copied by pickle."""
     name = name or "allgather_object"
     content = _pickled(obj)
     lengths, contents = wait_all(
         [
-            allgather_async(torch.tensor([len(content)]), f"{name}.length"),
-            allgather_async(content, f"{name}.content"),
+            allgather_async(torch.tensor([len(content)]), f"{name}.length", process_set),
+            allgather_async(content, f"{name}.content", process_set),
         ]
     )
     return [pickle.loads(part.numpy()) for part in contents.split(lengths.tolist())]

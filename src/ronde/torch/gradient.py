@@ -6,21 +6,23 @@ done once before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ronde.engine import engine
+from ronde.engine.process_sets import ProcessSet
 from ronde.torch.compression import Compressor
-from ronde.torch.differentiable import Reduction
-from ronde.torch.handles import Group, Handle, start
-from ronde.torch.sparse import start_sparse
+from ronde.torch.handles import Group, Handle
+from ronde.torch.reductions import Reduction, start_reduction
 from ronde.torch.symmetric import Place
 from ronde.types import Average, Kind, Sum
 
-__all__ = ["Gradient", "SymmetricGradient", "Together", "Treatment"]
+__all__ = ["Gradient", "InPlace", "SymmetricGradient", "Treatment"]
+
+Use = Callable[[Any], object]
 
 # By parameter: the hook of its latest optimizer. A parameter that gets a new one leaves the old, which may still live.
 _hooks: Any = WeakTensorKeyDictionary()
@@ -30,13 +32,26 @@ class Treatment:
     """What all gradients of an optimizer have in common."""
 
     def __init__(
-        self, reduction: Reduction, compression: Compressor, passes: int, sparse_as_dense: bool
+        self,
+        reduction: Reduction,
+        compression: Compressor,
+        passes: int,
+        sparse_as_dense: bool,
+        process_set: ProcessSet | None,
     ) -> None:
         self.reduction = reduction
         self.compression = compression
         self.passes = passes
         self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
         self.begun: list[Gradient] = []  # those that this step's backward passes have come to
+
+
+class Grouped(Protocol):
+    """What a gradient tells that it has arrived (gradient_groups.GradientGroup), and what is sent instead of it."""
+
+    def arrived(self) -> None: ...
+    def send(self) -> None: ...
 
 
 class Gradient:
@@ -48,7 +63,7 @@ class Gradient:
         self.parameter = parameter
         self.name = name
         self.treatment = treatment
-        self.group: Together | None = None
+        self.group: Grouped | None = None
         self.left = treatment.passes  # how many backward passes are to come in this step
         self.handle: Handle | None = None
         self.sparse_dims = 0  # of the latest gradient, if it was sparse
@@ -81,6 +96,20 @@ class Gradient:
 
     def send(self) -> None:
         """Submit the gradient as it is now; if there is none, zeros."""
+        sent, use = self.outgoing()
+        # What is gathered of a sparse gradient takes its place; it need not be copied into it.
+        handle = start_reduction(
+            Kind.allreduce,
+            sent,
+            self.name,
+            self.treatment.reduction,
+            in_place=not sent.is_sparse,
+            process_set=self.treatment.process_set,
+        )
+        self.handle = handle if use is None else Group([handle], lambda results: use(results[0]))
+
+    def outgoing(self) -> tuple[Any, Use | None]:
+        """Return a tensor that is to be reduced in place, and what is to be called with the result, if anything."""
         gradient = self.parameter.grad
         if gradient is None:
             gradient = self.parameter.grad = self._zeros()
@@ -88,14 +117,18 @@ class Gradient:
             raise AssertionError(
                 f"the gradient of {self.name} is part of a graph: create_graph=True is not supported"
             )
-        if not gradient.is_sparse:
-            self.handle = self._reduce(gradient, gradient.copy_)
-            return
-        self.sparse_dims = gradient.sparse_dim()
-        if self.treatment.sparse_as_dense:
-            self.handle = self._reduce(gradient.to_dense(), self._replace_by_sparse)
-        else:
-            self.handle = self._gather(gradient)
+        use: Use = gradient.copy_
+        if gradient.is_sparse:
+            self.sparse_dims = gradient.sparse_dim()
+            if not self.treatment.sparse_as_dense:
+                self._check_sparse()
+                return gradient, self._replace
+            gradient, use = gradient.to_dense(), self._replace_by_sparse
+        compression = self.treatment.compression
+        sent, context = compression.compress(gradient)
+        if sent is self.parameter.grad:
+            return sent, None
+        return sent, lambda result: use(compression.decompress(result, context))
 
     def _zeros(self) -> Any:
         parameter, dims = self.parameter, self.sparse_dims
@@ -106,27 +139,12 @@ class Gradient:
             positions, parameter.new_empty(0, *parameter.shape[dims:]), parameter.shape
         )
 
-    def _reduce(self, gradient: Any, use: Any) -> Handle:
-        """Reduce a dense gradient in place, or compressed; then `use` is called with it."""
-        compression = self.treatment.compression
-        op, prescale, postscale = self.treatment.reduction
-        sent, context = compression.compress(gradient)
-        handle = start(
-            Kind.allreduce, sent, in_place=True, name=self.name, op=op, prescale=prescale, postscale=postscale
-        )
-        if sent is self.parameter.grad:
-            return handle
-        return Group([handle], lambda results: use(compression.decompress(results[0], context)))
-
-    def _gather(self, gradient: Any) -> Handle:
-        """Reduce a sparse gradient: gather what all ranks have, and add up what has the same position."""
-        op, prescale, postscale = self.treatment.reduction
+    def _check_sparse(self) -> None:
+        op = self.treatment.reduction.op
         if op not in (Sum, Average):
             raise ValueError(
                 f"sparse gradients cannot be reduced with op={op.name}; sparse_as_dense=True can"
             )
-        handle = start_sparse(gradient, name=self.name, op=op, prescale=prescale, postscale=postscale)
-        return Group([handle], lambda results: self._replace(results[0]))
 
     def _replace(self, gradient: Any) -> None:
         self.parameter.grad = gradient
@@ -139,17 +157,17 @@ class Gradient:
 class InPlace:
     """A tensor that is reduced in place again and again."""
 
-    def __init__(self, tensor: Any, name: str, reduction: Reduction) -> None:
-        self._tensor, self._name, self._reduction = tensor, name, reduction
+    def __init__(self, tensor: Any, name: str, treatment: Treatment) -> None:
+        self._tensor, self._name, self._treatment = tensor, name, treatment
         self._prepare()
 
     def _prepare(self) -> None:
-        self._engine = engine()
-        self._submit = self._engine.prepare(self._tensor, self._name, *self._reduction)
+        self._engine = engine(self._treatment.process_set)
+        self._submit = self._engine.prepare(self._tensor, self._name, *self._treatment.reduction)
 
     def submit(self) -> Handle:
         """Submit it as it is now."""
-        if self._engine is not engine():  # shut down, and initialized again
+        if self._engine is not engine(self._treatment.process_set):  # shut down, and initialized again
             self._prepare()
         return self._submit(False)
 
@@ -180,44 +198,32 @@ class SymmetricGradient(Gradient):
         self._tensor: InPlace | None = None
 
     def send(self) -> None:
-        parameter, mine = self.parameter, self._mine
-        gradient = parameter.grad
-        if gradient is not mine:
-            if gradient is None and not self.sparse_dims:
-                mine.zero_()
-            elif gradient is None or gradient.is_sparse or gradient.requires_grad:
-                super().send()
-                if self.bucket is not None:
-                    self.bucket.filled()  # with what nobody is going to read
-                return
-            else:
-                mine.copy_(gradient)
-            parameter.grad = mine
-        if self.bucket is not None:
+        if not self._has_moved_in():
+            super().send()
+            if self.bucket is not None:
+                self.bucket.filled()  # with what nobody is going to read
+        elif self.bucket is not None:
             self.handle = self.bucket
             self.bucket.filled()
-            return
-        if self._tensor is None:
-            self._tensor = InPlace(self.place.sent, self.name, self.treatment.reduction)
-        self.handle = self._tensor.submit()
+        else:
+            if self._tensor is None:
+                self._tensor = InPlace(self.place.sent, self.name, self.treatment)
+            self.handle = self._tensor.submit()
 
+    def outgoing(self) -> tuple[Any, Use | None]:
+        return (self.place.sent, None) if self._has_moved_in() else super().outgoing()
 
-class Together:
-    """Gradients that are submitted when all of them are there."""
-
-    def __init__(self, members: Sequence[Gradient]) -> None:
-        self._members = members
-        self._missing = len(members)
-        for member in members:
-            member.group = self
-
-    def arrived(self) -> None:
-        """One of them is there."""
-        self._missing -= 1
-        if self._missing == 0:
-            for member in self._members:
-                member.send()
-
-    def begin(self) -> None:
-        """Wait for all of them again."""
-        self._missing = len(self._members)
+    def _has_moved_in(self) -> bool:
+        """See to it that the gradient is in its place; return whether it can be."""
+        parameter, mine = self.parameter, self._mine
+        gradient = parameter.grad
+        if gradient is mine:
+            return True
+        if gradient is None and not self.sparse_dims:
+            mine.zero_()
+        elif gradient is None or gradient.is_sparse or gradient.requires_grad:
+            return False
+        else:
+            mine.copy_(gradient)
+        parameter.grad = mine
+        return True

@@ -16,7 +16,18 @@ from ronde.engine import submit
 from ronde.torch.on_device import is_carried, start_on_device
 from ronde.types import Kind
 
-__all__ = ["Group", "Handle", "Received", "elsewhere", "poll", "start", "staged", "synchronize", "wait_all"]
+__all__ = [
+    "Group",
+    "Handle",
+    "Received",
+    "copied",
+    "elsewhere",
+    "poll",
+    "start",
+    "staged",
+    "synchronize",
+    "wait_all",
+]
 
 
 class Handle(Protocol):
@@ -46,14 +57,14 @@ def elsewhere(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> 
 
 def staged(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
     """Submit a copy of the tensor in main memory; the result is copied to where the tensor is."""
-    copy = _copied(tensor.detach())
+    copy = copied(tensor.detach())
     # The copy is nobody else's, so where shapes agree the result may as well overwrite it.
     keeps_shape = kind is Kind.allreduce or kind is Kind.broadcast
     handle = submit(kind, copy, out=copy if keeps_shape else None, device=tensor.device.type, **terms)
     return _Moved(handle, tensor, in_place)
 
 
-def _copied(tensor: Any) -> Any:
+def copied(tensor: Any) -> Any:
     """Return a copy in main memory; that of a CUDA tensor in pinned memory, which its device reaches by itself."""
     if not tensor.is_cuda:
         return tensor.to("cpu", copy=True)

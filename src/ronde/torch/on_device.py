@@ -12,17 +12,20 @@ from typing import Any
 import torch
 
 from ronde.engine import engine, submit
+from ronde.engine.process_sets import ProcessSet
 from ronde.types import Average, DType, Kind, ReduceOp, Sum
 
 __all__ = ["is_carried", "start_on_device"]
 
 
-def is_carried(kind: Kind, tensor: Any, op: ReduceOp = Sum, **terms: Any) -> bool:
+def is_carried(
+    kind: Kind, tensor: Any, op: ReduceOp = Sum, process_set: ProcessSet | None = None, **terms: Any
+) -> bool:
     """Return whether a backend takes the tensor where it is: all ranks know that alike."""
     dtype = DType.__members__.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or tensor.layout is not torch.strided:
         return False
-    return engine().carries(kind, dtype, _carried(tensor, op), tensor.device)
+    return engine(process_set).carries(kind, dtype, _carried(tensor, op), tensor.device)
 
 
 def start_on_device(
@@ -32,6 +35,7 @@ def start_on_device(
     op: ReduceOp = Sum,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    process_set: ProcessSet | None = None,
     **terms: Any,
 ) -> Any:
     """Submit the tensor itself; return its handle. Arguments as in `engine.submit`."""
@@ -48,11 +52,12 @@ def start_on_device(
         x = result if kind is Kind.broadcast else x
     make_ready(*([x] if result is None or result is x else [x, result]))
     device = f"{tensor.device.type} memory"
-    handle = submit(kind, x, op=_carried(tensor, op), out=result, device=device, **terms)
+    how: dict[str, Any] = dict(out=result, device=device, process_set=process_set, **terms)
+    handle = submit(kind, x, op=_carried(tensor, op), **how)
 
     def finish(reduced: Any) -> Any:
         if op is Average and not _divides(tensor):
-            reduced.copy_(torch.div(reduced, engine().size, rounding_mode="floor"))
+            reduced.copy_(torch.div(reduced, engine(process_set).size, rounding_mode="floor"))
         if postscale != 1.0:
             reduced.copy_(_scaled(reduced, postscale))
         if not in_place:

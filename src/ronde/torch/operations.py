@@ -8,7 +8,11 @@ Every operation raises ValueError if its name is in flight already and UsageErro
 sense; when it is waited for, on all ranks, MismatchError (a RuntimeError) for what they disagree about, and
 PeerLostError if a rank is gone. Arguments as in Horovod: `tensor`, of the same shape and type on all ranks unless said
 otherwise; `name`; `op`, how tensors are combined, Average if None; `prescale_factor` and `postscale_factor`, which
-multiply what goes in and what comes out; `compression`, for the way.
+multiply what goes in and what comes out; `compression`, for the way; `process_set`, the ranks that take part: all, or
+those of a set, of which this must be one (a ValueError otherwise). `root_rank` is a rank of the world in any case.
+
+The grouped operations take and return lists. What is in a group runs when all ranks have submitted all of it, under one
+name, so it completes together or not at all (ronde.torch.groups has the rules).
 """
 
 from __future__ import annotations
@@ -17,20 +21,22 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ronde.engine import engine, submit
+from ronde.engine.process import engine, global_process_set, submit
+from ronde.engine.process_sets import ProcessSet
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.differentiable import (
-    Reduction,
+    Call,
     allgather_all,
     allreduce_all,
     alltoall_rows,
     broadcast_from,
     reducescatter_all,
     start_alltoall,
+    start_gather,
     start_reductions,
 )
-from ronde.torch.handles import Group, Handle, elsewhere, start
-from ronde.torch.sparse import start_sparse
+from ronde.torch.handles import Handle, start
+from ronde.torch.reductions import Reduction, start_reduction
 from ronde.types import Allreduce, Average, Kind, ReduceOp, Sum
 
 __all__ = [
@@ -68,10 +74,13 @@ def allreduce(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = global_process_set,
 ) -> Any:
     """Return the tensors of all ranks, combined element by element. `average`: deprecated, `op` says it."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    return _compressed(compression, [tensor], lambda sent: allreduce_all(sent, [name], reduction))[0]
+    return _compressed(
+        compression, [tensor], lambda sent: allreduce_all(sent, Call(name, process_set), reduction)
+    )[0]
 
 
 def allreduce_(
@@ -81,10 +90,14 @@ def allreduce_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = global_process_set,
 ) -> Any:
     """Combine the tensors of all ranks in place, and return the tensor."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    return start_reductions(Kind.allreduce, [tensor], [name], reduction, in_place=True, waits=True)[0].wait()
+    handle = start_reduction(
+        Kind.allreduce, tensor, name, reduction, in_place=True, waits=True, process_set=process_set
+    )
+    return handle.wait()
 
 
 def allreduce_async(
@@ -94,9 +107,12 @@ def allreduce_async(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Begin an `allreduce`."""
-    return _reduction(tensor, name, _chosen(op, average), prescale_factor, postscale_factor, False)
+    return _reduction(
+        tensor, name, _chosen(op, average), prescale_factor, postscale_factor, False, process_set
+    )
 
 
 def allreduce_async_(
@@ -106,9 +122,12 @@ def allreduce_async_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Begin an `allreduce_`."""
-    return _reduction(tensor, name, _chosen(op, average), prescale_factor, postscale_factor, True)
+    return _reduction(
+        tensor, name, _chosen(op, average), prescale_factor, postscale_factor, True, process_set
+    )
 
 
 def grouped_allreduce(
@@ -119,11 +138,12 @@ def grouped_allreduce(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = global_process_set,
 ) -> list[Any]:
-    """Return what `allreduce` returns, of each tensor. The name of each is `name`, a dot, and its position."""
+    """Return what `allreduce` returns, of each tensor; they complete together."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    names = _names(name, tensors)
-    return _compressed(compression, tensors, lambda sent: allreduce_all(sent, names, reduction))
+    call = Call(name, process_set, is_group=True)
+    return _compressed(compression, tensors, lambda sent: allreduce_all(sent, call, reduction))
 
 
 def grouped_allreduce_(
@@ -133,9 +153,12 @@ def grouped_allreduce_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = global_process_set,
 ) -> list[Any]:
     """Combine each of the tensors in place, and return them."""
-    handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor)
+    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
+    call = Call(name, process_set, is_group=True)
+    handle = start_reductions(Kind.allreduce, tensors, call, reduction, in_place=True, waits=True)
     results: list[Any] = handle.wait()
     return results
 
@@ -147,10 +170,11 @@ def grouped_allreduce_async(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Begin a `grouped_allreduce`."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    return Group(start_reductions(Kind.allreduce, tensors, _names(name, tensors), reduction))
+    return start_reductions(Kind.allreduce, tensors, Call(name, process_set, is_group=True), reduction)
 
 
 def grouped_allreduce_async_(
@@ -160,65 +184,115 @@ def grouped_allreduce_async_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Begin a `grouped_allreduce_`."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    return Group(start_reductions(Kind.allreduce, tensors, _names(name, tensors), reduction, in_place=True))
+    call = Call(name, process_set, is_group=True)
+    return start_reductions(Kind.allreduce, tensors, call, reduction, in_place=True)
 
 
-def allgather(tensor: Any, name: str | None = None) -> Any:
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> Any:
     """Return the tensors of all ranks, joined along the first axis, whose length may differ between ranks."""
-    return allgather_all([tensor], [name])[0]
+    return allgather_all([tensor], Call(name, process_set))[0]
 
 
-def allgather_async(tensor: Any, name: str | None = None) -> Handle:
+def allgather_async(
+    tensor: Any,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> Handle:
     """Begin an `allgather`."""
-    return start(Kind.allgather, tensor, name=name)
+    return start(Kind.allgather, tensor, name=name, process_set=process_set)
 
 
-def grouped_allgather(tensors: Sequence[Any], name: str | None = None) -> list[Any]:
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> list[Any]:
     """Return what `allgather` returns, of each tensor."""
-    return allgather_all(tensors, _names(name, tensors))
+    return allgather_all(tensors, Call(name, process_set, is_group=True))
 
 
-def grouped_allgather_async(tensors: Sequence[Any], name: str | None = None) -> Handle:
+def grouped_allgather_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> Handle:
     """Begin a `grouped_allgather`."""
-    return Group([allgather_async(tensor, each) for tensor, each in zip(tensors, _names(name, tensors))])
+    return start_gather(tensors, Call(name, process_set, is_group=True))
 
 
-def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> Any:
     """Return the tensor of rank `root_rank`."""
-    return broadcast_from(root_rank, tensor, name)
+    return broadcast_from(root_rank, tensor, Call(name, process_set))
 
 
-def broadcast_(tensor: Any, root_rank: int, name: str | None = None) -> Any:
+def broadcast_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> Any:
     """Fill the tensor with that of rank `root_rank`, and return it."""
-    return start(Kind.broadcast, tensor, in_place=True, name=name, root=root_rank, waits=True).wait()
+    how: dict[str, Any] = dict(name=name, root=root_rank, process_set=process_set)
+    return start(Kind.broadcast, tensor, in_place=True, waits=True, **how).wait()
 
 
-def broadcast_async(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> Handle:
     """Begin a `broadcast`."""
-    return start(Kind.broadcast, tensor, name=name, root=root_rank)
+    return start(Kind.broadcast, tensor, name=name, root=root_rank, process_set=process_set)
 
 
-def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> Handle:
     """Begin a `broadcast_`."""
-    return start(Kind.broadcast, tensor, in_place=True, name=name, root=root_rank)
+    how: dict[str, Any] = dict(name=name, root=root_rank, process_set=process_set)
+    return start(Kind.broadcast, tensor, in_place=True, **how)
 
 
-def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> Any:
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> Any:
     """Send `splits[p]` rows of the tensor to rank p; return the rows that came, in the order of ranks.
 
     `splits`: a tensor or list of integers; then how many rows came from each rank is returned too, as a tensor. None
     sends equally many to every rank. Ranks may have different numbers of rows.
     """
-    result, received = alltoall_rows(tensor, splits, name)
+    result, received = alltoall_rows(tensor, splits, Call(name, process_set))
     return result if splits is None else (result, received)
 
 
-def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None) -> Handle:
+def alltoall_async(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> Handle:
     """Begin an `alltoall`. Waiting returns the rows and how many came from each rank, also without `splits`."""
-    return start_alltoall(tensor, splits, name)
+    return start_alltoall(tensor, splits, Call(name, process_set))
 
 
 def reducescatter(
@@ -226,24 +300,28 @@ def reducescatter(
     name: str | None = None,
     compression: Compressor = Compression.none,
     op: ReduceOp = Average,
+    process_set: ProcessSet | None = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
     """Combine like `allreduce`, and return this rank's rows; the first ranks get one more if there is a remainder."""
     reduction = Reduction(op, prescale_factor, postscale_factor)
-    return _compressed(compression, [tensor], lambda sent: reducescatter_all(sent, [name], reduction))[0]
+    return _compressed(
+        compression, [tensor], lambda sent: reducescatter_all(sent, Call(name, process_set), reduction)
+    )[0]
 
 
 def reducescatter_async(
     tensor: Any,
     name: str | None = None,
     op: ReduceOp = Average,
+    process_set: ProcessSet | None = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin a `reducescatter`."""
     reduction = Reduction(op, prescale_factor, postscale_factor)
-    return start_reductions(Kind.reducescatter, [tensor], [name], reduction)[0]
+    return start_reduction(Kind.reducescatter, tensor, name, reduction, process_set=process_set)
 
 
 def grouped_reducescatter(
@@ -251,30 +329,34 @@ def grouped_reducescatter(
     name: str | None = None,
     compression: Compressor = Compression.none,
     op: ReduceOp = Average,
+    process_set: ProcessSet | None = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """Return what `reducescatter` returns, of each tensor."""
     reduction = Reduction(op, prescale_factor, postscale_factor)
-    names = _names(name, tensors)
-    return _compressed(compression, tensors, lambda sent: reducescatter_all(sent, names, reduction))
+    call = Call(name, process_set, is_group=True)
+    return _compressed(compression, tensors, lambda sent: reducescatter_all(sent, call, reduction))
 
 
 def grouped_reducescatter_async(
     tensors: Sequence[Any],
     name: str | None = None,
     op: ReduceOp = Average,
+    process_set: ProcessSet | None = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin a `grouped_reducescatter`."""
     reduction = Reduction(op, prescale_factor, postscale_factor)
-    return Group(start_reductions(Kind.reducescatter, tensors, _names(name, tensors), reduction))
+    return start_reductions(Kind.reducescatter, tensors, Call(name, process_set, is_group=True), reduction)
 
 
-def barrier() -> None:
+def barrier(
+    process_set: ProcessSet | None = global_process_set,
+) -> None:
     """Return once every rank has called it."""
-    submit(Kind.barrier, None, waits=True).wait()
+    submit(Kind.barrier, None, waits=True, process_set=process_set).wait()
 
 
 def _chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
@@ -286,21 +368,20 @@ def _chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     return Average if average else Sum
 
 
-def _names(name: str | None, tensors: Sequence[Any]) -> list[str | None]:
-    return [None if name is None else f"{name}.{position}" for position in range(len(tensors))]
-
-
 def _reduction(
-    tensor: Any, name: str | None, op: ReduceOp, prescale: float, postscale: float, in_place: bool
+    tensor: Any,
+    name: str | None,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    in_place: bool,
+    process_set: ProcessSet | None,
 ) -> Handle:
-    if tensor.is_sparse:
-        return start_sparse(
-            tensor, name=name, op=op, prescale=prescale, postscale=postscale, in_place=in_place
-        )
-    if tensor.is_cpu:  # the shortest way, for those who submit many
-        out = tensor if in_place else None
-        return engine().submit(Allreduce, tensor, name, op, -1, prescale, postscale, None, out, False)
-    return elsewhere(Allreduce, tensor, in_place, name=name, op=op, prescale=prescale, postscale=postscale)
+    if not tensor.is_cpu or tensor.is_sparse:
+        reduction = Reduction(op, prescale, postscale)
+        return start_reduction(Allreduce, tensor, name, reduction, in_place=in_place, process_set=process_set)
+    out = tensor if in_place else None  # the shortest way, for those who submit many
+    return engine(process_set).submit(Allreduce, tensor, name, op, -1, prescale, postscale, None, out, False)
 
 
 def _compressed(

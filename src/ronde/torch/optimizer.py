@@ -16,14 +16,17 @@ from typing import Any
 
 import torch
 
-from ronde.comm.queries import size
+from ronde.engine.process import global_process_set
+from ronde.engine.process_sets import ProcessSet
 from ronde.torch.adasum_optimizer import DistributedAdasum
 from ronde.torch.bucket import Bucket, make_buckets
 from ronde.torch.compression import Compression, Compressor
-from ronde.torch.differentiable import Reduction
-from ronde.torch.gradient import Gradient, SymmetricGradient, Together, Treatment
+from ronde.torch.gradient import Gradient, SymmetricGradient, Treatment
+from ronde.torch.gradient_groups import GradientGroup, make_groups
 from ronde.torch.handles import wait_all
+from ronde.torch.members import is_member, size_of
 from ronde.torch.names import names_of, parameters_of
+from ronde.torch.reductions import Reduction
 from ronde.torch.symmetric import Place, symmetric_places
 from ronde.types import Adasum, Average, ReduceOp
 
@@ -40,7 +43,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
     sparse_as_dense: bool = False,
-    process_set: None = None,
+    process_set: ProcessSet | None = global_process_set,
     symmetric_gradients: bool = True,
 ) -> Any:
     """Return an optimizer like `optimizer`, of a subclass of its class, that reduces gradients over all ranks.
@@ -54,35 +57,36 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     Adasum, which combines the changes that each rank's own step makes (ronde.torch.adasum_optimizer) instead of
     gradients, so that what is said of those here does not apply.
     `gradient_predivide_factor`: divides before the sum, and the rest of the average after it. `groups`: a number of
-    groups, or lists of parameters; the gradients of a group are submitted together. `num_groups`: its older name.
-    `sparse_as_dense`: reduce sparse gradients as dense ones. `symmetric_gradients`: keep gradients of CPU parameters in
-    memory that the ranks of a host share, so that reducing them copies nothing.
+    groups of about equal size, or lists of parameters; the gradients of a group are reduced together, when all of them
+    are there, and those in no group as they come. `num_groups`: its older name.
+    `sparse_as_dense`: reduce sparse gradients as dense ones. `process_set`: whose gradients are combined; only these
+    ranks need to call it, and on others the optimizer is a plain one. `symmetric_gradients`: keep gradients of CPU
+    parameters in memory that the ranks of a host share, so that reducing them copies nothing; without a process set.
 
     Raises ValueError for arguments that make no sense and for names that are missing or not unique.
     """
-    if process_set is not None:
-        raise ValueError("process_set must be None: there are no process sets yet")
+    ranks = size_of(process_set)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor needs op=Average")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
     if isinstance(optimizer, (_Distributed, DistributedAdasum)):
         raise ValueError("this optimizer is distributed already")
-    base: type = DistributedAdasum if op == Adasum and size() > 1 else _Distributed
+    has_others = ranks > 1 and is_member(process_set)
+    base: type = DistributedAdasum if op == Adasum and has_others else _Distributed
     kind: Any = type(optimizer.__class__.__name__, (base, optimizer.__class__), {})
     distributed = kind.__new__(kind)
     # Sharing everything keeps its state, its hooks, and options that its constructor would ask for again; but not the
     # `step` that a learning rate scheduler may have put in its way, which would lead back to the old one.
     distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
     if base is DistributedAdasum:
-        distributed._distribute(named_parameters, compression, backward_passes_per_step)
+        distributed._distribute(named_parameters, compression, backward_passes_per_step, process_set)
         return distributed
     reduction = Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
-    distributed._distribute(
-        named_parameters, reduction, compression, backward_passes_per_step, sparse_as_dense
-    )
-    if size() > 1:
-        distributed._follow(groups if groups is not None else num_groups or None, symmetric_gradients)
+    treatment = Treatment(reduction, compression, backward_passes_per_step, sparse_as_dense, process_set)
+    distributed._distribute(named_parameters, treatment, has_others)
+    if has_others:
+        distributed._follow(groups if groups is not None else num_groups, symmetric_gradients)
     return distributed
 
 
@@ -90,34 +94,31 @@ class _Distributed:
     """What comes before the optimizer's own class."""
 
     def _distribute(
-        self,
-        named_parameters: Iterable[tuple[str, Any]] | None,
-        reduction: Reduction,
-        compression: Compressor,
-        passes: int,
-        sparse_as_dense: bool,
+        self, named_parameters: Iterable[tuple[str, Any]] | None, treatment: Treatment, has_others: bool
     ) -> None:
         self._names = names_of(parameters_of(self), named_parameters)
-        self._treatment = Treatment(reduction, compression, passes, sparse_as_dense)
+        self._treatment = treatment
+        self._has_others = has_others  # ranks with which gradients are combined
         self._gradients: list[Gradient] = []
-        self._groups: list[Together] = []
+        self._groups: list[GradientGroup] = []
         self._buckets: list[Bucket] = []
         self._is_synchronized = False
         self._should_synchronize = True
 
-    def _follow(self, groups: int | Sequence[Sequence[Any]] | None, symmetric: bool) -> None:
+    def _follow(self, groups: int | Sequence[Sequence[Any]], symmetric: bool) -> None:
         """Reduce the gradients of all parameters that have one."""
         followed = [parameter for parameter in parameters_of(self).values() if parameter.requires_grad]
+        treatment = self._treatment
         places: list[Place | None] = [None] * len(followed)
-        if symmetric and self._treatment.compression is Compression.none:
+        is_of_all = treatment.process_set is None or treatment.process_set is global_process_set
+        if symmetric and is_of_all and treatment.compression is Compression.none:
             places = symmetric_places(followed)
         for parameter, place in zip(followed, places):
             self._add(parameter, place)
-        self._groups = _together(self._gradients, groups)
-        if groups is None:
-            self._buckets = make_buckets(
-                [each for each in self._gradients if isinstance(each, SymmetricGradient)]
-            )
+        self._groups = make_groups(self._gradients, parameters, groups)
+        self._buckets = make_buckets(
+            [each for each in self._gradients if isinstance(each, SymmetricGradient) and each.group is None]
+        )
         for gradient in self._gradients:
             self._hear(gradient)
 
@@ -141,7 +142,7 @@ class _Distributed:
         for name, parameter in parameters_of(self).items():
             if id(parameter) not in known:
                 self._names.setdefault(id(parameter), name)
-                if parameter.requires_grad and size() > 1:
+                if parameter.requires_grad and self._has_others:
                     self._hear(self._add(parameter))
 
     @property
@@ -176,7 +177,7 @@ class _Distributed:
         try:
             for gradient in self._gradients:
                 if gradient.handle is None:
-                    gradient.send()
+                    (gradient.group or gradient).send()
             wait_all(
                 dict.fromkeys(gradient.handle for gradient in self._gradients if gradient.handle is not None)
             )
@@ -236,22 +237,3 @@ class _Distributed:
         self._begin()
         self._is_synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)  # type: ignore[misc]
-
-
-def _together(gradients: list[Gradient], groups: int | Sequence[Sequence[Any]] | None) -> list[Together]:
-    """Return the groups: so many, of neighbours, or those of listed parameters. Raises ValueError."""
-    if groups is None:
-        return []
-    if isinstance(groups, int):
-        if groups < 1:
-            raise ValueError(f"groups must be a positive number or lists of parameters, not {groups}")
-        bounds = [len(gradients) * i // groups for i in range(groups + 1)]
-        return [Together(gradients[begin:end]) for begin, end in zip(bounds, bounds[1:]) if begin < end]
-    listed = [parameter for group in groups for parameter in group]
-    if not all(isinstance(parameter, torch.Tensor) for parameter in listed):
-        raise ValueError("groups must be a positive number or lists of parameters")
-    if len({id(parameter) for parameter in listed}) != len(listed):
-        raise ValueError("a parameter can be in one group only")
-    by_parameter = {id(gradient.parameter): gradient for gradient in gradients}
-    members = [[by_parameter[id(each)] for each in group if id(each) in by_parameter] for group in groups]
-    return [Together(group) for group in members if group]

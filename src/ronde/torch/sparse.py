@@ -1,10 +1,10 @@
 """Sparse tensors: all ranks' positions and values are gathered, and what has the same position is added up.
 
 The rules:
-  1. Two all-gathers: the positions under the tensor's own name, so that a rank which has it dense is told of the
-     difference, and the values under the name plus ".values".
-  2. In front of its positions each rank sends one row that is negative: the shape, from which -1 counts downwards.
-     Ranks whose shapes differ all find out.
+  1. Positions and values are all-gathered as one group, under the tensor's own name, so that a rank which has it dense
+     is told of the difference.
+  2. In front of its positions each rank sends two rows that are negative, counting downwards from -1: the shape, so
+     that ranks whose shapes differ all find out, and its number. Ranks that have joined send nothing.
   3. Values of 16 bits are added in 32 and rounded once, as those of dense tensors are.
 """
 
@@ -14,22 +14,31 @@ from typing import Any
 
 import torch
 
-from ronde.comm.queries import size
+from ronde.comm.queries import rank
+from ronde.engine import engine
+from ronde.engine.process import global_process_set
+from ronde.engine.process_sets import ProcessSet
 from ronde.errors import MismatchError, UsageError
-from ronde.torch.handles import start
+from ronde.torch.groups import start_group
+from ronde.torch.members import size_of
 from ronde.types import Average, Kind, ReduceOp, Sum
 
 __all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]
 
 
-def sparse_allreduce_async(tensor: Any, name: str | None = None, op: ReduceOp = Average) -> SparseHandle:
+def sparse_allreduce_async(
+    tensor: Any,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet | None = global_process_set,
+) -> SparseHandle:
     """Begin to combine the sparse (COO) tensors of all ranks, Sum or Average; what they leave out counts as zero.
 
     Ranks may have different numbers of values, and none. `synchronize(handle)`, or to call the handle, returns a
     coalesced sparse tensor of the same shape, type and device. Raises UsageError for other operations and layouts, and
     when it is waited for MismatchError if shapes or types differ.
     """
-    return start_sparse(tensor, name=name, op=op)
+    return start_sparse(tensor, name=name, op=op, process_set=process_set)
 
 
 def start_sparse(
@@ -41,6 +50,7 @@ def start_sparse(
     postscale: float = 1.0,
     in_place: bool = False,
     waits: bool = False,
+    process_set: ProcessSet | None = None,
 ) -> SparseHandle:
     """Submit a sparse tensor; arguments as those of `handles.start`."""
     if tensor.layout is not torch.sparse_coo:
@@ -55,30 +65,41 @@ def start_sparse(
         raise UsageError(
             "a sparse tensor without a sparse dimension cannot be reduced; make it dense with to_dense()"
         )
-    return SparseHandle(tensor, name, op, prescale * postscale, in_place)
+    return SparseHandle(tensor, name, op, prescale * postscale, in_place, process_set)
 
 
 class SparseHandle:
     """A sparse tensor on its way."""
 
-    def __init__(self, tensor: Any, name: str | None, op: ReduceOp, factor: float, in_place: bool) -> None:
+    def __init__(
+        self,
+        tensor: Any,
+        name: str | None,
+        op: ReduceOp,
+        factor: float,
+        in_place: bool,
+        process_set: ProcessSet | None,
+    ) -> None:
         self._tensor, self._name, self._op, self._factor, self._in_place = tensor, name, op, factor, in_place
+        self._size, self._divides_by_all = size_of(process_set), engine(process_set).divides_by_all
         self._result: Any = None
         mine = tensor.detach().coalesce()
-        shape = torch.tensor([tensor.shape[: tensor.sparse_dim()]], device=tensor.device)
-        positions = torch.cat([-1 - shape, mine.indices().t()])
-        self._positions = start(Kind.allgather, positions, name=name)
-        self._values = start(Kind.allgather, mine.values(), name=None if name is None else f"{name}.values")
+        dims = tensor.sparse_dim()
+        head = torch.tensor([tensor.shape[:dims], [rank()] * dims], device=tensor.device)
+        positions = torch.cat([-1 - head, mine.indices().t()])
+        self._handle = start_group(
+            Kind.allgather, [positions, mine.values()], name=name, process_set=process_set
+        )
 
     def wait(self) -> Any:
         """Return the result when it is there; see `handles.Handle`."""
         if self._result is None:
             try:
-                positions = self._positions.wait()  # if this fails, the values may never come
+                positions, values = self._handle.wait()
             except MismatchError as error:
-                error.add_note("(This rank has a sparse tensor, of which the positions are gathered.)")
+                error.add_note("(This rank has a sparse tensor, of which positions and values are gathered.)")
                 raise
-            self._result = self._combined(positions, self._values.wait())
+            self._result = self._combined(positions, values)
             if self._in_place:
                 with torch.no_grad():
                     self._result = self._tensor.copy_(self._result)
@@ -88,35 +109,38 @@ class SparseHandle:
 
     def done(self) -> bool:
         """Return whether `wait` would return at once."""
-        return self._positions.done() and self._values.done()
+        return self._handle.done()
 
     def _combined(self, rows: Any, values: Any) -> Any:
-        is_shape = rows[:, 0] < 0
-        self._check_alike((-1 - rows[is_shape]).tolist())
+        is_head = rows[:, 0] < 0
+        heads = (-1 - rows[is_head]).tolist()
+        shapes = {number: shape for shape, (number, *_) in zip(heads[::2], heads[1::2], strict=True)}
+        self._check_alike(shapes)
         wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
         # Positions are of tensors that have been checked, and need not be checked again.
         total = torch.sparse_coo_tensor(
-            rows[~is_shape].t(), wide, self._tensor.shape, check_invariants=False
+            rows[~is_head].t(), wide, self._tensor.shape, check_invariants=False
         ).coalesce()
-        self._scale(total.values())
+        self._scale(total.values(), self._size if self._divides_by_all else len(shapes))
         return total.to(values.dtype)
 
-    def _check_alike(self, shapes: list[list[int]]) -> None:
-        for rank, shape in enumerate(shapes):
-            if shape != shapes[0]:
+    def _check_alike(self, shapes: dict[int, list[int]]) -> None:
+        (first, expected), *others = shapes.items()
+        for number, shape in others:
+            if shape != expected:
                 called = "a tensor without a name" if self._name is None else f"tensor '{self._name}'"
                 raise MismatchError(
-                    f"{called} is sparse with the sparse dimensions {tuple(shapes[0])} on rank 0 and {tuple(shape)} on "
-                    f"rank {rank}: they must be the same on all ranks"
+                    f"{called} is sparse with the sparse dimensions {tuple(expected)} on rank {first} and "
+                    f"{tuple(shape)} on rank {number}: they must be the same on all ranks"
                 )
 
-    def _scale(self, values: Any) -> None:
+    def _scale(self, values: Any, contributors: int) -> None:
         if values.is_floating_point() or values.is_complex():
-            factor = self._factor / (size() if self._op is Average else 1)
+            factor = self._factor / (contributors if self._op is Average else 1)
             if factor != 1:
                 values.mul_(factor)
             return
         if self._factor != 1:
             values.copy_((values.double() * self._factor).floor_())
         if self._op is Average:
-            values.copy_(values.div(size(), rounding_mode="floor"))
+            values.copy_(values.div(contributors, rounding_mode="floor"))

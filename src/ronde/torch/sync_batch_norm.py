@@ -17,8 +17,10 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ronde.comm.queries import size
+from ronde.engine.process import global_process_set
+from ronde.engine.process_sets import ProcessSet
 from ronde.torch.handles import start
+from ronde.torch.members import size_of
 from ronde.types import Kind, Sum
 
 __all__ = ["SyncBatchNorm"]
@@ -27,9 +29,10 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
     """Batch normalization of inputs [rows, channels, ...] whose statistics are those of all ranks' batches.
 
-    Arguments as those of `torch.nn.BatchNorm2d`. Ranks may have different numbers of rows, and none. Inputs of 16 bits
-    are computed in float32. In evaluation with running statistics, and in a world of size 1, nothing is sent. Raises
-    ValueError for an input of the wrong shape, and on all ranks if they have less than two values per channel together.
+    Arguments as those of `torch.nn.BatchNorm2d`, and the ranks that take part. Ranks may have different numbers of
+    rows, and none. Inputs of 16 bits are computed in float32. In evaluation with running statistics, and where only one
+    rank takes part, nothing is sent. Raises ValueError for an input of the wrong shape, in training on a rank outside
+    the process set, and on all ranks if they have less than two values per channel together.
     """
 
     def __init__(
@@ -39,8 +42,11 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
+        process_set: ProcessSet | None = global_process_set,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        # That of all ranks is not kept: whoever loads a pickled module has another.
+        self._process_set = None if process_set is global_process_set else process_set
 
     def _check_input_dim(self, input: Any) -> None:
         if input.dim() < 2:
@@ -52,12 +58,12 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         """Normalize the input, and follow the statistics if this is training."""
         self._check_input_dim(input)
         is_local = not self.training and self.running_mean is not None
-        if is_local or size() == 1:
+        if is_local or size_of(self._process_set) == 1:
             return super().forward(input)
-        moments = _moments_of_all(input)
+        moments = _moments_of_all(input, self._process_set)
         if self.training and self.track_running_stats:
             self._follow(moments)
-        return _Normalize.apply(input, self.weight, self.bias, moments, self.eps)
+        return _Normalize.apply(input, self.weight, self.bias, moments, self.eps, self._process_set)
 
     def _follow(self, moments: _Moments) -> None:
         """Let the running statistics follow."""
@@ -79,7 +85,7 @@ class _Moments(NamedTuple):
     variance: Any
 
 
-def _moments_of_all(input: Any) -> _Moments:
+def _moments_of_all(input: Any, process_set: ProcessSet | None) -> _Moments:
     with torch.no_grad():
         channels = input.size(1)
         wide = input.detach().to(_wide_type(input))
@@ -90,7 +96,7 @@ def _moments_of_all(input: Any) -> _Moments:
             mine.zero_()  # the mean of nothing is not a number
         message = torch.cat([torch.tensor([float(count)], dtype=torch.float64), mine])[None]
         name = f"sync_batch_norm.{channels}.moments"
-        told = start(Kind.allgather, message, name=name, waits=True).wait()
+        told = start(Kind.allgather, message, name=name, waits=True, process_set=process_set).wait()
         counts, means, variances = told[:, :1], told[:, 1 : channels + 1], told[:, channels + 1 :]
         total = float(counts.sum())
         if total < 2:
@@ -104,12 +110,20 @@ def _moments_of_all(input: Any) -> _Moments:
 
 class _Normalize(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, input: Any, weight: Any, bias: Any, moments: _Moments, eps: float) -> Any:
+    def forward(
+        ctx: Any,
+        input: Any,
+        weight: Any,
+        bias: Any,
+        moments: _Moments,
+        eps: float,
+        process_set: ProcessSet | None,
+    ) -> Any:
         wide = _wide_type(input)
         mean = moments.mean.to(input.device, wide)
         deviation = (moments.variance + eps).rsqrt().to(input.device, wide)  # one over it
         ctx.save_for_backward(input, weight, mean, deviation)
-        ctx.count, ctx.parameters = moments.values, (weight, bias)
+        ctx.count, ctx.parameters, ctx.process_set = moments.values, (weight, bias), process_set
         scale = deviation if weight is None else deviation * weight.to(wide)
         result = (input.to(wide) - _by_channel(mean, input)) * _by_channel(scale, input)
         if bias is not None:
@@ -127,7 +141,7 @@ class _Normalize(torch.autograd.Function):  # type: ignore[misc]
         of_weight = (gradient * normal).sum(axes)
         of_input = None
         if ctx.needs_input_grad[0]:
-            sums = _sum_of_all(torch.cat([of_bias, of_weight])) / ctx.count
+            sums = _sum_of_all(torch.cat([of_bias, of_weight]), ctx.process_set) / ctx.count
             of_mean, of_deviation = sums.to(input.device, wide).split(input.size(1))
             scale = deviation if weight is None else deviation * weight.to(wide)
             of_input = gradient - _by_channel(of_mean, input) - normal * _by_channel(of_deviation, input)
@@ -138,13 +152,15 @@ class _Normalize(torch.autograd.Function):  # type: ignore[misc]
                 (of_weight, of_bias), ctx.parameters, ctx.needs_input_grad[1:3]
             )
         ]
-        return of_input, *of_parameters, None, None
+        return of_input, *of_parameters, None, None, None
 
 
-def _sum_of_all(sums: Any) -> Any:
+def _sum_of_all(sums: Any, process_set: ProcessSet | None) -> Any:
     message = sums.to("cpu").double()
     name = f"sync_batch_norm.{len(sums) // 2}.gradients"
-    return start(Kind.allreduce, message, in_place=True, name=name, op=Sum, waits=True).wait()
+    return start(
+        Kind.allreduce, message, in_place=True, name=name, op=Sum, waits=True, process_set=process_set
+    ).wait()
 
 
 def _wide_type(input: Any) -> Any:

@@ -1,1 +1,1 @@
-"""What Horovod's frameworks have in common: the errors."""
+"""What Horovod's frameworks have in common: the errors, and process sets."""

@@ -1,0 +1,106 @@
+"""Gradients that are submitted together, as one group: when all of them are there, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ronde.torch.gradient import Gradient
+from ronde.torch.handles import Group
+from ronde.torch.reductions import start_grouped_reductions
+from ronde.types import Kind
+
+__all__ = ["GradientGroup", "make_groups"]
+
+
+class GradientGroup:
+    """Several gradients, whose handle is the same."""
+
+    def __init__(self, members: Sequence[Gradient]) -> None:
+        self._members = members
+        self._missing = len(members)
+        self._name = f"{members[0].name} and {len(members) - 1} more"
+        for member in members:
+            member.group = self
+
+    def arrived(self) -> None:
+        """One of them is there."""
+        self._missing -= 1
+        if self._missing == 0:
+            self.send()
+
+    def begin(self) -> None:
+        """Wait for all of them again."""
+        self._missing = len(self._members)
+
+    def send(self) -> None:
+        """Submit all as they are now, unless they are on their way."""
+        if self._members[0].handle is not None:
+            return
+        treatment = self._members[0].treatment
+        tensors, uses = zip(*(member.outgoing() for member in self._members))
+        handle = start_grouped_reductions(
+            Kind.allreduce,
+            tensors,
+            self._name,
+            treatment.reduction,
+            in_place=True,
+            process_set=treatment.process_set,
+        )
+        finished = Group([handle], lambda results: _use(results[0], uses))
+        for member in self._members:
+            member.handle = finished
+
+
+def _use(results: Iterable[Any], uses: Iterable[Callable[[Any], object] | None]) -> None:
+    for result, use in zip(results, uses):
+        if use is not None:
+            use(result)
+
+
+def make_groups(
+    gradients: Sequence[Gradient], parameters: Iterable[Any], groups: int | Sequence[Sequence[Any]] | None
+) -> list[GradientGroup]:
+    """Return the groups: so many, of neighbours, or those of listed parameters; none for None or 0.
+
+    `parameters`: all of the optimizer; those without a gradient may be listed. Raises ValueError for what is no number
+    or list, and for a parameter that is in two groups or is not the optimizer's.
+    """
+    if groups is None or (isinstance(groups, int) and groups == 0):
+        return []
+    members = (
+        _neighbours(gradients, groups) if isinstance(groups, int) else _listed(gradients, parameters, groups)
+    )
+    return [GradientGroup(group) for group in members if len(group) > 1]
+
+
+def _neighbours(gradients: Sequence[Gradient], count: int) -> list[Sequence[Gradient]]:
+    if count < 0:
+        raise ValueError(f"groups must be a positive number or lists of parameters, not {count}")
+    bounds = [len(gradients) * i // count for i in range(count + 1)]
+    return [gradients[begin:end] for begin, end in zip(bounds, bounds[1:])]
+
+
+def _listed(
+    gradients: Sequence[Gradient], parameters: Iterable[Any], groups: Sequence[Sequence[Any]]
+) -> list[Sequence[Gradient]]:
+    own = {id(parameter) for parameter in parameters}
+    by_parameter = {id(gradient.parameter): gradient for gradient in gradients}
+    group_of: dict[int, int] = {}
+    for number, group in enumerate(groups):
+        if isinstance(group, torch.Tensor | str):
+            raise ValueError("groups must be a positive number or lists of parameters")
+        for parameter in group:
+            if not isinstance(parameter, torch.Tensor):
+                raise ValueError("groups must be a positive number or lists of parameters")
+            what = f"a parameter of shape {tuple(parameter.shape)} in groups[{number}]"
+            if id(parameter) in group_of:
+                raise ValueError(
+                    f"{what} is in groups[{group_of[id(parameter)]}], too; a parameter can be in one group only"
+                )
+            if id(parameter) not in own:
+                raise ValueError(f"{what} is not one of the optimizer's")
+            group_of[id(parameter)] = number
+    return [[by_parameter[id(each)] for each in group if id(each) in by_parameter] for group in groups]

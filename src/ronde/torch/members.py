@@ -1,0 +1,38 @@
+"""Which ranks take part, as the operations of `ronde.torch` ask for it: all of them, or a process set."""
+
+from __future__ import annotations
+
+from ronde.comm.queries import rank, size
+from ronde.engine.process import global_process_set
+from ronde.engine.process_sets import ProcessSet
+from ronde.errors import UsageError
+
+__all__ = ["is_member", "place_in", "size_of"]
+
+
+def size_of(process_set: ProcessSet | None) -> int:
+    """Return the number of ranks that take part. Raises as `place_in`, but not on ranks outside the set."""
+    return size() if _is_world(process_set) else _checked(process_set).size()
+
+
+def place_in(process_set: ProcessSet | None) -> int:
+    """Return this rank's place among those that take part.
+
+    Raises NotInitializedError before `init`, UsageError for what is no set, or not added, or without this rank.
+    """
+    return rank() if _is_world(process_set) else _checked(process_set).rank()
+
+
+def is_member(process_set: ProcessSet | None) -> bool:
+    """Return whether this rank takes part. Raises as `size_of`."""
+    return _is_world(process_set) or _checked(process_set).included()
+
+
+def _is_world(process_set: ProcessSet | None) -> bool:
+    return process_set is None or process_set is global_process_set
+
+
+def _checked(process_set: object) -> ProcessSet:
+    if not isinstance(process_set, ProcessSet):
+        raise UsageError(f"process_set is a ProcessSet, not {process_set!r}")
+    return process_set
