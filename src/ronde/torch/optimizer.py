@@ -115,7 +115,7 @@ class _Distributed:
             places = symmetric_places(followed)
         for parameter, place in zip(followed, places):
             self._add(parameter, place)
-        self._groups = make_groups(self._gradients, parameters, groups)
+        self._groups = make_groups(self._gradients, list(parameters_of(self).values()), groups)
         self._buckets = make_buckets(
             [each for each in self._gradients if isinstance(each, SymmetricGradient) and each.group is None]
         )
