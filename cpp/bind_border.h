@@ -15,6 +15,7 @@ namespace nb = nanobind;
 namespace ronde {
 
 void bind_engine(nb::module_& module);
+void bind_timeline(nb::module_& module);
 
 template <class... Args>
 [[noreturn]] void raise(const char* name, Args&&... args) {

@@ -1,5 +1,6 @@
 // The border to Python of the engine: tensors are submitted, handles are waited for, cold rounds are made.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -216,7 +217,15 @@ void bind_cycle(nb::module_& module) {
           "signature"_a, "rows"_a, "input"_a.none(), "output"_a.none())
       .def("end_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_cold(); }); })
       .def("take_used", [](PyCycle& self) { return guarded(self, [&] { return self.cycle().take_used(); }); })
-      .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); });
+      .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); })
+      .def("record_into",
+           [](PyCycle& self, std::shared_ptr<Timeline> timeline, std::string label) {
+             self.cycle().recorder().record_into(std::move(timeline), std::move(label));
+           })
+      .def("record_submitted",
+           [](PyCycle& self, std::string_view name) { self.cycle().recorder().submitted_cold(name); })
+      .def("record_decided", [](PyCycle& self, std::string_view name) { self.cycle().recorder().decided_cold(name); })
+      .def("record_refused", [](PyCycle& self, std::string_view name) { self.cycle().recorder().refused(name); });
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std:
     : communicator_(communicator),
       local_rank_(communicator.local_rank()),
       board_(parts_of(communicator, board, Board::bytes(capacity)), communicator.local_rank(), capacity),
-      runner_(communicator, buffer, buffer_bytes),
+      recorder_(communicator, board_, capacity),
+      runner_(communicator, recorder_, buffer, buffer_bytes),
       leader_(communicator, board_, capacity, linger_ns),
       slots_(capacity) {
   const bool crowded = communicator.local_size() > usable_cores();
@@ -101,6 +102,8 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     completion = slot.completion = std::make_shared<Completion>();
     slot.in = in;
     slot.out = out;
+    if (board_.is_timed()) [[unlikely]]
+      recorder_.submitted(index, name);
     const bool is_ready = board_.flip(index);
     board_.note_change();
     if (is_ready) tell_leader(signature.bytes(), waits);
@@ -242,6 +245,7 @@ Cycle::Step Cycle::take_entry(bool hands_over) {
   const uint32_t count = board_.word(at++);
   if (count == kColdEntry) {
     in_cold_.store(true);
+    recorder_.round_began(at);
     cold_begun_.fetch_add(1);
     taken_.store(at);
     if (hands_over) {
@@ -253,6 +257,7 @@ Cycle::Step Cycle::take_entry(bool hands_over) {
   std::vector<uint32_t> slots(count);
   for (uint32_t& slot : slots) slot = board_.word(at++);
   taken_.store(at);
+  recorder_.decided(slots, [this](uint32_t slot) { return std::string_view(slots_[slot].name); }, at);
   run_slots(slots);
   return Step::kDid;
 }
@@ -298,6 +303,7 @@ std::optional<Failure> Cycle::failure() const {
 // --- News from the watch -------------------------------------------------------------------------------------------
 
 void Cycle::on_note(int peer, std::span<const uint32_t> words) {
+  if (recorder_.on_note(peer, words)) return;
   leader_.on_note(peer, words);
   board_.ring(local_rank_);
 }
@@ -319,6 +325,7 @@ void Cycle::insert(uint32_t index, std::string name, Signature signature, std::v
   std::lock_guard lock(table_);
   Slot& slot = slots_.at(index);
   slot = Slot{};
+  recorder_.forget(index);
   slot.is_used = true;
   slot.name = std::move(name);
   slot.signature = std::move(signature);
@@ -342,11 +349,16 @@ std::shared_ptr<Completion> Cycle::evict(uint32_t index) {
 
 void Cycle::run_now(const Signature& signature, const std::vector<uint64_t>& rows, const void* in, void* out) {
   const Stepping turn(*this);
-  runner_.run_one({&signature, &rows, in, out, 0});
+  const Work work{&signature, &rows, in, out, Recorder::kColdSlot};
+  const Work* const alone[] = {&work};
+  recorder_.began(alone);
+  runner_.run_one(work);
+  recorder_.ended();
 }
 
 void Cycle::end_cold() {
   const Stepping turn(*this);
+  recorder_.round_ended();
   in_cold_.store(false);
   board_.counters().cold_done.store(cold_begun_.load(), std::memory_order_seq_cst);
   board_.note_change();

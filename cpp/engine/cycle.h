@@ -27,6 +27,7 @@
 #include "engine/board.h"
 #include "engine/completion.h"
 #include "engine/leader.h"
+#include "engine/recorder.h"
 #include "engine/runner.h"
 #include "engine/signature.h"
 
@@ -76,6 +77,9 @@ class Cycle : private Watch::Listener {
   // Asks for a cold round.
   void want_cold();
 
+  // What it tells the timeline; in cold rounds Python does.
+  Recorder& recorder() { return recorder_; }
+
   // Fails what is pending and all that comes, when nothing of it runs any more. Nobody else is told.
   void give_up(const Failure& failure);
   std::optional<Failure> failure() const;
@@ -117,6 +121,7 @@ class Cycle : private Watch::Listener {
   Communicator& communicator_;
   int local_rank_;
   Board board_;
+  Recorder recorder_;
   Runner runner_;
   Leader leader_;  // guarded by stepping_
   int spins_, yields_;

@@ -30,8 +30,9 @@ ReduceOp operation(const Signature& signature) { return is_integer_average(signa
 
 }  // namespace
 
-Runner::Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes)
+Runner::Runner(Communicator& communicator, Recorder& recorder, std::byte* buffer, size_t buffer_bytes)
     : communicator_(communicator),
+      recorder_(recorder),
       buffer_(buffer),
       buffer_bytes_(buffer_bytes),
       largest_fused_(communicator.ranks_of_host().size() == 1 ? kLargestOnOneHost : SIZE_MAX) {}
@@ -48,11 +49,13 @@ void Runner::run(std::span<const Work> batch, const std::function<void(const Wor
       (fits ? group_ : rest_).push_back(work);
       if (fits) bytes += padded(work->signature->bytes());
     }
+    recorder_.began(group_);
     if (group_.size() == 1) {
       run_one(*group_.front());
     } else {
       allreduce_fused(group_);
     }
+    recorder_.ended();
     for (const Work* work : group_) done(*work);
     left_.swap(rest_);
   }
@@ -113,9 +116,11 @@ void Runner::allreduce_fused(std::span<const Work* const> group) {
     }
     offset += padded(work->signature->bytes());
   }
+  recorder_.fused();
   const size_t count = offset / size_of(common.dtype);
   communicator_.allreduce(buffer_, buffer_, count, common.dtype, operation(common));
   finish(common, buffer_, count);
+  recorder_.ran();
   offset = 0;
   for (const Work* work : group) {
     if (work->signature->count() > 0) std::memcpy(work->out, buffer_ + offset, work->signature->bytes());

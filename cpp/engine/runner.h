@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "communicator.h"
+#include "engine/recorder.h"
 #include "engine/signature.h"
 
 namespace ronde {
@@ -27,7 +28,7 @@ struct Work {
 class Runner {
  public:
   // `buffer`: `buffer_bytes` of symmetric memory.
-  Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes);
+  Runner(Communicator& communicator, Recorder& recorder, std::byte* buffer, size_t buffer_bytes);
 
   // Runs all of it; calls `done` for each work that is complete. Throws what the communicator throws.
   void run(std::span<const Work> batch, const std::function<void(const Work&)>& done);
@@ -45,6 +46,7 @@ class Runner {
   void finish(const Signature& signature, void* out, size_t count);
 
   Communicator& communicator_;
+  Recorder& recorder_;
   std::byte* buffer_;
   size_t buffer_bytes_;
   size_t largest_fused_;  // bytes of one tensor

@@ -1,9 +1,13 @@
 // The engine's hot path with threads as ranks: random orders, decisions over one and several hosts, cold rounds,
 // evictions of what is pending, lingering, failures. And the arithmetic that only the engine needs.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -31,6 +35,7 @@ class Rank {
     const uint32_t segment = communicator.symmetric()->add(memory, part_bytes(), communicator.local_rank());
     std::byte* const part = communicator.symmetric()->own_part(segment);
     cycle_ = std::make_unique<Cycle>(communicator, part, kCapacity, part + board_bytes(), kBufferBytes, linger_ns);
+    cycle_->recorder().record_into(timeline, "");
     for (uint32_t slot = 0; slot < kCapacity; ++slot) insert(slot);
     communicator.barrier();
     thread_ = std::thread([this] { work(); });
@@ -66,6 +71,7 @@ class Rank {
     }
   }
   Cycle& cycle() { return *cycle_; }
+  const std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();
   std::function<void(Rank&)> cold = [](Rank&) {};
   std::atomic<int> cold_rounds{0};
   std::atomic<bool> failed{false};
@@ -141,6 +147,27 @@ void test_random_orders() {
         meet(rank);
       });
     }
+  }
+}
+
+// Every rank switches its timeline on and off at times of its own, in the middle of everything.
+void test_timelines() {
+  for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 0, 1}}) {
+    with_engines(host_of, 0, [](Communicator& communicator, Rank& rank) {
+      char path[] = "/tmp/ronde-engine-test-XXXXXX";
+      close(mkstemp(path));
+      std::thread switches([&] {
+        for (int round = 0; round < 3; ++round) {
+          rank.timeline->start({path, communicator.rank(), communicator.size(), "host", true, 1 << 12});
+          std::this_thread::sleep_for(std::chrono::milliseconds(3 + 2 * communicator.rank()));
+          CHECK(rank.timeline->stop().empty());
+        }
+      });
+      submit_all_in_random_order(communicator, rank, 10);
+      switches.join();
+      meet(rank);
+      unlink(path);
+    });
   }
 }
 
@@ -248,6 +275,7 @@ void test_scale() {
 int main() {
   ronde::test_scale();
   ronde::test_random_orders();
+  ronde::test_timelines();
   ronde::test_evicting_what_is_pending();
   ronde::test_lingering_ends_by_itself();
   ronde::test_an_abort_fails_what_is_pending_and_what_comes();

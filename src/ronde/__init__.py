@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         reducescatter_async,
         synchronize,
     )
-    from ronde.engine.process import init, shutdown
+    from ronde.engine.process import init, shutdown, start_timeline, stop_timeline
 
 __all__ = [
     "AbortedError",
@@ -107,6 +107,8 @@ __all__ = [
     "reducescatter_async",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
     "world",
 ]
@@ -131,7 +133,7 @@ _LAZY = {
     "Communicator": "ronde.comm.communicator",
     **dict.fromkeys(("is_initialized", "world"), "ronde.comm.world"),
     "Handle": "ronde._native",
-    **dict.fromkeys(("init", "shutdown"), "ronde.engine.process"),
+    **dict.fromkeys(("init", "shutdown", "start_timeline", "stop_timeline"), "ronde.engine.process"),
     **dict.fromkeys(_OPERATIONS, "ronde.engine.operations"),
     **dict.fromkeys(
         ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),

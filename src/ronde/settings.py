@@ -110,6 +110,12 @@ def _seconds(text: str) -> int:
     return round(float(text) * 1e9)
 
 
+def _switch(text: str) -> bool:
+    if text.lower() not in ("0", "1", "false", "true", "no", "yes", "off", "on"):
+        raise ValueError(text)
+    return text.lower() in ("1", "true", "yes", "on")
+
+
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -277,6 +283,23 @@ class Settings:
         check=lambda value: _whole(value) and 0 <= value <= 10**9,
         right="a number of seconds from 0 to 1",
         unit="s",
+    )
+    timeline: str | None = _setting(
+        "RONDE_TIMELINE",
+        None,
+        "Where each rank records its timeline from `init` on: a directory, or a file whose name gets the rank.",
+        check=_is_text,
+        right="a path, in which {rank} may stand for the rank",
+        also="HOROVOD_TIMELINE",
+    )
+    timeline_mark_cycles: bool = _setting(
+        "RONDE_TIMELINE_MARK_CYCLES",
+        False,
+        "Whether that timeline has a tick for every decision of what runs next.",
+        parse=_switch,
+        check=lambda value: isinstance(value, bool),
+        right="0 or 1",
+        also="HOROVOD_TIMELINE_MARK_CYCLES",
     )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",

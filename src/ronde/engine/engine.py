@@ -39,6 +39,7 @@ from ronde.engine.submission import (
     result_rows,
     signature_of,
 )
+from ronde.engine.timeline import Timeline
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.settings import Settings
 from ronde.types import Allgather, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
@@ -65,6 +66,8 @@ class Engine:
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
         buffer = self._comm.empty(settings.fusion_bytes, np.uint8)
         self._cycle = _native.Cycle(self._comm._native, board, capacity, buffer, settings.linger_ns)
+        self.timeline = Timeline(self._rank, self._size, self._hosts[self._rank])
+        self._cycle.record_into(self.timeline.native, "")
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
         self._coordinator = Coordinator(self._size, capacity) if self._rank == 0 else None
         self._member = Member(self._rank, self._size)
@@ -75,6 +78,7 @@ class Engine:
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._is_in_round = False
+        self.timeline.start_as_set(settings)
         self._thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
         self._thread.start()
 
@@ -215,6 +219,7 @@ class Engine:
         handle = Handle(self._cycle)
         handle.inputs = submission
         self._cold[submission.name] = handle
+        self._cycle.record_submitted(submission.name)
         self._cycle.want_cold()
         return handle
 
@@ -268,6 +273,7 @@ class Engine:
                     self._cycle.want_cold()
             case Failed(request, reason, left):
                 if left < 0:  # else all that is pending fails, in a moment
+                    self._cycle.record_refused(request.name)
                     self._cold.pop(request.name).fail(MismatchError(reason))
             case Closed(rank):
                 self._close(rank)
@@ -286,6 +292,7 @@ class Engine:
         given, goal = submission.given, submission.goal
         source = None if given is None else address(given.memory)
         destination = None if goal is None else address(goal.memory)
+        self._cycle.record_decided(request.name)
         self._cycle.run_now(signature_of(submission.terms), run.rows, source, destination)
         if goal is not None:
             handle.result = goal.result
@@ -339,10 +346,12 @@ class Engine:
         self._cycle.stop()
         self._comm.shutdown()
         self._thread.join()
+        self.timeline.stop()
         self._cycle.release()
 
     def abandon(self) -> None:
         """In a forked child: refuse everything, and leave what is the parent's alone."""
+        self.timeline.native.abandon()
         self._cycle.abandon()
 
 

@@ -14,7 +14,7 @@ from ronde.engine.engine import Engine
 from ronde.errors import NotInitializedError
 from ronde.types import Kind, ReduceOp, Sum
 
-__all__ = ["engine", "init", "prepare", "shutdown", "submit"]
+__all__ = ["engine", "init", "prepare", "shutdown", "start_timeline", "stop_timeline", "submit"]
 
 
 class _Process:
@@ -90,6 +90,22 @@ def prepare(
 ) -> Callable[[bool], Handle]:
     """Prepare an all-reduce in place that is going to be repeated (see Engine.prepare)."""
     return engine().prepare(x, name, op, prescale, postscale)
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Begin to record this rank's timeline; the other ranks need not take part. docs/timeline.md tells what is in it.
+
+    `file_path`: of the file, which is replaced if there is one. With several ranks each writes its own: `{rank}` stands
+    for the rank, a directory gets a file `rank-N.json` for each, and otherwise the rank goes before the suffix
+    (`run-0.json`). `mark_cycles`: a tick for every decision of what runs next. Raises UsageError if a timeline is being
+    recorded already, OSError if the file cannot be made, NotInitializedError before `init`.
+    """
+    engine().timeline.start(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Complete the timeline that is being recorded, if there is one. `shutdown` does it, too."""
+    engine().timeline.stop()
 
 
 def _forget() -> None:

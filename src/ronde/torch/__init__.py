@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ronde.comm.queries import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from ronde.comm.world import is_initialized
-from ronde.engine.process import init, shutdown
+from ronde.engine.process import init, shutdown, start_timeline, stop_timeline
 from ronde.torch.backends import (
     ccl_built,
     cuda_built,
@@ -119,5 +119,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
