@@ -219,8 +219,9 @@ void bind_cycle(nb::module_& module) {
       .def("take_used", [](PyCycle& self) { return guarded(self, [&] { return self.cycle().take_used(); }); })
       .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); })
       .def("record_into",
-           [](PyCycle& self, std::shared_ptr<Timeline> timeline, std::string label) {
-             self.cycle().recorder().record_into(std::move(timeline), std::move(label));
+           [](PyCycle& self, std::shared_ptr<Timeline> timeline, std::string label,
+              const std::vector<int>& world_ranks) {
+             self.cycle().recorder().record_into(std::move(timeline), std::move(label), world_ranks);
            })
       .def("record_submitted",
            [](PyCycle& self, std::string_view name) { self.cycle().recorder().submitted_cold(name); })

@@ -21,8 +21,9 @@ Recorder::~Recorder() {
   if (timeline_ != nullptr) timeline_->detach(*this);
 }
 
-void Recorder::record_into(std::shared_ptr<Timeline> timeline, std::string label) {
+void Recorder::record_into(std::shared_ptr<Timeline> timeline, std::string label, const std::vector<int>& world_ranks) {
   label_ = std::move(label);
+  for (int& rank : ranks_) rank = world_ranks.at(rank);
   engine_track_ = timeline->track(label_ + "engine");
   rounds_track_ = timeline->track(label_ + "engine: cold rounds");
   timeline_ = std::move(timeline);
@@ -31,7 +32,7 @@ void Recorder::record_into(std::shared_ptr<Timeline> timeline, std::string label
 
 void Recorder::switched(bool on) {
   board_.count_timeline(on ? 1 : -1);
-  if (on) clock_.measure();
+  if (on) measure_clock();
 }
 
 uint32_t Recorder::track_of(std::string_view name) const {

@@ -35,8 +35,9 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Before anything else. `label`: goes before the names of tensors and of the engine, to tell engines apart.
-  void record_into(std::shared_ptr<Timeline> timeline, std::string label);
+  // Before anything else. `label`: goes before the names of tensors and of the engine, to tell engines apart; that of
+  // all ranks has none, and measures the clock. `world_ranks`: by rank of this engine's communicator.
+  void record_into(std::shared_ptr<Timeline> timeline, std::string label, const std::vector<int>& world_ranks);
 
   // This rank submits a tensor, by its slot (before it flips its bit) or without one; for the board of a host where
   // some timeline is on.
@@ -77,7 +78,9 @@ class Recorder {
   bool on_note(int peer, std::span<const uint32_t> words) { return clock_.on_note(peer, words); }
   // For the timeline.
   void switched(bool on);
-  void measure_clock() { clock_.measure(); }
+  void measure_clock() {
+    if (label_.empty()) clock_.measure();
+  }
 
  private:
   static constexpr uint32_t kNoTrack = UINT32_MAX;
@@ -98,7 +101,7 @@ class Recorder {
                        uint64_t place);
 
   const Board& board_;
-  std::vector<int> ranks_;  // of this host, by local rank
+  std::vector<int> ranks_;  // of this host, by local rank; of the world from record_into() on
   int local_rank_;
   std::shared_ptr<Timeline> timeline_;
   std::string label_;

@@ -54,11 +54,11 @@ bool TraceFile::flush() {
   const size_t pages = pages_.size() / kPage;
   if (!write_spaces(pages - 1)) return false;
   for (size_t page = 0; page < pages; ++page) {
-    const size_t offset = (first_page_ + page) * kPage;
-    if (page > 0 && !write_at(" ]", 2, offset - 1)) return false;
-    char* const text = pages_.data() + page * kPage;
-    text[kPage - 1] = ']';
-    if (!write_at(text, kPage, offset)) return false;
+    const size_t before = page > 0 ? 1 : 0;  // the bracket of the page before
+    char* const text = pages_.data() + page * kPage - before;
+    text[0] = before > 0 ? ' ' : text[0];
+    text[before + kPage - 1] = ']';
+    if (!write_at(text, before + kPage, (first_page_ + page) * kPage - before)) return false;
   }
   pages_.erase(0, (pages - 1) * kPage);
   first_page_ += pages - 1;

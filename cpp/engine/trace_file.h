@@ -5,11 +5,11 @@
 // within one page is made or not made, and a longer one may end at any page. Hence:
 //   1. No record lies across the border of two pages. What is left of a page is filled up with spaces.
 //   2. The last byte of the last page is the closing bracket. Records are added by writing that page again, whole.
-//   3. A further page is first written as spaces, which may follow the bracket. Then the bracket moves over the border
-//      into it, by a write of two bytes, and the page is written whole.
-// The two bytes of rule 3 are the only ones that a kill could part, and what it would leave lacks nothing but the
-// bracket, which readers of traces do not ask for. A disk that is full shows where spaces are written, with the same
-// result as if nothing had been tried.
+//   3. A further page is first written as spaces, which may follow the bracket. Then one write replaces the bracket
+//      before it by a space and all of the page by what belongs there.
+// The write of rule 3 is the only one that a kill could part, between its first byte and the others, and what it would
+// leave lacks nothing but the bracket, which readers of traces do not ask for. A disk that is full shows where spaces
+// are written, with the same result as if nothing had been tried.
 //
 // Not thread-safe.
 #pragma once

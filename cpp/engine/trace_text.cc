@@ -17,9 +17,20 @@ constexpr std::string_view kNames[] = {"", "negotiate", "queue", "fuse", "operat
 class Pen {
  public:
   explicit Pen(char* to) : begin_(to), to_(to) {}
+  // What is written out in the program: copied by a few instructions, as its length is known.
+  template <size_t kSize>
+  Pen& put(const char (&text)[kSize]) {
+    std::memcpy(to_, text, kSize - 1);
+    to_ += kSize - 1;
+    return *this;
+  }
   Pen& put(std::string_view text) {
     std::memcpy(to_, text.data(), text.size());
     to_ += text.size();
+    return *this;
+  }
+  Pen& put(char letter) {
+    *to_++ = letter;
     return *this;
   }
   Pen& put(uint64_t number) {
@@ -35,8 +46,8 @@ class Pen {
     const auto whole = static_cast<uint64_t>(std::max<int64_t>(ns, 0));
     put(whole / 1000);
     const uint64_t rest = whole % 1000;
-    const char digits[] = {'.', char('0' + rest / 100), char('0' + rest / 10 % 10), char('0' + rest % 10)};
-    return put(std::string_view(digits, 4));
+    const char digits[] = {'.', char('0' + rest / 100), char('0' + rest / 10 % 10), char('0' + rest % 10), 0};
+    return put(digits);
   }
   // As a JSON string, of UTF-8, cut off where it is too long.
   Pen& put_name(std::string_view name) {
@@ -51,12 +62,12 @@ class Pen {
  private:
   void put_letter(char letter) {
     if (letter == '"' || letter == '\\') {
-      put("\\").put(std::string_view(&letter, 1));
+      put("\\").put(letter);
     } else if (static_cast<unsigned char>(letter) < 0x20) {
       const char* const hex = "0123456789abcdef";
-      put("\\u00").put(std::string_view(hex + letter / 16, 1)).put(std::string_view(hex + letter % 16, 1));
+      put("\\u00").put(hex[letter / 16]).put(hex[letter % 16]);
     } else {
-      *to_++ = letter;
+      put(letter);
     }
   }
   char* begin_;
@@ -192,7 +203,7 @@ void TraceText::end(Track& track, int64_t ns, bool is_decided) {
 void TraceText::add(char type, const Track& track, int64_t ns) {
   const Phase phase = track.phase;
   Pen record(record_.data());
-  record.put(R"({"ph":")").put(std::string_view(&type, 1)).put(R"(",)").put(track.head);
+  record.put(R"({"ph":")").put(type).put(R"(",)").put(track.head);
   record.put_time((type == 'E' ? ns : track.since_ns) - who_.begin_ns);
   if (type == 'X') record.put(R"(,"dur":)").put_time(ns - track.since_ns);
   record.put(R"(,"name":")").put(kNames[static_cast<size_t>(phase)]);
@@ -216,7 +227,7 @@ void TraceText::tick_rank(const Track& track, uint64_t rank, int64_t ns) {
 void TraceText::tick(const Track& track, std::string_view name, int64_t ns) {
   if (ns < who_.begin_ns) return;
   Pen record(record_.data());
-  record.put(R"({"ph":"i","s":"t",)").put(track.head).put_time(ns - who_.begin_ns);
+  record.put(R"({"ph":"i",)").put(track.head).put_time(ns - who_.begin_ns);
   file_.add(record.put(R"(,"name":")").put(name).put("\"}").text());
 }
 

@@ -35,7 +35,9 @@ class Rank {
     const uint32_t segment = communicator.symmetric()->add(memory, part_bytes(), communicator.local_rank());
     std::byte* const part = communicator.symmetric()->own_part(segment);
     cycle_ = std::make_unique<Cycle>(communicator, part, kCapacity, part + board_bytes(), kBufferBytes, linger_ns);
-    cycle_->recorder().record_into(timeline, "");
+    std::vector<int> ranks(static_cast<size_t>(communicator.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    cycle_->recorder().record_into(timeline, "", ranks);
     for (uint32_t slot = 0; slot < kCapacity; ++slot) insert(slot);
     communicator.barrier();
     thread_ = std::thread([this] { work(); });

@@ -200,8 +200,8 @@ void test_phases_of_a_fused_pair() {
       {5001, 0, 0, What::kEnded, 0},
   });
   const std::vector<std::string> expected{
-      R"({"ph":"i","s":"t","pid":1,"tid":2,"ts":1.100,"name":"rank 0"})",
-      R"({"ph":"i","s":"t","pid":1,"tid":2,"ts":1.000,"name":"rank 1"})",
+      R"({"ph":"i","pid":1,"tid":2,"ts":1.100,"name":"rank 0"})",
+      R"({"ph":"i","pid":1,"tid":2,"ts":1.000,"name":"rank 1"})",
       R"({"ph":"X","pid":1,"tid":2,"ts":1.000,"dur":1.000,"name":"negotiate","args":{"decision":7}})",
       R"({"ph":"X","pid":1,"tid":2,"ts":2.000,"dur":0.500,"name":"queue"})",
       R"({"ph":"X","pid":1,"tid":2,"ts":2.500,"dur":0.500,"name":"fuse"})",

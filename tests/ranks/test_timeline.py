@@ -25,7 +25,9 @@ ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
 
 
 def read(path: Path) -> list[Record]:
-    records: list[Record] = json.loads(path.read_text())
+    text = path.read_text().rstrip()
+    # The format does not ask for the closing bracket; once in some thousand times a kill takes it away.
+    records: list[Record] = json.loads(text if text.endswith("]") else text.rstrip(",") + "]")
     return records
 
 

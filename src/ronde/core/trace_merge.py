@@ -157,7 +157,7 @@ def _moved(record: Record, mine: Survey, common: Common) -> Record:
 
 
 def _tick_like(record: Record) -> Record:
-    return {"ph": "i", "s": "t", "pid": record["pid"], "tid": record["tid"]}
+    return {"ph": "i", "pid": record["pid"], "tid": record["tid"]}
 
 
 class _Tracks:

@@ -67,7 +67,7 @@ class Engine:
         buffer = self._comm.empty(settings.fusion_bytes, np.uint8)
         self._cycle = _native.Cycle(self._comm._native, board, capacity, buffer, settings.linger_ns)
         self.timeline = Timeline(self._rank, self._size, self._hosts[self._rank])
-        self._cycle.record_into(self.timeline.native, "")
+        self._cycle.record_into(self.timeline.native, "", range(self._size))
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
         self._coordinator = Coordinator(self._size, capacity) if self._rank == 0 else None
         self._member = Member(self._rank, self._size)

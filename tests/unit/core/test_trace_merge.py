@@ -47,7 +47,7 @@ def test_times_are_those_of_rank_0() -> None:
 
 
 def test_every_negotiation_has_a_tick_for_every_rank() -> None:
-    tick = {"ph": "i", "s": "t", "pid": 0, "tid": 7, "ts": 12.0}
+    tick = {"ph": "i", "pid": 0, "tid": 7, "ts": 12.0}
     zero = timeline(
         0,
         0,
