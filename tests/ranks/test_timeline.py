@@ -67,8 +67,15 @@ def reduce_groups(rounds: int) -> None:
 def record_rounds(path: str) -> None:
     ronde.init(timeline=path)
     reduce_groups(20)
-    time.sleep(0.02 * ronde.rank())  # so that one is late
-    ronde.broadcast(np.ones(10), 0, "last")
+    world = ronde.world()
+    if ronde.rank() == 0:
+        handle = ronde.broadcast_async(np.ones(10), 0, "last")
+        world.barrier()
+    else:  # is late
+        world.barrier()
+        time.sleep(0.02)
+        handle = ronde.broadcast_async(np.ones(10), 0, "last")
+    handle.wait()
     ronde.shutdown()
 
 
@@ -79,6 +86,8 @@ def test_phases_and_ticks(transport: str, tmp_path: Path) -> None:
     assert main(["trace", "merge", *files, "-o", str(tmp_path / "all.json")]) == 0
     merged = read(tmp_path / "all.json")
     for rank in range(2):
+        for clock in [record["args"] for record in merged if record["name"] == "ronde_clock"]:
+            assert abs(clock["offset_ns"]) <= clock["error_ns"]  # in truth they have the same
         for records in (read(Path(files[rank])), merged):
             of_rank = tracks(records, rank)
             check_rounds(of_rank)
