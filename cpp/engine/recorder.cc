@@ -71,21 +71,16 @@ void Recorder::record_decision(std::span<const uint32_t> slots, FunctionRef<std:
 
 void Recorder::decided_cold(std::string_view name) {
   if (!is_on()) return;
-  cold_tracks_.push_back(track_of(name));
-  push(Event::What::kDecided, cold_tracks_.back(), round_);
+  cold_track_ = track_of(name);
+  push(Event::What::kDecided, cold_track_, round_);
 }
 
 void Recorder::begin_group(std::span<const Work* const> group) {
   const auto kind = static_cast<uint8_t>(group.front()->signature->kind);
   timeline_->push({Timeline::now_ns(), group.size(), engine_track_, Event::What::kStarted, kind});
   for (const Work* work : group) {
-    uint32_t track = kNoTrack;
-    if (work->slot != kColdSlot) {
-      track = tracks_[work->slot].load(std::memory_order_relaxed);
-    } else if (!cold_tracks_.empty()) {
-      track = cold_tracks_.front();
-      cold_tracks_.erase(cold_tracks_.begin());
-    }
+    const bool is_cold = work->slot == kColdSlot;
+    const uint32_t track = is_cold ? cold_track_ : tracks_[work->slot].load(std::memory_order_relaxed);
     if (track == kNoTrack) continue;  // it was decided before the timeline began
     const auto bytes = static_cast<int64_t>(work->signature->bytes());
     timeline_->push({bytes, engine_track_, track, Event::What::kMember, 0});
@@ -94,7 +89,7 @@ void Recorder::begin_group(std::span<const Work* const> group) {
 
 void Recorder::begin_round(uint64_t place) {
   round_ = place;
-  cold_tracks_.clear();
+  cold_track_ = kNoTrack;
   push(Event::What::kRoundBegan, rounds_track_, place);
 }
 

@@ -108,7 +108,7 @@ class Recorder {
   uint32_t engine_track_ = 0, rounds_track_ = 0;
   std::vector<std::atomic<uint32_t>> tracks_;  // by slot
   uint64_t round_ = 0;                         // the place in the log of the cold round
-  std::vector<uint32_t> cold_tracks_;          // decided by it, and not run yet
+  uint32_t cold_track_ = kNoTrack;             // what it has decided last
   ClockOffset clock_;
 };
 

@@ -123,10 +123,12 @@ void TraceText::take(const Event& event) {
   switch (event.what) {
     case What::kSubmitted:
       return begin(track, Phase::kNegotiate, event.ns);
-    case What::kTick:
-      return tick_rank(track, event.value, event.ns);
+    case What::kTick:  // who has not submitted it, because it has run out of data, has stamped it long ago
+      if (event.ns >= track.decided_ns) tick_rank(track, event.value, event.ns);
+      return;
     case What::kDecided:
       track.decision = event.value;
+      track.decided_ns = event.ns;
       if (track.phase == Phase::kNegotiate) tick_rank(track, static_cast<uint64_t>(who_.rank), track.since_ns);
       end(track, event.ns);
       return begin(track, Phase::kQueue, event.ns);
@@ -135,6 +137,7 @@ void TraceText::take(const Event& event) {
       return tick(track, "refused", event.ns);
     case What::kStarted:
       track.members.clear();
+      track.group = ++groups_;
       track.kind = event.detail;
       track.bytes = 0;
       track.tensors = event.value;
@@ -165,8 +168,13 @@ void TraceText::take(const Event& event) {
 void TraceText::join(Track& engine, const Event& event) {
   if (engine.phase == Phase::kNone) return;
   Track& track = tracks_[event.track];
-  engine.members.push_back(event.track);
   engine.bytes += static_cast<uint64_t>(event.ns);
+  if (track.group == engine.group) {  // several tensors have one name
+    track.bytes += static_cast<uint64_t>(event.ns);
+    return;
+  }
+  engine.members.push_back(event.track);
+  track.group = engine.group;
   track.kind = engine.kind;
   track.bytes = static_cast<uint64_t>(event.ns);
   track.tensors = engine.tensors;

@@ -46,7 +46,9 @@ class TraceText {
     bool is_open = false;
     uint8_t kind = 0;  // of the operation
     int64_t since_ns = 0;
+    int64_t decided_ns = 0;
     uint64_t decision = 0;
+    uint64_t group = 0;  // of what runs as one, the last that it was in
     uint64_t bytes = 0;
     uint64_t tensors = 1;           // run as one operation
     std::vector<uint32_t> members;  // of an engine: the tracks of what it runs
@@ -64,6 +66,7 @@ class TraceText {
   Who who_;
   TraceFile& file_;
   std::vector<Track> tracks_;
+  uint64_t groups_ = 0;
   std::string record_;
 };
 

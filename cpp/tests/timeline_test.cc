@@ -215,6 +215,23 @@ void test_phases_of_a_fused_pair() {
   CHECK(records.size() == 4 + 2 * 5 + 3);
 }
 
+// A group of two tensors has one name; and a rank that has not submitted it has an old stamp.
+void test_two_tensors_of_one_name() {
+  const std::vector<std::string> records = records_for({{2000, 0, 1, What::kSubmitted, 0},
+                                                        {2000, 1, 1, What::kDecided, 0},
+                                                        {2000, 2, 0, What::kStarted, kAllreduce},
+                                                        {40, 0, 1, What::kMember, 0},
+                                                        {60, 0, 1, What::kMember, 0},
+                                                        {2000, 0, 0, What::kFused, 0},
+                                                        {3000, 0, 0, What::kRan, 0},
+                                                        {3000, 0, 0, What::kEnded, 0},
+                                                        {1500, 0, 1, What::kTick, 0}});
+  CHECK(records.size() == 1 + 5 + 3);
+  const char* const operation = R"("name":"operation","args":{"kind":"allreduce","bytes":100,"tensors":2}})";
+  CHECK(std::count_if(records.begin(), records.end(), [&](const auto& each) { return each.ends_with(operation); }) ==
+        2);
+}
+
 void test_what_lasts_is_opened_and_closed() {
   std::vector<Event> events{{2000, 0, 1, What::kSubmitted, 0}, {9000, 0, 2, What::kSubmitted, 0}};
   CHECK(records_for(events).empty());
@@ -283,6 +300,7 @@ int main() {
   ronde::test_empty_file();
   ronde::test_kill_while_writing();
   ronde::test_phases_of_a_fused_pair();
+  ronde::test_two_tensors_of_one_name();
   ronde::test_what_lasts_is_opened_and_closed();
   ronde::test_events_out_of_nowhere();
   ronde::test_start_and_stop();
