@@ -392,5 +392,6 @@ NB_MODULE(_native, module) {
       .def("shutdown", [](Communicator& self) { ronde::without_gil(self, [&] { self.shutdown(); }); })
       .def("abandon", &Communicator::abandon)
       .def("has_failed", &Communicator::has_failed);
+  ronde::bind_timeline(module);
   ronde::bind_engine(module);
 }

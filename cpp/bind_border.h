@@ -16,6 +16,7 @@ namespace ronde {
 
 void bind_engine(nb::module_& module);
 void bind_stalls(nb::module_& module);
+void bind_timeline(nb::module_& module);
 
 template <class... Args>
 [[noreturn]] void raise(const char* name, Args&&... args) {

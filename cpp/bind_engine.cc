@@ -1,6 +1,7 @@
 // The border to Python of the engine: tensors are submitted, handles are waited for, cold rounds are made.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -258,7 +259,16 @@ void bind_cycle(nb::module_& module) {
            })
       .def(
           "watch_stalls", [](PyCycle& self) { return std::make_unique<Stalls>(self.communicator(), self.cycle()); },
-          nb::keep_alive<0, 1>());
+          nb::keep_alive<0, 1>())
+      .def("record_into",
+           [](PyCycle& self, std::shared_ptr<Timeline> timeline, std::string label,
+              const std::vector<int>& world_ranks) {
+             self.cycle().recorder().record_into(std::move(timeline), std::move(label), world_ranks);
+           })
+      .def("record_submitted",
+           [](PyCycle& self, std::string_view name) { self.cycle().recorder().submitted_cold(name); })
+      .def("record_decided", [](PyCycle& self, std::string_view name) { self.cycle().recorder().decided_cold(name); })
+      .def("record_refused", [](PyCycle& self, std::string_view name) { self.cycle().recorder().refused(name); });
 }
 
 }  // namespace

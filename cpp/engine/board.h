@@ -6,6 +6,7 @@
 //     clear a bit that another may be setting.
 //   - counters, all written by the part's owner alone. Nobody waits for the bit of a rank that has joined: it flips it
 //     when it has taken the decision, and until then the tensor is not decided again.
+//   - stamps, for timelines (recorder.h): when the rank last flipped each bit to either position.
 //   - the log, of which only the leader's (the host's first rank) is used: what is to be done, in order. Every rank
 //     reads it at its own pace. An entry is a number n and the n slots to run, or kColdEntry: a round of negotiation.
 //
@@ -46,8 +47,9 @@ class Board {
     std::atomic<uint32_t> drivers{0};      // those of them that are awake and look at the log
     std::atomic<uint32_t> has_joined{0};   // it has run out of data; changes only in cold rounds
     // Of the leader's part, written by all.
-    alignas(128) std::atomic<uint32_t> lingers{0};  // it waits for more tensors before it decides
-    std::atomic<uint64_t> ready_bytes{0};           // became ready since its last decision
+    alignas(128) std::atomic<uint32_t> lingers{0};    // it waits for more tensors before it decides
+    std::atomic<uint64_t> ready_bytes{0};             // became ready since its last decision
+    alignas(128) std::atomic<uint32_t> timelines{0};  // ranks of this host that write one
   };
 
   int size() const { return static_cast<int>(parts_.size()); }
@@ -93,6 +95,18 @@ class Board {
     return true;
   }
 
+  // Whether to stamp what is submitted.
+  bool is_timed() const { return counters(0).timelines.load(std::memory_order_relaxed) != 0; }
+  void count_timeline(int change) const { counters(0).timelines.fetch_add(static_cast<uint32_t>(change)); }
+  // This rank is going to flip a bit: it submits the slot's tensor.
+  void stamp(uint32_t slot, int64_t ns) const {
+    stamp_at(own_, slot, !own_bit(slot)).store(ns, std::memory_order_relaxed);
+  }
+  // When a rank of this host submitted the slot's tensor, which has been decided and is not through here.
+  int64_t stamp_of(int local, uint32_t slot) const {
+    return stamp_at(local, slot, own_bit(slot)).load(std::memory_order_relaxed);
+  }
+
   // Wakes the rank if it sleeps and no thread of it is looking anyway. After publishing.
   void ring(int local) const {
     BellRope::publish_before_ringing();
@@ -117,16 +131,23 @@ class Board {
     explicit Layout(size_t capacity) : words((capacity + 63) / 64), log_words(std::bit_ceil(4 * capacity + 64)) {
       bell = sizeof(Counters);
       bits = bell + 128;
-      log_end = bits + (words * 8 + 127) / 128 * 128;
+      stamps = bits + (words * 8 + 127) / 128 * 128;
+      log_end = stamps + (words * 64 * 2 * sizeof(int64_t) + 127) / 128 * 128;
       log = log_end + 128;
       bytes = log + log_words * sizeof(uint32_t);
     }
     size_t words, log_words;
-    size_t bell, bits, log_end, log, bytes;  // offsets
+    size_t bell, bits, stamps, log_end, log, bytes;  // offsets
   };
 
   std::atomic<uint64_t>& log_end() const {
     return *reinterpret_cast<std::atomic<uint64_t>*>(parts_[0] + layout_.log_end);
+  }
+  bool own_bit(uint32_t slot) const {
+    return (bits(own_)[slot / 64].load(std::memory_order_relaxed) >> (slot % 64) & 1) != 0;
+  }
+  std::atomic<int64_t>& stamp_at(int local, uint32_t slot, bool position) const {
+    return reinterpret_cast<std::atomic<int64_t>*>(parts_[local] + layout_.stamps)[2 * slot + (position ? 1 : 0)];
   }
   uint32_t* log() const { return reinterpret_cast<uint32_t*>(parts_[0] + layout_.log); }
 

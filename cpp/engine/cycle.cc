@@ -41,7 +41,8 @@ Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std:
     : communicator_(communicator),
       local_rank_(communicator.local_rank()),
       board_(parts_of(communicator, board, Board::bytes(capacity)), communicator.local_rank(), capacity),
-      runner_(communicator, buffer, buffer_bytes, keeps_groups_apart),
+      recorder_(communicator, board_, capacity),
+      runner_(communicator, recorder_, buffer, buffer_bytes, keeps_groups_apart),
       leader_(communicator, board_, capacity, linger_ns, arity),
       slots_(capacity),
       contributors_(communicator.size()) {
@@ -106,6 +107,8 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     if (memory.size() != slot.tensors.size()) throw UsageError("there must be memory for each tensor of a group");
     completion = slot.completion = std::make_shared<Completion>();
     for (size_t i = 0; i < memory.size(); ++i) slot.tensors[i].memory = memory[i];
+    if (board_.is_timed()) [[unlikely]]
+      recorder_.submitted(index, name);
     const bool is_ready = board_.flip(index);
     board_.note_change();
     if (is_ready) {
@@ -251,6 +254,7 @@ Cycle::Step Cycle::take_entry(bool hands_over) {
   const uint32_t count = board_.word(at++);
   if (count == kColdEntry) {
     in_cold_.store(true);
+    recorder_.round_began(at);
     cold_begun_.fetch_add(1);
     taken_.store(at);
     if (hands_over) {
@@ -262,6 +266,7 @@ Cycle::Step Cycle::take_entry(bool hands_over) {
   std::vector<uint32_t> slots(count);
   for (uint32_t& slot : slots) slot = board_.word(at++);
   taken_.store(at);
+  recorder_.decided(slots, [this](uint32_t slot) { return std::string_view(slots_[slot].name); }, at);
   run_slots(slots);
   return Step::kDid;
 }
@@ -341,6 +346,7 @@ std::optional<Failure> Cycle::failure() const {
 // --- News from the watch -------------------------------------------------------------------------------------------
 
 void Cycle::on_note(int peer, std::span<const uint32_t> words) {
+  if (recorder_.on_note(peer, words)) return;
   leader_.on_note(peer, words);
   board_.ring(local_rank_);
 }
@@ -372,6 +378,7 @@ void Cycle::insert(uint32_t index, std::string name, Signature signature, std::v
   std::lock_guard lock(table_);
   Slot& slot = slots_.at(index);
   slot = Slot{};
+  recorder_.forget(index);
   slot.is_used = true;
   slot.name = std::move(name);
   slot.tensors = tensors_of(signature, rows);
@@ -407,8 +414,8 @@ void Cycle::run_now(const Signature& signature, const std::vector<uint64_t>& row
   std::vector<Work> batch;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Memory own = i < memory.size() ? memory[i] : Memory{};
-    batch.push_back(
-        {&tensors[i].signature, &tensors[i].rows, own.in, own.out, 0, contributors, is_absent, tensors.size() > 1});
+    batch.push_back({&tensors[i].signature, &tensors[i].rows, own.in, own.out, Recorder::kColdSlot, contributors,
+                     is_absent, tensors.size() > 1});
   }
   const Stepping turn(*this);
   runner_.run(batch, [](const Work&) {});
@@ -430,6 +437,7 @@ void Cycle::resume() {
 
 void Cycle::end_cold() {
   const Stepping turn(*this);
+  recorder_.round_ended();
   in_cold_.store(false);
   board_.counters().cold_done.store(cold_begun_.load(), std::memory_order_seq_cst);
   board_.note_change();

@@ -28,6 +28,7 @@
 #include "engine/completion.h"
 #include "engine/leader.h"
 #include "engine/pending.h"
+#include "engine/recorder.h"
 #include "engine/runner.h"
 #include "engine/signature.h"
 
@@ -96,6 +97,8 @@ class Cycle : private Watch::Listener {
   void set_contributors(int contributors) { contributors_ = contributors; }
   // Who carries the collectives; to be chosen before anything is submitted.
   Backends& backends() { return runner_.backends(); }
+  // What it tells the timeline; in cold rounds Python does.
+  Recorder& recorder() { return recorder_; }
 
   // Fails what is pending and all that comes, when nothing of it runs any more. Nobody else is told.
   void give_up(const Failure& failure);
@@ -163,6 +166,7 @@ class Cycle : private Watch::Listener {
   Communicator& communicator_;
   int local_rank_;
   Board board_;
+  Recorder recorder_;
   Runner runner_;
   Leader leader_;  // guarded by stepping_
   int spins_, yields_;

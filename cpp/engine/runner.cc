@@ -22,9 +22,11 @@ bool is_reduction(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::
 
 }  // namespace
 
-Runner::Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes, bool keeps_groups_apart)
+Runner::Runner(Communicator& communicator, Recorder& recorder, std::byte* buffer, size_t buffer_bytes,
+               bool keeps_groups_apart)
     : communicator_(communicator),
       backends_(communicator),
+      recorder_(recorder),
       buffer_(buffer),
       buffer_bytes_(buffer_bytes),
       keeps_groups_apart_(keeps_groups_apart),
@@ -44,11 +46,13 @@ void Runner::run(std::span<const Work> batch, const std::function<void(const Wor
       (fits ? bundle_ : rest_).push_back(work);
       if (fits) bytes += padded(buffered_bytes(*work));
     }
+    recorder_.began(bundle_);
     if (bundle_.size() == 1 && !passes_through_buffer(*bundle_.front()->signature)) {
       run_one(*bundle_.front());
     } else {
       run_fused(bundle_);
     }
+    recorder_.ended();
     for (const Work* work : bundle_) done(*work);
     left_.swap(rest_);
   }
@@ -178,6 +182,7 @@ void Runner::allreduce_fused(Bundle bundle) {
     counts_.push_back(padded(bytes) / size_of(dtype));
     offset += padded(bytes);
   }
+  recorder_.fused();
   const size_t count = offset / size_of(dtype);
   if (is_adasum) {
     communicator_.adasum(buffer_, buffer_, counts_, dtype);
@@ -185,6 +190,7 @@ void Runner::allreduce_fused(Bundle bundle) {
     backends_.of(*first.signature).allreduce(buffer_, buffer_, count, dtype, operation(first));
   }
   finish(first, buffer_, count);
+  recorder_.ran();
   offset = 0;
   for (const Work* work : bundle) {
     if (!work->is_absent && work->signature->count() > 0) {
@@ -247,8 +253,10 @@ void Runner::reduce_scatter_fused(Bundle bundle) {
       from += bytes;
     }
   }
+  recorder_.fused();
   backends_.of(*first.signature).reduce_scatter(buffer_, scratch_.data(), counts, dtype, operation(first));
   finish(first, scratch_.data(), counts[communicator_.rank()]);
+  recorder_.ran();
   const std::byte* from = scratch_.data();
   for (const Work* work : bundle) {
     const size_t bytes = rows_of(*work, communicator_.rank()) * work->signature->row_bytes();
@@ -284,7 +292,9 @@ void Runner::allgather_fused(Bundle bundle) {
     if (bytes > 0) std::memcpy(to, work->in, bytes);
     to += bytes;
   }
+  recorder_.fused();
   backends_.of(*bundle.front()->signature).allgather(scratch_.data(), buffer_, sizes, DType::kUint8);
+  recorder_.ran();
   std::vector<std::byte*> outs;
   for (const Work* work : bundle) outs.push_back(static_cast<std::byte*>(work->out));
   const std::byte* from = buffer_;

@@ -14,6 +14,7 @@
 
 #include "communicator.h"
 #include "engine/backend.h"
+#include "engine/recorder.h"
 #include "engine/signature.h"
 
 namespace ronde {
@@ -33,7 +34,8 @@ class Runner {
  public:
   // `buffer`: `buffer_bytes` of symmetric memory. `keeps_groups_apart`: tensors of a group (with the same slot) are
   // fused with nothing else.
-  Runner(Communicator& communicator, std::byte* buffer, size_t buffer_bytes, bool keeps_groups_apart);
+  Runner(Communicator& communicator, Recorder& recorder, std::byte* buffer, size_t buffer_bytes,
+         bool keeps_groups_apart);
 
   Backends& backends() { return backends_; }
 
@@ -66,6 +68,7 @@ class Runner {
 
   Communicator& communicator_;
   Backends backends_;
+  Recorder& recorder_;
   std::byte* buffer_;
   size_t buffer_bytes_;
   bool keeps_groups_apart_;

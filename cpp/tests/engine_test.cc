@@ -1,9 +1,13 @@
 // The engine's hot path with threads as ranks: random orders, decisions over one and several hosts, cold rounds,
 // evictions of what is pending, lingering, failures. And the arithmetic that only the engine needs.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -34,6 +38,9 @@ class Rank {
     std::byte* const part = communicator.symmetric()->own_part(segment);
     cycle_ = std::make_unique<Cycle>(communicator, part, kCapacity, part + board_bytes(), kBufferBytes, linger_ns,
                                      false, arity);
+    std::vector<int> ranks(static_cast<size_t>(communicator.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    cycle_->recorder().record_into(timeline, "", ranks);
     for (uint32_t slot = 0; slot < kCapacity; ++slot) insert(slot);
     communicator.barrier();
     thread_ = std::thread([this] { work(); });
@@ -69,6 +76,7 @@ class Rank {
     }
   }
   Cycle& cycle() { return *cycle_; }
+  const std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();
   std::function<void(Rank&)> cold = [](Rank&) {};
   std::atomic<int> cold_rounds{0};
   std::atomic<bool> failed{false};
@@ -170,6 +178,27 @@ void test_deep_trees() {
           meet(rank);
         },
         each.arity);
+  }
+}
+
+// Every rank switches its timeline on and off at times of its own, in the middle of everything.
+void test_timelines() {
+  for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 0, 1}}) {
+    with_engines(host_of, 0, [](Communicator& communicator, Rank& rank) {
+      char path[] = "/tmp/ronde-engine-test-XXXXXX";
+      close(mkstemp(path));
+      std::thread switches([&] {
+        for (int round = 0; round < 3; ++round) {
+          rank.timeline->start({path, communicator.rank(), communicator.size(), "host", true, 1 << 12});
+          std::this_thread::sleep_for(std::chrono::milliseconds(3 + 2 * communicator.rank()));
+          CHECK(rank.timeline->stop().empty());
+        }
+      });
+      submit_all_in_random_order(communicator, rank, 10);
+      switches.join();
+      meet(rank);
+      unlink(path);
+    });
   }
 }
 
@@ -369,6 +398,7 @@ int main() {
   ronde::test_neutral_elements_change_nothing();
   ronde::test_random_orders();
   ronde::test_deep_trees();
+  ronde::test_timelines();
   ronde::test_evicting_what_is_pending();
   ronde::test_lingering_ends_by_itself();
   ronde::test_nobody_waits_for_a_rank_that_has_joined();

@@ -74,6 +74,8 @@ if TYPE_CHECKING:
         join,
         remove_process_set,
         shutdown,
+        start_timeline,
+        stop_timeline,
     )
     from ronde.engine.process_sets import ProcessSet
 
@@ -136,6 +138,8 @@ __all__ = [
     "remove_process_set",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "stragglers",
     "synchronize",
     "world",
@@ -172,6 +176,8 @@ _OF_THE_PROCESS = (
     "join",
     "remove_process_set",
     "shutdown",
+    "start_timeline",
+    "stop_timeline",
 )
 
 _LAZY = {

@@ -390,6 +390,21 @@ class Settings:
         unit="s",
         also="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )
+    timeline: str | None = _setting(
+        "RONDE_TIMELINE",
+        None,
+        "Where each rank records its timeline from `init` on: a directory, or a file whose name gets the rank.",
+        check=_is_text,
+        right="a path, in which {rank} may stand for the rank",
+        also="HOROVOD_TIMELINE",
+    )
+    timeline_mark_cycles: bool = _setting(
+        "RONDE_TIMELINE_MARK_CYCLES",
+        False,
+        "Whether that timeline has a tick for every decision of what runs next.",
+        **_yes_or_no(),
+        also="HOROVOD_TIMELINE_MARK_CYCLES",
+    )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",
         "warning",

@@ -5,19 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ronde.cli import run
+from ronde.cli import run, trace
 from ronde.cli.options import nearest
 from ronde.errors import UsageError
 
 __all__ = ["main"]
 
 USAGE_ERROR, INTERRUPTED = 2, 130
-VERBS = {"run": run.run}
+VERBS = {"run": run.run, "trace": trace.run}
 
 HELP = """\
 usage: ronde run -n N [options] script.py [arguments]
 
   ronde run        start a program in several processes (ronde run --help tells more)
+  ronde trace      merge the timelines of several ranks (ronde trace --help tells more)
   ronde --version  print the version
   ronde --help     print this help
 """

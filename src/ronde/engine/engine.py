@@ -58,6 +58,7 @@ from ronde.engine.submission import (
     result_rows,
     signature_of,
 )
+from ronde.engine.timeline import Timeline
 from ronde.engine.unnamed import Unnamed
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.settings import Settings
@@ -77,9 +78,19 @@ class Engine:
     """One per process and world. Every rank of the world makes one, in the same place of its program."""
 
     def __init__(
-        self, comm: Communicator, settings: Settings, core: int | None, ranks: Sequence[int] | None = None
+        self,
+        comm: Communicator,
+        settings: Settings,
+        core: int | None,
+        timeline: Timeline,
+        label: str = "",
+        ranks: Sequence[int] | None = None,
     ) -> None:
-        """`comm`: its own; it shuts it down. `core`: for its threads, None: any. `ranks`: of the world, if not all"""
+        """Begin.
+
+        `comm`: its own, which it shuts down. `core`: for its threads, None: any. `timeline`: of the process, in which
+        `label` goes before its tensors' names. `ranks`: those of the world that it is for, if not all.
+        """
         capacity = settings.cache_capacity
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
         self._names = range(comm.size) if ranks is None else ranks
@@ -101,6 +112,8 @@ class Engine:
             settings.tree_arity,
         )
         self._carriers = Carriers(self._cycle, self._comm, settings, ranks)
+        self.timeline = timeline
+        self._cycle.record_into(timeline.native, label, self._names)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
         self._collector = Collector(self._comm, settings.tree_arity)
         self._coordinator = Coordinator(self._size, capacity, self._names) if self._rank == 0 else None
@@ -330,6 +343,7 @@ class Engine:
         self._member.submit(submission.terms.request(submission.name))
         handle = Handle(self._cycle)
         handle.inputs = submission
+        self._cycle.record_submitted(submission.name)
         self._add_cold(submission, handle)
         return handle
 
@@ -375,6 +389,7 @@ class Engine:
                     self._execute(effect)
                 elif isinstance(effect, Contribute):
                     run = effect.run
+                    self._cycle.record_decided(run.request.name)
                     self._cycle.run_now(
                         signature_of(run.request), run.rows, [], [], self._contributors(run), True
                     )
@@ -389,6 +404,7 @@ class Engine:
                 self._displace(self._cycle.evict(slot))
             case Failed(request, reason, left):
                 if left < 0:  # else all that is pending fails, in a moment
+                    self._cycle.record_refused(request.name)
                     self._cold.pop(request.name).fail(MismatchError(reason))
             case Joined(rank):
                 self._joined.add(rank)
@@ -419,6 +435,7 @@ class Engine:
             # Of a hit that was displaced: the sizes may be others now.
             submission = submission._replace(goals=None)
         submission = submission.with_goals(run.rows, self._rank, self._size)
+        self._cycle.record_decided(request.name)
         self._cycle.run_now(
             signature_of(submission.terms),
             run.rows,

@@ -13,6 +13,7 @@ from ronde.comm import world as comm
 from ronde.comm.affinity import core_of
 from ronde.engine.engine import Engine
 from ronde.engine.process_sets import ProcessSet, ProcessSets
+from ronde.engine.timeline import Timeline
 from ronde.errors import NotInitializedError, UsageError
 from ronde.types import Kind, ReduceOp, Sum
 
@@ -26,6 +27,8 @@ __all__ = [
     "prepare",
     "remove_process_set",
     "shutdown",
+    "start_timeline",
+    "stop_timeline",
     "submit",
 ]
 
@@ -37,6 +40,7 @@ class _Process:
 
     engine: Engine | None = None
     sets: ProcessSets | None = None
+    timeline: Timeline | None = None
     parents: Engine | None = None  # of a forked child: kept, but never to be touched
 
 
@@ -68,7 +72,9 @@ def init(
     world = comm.world()
     try:
         core = core_of(wanted.thread_affinity, world.local_rank, world.local_size)
-        _process.engine = Engine(world.duplicate(), wanted, core)
+        _process.timeline = Timeline(world.rank, world.size, world.hosts[world.rank])
+        _process.engine = Engine(world.duplicate(), wanted, core, _process.timeline)
+        _process.timeline.start_as_set(wanted)
         _process.sets = ProcessSets(world, _process.engine, wanted, core)
         global_process_set.begin(0, list(range(world.size)), world.rank, _process.engine)
         for each in () if process_sets is None or isinstance(process_sets, str) else process_sets:
@@ -87,6 +93,9 @@ def shutdown() -> None:
         sets.close()
     if leaving is not None:
         leaving.close()
+    timeline, _process.timeline = _process.timeline, None
+    if timeline is not None:
+        timeline.stop()
     comm.shutdown()
 
 
@@ -176,11 +185,30 @@ def _sets() -> ProcessSets:
     return _process.sets
 
 
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Begin to record this rank's timeline; the other ranks need not take part. docs/timeline.md tells what is in it.
+
+    `file_path`: of the file, which is replaced if there is one. With several ranks each writes its own: `{rank}` stands
+    for the rank, a directory gets a file `rank-N.json` for each, and otherwise the rank goes before the suffix
+    (`run-0.json`). `mark_cycles`: a tick for every decision of what runs next. Raises UsageError if a timeline is being
+    recorded already, OSError if the file cannot be made, NotInitializedError before `init`.
+    """
+    engine().timeline.start(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Complete the timeline that is being recorded, if there is one. `shutdown` does it, too."""
+    engine().timeline.stop()
+
+
 def _forget() -> None:
     global_process_set.end()
     if _process.sets is not None:
         _process.sets.abandon()
         _process.sets = None
+    if _process.timeline is not None:
+        _process.timeline.native.abandon()
+        _process.timeline = None
     if _process.engine is not None:
         _process.engine.abandon()
         _process.parents, _process.engine = _process.engine, None

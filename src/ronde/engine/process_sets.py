@@ -140,9 +140,13 @@ class ProcessSets:
                 raise UsageError(f"there is a process set of ranks {ranks} already, with id {number}")
         members = self._world.group(ranks)
         self._added += 1
-        engine = None if members is None else Engine(members, self._settings, self._core, ranks)
+        engine = None if members is None else self._engine_of(members, ranks)
         wanted.begin(self._added, ranks, self._world.rank, engine)
         self._sets[self._added] = wanted
+
+    def _engine_of(self, members: Communicator, ranks: list[int]) -> Engine:
+        label = f"set {self._added}: "
+        return Engine(members, self._settings, self._core, self._of_all.timeline, label, ranks)
 
     def remove(self, unwanted: ProcessSet) -> bool:
         """Remove a set; return False if it was not added. All ranks call it, when none uses the set any more."""

@@ -18,6 +18,8 @@ from ronde.engine.process import (
     global_process_set,
     remove_process_set,
     shutdown,
+    start_timeline,
+    stop_timeline,
 )
 from ronde.engine.process_sets import ProcessSet
 from ronde.errors import PeerError as HorovodInternalError
@@ -138,5 +140,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -1,0 +1,64 @@
+#include "engine/clock_offset.h"
+
+#include <algorithm>
+
+#include "engine/timeline.h"
+
+namespace ronde {
+namespace {
+
+constexpr int kTrips = 16;
+constexpr int64_t kPatienceNs = 5'000'000'000;  // after that a note counts as lost
+// The first word of a note. Those of leaders are small numbers.
+constexpr uint32_t kAsk = 0x6b6c4301, kTell = 0x6b6c4302;
+
+uint32_t low(int64_t ns) { return static_cast<uint32_t>(static_cast<uint64_t>(ns)); }
+uint32_t high(int64_t ns) { return static_cast<uint32_t>(static_cast<uint64_t>(ns) >> 32); }
+int64_t together(uint32_t low, uint32_t high) { return static_cast<int64_t>(uint64_t{high} << 32 | low); }
+
+}  // namespace
+
+void ClockOffset::measure() {
+  const std::vector<int>& host_of = communicator_.host_of();
+  const int64_t now = Timeline::now_ns();
+  if (host_of[0] == host_of[communicator_.rank()]) return report_(now, 0, 0);
+  std::lock_guard lock(measuring_);
+  if (left_ > 0 && now - begun_ns_ < kPatienceNs) return;
+  left_ = kTrips;
+  begun_ns_ = now;
+  best_trip_ns_ = INT64_MAX;
+  ask();
+}
+
+void ClockOffset::ask() {
+  const int64_t now = Timeline::now_ns();
+  const uint32_t words[] = {kAsk, low(now), high(now)};
+  communicator_.watch().send_note(0, words);
+}
+
+bool ClockOffset::on_note(int peer, std::span<const uint32_t> words) {
+  const int64_t now = Timeline::now_ns();
+  if (words.size() == 3 && words[0] == kAsk) {
+    const uint32_t answer[] = {kTell, words[1], words[2], low(now), high(now)};
+    communicator_.watch().send_note(peer, answer);
+    return true;
+  }
+  if (words.size() != 5 || words[0] != kTell) return false;
+  learn(together(words[1], words[2]), together(words[3], words[4]), now);
+  return true;
+}
+
+void ClockOffset::learn(int64_t asked_ns, int64_t answered_ns, int64_t now_ns) {
+  std::lock_guard lock(measuring_);
+  if (left_ == 0 || asked_ns < begun_ns_) return;  // of an earlier measurement
+  const int64_t trip_ns = now_ns - asked_ns;
+  if (trip_ns < best_trip_ns_) {
+    best_trip_ns_ = trip_ns;
+    best_ns_ = asked_ns + trip_ns / 2;
+    offset_ns_ = answered_ns - best_ns_;
+  }
+  if (--left_ > 0) return ask();
+  report_(best_ns_, offset_ns_, static_cast<uint32_t>(std::min<int64_t>(best_trip_ns_ / 2 + 1, UINT32_MAX)));
+}
+
+}  // namespace ronde

@@ -1,0 +1,260 @@
+#include "engine/trace_text.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+#include "types.h"
+
+namespace ronde {
+namespace {
+
+constexpr size_t kLongestName = 500;  // bytes; a name may become six times as long when it is written
+
+constexpr std::string_view kNames[] = {"", "negotiate", "queue", "fuse", "operation", "unfuse", "cold round"};
+
+// The text of one record as it grows, in memory that is long enough for all of them.
+class Pen {
+ public:
+  explicit Pen(char* to) : begin_(to), to_(to) {}
+  // What is written out in the program: copied by a few instructions, as its length is known.
+  template <size_t kSize>
+  Pen& put(const char (&text)[kSize]) {
+    std::memcpy(to_, text, kSize - 1);
+    to_ += kSize - 1;
+    return *this;
+  }
+  Pen& put(std::string_view text) {
+    std::memcpy(to_, text.data(), text.size());
+    to_ += text.size();
+    return *this;
+  }
+  Pen& put(char letter) {
+    *to_++ = letter;
+    return *this;
+  }
+  Pen& put(uint64_t number) {
+    to_ = std::to_chars(to_, to_ + 20, number).ptr;
+    return *this;
+  }
+  Pen& put(int64_t number) {
+    to_ = std::to_chars(to_, to_ + 20, number).ptr;
+    return *this;
+  }
+  // In microseconds, which is what a trace counts in.
+  Pen& put_time(int64_t ns) {
+    const auto whole = static_cast<uint64_t>(std::max<int64_t>(ns, 0));
+    put(whole / 1000);
+    const uint64_t rest = whole % 1000;
+    const char digits[] = {'.', char('0' + rest / 100), char('0' + rest / 10 % 10), char('0' + rest % 10), 0};
+    return put(digits);
+  }
+  // As a JSON string, of UTF-8, cut off where it is too long.
+  Pen& put_name(std::string_view name) {
+    size_t length = std::min(name.size(), kLongestName);
+    while (length < name.size() && length > 0 && (name[length] & 0xc0) == 0x80) --length;
+    put("\"");
+    for (const char each : name.substr(0, length)) put_letter(each);
+    return put(length < name.size() ? "...\"" : "\"");
+  }
+  std::string_view text() const { return {begin_, static_cast<size_t>(to_ - begin_)}; }
+
+ private:
+  void put_letter(char letter) {
+    if (letter == '"' || letter == '\\') {
+      put("\\").put(letter);
+    } else if (static_cast<unsigned char>(letter) < 0x20) {
+      const char* const hex = "0123456789abcdef";
+      put("\\u00").put(hex[letter / 16]).put(hex[letter % 16]);
+    } else {
+      put(letter);
+    }
+  }
+  char* begin_;
+  char* to_;
+};
+
+}  // namespace
+
+TraceText::TraceText(Who who, TraceFile& file) : who_(std::move(who)), file_(file), record_(TraceFile::kLongest, ' ') {
+  describe_itself();
+}
+
+// Which rank of how many this is, and what its clocks showed when it began: how files of several ranks are merged.
+void TraceText::describe_itself() {
+  const auto rank = static_cast<int64_t>(who_.rank);
+  const std::string name = "rank " + std::to_string(rank) + " on " + who_.host;
+  Pen process(record_.data());
+  process.put(R"({"ph":"M","pid":)").put(rank).put(R"(,"name":"process_name","args":{"name":)").put_name(name);
+  file_.add(process.put("}}").text());
+  Pen order(record_.data());
+  order.put(R"({"ph":"M","pid":)").put(rank).put(R"(,"name":"process_sort_index","args":{"sort_index":)").put(rank);
+  file_.add(order.put("}}").text());
+  Pen timeline(record_.data());
+  timeline.put(R"({"ph":"M","pid":)").put(rank).put(R"(,"name":"ronde_timeline","args":{"version":1,"rank":)");
+  timeline.put(rank).put(R"(,"size":)").put(int64_t{who_.size}).put(R"(,"host":)").put_name(who_.host);
+  timeline.put(R"(,"steady_ns":)").put(who_.begin_ns).put(R"(,"wall_ns":)").put(who_.wall_ns);
+  file_.add(timeline.put("}}").text());
+}
+
+void TraceText::add_track(std::string_view name) {
+  const auto rank = static_cast<int64_t>(who_.rank);
+  const auto thread = static_cast<uint64_t>(tracks_.size() + 1);  // some viewers have a use of their own for 0
+  Pen head(record_.data());
+  head.put(R"("pid":)").put(rank).put(R"(,"tid":)").put(thread).put(R"(,"ts":)");
+  tracks_.emplace_back().head = head.text();
+  Pen record(record_.data());
+  record.put(R"({"ph":"M","pid":)").put(rank).put(R"(,"tid":)").put(thread);
+  record.put(R"(,"name":"thread_name","args":{"name":)").put_name(name).put("}}");
+  file_.add(record.text());
+}
+
+void TraceText::take(const Event& event) {
+  using What = Event::What;
+  if (event.what == What::kClock) {
+    Pen record(record_.data());
+    record.put(R"({"ph":"M","pid":)").put(int64_t{who_.rank}).put(R"(,"name":"ronde_clock","args":{"steady_ns":)");
+    record.put(event.ns).put(R"(,"offset_ns":)").put(static_cast<int64_t>(event.value));
+    file_.add(record.put(R"(,"error_ns":)").put(uint64_t{event.track}).put("}}").text());
+    return;
+  }
+  if (event.track >= tracks_.size()) return;
+  Track& track = tracks_[event.track];
+  switch (event.what) {
+    case What::kSubmitted:
+      return begin(track, Phase::kNegotiate, event.ns);
+    case What::kTick:  // who has not submitted it, because it has run out of data, has stamped it long ago
+      if (event.ns >= track.decided_ns) tick_rank(track, event.value, event.ns);
+      return;
+    case What::kDecided:
+      track.decision = event.value;
+      track.decided_ns = event.ns;
+      if (track.phase == Phase::kNegotiate) tick_rank(track, static_cast<uint64_t>(who_.rank), track.since_ns);
+      end(track, event.ns);
+      return begin(track, Phase::kQueue, event.ns);
+    case What::kRefused:
+      end(track, event.ns, false);
+      return tick(track, "refused", event.ns);
+    case What::kStarted:
+      track.members.clear();
+      track.group = ++groups_;
+      track.kind = event.detail;
+      track.bytes = 0;
+      track.tensors = event.value;
+      return begin(track, event.value > 1 ? Phase::kFuse : Phase::kOperation, event.ns);
+    case What::kMember:
+      if (event.value < tracks_.size()) join(tracks_[event.value], event);
+      return;
+    case What::kFused:
+      return pass_on(track, Phase::kOperation, event.ns);
+    case What::kRan:
+      return pass_on(track, Phase::kUnfuse, event.ns);
+    case What::kEnded:
+      pass_on(track, Phase::kNone, event.ns);
+      return track.members.clear();
+    case What::kCycle:
+      return tick(track, "cycle", event.ns);
+    case What::kRoundBegan:
+      track.decision = event.value;
+      return begin(track, Phase::kRound, event.ns);
+    case What::kRoundEnded:
+      return end(track, event.ns);
+    case What::kClock:
+      return;
+  }
+}
+
+// A tensor is one of those that the engine has begun to run.
+void TraceText::join(Track& engine, const Event& event) {
+  if (engine.phase == Phase::kNone) return;
+  Track& track = tracks_[event.track];
+  engine.bytes += static_cast<uint64_t>(event.ns);
+  if (track.group == engine.group) {  // several tensors have one name
+    track.bytes += static_cast<uint64_t>(event.ns);
+    return;
+  }
+  engine.members.push_back(event.track);
+  track.group = engine.group;
+  track.kind = engine.kind;
+  track.bytes = static_cast<uint64_t>(event.ns);
+  track.tensors = engine.tensors;
+  end(track, engine.since_ns);
+  begin(track, engine.phase, engine.since_ns);
+}
+
+void TraceText::pass_on(Track& engine, Phase next, int64_t ns) {
+  if (engine.phase == Phase::kNone) return;  // it began before the timeline did
+  for (const uint32_t member : engine.members) {
+    end(tracks_[member], ns);
+    begin(tracks_[member], next, ns);
+  }
+  end(engine, ns);
+  begin(engine, next, ns);
+}
+
+void TraceText::begin(Track& track, Phase phase, int64_t ns) {
+  if (track.is_open) add('E', track, ns);  // its end is among the events that were lost
+  track.phase = phase;
+  track.since_ns = ns;
+  track.is_open = false;
+}
+
+void TraceText::end(Track& track, int64_t ns, bool is_decided) {
+  if (track.phase == Phase::kNone) return;
+  if (!is_decided) track.decision = UINT64_MAX;
+  add(track.is_open ? 'E' : 'X', track, ns);
+  track.is_open = false;
+  track.phase = Phase::kNone;
+}
+
+// The record of a phase: X when it is over (at `ns`), or B when it lasts and E when it is over then.
+void TraceText::add(char type, const Track& track, int64_t ns) {
+  const Phase phase = track.phase;
+  Pen record(record_.data());
+  record.put(R"({"ph":")").put(type).put(R"(",)").put(track.head);
+  record.put_time((type == 'E' ? ns : track.since_ns) - who_.begin_ns);
+  if (type == 'X') record.put(R"(,"dur":)").put_time(ns - track.since_ns);
+  record.put(R"(,"name":")").put(kNames[static_cast<size_t>(phase)]);
+  if (phase == Phase::kOperation) {
+    record.put(R"(","args":{"kind":")").put(name_of(static_cast<Kind>(track.kind))).put(R"(","bytes":)");
+    record.put(track.bytes).put(R"(,"tensors":)").put(track.tensors).put("}}");
+  } else if (type != 'B' && (phase == Phase::kNegotiate || phase == Phase::kRound) && track.decision != UINT64_MAX) {
+    record.put(R"(","args":{"decision":)").put(track.decision).put("}}");
+  } else {
+    record.put("\"}");
+  }
+  file_.add(record.text());
+}
+
+void TraceText::tick_rank(const Track& track, uint64_t rank, int64_t ns) {
+  char name[32] = "rank ";
+  const char* const end = std::to_chars(name + 5, name + sizeof(name), rank).ptr;
+  tick(track, std::string_view(name, static_cast<size_t>(end - name)), ns);
+}
+
+void TraceText::tick(const Track& track, std::string_view name, int64_t ns) {
+  if (ns < who_.begin_ns) return;
+  Pen record(record_.data());
+  record.put(R"({"ph":"i",)").put(track.head).put_time(ns - who_.begin_ns);
+  file_.add(record.put(R"(,"name":")").put(name).put("\"}").text());
+}
+
+void TraceText::tell_dropped(uint64_t count, int64_t ns) {
+  if (!tracks_.empty()) tick(tracks_.front(), std::to_string(count) + " events lost", ns);
+}
+
+bool TraceText::open_what_lasts(int64_t before_ns) {
+  bool is_all = true;
+  for (Track& track : tracks_) {
+    if (track.phase == Phase::kNone || track.is_open) continue;
+    if (track.since_ns < before_ns) {
+      add('B', track, 0);
+      track.is_open = true;
+    } else {
+      is_all = false;
+    }
+  }
+  return is_all;
+}
+
+}  // namespace ronde

@@ -1,0 +1,46 @@
+"""The shell of the timeline: which file a rank writes, and when. The native side records and writes (cpp/engine)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from ronde import _native
+from ronde.core.timeline_files import path_of
+from ronde.errors import UsageError
+from ronde.settings import Settings
+
+__all__ = ["Timeline"]
+
+_log = logging.getLogger("ronde.timeline")
+
+
+class Timeline:
+    """The timeline of this rank: off until `start`. Several engines may record into it (`Timeline.native`)."""
+
+    def __init__(self, rank: int, size: int, host: str) -> None:
+        self.native = _native.Timeline()
+        self._rank, self._size, self._host = rank, size, host
+        self._path = ""
+
+    def start_as_set(self, settings: Settings) -> None:
+        """Start it if the settings want it."""
+        if settings.timeline and settings.timeline != "DYNAMIC":  # Horovod's word for "not yet"
+            self.start(settings.timeline, settings.timeline_mark_cycles)
+
+    def start(self, file_path: str | os.PathLike[str], mark_cycles: bool) -> None:
+        """Begin a file (see `ronde.start_timeline`)."""
+        wanted = os.fspath(file_path)
+        path = Path(path_of(wanted, self._rank, self._size, os.path.isdir(wanted)))
+        if path.exists() and not path.is_file():
+            raise UsageError(f"a timeline is written into a file, which {path} is not")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.native.start(str(path), self._rank, self._size, self._host, mark_cycles)
+        self._path = str(path)
+
+    def stop(self) -> None:
+        """End the file; does nothing if there is none."""
+        trouble = self.native.stop()
+        if trouble:
+            _log.warning("rank %d: the timeline %s ends before its time: %s", self._rank, self._path, trouble)
