@@ -199,9 +199,25 @@ void use_backends(PyCycle& self, const std::vector<nb::object>& carriers, const 
   self.cycle().backends().use(std::move(others), table);
 }
 
+// What cold rounds tell the timeline.
+void bind_recording(nb::class_<PyCycle>& cycle) {
+  cycle
+      .def("record_into",
+           [](PyCycle& self, std::shared_ptr<Timeline> timeline, std::string label,
+              const std::vector<int>& world_ranks) {
+             self.cycle().recorder().record_into(std::move(timeline), std::move(label), world_ranks);
+           })
+      .def("record_submitted",
+           [](PyCycle& self, std::string_view name) { self.cycle().recorder().submitted_cold(name); })
+      .def("record_decided", [](PyCycle& self, std::string_view name) { self.cycle().recorder().decided_cold(name); })
+      .def("record_refused", [](PyCycle& self, std::string_view name) { self.cycle().recorder().refused(name); });
+}
+
 void bind_cycle(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<PyCycle>(module, "Cycle")
+  nb::class_<PyCycle> cycle(module, "Cycle");
+  bind_recording(cycle);
+  cycle
       .def(nb::init<Communicator&, nb::handle, size_t, nb::handle, int64_t, bool, size_t>(), "communicator"_a,
            "board"_a, "capacity"_a, "buffer"_a, "linger_ns"_a, "keeps_groups_apart"_a, "arity"_a,
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
@@ -259,16 +275,7 @@ void bind_cycle(nb::module_& module) {
            })
       .def(
           "watch_stalls", [](PyCycle& self) { return std::make_unique<Stalls>(self.communicator(), self.cycle()); },
-          nb::keep_alive<0, 1>())
-      .def("record_into",
-           [](PyCycle& self, std::shared_ptr<Timeline> timeline, std::string label,
-              const std::vector<int>& world_ranks) {
-             self.cycle().recorder().record_into(std::move(timeline), std::move(label), world_ranks);
-           })
-      .def("record_submitted",
-           [](PyCycle& self, std::string_view name) { self.cycle().recorder().submitted_cold(name); })
-      .def("record_decided", [](PyCycle& self, std::string_view name) { self.cycle().recorder().decided_cold(name); })
-      .def("record_refused", [](PyCycle& self, std::string_view name) { self.cycle().recorder().refused(name); });
+          nb::keep_alive<0, 1>());
 }
 
 }  // namespace

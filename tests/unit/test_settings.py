@@ -69,7 +69,7 @@ def test_variables(variable: str, text: str, field: str, value: object) -> None:
         ("RONDE_ADASUM_HIERARCHICAL", "maybe", "1 or 0, true or false, yes or no, on or off"),
         ("RONDE_START_TIMEOUT", "0", "a number of seconds above 0"),
         ("RONDE_START_TIMEOUT", "5m", "a number of seconds above 0"),
-        ("RONDE_TIMELINE_MARK_CYCLES", "maybe", "0 or 1"),
+        ("RONDE_TIMELINE_MARK_CYCLES", "maybe", "1 or 0, true or false, yes or no, on or off"),
         ("RONDE_TIMEOUT", "-1", "a number of seconds, 0 for no limit"),
         ("RONDE_TIMEOUT", "nan", "a number of seconds, 0 for no limit"),
         ("RONDE_PEER_TIMEOUT", "0.5", "a number of seconds from 1 to 86400"),

@@ -1,19 +1,11 @@
-"""The engine's shell: it drives the machines of `core.negotiation` and feeds the native hot path.
+"""The engine of the world, or of a process set: what users submit, checked and prepared, goes to its negotiator.
 
-A submitted tensor takes one of two ways:
-  - Hit: the native cycle knows its name and signature. It sets a bit, and no Python runs any more until somebody waits.
-  - Miss: it becomes a Request, and the next cold round takes it along. In a cold round the engine's threads of all
-    ranks gather their requests on rank 0 (`rounds`), whose Coordinator makes of them a stream of items; everybody gets
-    the stream and applies it item by item. Caches change nowhere else, so they are the same everywhere.
-
-The lock orders submitting threads against cold rounds; it is never held while a rank waits for another.
+How ranks agree is in `negotiator`, who carries the bytes in `carriers`, and what runs without the interpreter in
+cpp/engine.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,30 +16,11 @@ from ronde._native import Handle
 from ronde.comm.affinity import starting_threads_on
 from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
-from ronde.core.messages import (
-    AllJoined,
-    Joined,
-    Run,
-    TensorType,
-    decode_stream,
-    encode_stream,
-)
-from ronde.core.negotiation import (
-    Closed,
-    Contribute,
-    Coordinator,
-    Effect,
-    Evicted,
-    Execute,
-    Failed,
-    Insert,
-    Member,
-)
+from ronde.core.messages import TensorType
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
-from ronde.engine.rounds import Collector, share_bytes
+from ronde.engine.negotiator import Negotiator
 from ronde.engine.stalls import StallWatch
 from ronde.engine.submission import (
-    Submission,
     Terms,
     address,
     check,
@@ -55,21 +28,16 @@ from ronde.engine.submission import (
     normal_splits,
     normal_terms,
     prepare,
-    result_rows,
     signature_of,
 )
 from ronde.engine.timeline import Timeline
 from ronde.engine.unnamed import Unnamed
-from ronde.errors import MismatchError, PeerLostError, UsageError
+from ronde.errors import MismatchError
 from ronde.settings import Settings
-from ronde.types import Adasum, Allgather, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
+from ronde.types import Adasum, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
 __all__ = ["Engine"]
 
-_log = logging.getLogger("ronde.engine")
-
-_LEAVE_PATIENCE_S = 1.0  # so long a rank that shuts down waits until everybody begins to listen
-_ROUND_PATIENCE_S = 30.0  # and so long until all have heard of it
 _JOIN_AVERAGES = ("all", "contributing")
 _KNOWN = 2**16  # names that change all the time must not fill the memory
 
@@ -115,23 +83,17 @@ class Engine:
         self.timeline = timeline
         self._cycle.record_into(timeline.native, label, self._names)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
-        self._collector = Collector(self._comm, settings.tree_arity)
-        self._coordinator = Coordinator(self._size, capacity, self._names) if self._rank == 0 else None
-        self._member = Member(self._rank, self._size)
-        self._lock = threading.RLock()
-        self._cold: dict[str, Handle] = {}
         self._known: dict[str, tuple[Terms, _native.Signature]] = {}  # as they were last submitted
         self._unnamed: dict[str, Unnamed] = {}
-        self._joined: set[int] = set()
-        self._joining: Handle | None = None  # of this rank
         self.divides_by_all = settings.join_average == "all"
-        self._failure: BaseException | None = None
-        self._closed = threading.Event()
-        self._is_in_round = False
-        self._thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
+        self._negotiator = Negotiator(
+            self._comm, self._cycle, self._names, settings.tree_arity, capacity, self.divides_by_all
+        )
+        self._negotiator.on_resume = self._unnamed.clear
+        self._negotiator.on_failure = lambda: self._carriers.close(failed=self._comm._native.has_failed())
         with starting_threads_on(core):
-            self._thread.start()
-            self.stalls = StallWatch(comm, self._cycle, settings, self._names, self._thread)
+            self._negotiator.thread.start()
+            self.stalls = StallWatch(comm, self._cycle, settings, self._names, self._negotiator.thread)
 
     def _agree(self, setting: str, value: int) -> None:
         values = self._comm.allgather(np.array([value])).tolist()
@@ -142,7 +104,6 @@ class Engine:
                     f"rank {rank}"
                 )
 
-    @property
     def size(self) -> int:
         """How many ranks there are."""
         return self._size
@@ -154,8 +115,6 @@ class Engine:
     def carries(self, kind: Kind, dtype: DType, op: ReduceOp, device: Any) -> bool:
         """Return whether tensors in the memory of this device (a torch.device) need not be copied to main memory."""
         return self._carriers.carries(kind, dtype, op, device)
-
-    # Submitting
 
     def submit(
         self,
@@ -190,7 +149,7 @@ class Engine:
                 if known[0] == (kind, dtype, shape, op, root, prescale, postscale, rows, device, ()):
                     terms, signature = known
                     submission = prepare(name, terms, given, out, self._rank, self._size)
-                    return self._submit(submission, signature, waits)
+                    return self._negotiator.submit(submission, signature, waits)
         terms = normal_terms(kind, dtype, shape, op, root, prescale, postscale, rows, device)
         return self._submit_new(name, kind.name, terms, given, out, waits)
 
@@ -243,13 +202,13 @@ class Engine:
                 self._known.clear()
             if not is_group:
                 self._known[name] = terms, signature
-            return self._submit(
+            return self._negotiator.submit(
                 prepare(name, terms, given, out, self._rank, self._size, is_group), signature, waits
             )
         unnamed = self._unnamed.get(sort) or self._unnamed.setdefault(sort, Unnamed(sort))
         with unnamed.lock:
             submission = prepare(unnamed.next_name(), terms, given, out, self._rank, self._size, is_group)
-            return unnamed.remember(self._submit(submission, signature, waits))
+            return unnamed.remember(self._negotiator.submit(submission, signature, waits))
 
     def prepare(
         self, x: Any, name: str, op: ReduceOp, prescale: float, postscale: float
@@ -265,13 +224,13 @@ class Engine:
         self._check(terms, terms.dtype)
         signature = signature_of(terms)
         submission = prepare(name, terms, (given,), x, self._rank, self._size)
-        memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._cold
+        memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._negotiator.cold
 
         def submit(waits: bool) -> Handle:
             if name in cold:
-                return self._submit(submission, signature, waits)
+                return self._negotiator.submit(submission, signature, waits)
             handle = submit_hot(name, memory, memory, signature, waits, x, submission)
-            return handle if handle is not None else self._submit(submission, signature, waits)
+            return handle if handle is not None else self._negotiator.submit(submission, signature, waits)
 
         return submit
 
@@ -281,261 +240,29 @@ class Engine:
             self._comm._native.check_adasum(dtype)
         self._carriers.check(terms.kind, dtype, terms.op, terms.device)
 
-    def _submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
-        if self._failure is not None:
-            # The traceback of others who have met it would keep their frames alive.
-            raise self._failure.with_traceback(None)
-        if submission.name in self._cold:
-            raise UsageError(
-                f"tensor '{submission.name}' is in flight already: wait for it before it is submitted again"
-            )
-        if submission.goals is not None:
-            handle = self._submit_hot(submission, signature, waits)
-            if handle is not None:
-                return handle
-        with self._lock:  # between cold rounds, where what is cached does not change
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)
-            known = self._member.lookup(submission.name)
-            if known is not None:
-                request, run, _ = known
-                if request == submission.terms.request(submission.name):
-                    submission = submission.with_goals(run.rows, self._rank, self._size)
-                # Also if it does not fit: perhaps the name is in flight.
-                handle = self._submit_hot(submission, signature, waits)
-                if handle is not None:
-                    self._tell_splits(handle, submission.terms.kind, run)
-                    return handle
-            return self._submit_cold(submission)
-
-    def _submit_hot(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle | None:
-        given, goals = submission.given, submission.goals
-        if not given or not goals:
-            return self._cycle.submit(submission.name, None, None, signature, waits, None, submission)
-        if submission.is_group:
-            handle = self._cycle.submit_group(
-                submission.name,
-                submission.sources,
-                submission.destinations,
-                signature,
-                waits,
-                submission.result,
-                submission,
-            )
-            if handle is not None and submission.needs_finish:
-                handle.finish = lambda _: submission.finish()
-            return handle
-        [goal] = goals
-        source = given[0].memory
-        if type(source) is not np.ndarray:
-            source = address(source)
-        destination = goal.memory
-        if type(destination) is not np.ndarray:
-            destination = address(destination)
-        handle = self._cycle.submit(
-            submission.name, source, destination, signature, waits, goal.result, submission
-        )
-        if handle is not None and (goal.is_copy or goal.refusal is not None):
-            handle.finish = lambda _: goal.finish()
-        return handle
-
-    def _submit_cold(self, submission: Submission) -> Handle:
-        self._member.submit(submission.terms.request(submission.name))
-        handle = Handle(self._cycle)
-        handle.inputs = submission
-        self._cycle.record_submitted(submission.name)
-        self._add_cold(submission, handle)
-        return handle
-
-    def _add_cold(self, submission: Submission, handle: Handle) -> None:
-        self._cold[submission.name] = handle
-        self._cycle.note_miss(submission.name, submission.terms.kind, handle)
-        self._cycle.want_cold()
-
-    def _tell_splits(self, handle: Handle, kind: Kind, run: Run) -> None:
-        if kind is Alltoall:
-            handle.received_splits = list(result_rows(kind, run.rows, self._rank, self._size))
-
-    # The engine's thread
-
-    def _run(self) -> None:
-        try:
-            while self._cycle.run():
-                self._is_in_round = True
-                self._cold_round()
-                self._is_in_round = False
-            if self._failure is None:  # nobody has answered while this rank took leave
-                rank, host = self._names[self._rank], self._hosts[self._rank]
-                raise PeerLostError(f"rank {rank} on {host} has shut down", rank, host)
-        except BaseException as error:
-            self._fail(error)
-
-    def _cold_round(self) -> None:
-        with self._lock:
-            if self._member.is_joining:
-                self._take_back_hits()
-            requests = self._member.outbox()
-        batches = self._collector.collect(requests)
-        stream = b""
-        if self._coordinator is not None:
-            stream = encode_stream(self._coordinator.step_merged(batches, self._cycle.take_used()))
-        for item in decode_stream(share_bytes(self._comm, stream)):
-            with self._lock:
-                effects = self._member.apply(item)
-                for effect in effects:
-                    self._apply(effect)
-            for effect in effects:
-                if isinstance(effect, Execute):
-                    self._execute(effect)
-                elif isinstance(effect, Contribute):
-                    run = effect.run
-                    self._cycle.record_decided(run.request.name)
-                    self._cycle.run_now(
-                        signature_of(run.request), run.rows, [], [], self._contributors(run), True
-                    )
-        self._cycle.end_cold()
-
-    def _apply(self, effect: Effect) -> None:
-        """Whatever is quickly done, with the lock held."""
-        match effect:
-            case Insert(slot, request, run):
-                self._cycle.insert(slot, request.name, signature_of(request), run.rows)
-            case Evicted(slot):
-                self._displace(self._cycle.evict(slot))
-            case Failed(request, reason, left):
-                if left < 0:  # else all that is pending fails, in a moment
-                    self._cycle.record_refused(request.name)
-                    self._cold.pop(request.name).fail(MismatchError(reason))
-            case Joined(rank):
-                self._joined.add(rank)
-                if not self.divides_by_all:
-                    self._cycle.set_contributors(self._size - len(self._joined))
-                if rank == self._rank:
-                    self._cycle.absent()
-            case AllJoined(last):
-                self._go_on_after(last)
-            case Closed(rank):
-                self._close(rank)
-
-    def _displace(self, handle: Handle | None) -> None:
-        """What was submitted as a hit, and not decided, is requested again."""
-        if handle is None:
-            return
-        submission: Submission = handle.inputs
-        self._member.displaced(submission.terms.request(submission.name))
-        self._add_cold(submission, handle)
-
-    def _execute(self, effect: Execute) -> None:
-        """Run a tensor of which all ranks have just heard that it is ready."""
-        request, run = effect.request, effect.run
-        with self._lock:
-            handle = self._cold[request.name]
-        submission: Submission = handle.inputs
-        if submission.terms.kind in (Allgather, Alltoall):
-            # Of a hit that was displaced: the sizes may be others now.
-            submission = submission._replace(goals=None)
-        submission = submission.with_goals(run.rows, self._rank, self._size)
-        self._cycle.record_decided(request.name)
-        self._cycle.run_now(
-            signature_of(submission.terms),
-            run.rows,
-            submission.sources,
-            submission.destinations,
-            self._contributors(run),
-            False,
-        )
-        if submission.goals:
-            handle.result = submission.result
-        if submission.needs_finish:
-            handle.finish = lambda _: submission.finish()
-        self._tell_splits(handle, request.kind, run)
-        with self._lock:
-            del self._cold[request.name]
-        handle.complete()
-
-    def _contributors(self, run: Run) -> int:
-        return self._size if self.divides_by_all else self._size - len(run.absent)
-
-    # Joining
+    # Joining and leaving
 
     def join(self) -> int:
         """Contribute neutral elements to what others submit until all ranks have joined; return the last that did."""
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)
-            self._member.join()
-            self._cycle.join()
-            handle = self._joining = Handle(self._cycle)
-            self._cycle.want_cold()
-        last: int = handle.wait()
-        return last
-
-    def _take_back_hits(self) -> None:
-        for slot in self._member.names():
-            self._displace(self._cycle.take_back(slot))
-
-    def _go_on_after(self, last: int) -> None:
-        """All have joined, and submit again; tensors without names count from the beginning, as ranks may differ."""
-        self._joined.clear()
-        self._unnamed.clear()
-        self._cycle.set_contributors(self._size)
-        self._cycle.resume()
-        if self._joining is not None:
-            self._joining.result = last
-            self._joining.complete()
-            self._joining = None
-
-    # Endings
-
-    def _close(self, rank: int) -> None:
-        name, host = self._names[rank], self._hosts[rank]
-        self._failure = PeerLostError(
-            f"rank {name} on {host} has shut down and takes part in nothing more", name, host
-        )
-        self._cycle.give_up(rank, str(self._failure))
-        self._fail_pending(self._failure)
-        self._closed.set()
-        self._cycle.stop()
-
-    def _fail_pending(self, error: BaseException) -> None:
-        for handle in self._cold.values():
-            handle.fail(error)
-        self._cold.clear()
-        if self._joining is not None:
-            self._joining.fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._comm._native.has_failed() and not isinstance(error, PeerLostError):
-            _log.error("the engine failed", exc_info=error)
-            self._comm.abort(f"the engine failed: {error!r}")
-        with self._lock:
-            self._failure = self._failure or error
-            self._cycle.give_up(self._rank, str(error))
-            self._fail_pending(error)
-        self._carriers.close(failed=self._comm._native.has_failed())
-        self._closed.set()
+        return self._negotiator.join()
 
     def close(self) -> None:
         """Take leave; what is pending on the other ranks and needs this one fails there."""
-        with self._lock:
-            if self._failure is None:
-                self._member.leave()
-                self._cycle.want_cold()
+        self._negotiator.leave()
         if self._cycle.is_stepping():
             # Called by a signal handler, in the middle of a collective: that is aborted.
             self.stalls.stop()
             self._comm.shutdown()
             self._cycle.stop()
             return
-        until = time.monotonic() + _ROUND_PATIENCE_S
-        while not self._closed.wait(_LEAVE_PATIENCE_S) and self._is_in_round and time.monotonic() < until:
-            pass  # the others have heard of it, and one of them is busy
+        self._negotiator.wait_until_all_know()
         self.stalls.close()
         self._cycle.stop()
         self._comm.shutdown()
-        self._thread.join()
+        self._negotiator.thread.join()
         self._carriers.close(failed=False)
         self._cycle.release()
+        self._negotiator.on_failure = lambda: None  # which holds this engine, and that its memory
 
     def abandon(self) -> None:
         """In a forked child: refuse everything, and leave what is the parent's alone."""

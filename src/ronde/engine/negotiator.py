@@ -1,0 +1,318 @@
+"""One rank's part in agreeing what runs: it drives the machines of `core.negotiation` and feeds the native hot path.
+
+A submitted tensor takes one of two ways:
+  - Hit: the native cycle knows its name and signature. It sets a bit, and no Python runs any more until somebody waits.
+  - Miss: it becomes a Request, and the next cold round takes it along. In a cold round the engine's threads of all
+    ranks gather their requests on rank 0 (`rounds`), whose Coordinator makes of them a stream of items; everybody gets
+    the stream and applies it item by item. Caches change nowhere else, so they are the same everywhere.
+
+The lock orders submitting threads against cold rounds; it is never held while a rank waits for another.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ronde import _native
+from ronde._native import Handle
+from ronde.comm.communicator import Communicator
+from ronde.core.messages import AllJoined, Joined, Run, decode_stream, encode_stream
+from ronde.core.negotiation import (
+    Closed,
+    Contribute,
+    Coordinator,
+    Effect,
+    Evicted,
+    Execute,
+    Failed,
+    Insert,
+    Member,
+)
+from ronde.engine.rounds import Collector, share_bytes
+from ronde.engine.submission import Submission, address, result_rows, signature_of
+from ronde.errors import MismatchError, PeerLostError, UsageError
+from ronde.types import Allgather, Alltoall, Kind
+
+__all__ = ["Negotiator"]
+
+_log = logging.getLogger("ronde.engine")
+
+_LEAVE_PATIENCE_S = 1.0  # so long a rank that shuts down waits until everybody begins to listen
+_ROUND_PATIENCE_S = 30.0  # and so long until all have heard of it
+
+
+class Negotiator:
+    """The shell around a Member (and on rank 0 the Coordinator), with the thread that makes the cold rounds."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        cycle: _native.Cycle,
+        names: Sequence[int],
+        arity: int,
+        capacity: int,
+        divides_by_all: bool,
+    ) -> None:
+        """`names`: by rank, how messages call it. The caller starts `thread`."""
+        self._comm, self._cycle, self._names = comm, cycle, names
+        self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
+        self._collector = Collector(comm, arity)
+        self._coordinator = Coordinator(self._size, capacity, names) if self._rank == 0 else None
+        self._member = Member(self._rank, self._size)
+        self._lock = threading.RLock()
+        self.cold: dict[str, Handle] = {}  # what is in flight as a miss
+        self._joined: set[int] = set()
+        self._joining: Handle | None = None  # of this rank
+        self._divides_by_all = divides_by_all
+        self.on_resume: Callable[[], object] = lambda: None  # all ranks have joined, and begin again
+        self.on_failure: Callable[[], object] = lambda: None
+        self._failure: BaseException | None = None
+        self._closed = threading.Event()
+        self._is_in_round = False
+        self.thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
+
+    def submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
+        if self._failure is not None:
+            # The traceback of others who have met it would keep their frames alive.
+            raise self._failure.with_traceback(None)
+        if submission.name in self.cold:
+            raise UsageError(
+                f"tensor '{submission.name}' is in flight already: wait for it before it is submitted again"
+            )
+        if submission.goals is not None:
+            handle = self._submit_hot(submission, signature, waits)
+            if handle is not None:
+                return handle
+        with self._lock:  # between cold rounds, where what is cached does not change
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            known = self._member.lookup(submission.name)
+            if known is not None:
+                request, run, _ = known
+                if request == submission.terms.request(submission.name):
+                    submission = submission.with_goals(run.rows, self._rank, self._size)
+                # Also if it does not fit: perhaps the name is in flight.
+                handle = self._submit_hot(submission, signature, waits)
+                if handle is not None:
+                    self._tell_splits(handle, submission.terms.kind, run)
+                    return handle
+            return self._submit_cold(submission)
+
+    def _submit_hot(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle | None:
+        given, goals = submission.given, submission.goals
+        if not given or not goals:
+            return self._cycle.submit(submission.name, None, None, signature, waits, None, submission)
+        if submission.is_group:
+            handle = self._cycle.submit_group(
+                submission.name,
+                submission.sources,
+                submission.destinations,
+                signature,
+                waits,
+                submission.result,
+                submission,
+            )
+            if handle is not None and submission.needs_finish:
+                handle.finish = lambda _: submission.finish()
+            return handle
+        [goal] = goals
+        source = given[0].memory
+        if type(source) is not np.ndarray:
+            source = address(source)
+        destination = goal.memory
+        if type(destination) is not np.ndarray:
+            destination = address(destination)
+        handle = self._cycle.submit(
+            submission.name, source, destination, signature, waits, goal.result, submission
+        )
+        if handle is not None and (goal.is_copy or goal.refusal is not None):
+            handle.finish = lambda _: goal.finish()
+        return handle
+
+    def _submit_cold(self, submission: Submission) -> Handle:
+        self._member.submit(submission.terms.request(submission.name))
+        handle = Handle(self._cycle)
+        handle.inputs = submission
+        self._cycle.record_submitted(submission.name)
+        self._add_cold(submission, handle)
+        return handle
+
+    def _add_cold(self, submission: Submission, handle: Handle) -> None:
+        self.cold[submission.name] = handle
+        self._cycle.note_miss(submission.name, submission.terms.kind, handle)
+        self._cycle.want_cold()
+
+    def _tell_splits(self, handle: Handle, kind: Kind, run: Run) -> None:
+        if kind is Alltoall:
+            handle.received_splits = list(result_rows(kind, run.rows, self._rank, self._size))
+
+    def _run(self) -> None:
+        try:
+            while self._cycle.run():
+                self._is_in_round = True
+                self._cold_round()
+                self._is_in_round = False
+            if self._failure is None:  # nobody has answered while this rank took leave
+                rank, host = self._names[self._rank], self._hosts[self._rank]
+                raise PeerLostError(f"rank {rank} on {host} has shut down", rank, host)
+        except BaseException as error:
+            self._fail(error)
+
+    def _cold_round(self) -> None:
+        with self._lock:
+            if self._member.is_joining:
+                self._take_back_hits()
+            requests = self._member.outbox()
+        batches = self._collector.collect(requests)
+        stream = b""
+        if self._coordinator is not None:
+            stream = encode_stream(self._coordinator.step_merged(batches, self._cycle.take_used()))
+        for item in decode_stream(share_bytes(self._comm, stream)):
+            with self._lock:
+                effects = self._member.apply(item)
+                for effect in effects:
+                    self._apply(effect)
+            for effect in effects:
+                if isinstance(effect, Execute):
+                    self._execute(effect)
+                elif isinstance(effect, Contribute):
+                    run = effect.run
+                    self._cycle.record_decided(run.request.name)
+                    self._cycle.run_now(
+                        signature_of(run.request), run.rows, [], [], self._contributors(run), True
+                    )
+        self._cycle.end_cold()
+
+    def _apply(self, effect: Effect) -> None:
+        """Whatever is quickly done, with the lock held."""
+        match effect:
+            case Insert(slot, request, run):
+                self._cycle.insert(slot, request.name, signature_of(request), run.rows)
+            case Evicted(slot):
+                self._displace(self._cycle.evict(slot))
+            case Failed(request, reason, left):
+                if left < 0:  # else all that is pending fails, in a moment
+                    self._cycle.record_refused(request.name)
+                    self.cold.pop(request.name).fail(MismatchError(reason))
+            case Joined(rank):
+                self._joined.add(rank)
+                if not self._divides_by_all:
+                    self._cycle.set_contributors(self._size - len(self._joined))
+                if rank == self._rank:
+                    self._cycle.absent()
+            case AllJoined(last):
+                self._go_on_after(last)
+            case Closed(rank):
+                self._close(rank)
+
+    def _displace(self, handle: Handle | None) -> None:
+        """What was submitted as a hit, and not decided, is requested again."""
+        if handle is None:
+            return
+        submission: Submission = handle.inputs
+        self._member.displaced(submission.terms.request(submission.name))
+        self._add_cold(submission, handle)
+
+    def _execute(self, effect: Execute) -> None:
+        """Run a tensor of which all ranks have just heard that it is ready."""
+        request, run = effect.request, effect.run
+        with self._lock:
+            handle = self.cold[request.name]
+        submission: Submission = handle.inputs
+        if submission.terms.kind in (Allgather, Alltoall):
+            # Of a hit that was displaced: the sizes may be others now.
+            submission = submission._replace(goals=None)
+        submission = submission.with_goals(run.rows, self._rank, self._size)
+        self._cycle.record_decided(request.name)
+        self._cycle.run_now(
+            signature_of(submission.terms),
+            run.rows,
+            submission.sources,
+            submission.destinations,
+            self._contributors(run),
+            False,
+        )
+        if submission.goals:
+            handle.result = submission.result
+        if submission.needs_finish:
+            handle.finish = lambda _: submission.finish()
+        self._tell_splits(handle, request.kind, run)
+        with self._lock:
+            del self.cold[request.name]
+        handle.complete()
+
+    def _contributors(self, run: Run) -> int:
+        return self._size if self._divides_by_all else self._size - len(run.absent)
+
+    def join(self) -> int:
+        """Contribute neutral elements to what others submit until all ranks have joined; return the last that did."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            self._member.join()
+            self._cycle.join()
+            handle = self._joining = Handle(self._cycle)
+            self._cycle.want_cold()
+        last: int = handle.wait()
+        return last
+
+    def _take_back_hits(self) -> None:
+        for slot in self._member.names():
+            self._displace(self._cycle.take_back(slot))
+
+    def _go_on_after(self, last: int) -> None:
+        """All have joined, and submit again; tensors without names count from the beginning, as ranks may differ."""
+        self._joined.clear()
+        self.on_resume()
+        self._cycle.set_contributors(self._size)
+        self._cycle.resume()
+        if self._joining is not None:
+            self._joining.result = last
+            self._joining.complete()
+            self._joining = None
+
+    def _close(self, rank: int) -> None:
+        name, host = self._names[rank], self._hosts[rank]
+        self._failure = PeerLostError(
+            f"rank {name} on {host} has shut down and takes part in nothing more", name, host
+        )
+        self._cycle.give_up(rank, str(self._failure))
+        self._fail_pending(self._failure)
+        self._closed.set()
+        self._cycle.stop()
+
+    def _fail_pending(self, error: BaseException) -> None:
+        for handle in self.cold.values():
+            handle.fail(error)
+        self.cold.clear()
+        if self._joining is not None:
+            self._joining.fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._comm._native.has_failed() and not isinstance(error, PeerLostError):
+            _log.error("the engine failed", exc_info=error)
+            self._comm.abort(f"the engine failed: {error!r}")
+        with self._lock:
+            self._failure = self._failure or error
+            self._cycle.give_up(self._rank, str(error))
+            self._fail_pending(error)
+        self.on_failure()
+        self._closed.set()
+
+    def leave(self) -> None:
+        """Say in the next cold round that this rank takes part in nothing more."""
+        with self._lock:
+            if self._failure is None:
+                self._member.leave()
+                self._cycle.want_cold()
+
+    def wait_until_all_know(self) -> None:
+        """Wait for that round: patiently once it has begun, because then one of the others is busy."""
+        until = time.monotonic() + _ROUND_PATIENCE_S
+        while not self._closed.wait(_LEAVE_PATIENCE_S) and self._is_in_round and time.monotonic() < until:
+            pass
