@@ -6,6 +6,7 @@ import gc
 import multiprocessing.resource_tracker
 import os
 import shutil
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ import pytest
 # Every process that a test starts inherits this, so that we find it also after its parent has died.
 MARK_NAME, MARK_VALUE = "TEST_RUN_OF_RONDE", f"{os.getpid()}.{time.monotonic_ns()}"
 os.environ[MARK_NAME] = MARK_VALUE
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the launchers that are tested would ignore it
 
 GRACE_S = 5.0  # how long what is ending may take to end
 
