@@ -106,6 +106,8 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     if (memory.size() != slot.tensors.size()) throw UsageError("there must be memory for each tensor of a group");
     completion = slot.completion = std::make_shared<Completion>();
     for (size_t i = 0; i < memory.size(); ++i) slot.tensors[i].memory = memory[i];
+    slot.is_metered = meter_.is_on();
+    if (slot.is_metered) meter_.submitted();
     const bool is_ready = board_.flip(index);
     board_.note_change();
     if (is_ready) tell_leader(slot.bytes, waits);
@@ -120,7 +122,7 @@ void Cycle::tell_leader(uint64_t bytes, bool waits) {
   if (waits && leader_.leads()) return;
   const Board::Counters& leader = board_.counters(0);
   const uint64_t ready = board_.add_ready_bytes(bytes);
-  if (leader.lingers.load(std::memory_order_seq_cst) == 0 || ready >= Board::kEnoughBytes) board_.ring(0);
+  if (leader.lingers.load(std::memory_order_seq_cst) == 0 || ready >= leader_.batch_bytes()) board_.ring(0);
 }
 
 bool Cycle::wait(Completion& completion, Patience patience) {
@@ -275,6 +277,7 @@ void Cycle::run_slots(const std::vector<uint32_t>& slots) {
     }
     slot.to_run = slot.tensors.size();
     if (communicator_.rank() == 0) slot.last_use = ++uses_;
+    if (meter_.is_on() && meter_.decided(index, slot.bytes)) want_cold();
   }
   runner_.run(batch, [&](const Work& work) {
     Slot& slot = slots_[work.slot];
@@ -287,6 +290,7 @@ void Cycle::run_slots(const std::vector<uint32_t>& slots) {
     }
     // Kept alive: once it is finished, its owner may submit the slot's tensor again.
     const std::shared_ptr<Completion> completion = slot.completion;
+    if (slot.is_metered) meter_.ended();
     completion->finish(true);
   });
 }
@@ -375,6 +379,7 @@ std::shared_ptr<Completion> Cycle::take_back(uint32_t index) {
 std::shared_ptr<Completion> Cycle::take_back(Slot& slot, uint32_t index) {
   if (!slot.is_pending()) return nullptr;
   board_.flip(index);  // back to rest: it is not submitted any more
+  if (slot.is_metered) meter_.ended();
   return std::move(slot.completion);
 }
 
@@ -403,6 +408,18 @@ void Cycle::resume() {
   std::lock_guard lock(table_);
   has_joined_ = false;
   runner_.forget();
+}
+
+Tunables Cycle::tunables() const {
+  return {runner_.fusion_bytes(), leader_.linger_ns(), leader_.batch_bytes(), runner_.largest_fused_bytes(),
+          communicator_.switch_over()};
+}
+
+void Cycle::tune(const Tunables& values) {
+  const Stepping turn(*this);
+  runner_.set_fusion(values.fusion_bytes, values.largest_fused_bytes);
+  leader_.set_batching(values.linger_ns, values.batch_bytes);
+  communicator_.set_switch_over(values.switch_over);
 }
 
 void Cycle::end_cold() {

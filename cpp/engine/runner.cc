@@ -17,6 +17,7 @@ size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAl
 // Larger tensors are not fused on one host: to copy them in and out would take longer than a collective of their own.
 // Between hosts every collective waits for the network, and copying is cheap beside that.
 constexpr size_t kLargestOnOneHost = 64 * 1024;
+constexpr size_t kNoLimit = size_t{1} << 62;
 
 bool is_reduction(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kReduceScatter; }
 
@@ -26,8 +27,14 @@ Runner::Runner(Communicator& communicator, std::byte* buffer, size_t buffer_byte
     : communicator_(communicator),
       buffer_(buffer),
       buffer_bytes_(buffer_bytes),
+      fusion_bytes_(buffer_bytes),
       keeps_groups_apart_(keeps_groups_apart),
-      largest_fused_(communicator.ranks_of_host().size() == 1 ? kLargestOnOneHost : SIZE_MAX) {}
+      largest_fused_(communicator.ranks_of_host().size() == 1 ? kLargestOnOneHost : kNoLimit) {}
+
+void Runner::set_fusion(size_t fusion_bytes, size_t largest_bytes) {
+  fusion_bytes_ = std::min(fusion_bytes, buffer_bytes_);
+  largest_fused_ = largest_bytes;
+}
 
 void Runner::forget() { absent_ = {}; }
 
@@ -62,7 +69,7 @@ size_t Runner::buffered_bytes(const Work& work) const {
 // Whether another tensor joins a bundle of so many bytes that begins with `first`.
 bool Runner::fits_into(size_t bytes, const Work& first, const Work& other) const {
   return may_fuse(first, other) && std::max(buffered_bytes(first), buffered_bytes(other)) <= largest_fused_ &&
-         bytes + padded(buffered_bytes(other)) <= buffer_bytes_;
+         bytes + padded(buffered_bytes(other)) <= fusion_bytes_;
 }
 
 bool Runner::may_fuse(const Work& first, const Work& second) const {

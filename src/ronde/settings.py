@@ -9,21 +9,33 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import hashlib
-import hmac
 import logging
 import os
-import re
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ronde.errors import UsageError
+from ronde.job_key import KEY_BYTES, JobKey
+from ronde.setting_values import (
+    LOG_LEVELS,
+    bytes_up_to,
+    cores,
+    count_from,
+    flag,
+    is_cores,
+    is_text,
+    log_level,
+    one_of,
+    path,
+    seconds,
+    size,
+    whole,
+    yes_or_no,
+)
 
-__all__ = ["JobKey", "Settings", "document", "environment", "ignored", "resolve"]
+__all__ = ["JobKey", "Settings", "assignment", "document", "environment", "ignored", "resolve"]
 
-KEY_BYTES = 32
 PREFIX = "RONDE_"
 
 _log = logging.getLogger(__name__)
@@ -32,135 +44,6 @@ _log = logging.getLogger(__name__)
 def environment() -> dict[str, str]:
     """Return a copy of the environment of this process."""
     return dict(os.environ)
-
-
-class JobKey:
-    """The secret that the processes of one job share. It proves membership and is never shown or sent."""
-
-    __slots__ = ("_secret",)
-
-    def __init__(self, secret: bytes) -> None:
-        if len(secret) != KEY_BYTES:
-            raise UsageError(f"a job key has {KEY_BYTES} bytes, not {len(secret)}")
-        self._secret = secret
-
-    @classmethod
-    def generate(cls) -> JobKey:
-        """Return a new random key."""
-        return cls(secrets.token_bytes(KEY_BYTES))
-
-    @classmethod
-    def from_hex(cls, text: str) -> JobKey:
-        """Return the key that `hex()` wrote. Raises UsageError, without repeating the text, if it is not one."""
-        if not re.fullmatch(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", text):
-            raise UsageError(
-                f"a job key is written as {2 * KEY_BYTES} hexadecimal digits; this text of {len(text)} is not"
-            )
-        return cls(bytes.fromhex(text))
-
-    @classmethod
-    def derived_from(cls, job: str) -> JobKey:
-        """Return the key that everybody who knows the job's name can compute: against mix-ups, not attackers."""
-        return cls(hashlib.sha256(b"ronde: key of the job named " + job.encode()).digest())
-
-    def hex(self) -> str:
-        """Return the key as 64 hexadecimal digits, for the environment of a worker and nothing else."""
-        return self._secret.hex()
-
-    def hmac(self, *parts: bytes) -> bytes:
-        """Return the 32-byte HMAC-SHA256 of the parts, each preceded by its length so that none can pose as two."""
-        mac = hmac.new(self._secret, digestmod=hashlib.sha256)
-        for part in parts:
-            mac.update(len(part).to_bytes(8, "big") + part)
-        return mac.digest()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JobKey) and hmac.compare_digest(self._secret, other._secret)
-
-    def __hash__(self) -> int:
-        return hash(self._secret)
-
-    def __repr__(self) -> str:
-        return "JobKey(secret)"
-
-
-# How texts become values. A parser raises ValueError; the sentence for the user comes from the field's `right`.
-
-_SIZE_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-}
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text)
-    if not match or match[2].lower() not in _SIZE_UNITS:
-        raise ValueError(text)
-    return int(match[1]) * _SIZE_UNITS[match[2].lower()]
-
-
-def _seconds(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text):
-        raise ValueError(text)
-    return round(float(text) * 1e9)
-
-
-def _cores(text: str) -> tuple[int, ...]:
-    return tuple(int(core) for core in text.split(","))
-
-
-def _is_cores(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(_whole(core) and 0 <= core < 2**16 for core in value)
-
-
-_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-_HOROVODS_LOG_LEVELS = {"trace": "debug", "fatal": "critical"}
-
-
-def _log_level(text: str) -> str:
-    return _HOROVODS_LOG_LEVELS.get(text.lower(), text.lower())
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _flag(text: str) -> bool:
-    answers = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    if text.lower() not in answers:
-        raise ValueError(text)
-    return answers[text.lower()]
-
-
-def _yes_or_no() -> dict[str, Any]:
-    return {"parse": _flag, "check": lambda value: isinstance(value, bool), "right": "1 or 0"}
-
-
-def _one_of(*choices: str) -> dict[str, Any]:
-    return {
-        "parse": str.lower,
-        "check": lambda value: value in choices,
-        "right": "one of " + ", ".join(choices),
-    }
 
 
 def _setting(
@@ -196,7 +79,7 @@ class Settings:
         "RONDE_STORE",
         None,
         "Address of the store where the ranks meet, served by the launcher.",
-        check=lambda value: _is_text(value) and value.startswith(("unix:", "tcp:")),
+        check=lambda value: is_text(value) and value.startswith(("unix:", "tcp:")),
         right="an address like unix:@name, unix:/path or tcp:host:port",
     )
     job_key: JobKey | None = _setting(  # noqa: RUF009 (the default is None)
@@ -212,21 +95,21 @@ class Settings:
         "RONDE_TRANSPORT",
         "auto",
         "`auto`: shared memory inside a host and TCP across; `tcp`: TCP everywhere, every rank its own host.",
-        **_one_of("auto", "tcp"),
+        **one_of("auto", "tcp"),
     )
     tcp_streams: int = _setting(
         "RONDE_TCP_STREAMS",
         2,
         "Data connections to each rank on another host; payload is striped over them.",
         parse=int,
-        check=lambda value: _whole(value) and 1 <= value <= 64,
+        check=lambda value: whole(value) and 1 <= value <= 64,
         right="a whole number from 1 to 64",
     )
     interface: str | None = _setting(
         "RONDE_INTERFACE",
         None,
         "Network interface (by name or numeric address) of data connections; else the one that reaches the store.",
-        check=_is_text,
+        check=is_text,
         right="the name of a network interface or a numeric address",
         also="HOROVOD_GLOO_IFACE",
     )
@@ -241,14 +124,14 @@ class Settings:
         "RONDE_ALLREDUCE_ALGORITHM",
         "auto",
         "The algorithm of all-reduce; `auto` chooses by size and topology.",
-        **_one_of("auto", "direct", "ring", "doubling", "hierarchical"),
+        **one_of("auto", "direct", "ring", "doubling", "hierarchical"),
     )
     start_timeout_ns: int = _setting(
         "RONDE_START_TIMEOUT",
         300 * 10**9,
         "How long `init` waits for all ranks to join.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and value > 0,
+        parse=seconds,
+        check=lambda value: whole(value) and value > 0,
         right="a number of seconds above 0",
         unit="s",
         also="HOROVOD_START_TIMEOUT",
@@ -257,8 +140,8 @@ class Settings:
         "RONDE_TIMEOUT",
         0,
         "How long a collective waits for the other ranks; 0 waits for ever.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and value >= 0,
+        parse=seconds,
+        check=lambda value: whole(value) and value >= 0,
         right="a number of seconds, 0 for no limit",
         unit="s",
     )
@@ -266,8 +149,8 @@ class Settings:
         "RONDE_PEER_TIMEOUT",
         8 * 10**9,
         "How long an unreachable host may be silent before its ranks count as lost.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and 10**9 <= value <= 86400 * 10**9,
+        parse=seconds,
+        check=lambda value: whole(value) and 10**9 <= value <= 86400 * 10**9,
         right="a number of seconds from 1 to 86400",
         unit="s",
     )
@@ -276,7 +159,7 @@ class Settings:
         -1,
         "How long a waiting rank spins before it sleeps; -1 chooses by ranks and cores.",
         parse=int,
-        check=lambda value: _whole(value) and -1 <= value <= 10**6,
+        check=lambda value: whole(value) and -1 <= value <= 10**6,
         right="a whole number of microseconds from 0 to 1000000, or -1 for automatic",
         unit="us",
     )
@@ -284,8 +167,8 @@ class Settings:
         "RONDE_STAGING_BYTES",
         256 * 1024,
         "Shared memory per rank through which private memory is staged, in chunks of this size.",
-        parse=_size,
-        check=lambda value: _whole(value) and 4096 <= value <= 2**30 and value % 4096 == 0,
+        parse=size,
+        check=lambda value: whole(value) and 4096 <= value <= 2**30 and value % 4096 == 0,
         right="a multiple of 4 KiB from 4KiB to 1GiB, such as 262144 or 256KiB",
         unit="bytes",
     )
@@ -294,7 +177,7 @@ class Settings:
         1024,
         "How many named tensors the engine remembers, so that they need no negotiation; 0 remembers none.",
         parse=int,
-        check=lambda value: _whole(value) and 0 <= value <= 2**20,
+        check=lambda value: whole(value) and 0 <= value <= 2**20,
         right="a whole number from 0 to 1048576",
         also="HOROVOD_CACHE_CAPACITY",
     )
@@ -302,8 +185,8 @@ class Settings:
         "RONDE_FUSION_BYTES",
         32 * 2**20,
         "Small tensors that are ready together are reduced together, up to this size; 0 fuses nothing.",
-        parse=_size,
-        check=lambda value: _whole(value) and 0 <= value <= 2**31,
+        parse=size,
+        check=lambda value: whole(value) and 0 <= value <= 2**31,
         right="a size from 0 to 2GiB, such as 32MiB",
         unit="bytes",
         also="HOROVOD_FUSION_THRESHOLD",
@@ -312,16 +195,87 @@ class Settings:
         "RONDE_LINGER",
         5_000_000,
         "How long the engine may wait for more small tensors to fuse, while nobody waits for one; 0 never waits.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and 0 <= value <= 10**9,
+        parse=seconds,
+        check=lambda value: whole(value) and 0 <= value <= 10**9,
         right="a number of seconds from 0 to 1",
         unit="s",
+    )
+    batch_bytes: int | None = _setting(
+        "RONDE_BATCH_BYTES",
+        None,
+        "So many bytes that are ready run at once, whatever `linger_ns` says; automatic: 1 MiB.",
+        **bytes_up_to("2GiB"),
+    )
+    largest_fused_bytes: int | None = _setting(
+        "RONDE_LARGEST_FUSED_BYTES",
+        None,
+        "Larger tensors are not fused; automatic: 64 KiB on one host, no limit between hosts.",
+        **bytes_up_to("2GiB"),
+    )
+    hierarchical_bytes: int | None = _setting(
+        "RONDE_HIERARCHICAL_BYTES",
+        None,
+        "Where hosts have several ranks, all-reduce `auto` is hierarchical from this size on; automatic: 0.",
+        **bytes_up_to("2GiB"),
+    )
+    doubling_bytes: int | None = _setting(
+        "RONDE_DOUBLING_BYTES",
+        None,
+        "Between hosts, all-reduce `auto` is `doubling` up to this size; automatic: 16 KiB.",
+        **bytes_up_to("2GiB"),
+    )
+    ring_bytes: int | None = _setting(
+        "RONDE_RING_BYTES",
+        None,
+        "Between hosts, all-reduce `auto` is a `ring` from this size on; automatic: with more than 16 ranks.",
+        **bytes_up_to("2GiB"),
+    )
+    autotune: bool = _setting(
+        "RONDE_AUTOTUNE",
+        False,
+        "Find out while the job runs which of these settings are best (docs/tuning.md).",
+        **yes_or_no(),
+        also="HOROVOD_AUTOTUNE",
+    )
+    autotune_log: str | None = _setting(
+        "RONDE_AUTOTUNE_LOG",
+        None,
+        "A CSV file into which rank 0 writes what was tried, and how fast it was.",
+        **path(),
+        also="HOROVOD_AUTOTUNE_LOG",
+    )
+    autotune_trials: int = _setting(
+        "RONDE_AUTOTUNE_TRIALS",
+        20,
+        "How many values of the settings are tried.",
+        **count_from(2, 1000),
+        also="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    )
+    autotune_samples: int = _setting(
+        "RONDE_AUTOTUNE_SAMPLES",
+        5,
+        "How many samples each of them gets; the median counts.",
+        **count_from(1, 1000),
+    )
+    autotune_steps_per_sample: int = _setting(
+        "RONDE_AUTOTUNE_STEPS_PER_SAMPLE",
+        10,
+        "How many steps of the program a sample lasts at least.",
+        **count_from(1, 10**6),
+        also="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+    )
+    autotune_warmup_samples: int = _setting(
+        "RONDE_AUTOTUNE_WARMUP_SAMPLES",
+        3,
+        "How many samples at the beginning do not count.",
+        **count_from(0, 1000),
+        also="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
     )
     disable_group_fusion: bool = _setting(
         "RONDE_DISABLE_GROUP_FUSION",
         False,
         "Tensors of a group are fused with each other only.",
-        **_yes_or_no(),
+        **yes_or_no(),
         also="HOROVOD_DISABLE_GROUP_FUSION",
     )
     join_average: str = _setting(
@@ -329,24 +283,22 @@ class Settings:
         "all",
         "An average to which ranks that have joined contribute nothing is divided by the number of `all` ranks, or of "
         "those `contributing`.",
-        **_one_of("all", "contributing"),
+        **one_of("all", "contributing"),
     )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",
         "warning",
         "What is logged: messages of this level and above.",
-        parse=_log_level,
-        check=lambda value: value in _LOG_LEVELS,
-        right="one of "
-        + ", ".join(_LOG_LEVELS)
-        + " (or trace, which is debug, and fatal, which is critical)",
+        parse=log_level,
+        check=lambda value: value in LOG_LEVELS,
+        right="one of " + ", ".join(LOG_LEVELS) + " (or trace, which is debug, and fatal, which is critical)",
         also="HOROVOD_LOG_LEVEL",
     )
     log_hide_time: bool = _setting(
         "RONDE_LOG_HIDE_TIME",
         False,
         "Log lines begin without the time. They go to stderr if the program has no log handler of its own.",
-        parse=_flag,
+        parse=flag,
         check=lambda value: isinstance(value, bool),
         right="1 or 0",
         also="HOROVOD_LOG_HIDE_TIME",
@@ -355,8 +307,8 @@ class Settings:
         "RONDE_THREAD_AFFINITY",
         None,
         "Cores on which the ranks of a host have the threads of Ronde itself, in the order of local ranks.",
-        parse=_cores,
-        check=_is_cores,
+        parse=cores,
+        check=is_cores,
         right="the numbers of cores, one for each rank of a host, such as 0,1,2,3",
         also="HOROVOD_THREAD_AFFINITY",
     )
@@ -435,6 +387,13 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     by_rest = {each.removeprefix(PREFIX): each for each in known}  # the common prefix makes nothing similar
     near = difflib.get_close_matches(name.removeprefix(PREFIX), by_rest, n=1)
     return f"; did you mean {by_rest[near[0]]}?" if near else ""
+
+
+def assignment(name: str, value: int) -> str:
+    """Return what sets a setting in an environment; `value` in the field's unit."""
+    field = _FIELDS[name]
+    text = f"{value / 1e9:.9f}".rstrip("0").rstrip(".") if name.endswith("_ns") else str(value)
+    return f"{field.metadata['variable']}={text}"
 
 
 def document() -> str:

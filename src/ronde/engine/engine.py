@@ -29,6 +29,7 @@ from ronde.core.messages import (
     Joined,
     Run,
     TensorType,
+    Tune,
     decode_requests,
     decode_stream,
     encode_requests,
@@ -45,6 +46,7 @@ from ronde.core.negotiation import (
     Insert,
     Member,
 )
+from ronde.engine.agreement import agree_on_settings
 from ronde.engine.rounds import gather_bytes, share_bytes
 from ronde.engine.submission import (
     Submission,
@@ -58,6 +60,7 @@ from ronde.engine.submission import (
     result_rows,
     signature_of,
 )
+from ronde.engine.tuner import begin_tuning, buffer_bytes, take_over
 from ronde.engine.unnamed import Unnamed
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.settings import Settings
@@ -69,7 +72,6 @@ _log = logging.getLogger("ronde.engine")
 
 _LEAVE_PATIENCE_S = 1.0  # so long a rank that shuts down waits until everybody begins to listen
 _ROUND_PATIENCE_S = 30.0  # and so long until all have heard of it
-_JOIN_AVERAGES = ("all", "contributing")
 _KNOWN = 2**16  # names that change all the time must not fill the memory
 
 
@@ -86,12 +88,10 @@ class Engine:
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
         self._names = range(comm.size) if ranks is None else ranks
         self._comm = comm
-        self._agree("cache_capacity", capacity)
-        self._agree("fusion_bytes", settings.fusion_bytes)
-        self._agree("disable_group_fusion", settings.disable_group_fusion)
-        self._agree("join_average", _JOIN_AVERAGES.index(settings.join_average))
+        agree_on_settings(comm, settings)
+        is_tuned = settings.autotune and ranks is None
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
-        buffer = self._comm.empty(settings.fusion_bytes, np.uint8)
+        buffer = self._comm.empty(buffer_bytes(settings, is_tuned), np.uint8)
         self._cycle = _native.Cycle(
             self._comm._native,
             board,
@@ -100,6 +100,8 @@ class Engine:
             settings.linger_ns,
             settings.disable_group_fusion,
         )
+        with starting_threads_on(core):
+            self._tuner = begin_tuning(self._cycle, comm, settings, is_tuned)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
         self._coordinator = Coordinator(self._size, capacity, self._names) if self._rank == 0 else None
         self._member = Member(self._rank, self._size)
@@ -116,15 +118,6 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
         with starting_threads_on(core):
             self._thread.start()
-
-    def _agree(self, setting: str, value: int) -> None:
-        values = self._comm.allgather(np.array([value])).tolist()
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise MismatchError(
-                    f"the setting {setting} must be the same on all ranks: it is {values[0]} on rank 0 and {other} on "
-                    f"rank {rank}"
-                )
 
     # Submitting
 
@@ -336,6 +329,8 @@ class Engine:
         stream = b""
         if self._coordinator is not None:
             batch = [decode_requests(message) for message in gathered]
+            if self._tuner is not None:
+                self._tuner.meet(self._coordinator)
             stream = encode_stream(self._coordinator.step(batch, self._cycle.take_used()))
         for item in decode_stream(share_bytes(self._comm, stream)):
             with self._lock:
@@ -370,6 +365,8 @@ class Engine:
                     self._cycle.absent()
             case AllJoined(last):
                 self._go_on_after(last)
+            case Tune():
+                take_over(self._cycle, effect, self._tuner)
             case Closed(rank):
                 self._close(rank)
 
@@ -488,6 +485,8 @@ class Engine:
         self._cycle.stop()
         self._comm.shutdown()
         self._thread.join()
+        if self._tuner is not None:
+            self._tuner.close()
         self._cycle.release()
 
     def abandon(self) -> None:

@@ -38,6 +38,8 @@ from ronde.launch.command import find_command
         ("--no_python ./run.py x", RunArguments("./run.py", ("x",), no_python=True)),
         ("--dry-run -n 2 train.py", RunArguments("train.py", workers=2, dry_run=True)),
         ("--horovod -n 2 train.py", RunArguments("train.py", workers=2, horovod=True)),
+        ("--autotune train.py", RunArguments("train.py", autotune=True)),
+        ("--autotune-log x.csv train.py", RunArguments("train.py", autotune=True, autotune_log="x.csv")),
         ("-h", None),
         ("-n 2 --help train.py", None),
     ],

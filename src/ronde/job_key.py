@@ -1,0 +1,64 @@
+"""The secret of a job."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+
+from ronde.errors import UsageError
+
+__all__ = ["KEY_BYTES", "JobKey"]
+
+KEY_BYTES = 32
+
+
+class JobKey:
+    """The secret that the processes of one job share. It proves membership and is never shown or sent."""
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != KEY_BYTES:
+            raise UsageError(f"a job key has {KEY_BYTES} bytes, not {len(secret)}")
+        self._secret = secret
+
+    @classmethod
+    def generate(cls) -> JobKey:
+        """Return a new random key."""
+        return cls(secrets.token_bytes(KEY_BYTES))
+
+    @classmethod
+    def from_hex(cls, text: str) -> JobKey:
+        """Return the key that `hex()` wrote. Raises UsageError, without repeating the text, if it is not one."""
+        if not re.fullmatch(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", text):
+            raise UsageError(
+                f"a job key is written as {2 * KEY_BYTES} hexadecimal digits; this text of {len(text)} is not"
+            )
+        return cls(bytes.fromhex(text))
+
+    @classmethod
+    def derived_from(cls, job: str) -> JobKey:
+        """Return the key that everybody who knows the job's name can compute: against mix-ups, not attackers."""
+        return cls(hashlib.sha256(b"ronde: key of the job named " + job.encode()).digest())
+
+    def hex(self) -> str:
+        """Return the key as 64 hexadecimal digits, for the environment of a worker and nothing else."""
+        return self._secret.hex()
+
+    def hmac(self, *parts: bytes) -> bytes:
+        """Return the 32-byte HMAC-SHA256 of the parts, each preceded by its length so that none can pose as two."""
+        mac = hmac.new(self._secret, digestmod=hashlib.sha256)
+        for part in parts:
+            mac.update(len(part).to_bytes(8, "big") + part)
+        return mac.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobKey) and hmac.compare_digest(self._secret, other._secret)
+
+    def __hash__(self) -> int:
+        return hash(self._secret)
+
+    def __repr__(self) -> str:
+        return "JobKey(secret)"
