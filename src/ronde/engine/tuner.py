@@ -76,8 +76,8 @@ def begin_tuning(
     log, problem = None, ""
     if comm.rank == 0:
         try:
-            log = _Log(settings.autotune_log, space)
             problem = "" if is_installed() else HINT
+            log = None if problem else _Log(settings.autotune_log, space)
         except OSError as error:
             problem = f"autotune_log: {error}"
     problem = share_bytes(comm, problem.encode()).decode()
@@ -120,6 +120,7 @@ class Tuner:
         self._steps = steps
         self._begun_ns = time.monotonic_ns()
         self._search: BayesianSearch | None = None
+        self.found: Finished | None = None  # when it is over
         self._measured: queue.SimpleQueue[Measured | None] = queue.SimpleQueue()
         self._switches: queue.SimpleQueue[Switch] = queue.SimpleQueue()
         self._wanted = tuning.first_samples
@@ -175,6 +176,7 @@ class Tuner:
                 self._cycle.want_cold()
             case Finished():
                 _log.warning("tuning is over: %s", self._describe(effect))
+                self.found = effect
 
     def _describe(self, found: Finished) -> str:
         values = self._space.describe(found.values).items()
