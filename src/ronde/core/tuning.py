@@ -6,8 +6,8 @@ Rules
    a number of samples, and their median is the score of the trial, in bytes per second.
 2. The first trial is of the values that the job began with, the second of the defaults. From then on a search proposes
    a point of the unit cube, one axis per knob, from all that was measured. It is the shell's: any library will do.
-3. A high score may be luck. So after the last trial the best few are measured again, twice as long, and that alone
-   decides between them.
+3. A high score may be luck. So after the last trial the best few are measured again, in turns, because the machine may
+   have slow spells. That alone decides between them.
 4. Then all ranks take over the best, and nothing is measured any more.
 
 A knob is tuned if it matters where the ranks are: between hosts nothing lingers, and on one host there is one way to
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from ronde.core.messages import Tune
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Point = tuple[float, ...]
-FINALISTS = 3
+FINALISTS, TURNS = 3, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class _Tried:
     values: Tune
     point: Point
     score: float = 0.0
-    is_finalist: bool = False
+    again: list[float] = field(default_factory=list)  # scores of samples, as a finalist
 
 
 class Tuning:
@@ -228,14 +228,17 @@ class Tuning:
 
     def best(self) -> Finished:
         """Return the best values so far."""
-        best = max(self._tried, key=lambda tried: (tried.is_finalist, tried.score))
+        best = max(self._tried, key=lambda tried: (len(tried.again) > 0, tried.score))
         return Finished(best.values, best.score, self._tried[0].score, len(self._tried))
 
     def _measured(self, now_ns: int, samples: Sequence[Sample]) -> list[Effect]:
         warmup, self._warmup = self._warmup, 0
-        self._now.score = median(sample.score for sample in samples[warmup:])
-        self._now.is_finalist = is_again = self._again is not None
-        effects: list[Effect] = [Trial(self._rows, now_ns, self._now.values, self._now.score, is_again)]
+        scores = [sample.score for sample in samples[warmup:]]
+        is_again = self._again is not None
+        if is_again:
+            self._now.again += scores
+        self._now.score = median(self._now.again or scores)
+        effects: list[Effect] = [Trial(self._rows, now_ns, self._now.values, median(scores), is_again)]
         self._rows += 1
         return effects + self._next()
 
@@ -245,10 +248,10 @@ class Tuning:
                 return [self._try(self._default)]
             return [Ask(tuple((tried.point, tried.score) for tried in self._tried))]
         if self._again is None:
-            self._again = sorted(self._tried, key=lambda tried: tried.score)[-FINALISTS:]
+            self._again = sorted(self._tried, key=lambda tried: tried.score)[-FINALISTS:] * TURNS
         if self._again:
             self._now = self._again.pop()
-            return [Switch(self._now.values, 2 * self._samples)]
+            return [Switch(self._now.values, self._samples)]
         self.is_over = True
         finished = self.best()
         return [Switch(finished.values, 0), finished]
