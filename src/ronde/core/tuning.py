@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Point = tuple[float, ...]
-FINALISTS, TURNS = 3, 3
+FINALISTS, TURNS = 4, 5
 
 
 @dataclass(frozen=True, slots=True)

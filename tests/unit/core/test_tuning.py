@@ -86,14 +86,14 @@ def test_it_begins_where_the_job_began_goes_to_the_defaults_and_ends_with_the_be
     finished = job.run()
     assert [trial.values for trial in job.trials][:2] == [BAD, USUAL]
     assert len({trial.values for trial in job.trials}) == 12 == finished.trials
-    assert [trial.is_again for trial in job.trials] == [False] * 12 + [True] * 9
-    assert len({trial.values for trial in job.trials[12:]}) == 3
-    assert [trial.values for trial in job.trials[12:15]] * 3 == [trial.values for trial in job.trials[12:]]
-    assert [trial.number for trial in job.trials] == list(range(21))
+    assert [trial.is_again for trial in job.trials] == [False] * 12 + [True] * 20
+    assert len({trial.values for trial in job.trials[12:]}) == 4
+    assert [trial.values for trial in job.trials[12:16]] * 5 == [trial.values for trial in job.trials[12:]]
+    assert [trial.number for trial in job.trials] == list(range(32))
     best = max((trial.values for trial in job.trials), key=best_at_a_mebibyte)
     assert finished.values == best
     assert job.switches[-1] == Switch(best, 0)
-    assert [switch.samples for switch in job.switches[:-1]] == [3] * 20
+    assert [switch.samples for switch in job.switches[:-1]] == [3] * 31
     assert finished.score == round(best_at_a_mebibyte(best))
     assert finished.first == round(best_at_a_mebibyte(BAD))
     assert tuning.is_over
@@ -131,7 +131,7 @@ def test_one_lucky_trial_does_not_win() -> None:
     points = iter([space.point(lucky)])
     otherwise = at_random(3, 4)
     finished = Job(tuning, noisy, lambda known: next(points, None) or otherwise(known)).run()
-    assert times == 3 + 9
+    assert times == 3 + 15
     assert finished.values.fusion_bytes != lucky.fusion_bytes
 
 
