@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -338,8 +339,8 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communi
 std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, std::vector<int> host_of, int segment,
                                       std::vector<int> bells, std::map<int, int> controls,
                                       std::map<int, std::vector<int>> data, int allreduce_algorithm,
-                                      size_t staging_bytes, int64_t timeout_ns, int spin_us, bool adasum_hierarchical,
-                                      Communicator* twin) {
+                                      const std::vector<std::optional<size_t>>& switch_over, size_t staging_bytes,
+                                      int64_t timeout_ns, int spin_us, bool adasum_hierarchical, Communicator* twin) {
   Wiring wiring;  // first of all the descriptors, for them to be closed whatever fails
   for (int fd : bells) wiring.bells.emplace_back(fd);
   for (const auto& [peer, fd] : controls) wiring.controls.emplace(peer, fd);
@@ -352,8 +353,11 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
   wiring.hosts = std::move(hosts);
   wiring.host_of = std::move(host_of);
   if (twin != nullptr) wiring.symmetric = twin->symmetric();
-  const Options options{static_cast<Algorithm>(allreduce_algorithm), staging_bytes, timeout_ns, spin_us,
-                        adasum_hierarchical};
+  const SwitchOver usual;
+  const SwitchOver over{switch_over.at(0).value_or(usual.hierarchical_bytes),
+                        switch_over.at(1).value_or(usual.doubling_bytes), switch_over.at(2).value_or(usual.ring_bytes)};
+  const Options options{
+      static_cast<Algorithm>(allreduce_algorithm), over, staging_bytes, timeout_ns, spin_us, adasum_hierarchical};
   return std::make_unique<Communicator>(std::move(wiring), options);
 }
 
@@ -369,8 +373,8 @@ NB_MODULE(_native, module) {
   module.def("host_segment_bytes", &ronde::HostSegment::bytes, "local_size"_a, "staging_bytes"_a);
   module.def("instruction_set", &ronde::instruction_set);
   module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "segment"_a, "bells"_a,
-             "controls"_a, "data"_a, "allreduce_algorithm"_a, "staging_bytes"_a, "timeout_ns"_a, "spin_us"_a,
-             "adasum_hierarchical"_a, "twin"_a.none());
+             "controls"_a, "data"_a, "allreduce_algorithm"_a, "switch_over"_a, "staging_bytes"_a, "timeout_ns"_a,
+             "spin_us"_a, "adasum_hierarchical"_a, "twin"_a.none());
 
   nb::class_<Communicator>(module, "Communicator")
       .def("allreduce", &ronde::allreduce)

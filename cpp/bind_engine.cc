@@ -278,6 +278,36 @@ void bind_cycle(nb::module_& module) {
           nb::keep_alive<0, 1>());
 }
 
+// What `cycle.tune` takes, in this order; the settings of these names say what each means.
+void bind_tuning(nb::module_& module) {
+  nb::borrow<nb::class_<PyCycle>>(module.attr("Cycle"))
+      .def("tunables",
+           [](const PyCycle& self) {
+             const Tunables now = self.cycle().tunables();
+             return std::vector<uint64_t>{
+                 now.fusion_bytes,          static_cast<uint64_t>(now.linger_ns), now.batch_bytes,
+                 now.largest_fused_bytes,   now.switch_over.hierarchical_bytes,   now.switch_over.doubling_bytes,
+                 now.switch_over.ring_bytes};
+           })
+      .def("tune",
+           [](PyCycle& self, size_t fusion_bytes, int64_t linger_ns, uint64_t batch_bytes, size_t largest_fused_bytes,
+              size_t hierarchical_bytes, size_t doubling_bytes, size_t ring_bytes) {
+             const Tunables values{fusion_bytes,
+                                   linger_ns,
+                                   batch_bytes,
+                                   largest_fused_bytes,
+                                   {hierarchical_bytes, doubling_bytes, ring_bytes}};
+             guarded(self, [&] { self.cycle().tune(values); });
+           })
+      .def("start_meter",
+           [](PyCycle& self, uint64_t steps, size_t samples) { self.cycle().meter().start(steps, samples); })
+      .def("take_samples", [](PyCycle& self) {
+        std::vector<std::pair<uint64_t, int64_t>> samples;
+        for (const Meter::Sample& each : self.cycle().meter().take()) samples.emplace_back(each.bytes, each.busy_ns);
+        return samples;
+      });
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& module) {
@@ -326,6 +356,7 @@ void bind_engine(nb::module_& module) {
       .def_rw("received_splits", &Handle::received_splits);
   bind_cycle(module);
   bind_stalls(module);
+  bind_tuning(module);
 }
 
 }  // namespace ronde

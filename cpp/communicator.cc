@@ -221,7 +221,9 @@ void Communicator::fail(const Failure& failure) {
   throw failure_.failure();
 }
 
-Hierarchy Communicator::hierarchy() { return {*host_, *mesh_, ranks_of_host_, host_of_[rank_], scratch_}; }
+Hierarchy Communicator::hierarchy() {
+  return {*host_, *mesh_, ranks_of_host_, host_of_[rank_], scratch_, options_.switch_over};
+}
 
 void Communicator::check_root(int root) const {
   if (root < 0 || root >= size()) {
@@ -234,7 +236,8 @@ void Communicator::allreduce(const void* in, void* out, size_t count, DType dtyp
   if (op == ReduceOp::kAdasum) return adasum(in, out, std::span(&count, 1), dtype);
   check_reduction(dtype, op);
   Call call = make_call(Kind::kAllreduce, dtype, count, -1, op);
-  const Algorithm algorithm = select_allreduce(options_.allreduce, count * size_of(dtype), dtype, size(), host_count());
+  const Algorithm algorithm =
+      select_allreduce(options_.allreduce, options_.switch_over, count * size_of(dtype), dtype, size(), host_count());
   call.algorithm = static_cast<uint8_t>(algorithm);
   const Reduction reduction{dtype, op, size()};
   run(call, [&](const Call& call) {

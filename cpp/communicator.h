@@ -39,6 +39,7 @@ namespace ronde {
 
 struct Options {
   Algorithm allreduce = Algorithm::kAuto;
+  SwitchOver switch_over = {};
   size_t staging_bytes = 256 * 1024;
   int64_t timeout_ns = 0;
   int spin_us = -1;  // -1: by the number of ranks per core
@@ -108,6 +109,10 @@ class Communicator : private Waiter::Listener {
   // UsageError.
   void abandon();
   bool has_failed() const { return failure_.failed(); }
+
+  // Where `auto` changes algorithms. To be set between the same two calls on all ranks, by the thread that makes them.
+  const SwitchOver& switch_over() const { return options_.switch_over; }
+  void set_switch_over(const SwitchOver& over) { options_.switch_over = over; }
 
   // For the engine. The failure there is; notes to other ranks and news of them; a rank that has left and takes no part
   // in the next call.

@@ -47,8 +47,8 @@ void allreduce_across(Hierarchy& hierarchy, Call call, const std::vector<int>& m
   call.count = count;
   const Group group(hierarchy.mesh, members);
   const int divisor = hierarchy.mesh.size();
-  const Algorithm algorithm =
-      select_allreduce(Algorithm::kAuto, count * size_of(call.dtype), call.dtype, group.size(), group.size());
+  const Algorithm algorithm = select_allreduce(Algorithm::kAuto, hierarchy.over, count * size_of(call.dtype),
+                                               call.dtype, group.size(), group.size());
   if (algorithm == Algorithm::kDirect) {
     allreduce_direct(group, call, data, data, divisor, hierarchy.scratch);
   } else if (algorithm == Algorithm::kRing) {

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "algorithms/select.h"
 #include "call.h"
 #include "host_group.h"
 #include "mesh.h"
@@ -17,6 +18,7 @@ struct Hierarchy {
   const std::vector<std::vector<int>>& ranks_of_host;  // by host number, each ascending
   int my_host;
   Scratch& scratch;
+  SwitchOver over;
 };
 
 // How many rails there are, and who is on one, by host number.

@@ -22,16 +22,28 @@ enum class Algorithm : uint8_t {
   kElsewhere = 8,  // another library moves the bytes (engine/backend.h)
 };
 
-inline Algorithm select_allreduce(Algorithm wanted, size_t bytes, DType dtype, int size, int hosts) {
+// At which sizes `auto` goes over from one algorithm to the next. They may be tuned while a job runs.
+struct SwitchOver {
+  static constexpr size_t kByRanks = size_t{1} << 62;  // no tensor is so large
+
+  size_t hierarchical_bytes = 0;      // hosts with several ranks: from this size on reduce inside the host first
+  size_t doubling_bytes = 16 * 1024;  // up to this size doubling, which has the fewest steps
+  size_t ring_bytes = kByRanks;       // from this size on a ring; by default with more than kDirectRanks
+};
+
+inline Algorithm select_allreduce(Algorithm wanted, const SwitchOver& over, size_t bytes, DType dtype, int size,
+                                  int hosts) {
   if (wanted != Algorithm::kAuto && wanted != Algorithm::kHierarchical) return wanted;
   if (hosts == 1) return Algorithm::kInHost;
-  if (hosts < size) return Algorithm::kHierarchical;
-  // One rank per host. Doubling and ring round a 16-bit sum at every hop, direct only once.
-  constexpr size_t kDoublingBytes = 16 * 1024;
-  constexpr int kDirectHosts = 16;  // direct talks to all hosts at once
+  if (hosts < size && (wanted == Algorithm::kHierarchical || bytes >= over.hierarchical_bytes)) {
+    return Algorithm::kHierarchical;
+  }
+  // As if there was one rank per host. Doubling and ring round a 16-bit sum at every hop, direct only once.
+  constexpr int kDirectRanks = 16;  // direct talks to all at once
   if (size_of(dtype) == 2) return Algorithm::kDirect;
-  if (bytes <= kDoublingBytes) return Algorithm::kDoubling;
-  return hosts <= kDirectHosts ? Algorithm::kDirect : Algorithm::kRing;
+  if (bytes <= over.doubling_bytes) return Algorithm::kDoubling;
+  const bool is_ring = over.ring_bytes == SwitchOver::kByRanks ? size > kDirectRanks : bytes >= over.ring_bytes;
+  return is_ring ? Algorithm::kRing : Algorithm::kDirect;
 }
 
 }  // namespace ronde

@@ -29,9 +29,6 @@ inline constexpr uint32_t kColdEntry = UINT32_MAX;
 
 class Board {
  public:
-  // So many bytes are worth a collective of their own.
-  static constexpr uint64_t kEnoughBytes = 1 << 20;
-
   static size_t bytes(size_t capacity) { return Layout(capacity).bytes; }
 
   // `parts`: by local rank, bytes() each, zero at the start.

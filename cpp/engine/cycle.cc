@@ -109,6 +109,8 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     for (size_t i = 0; i < memory.size(); ++i) slot.tensors[i].memory = memory[i];
     if (board_.is_timed()) [[unlikely]]
       recorder_.submitted(index, name);
+    slot.is_metered = meter_.is_on();
+    if (slot.is_metered) meter_.submitted();
     const bool is_ready = board_.flip(index);
     board_.note_change();
     if (is_ready) {
@@ -127,7 +129,7 @@ void Cycle::tell_leader(uint64_t bytes, bool waits) {
   if (waits && leader_.leads()) return;
   const Board::Counters& leader = board_.counters(0);
   const uint64_t ready = board_.add_ready_bytes(bytes);
-  if (leader.lingers.load(std::memory_order_seq_cst) == 0 || ready >= Board::kEnoughBytes) board_.ring(0);
+  if (leader.lingers.load(std::memory_order_seq_cst) == 0 || ready >= leader_.batch_bytes()) board_.ring(0);
 }
 
 bool Cycle::wait(Completion& completion, Patience patience) {
@@ -291,6 +293,7 @@ void Cycle::run_slots(const std::vector<uint32_t>& slots) {
     }
     slot.to_run = slot.tensors.size();
     if (communicator_.rank() == 0) slot.last_use = ++uses_;
+    if (meter_.is_on() && meter_.decided(index, slot.bytes)) want_cold();
   }
   ran_.store(ran_.load(std::memory_order_relaxed) + ran, std::memory_order_relaxed);
   waited_ns_.store(waited_ns_.load(std::memory_order_relaxed) + waited_ns, std::memory_order_relaxed);
@@ -305,6 +308,7 @@ void Cycle::run_slots(const std::vector<uint32_t>& slots) {
     }
     // Kept alive: once it is finished, its owner may submit the slot's tensor again.
     const std::shared_ptr<Completion> completion = slot.completion;
+    if (slot.is_metered) meter_.ended();
     completion->finish(true);
   });
 }
@@ -405,6 +409,7 @@ std::shared_ptr<Completion> Cycle::take_back(uint32_t index) {
 std::shared_ptr<Completion> Cycle::take_back(Slot& slot, uint32_t index) {
   if (!slot.is_pending()) return nullptr;
   board_.flip(index);  // back to rest: it is not submitted any more
+  if (slot.is_metered) meter_.ended();
   return std::move(slot.completion);
 }
 
@@ -433,6 +438,18 @@ void Cycle::resume() {
   std::lock_guard lock(table_);
   has_joined_ = false;
   runner_.forget();
+}
+
+Tunables Cycle::tunables() const {
+  return {runner_.fusion_bytes(), leader_.linger_ns(), leader_.batch_bytes(), runner_.largest_fused_bytes(),
+          communicator_.switch_over()};
+}
+
+void Cycle::tune(const Tunables& values) {
+  const Stepping turn(*this);
+  runner_.set_fusion(values.fusion_bytes, values.largest_fused_bytes);
+  leader_.set_batching(values.linger_ns, values.batch_bytes);
+  communicator_.set_switch_over(values.switch_over);
 }
 
 void Cycle::end_cold() {

@@ -27,12 +27,21 @@
 #include "engine/board.h"
 #include "engine/completion.h"
 #include "engine/leader.h"
+#include "engine/meter.h"
 #include "engine/pending.h"
 #include "engine/recorder.h"
 #include "engine/runner.h"
 #include "engine/signature.h"
 
 namespace ronde {
+
+struct Tunables {
+  size_t fusion_bytes;
+  int64_t linger_ns;
+  uint64_t batch_bytes;
+  size_t largest_fused_bytes;
+  SwitchOver switch_over;
+};
 
 class Cycle : private Watch::Listener {
  public:
@@ -84,6 +93,12 @@ class Cycle : private Watch::Listener {
   void end_cold();
   // Slots that have run since the last time, each once, the latest use last.
   std::vector<uint32_t> take_used();
+
+  // How batches are made and run. tune() is called in a cold round, or before the first submission.
+  Tunables tunables() const;
+  void tune(const Tunables& values);
+  // Rank 0 measures for tuning. It asks for a cold round when the meter has all samples.
+  Meter& meter() { return meter_; }
 
   // Asks for a cold round.
   void want_cold();
@@ -142,6 +157,7 @@ class Cycle : private Watch::Listener {
     size_t to_run = 0;            // of those of a batch that is running
     std::shared_ptr<Completion> completion;
     uint64_t last_use = 0;
+    bool is_metered = false;  // the pending submission
 
     bool is_pending() const { return completion && completion->is_pending(); }
   };
@@ -169,6 +185,7 @@ class Cycle : private Watch::Listener {
   Recorder recorder_;
   Runner runner_;
   Leader leader_;  // guarded by stepping_
+  Meter meter_;
   int spins_, yields_;
 
   std::mutex table_;  // guards the slots' contents between submitting threads and cold rounds

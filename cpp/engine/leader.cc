@@ -49,6 +49,11 @@ Leader::Leader(Communicator& communicator, const Board& board, size_t capacity, 
   ready_under_.assign(children_.size(), std::vector<uint64_t>(board.words()));
 }
 
+void Leader::set_batching(int64_t linger_ns, uint64_t batch_bytes) {
+  linger_ns_ = linger_ns;
+  batch_bytes_.store(batch_bytes, std::memory_order_relaxed);
+}
+
 int64_t Leader::linger_left_ns() const {
   const int64_t until = linger_until_.load();
   return until == 0 ? -1 : std::max<int64_t>(until - now_ns(), 0);
@@ -122,7 +127,7 @@ bool Leader::is_urgent() {
   const bool is_hurried = std::exchange(hurries_seen_, hurries) != hurries;
   const int64_t left_ns = linger_left_ns();
   if (has_other_hosts_ || linger_ns_ == 0 || left_ns == 0 || is_hurried || board_.somebody_waits() ||
-      board_.counters(0).ready_bytes.load(std::memory_order_seq_cst) >= Board::kEnoughBytes) {
+      board_.counters(0).ready_bytes.load(std::memory_order_seq_cst) >= batch_bytes()) {
     return true;
   }
   if (left_ns < 0) {

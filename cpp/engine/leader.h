@@ -17,7 +17,7 @@
 // While nobody waits for any of what is ready, a decision lingers a moment for more: a burst of small tensors then
 // costs little more than one.
 //
-// Not thread-safe, except for on_note(), has_mail(), has_news() and linger_left_ns().
+// Not thread-safe, except for on_note(), has_mail(), has_news(), batch_bytes() and linger_left_ns().
 #pragma once
 
 #include <atomic>
@@ -39,6 +39,11 @@ class Leader {
 
   // True if this rank leads its host; the rest is for such ranks only.
   bool leads() const { return leads_; }
+
+  // A decision may wait `linger_ns` for more; so many bytes are worth one of their own. Alike on all ranks of a host.
+  void set_batching(int64_t linger_ns, uint64_t batch_bytes);
+  int64_t linger_ns() const { return linger_ns_; }
+  uint64_t batch_bytes() const { return batch_bytes_.load(std::memory_order_relaxed); }
 
   // Looks what has changed. True if the log has grown.
   bool look();
@@ -71,6 +76,7 @@ class Leader {
   const Board& board_;
   size_t capacity_;
   int64_t linger_ns_;
+  std::atomic<uint64_t> batch_bytes_{1 << 20};
   bool leads_;
   bool has_other_hosts_;
   int parent_ = -1;            // the leader to report to

@@ -17,6 +17,7 @@ size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAl
 // Larger tensors are not fused on one host: to copy them in and out would take longer than a collective of their own.
 // Between hosts every collective waits for the network, and copying is cheap beside that.
 constexpr size_t kLargestOnOneHost = 64 * 1024;
+constexpr size_t kNoLimit = size_t{1} << 62;
 
 bool is_reduction(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kReduceScatter; }
 
@@ -29,8 +30,14 @@ Runner::Runner(Communicator& communicator, Recorder& recorder, std::byte* buffer
       recorder_(recorder),
       buffer_(buffer),
       buffer_bytes_(buffer_bytes),
+      fusion_bytes_(buffer_bytes),
       keeps_groups_apart_(keeps_groups_apart),
-      largest_fused_(communicator.ranks_of_host().size() == 1 ? kLargestOnOneHost : SIZE_MAX) {}
+      largest_fused_(communicator.ranks_of_host().size() == 1 ? kLargestOnOneHost : kNoLimit) {}
+
+void Runner::set_fusion(size_t fusion_bytes, size_t largest_bytes) {
+  fusion_bytes_ = std::min(fusion_bytes, buffer_bytes_);
+  largest_fused_ = largest_bytes;
+}
 
 void Runner::forget() { absent_ = {}; }
 
@@ -75,7 +82,7 @@ bool Runner::passes_through_buffer(const Signature& signature) const {
 bool Runner::fits_into(size_t bytes, const Work& first, const Work& other) {
   const bool is_large = std::max(buffered_bytes(first), buffered_bytes(other)) > largest_fused_;
   return may_fuse(first, other) && (!is_large || first.signature->op == ReduceOp::kAdasum) &&
-         bytes + padded(buffered_bytes(other)) <= buffer_bytes_;
+         bytes + padded(buffered_bytes(other)) <= fusion_bytes_;
 }
 
 bool Runner::may_fuse(const Work& first, const Work& second) {

@@ -41,6 +41,11 @@ class Runner {
 
   // Runs all of it; calls `done` for each work that is complete. Throws what the communicator throws.
   void run(std::span<const Work> batch, const std::function<void(const Work&)>& done);
+  // A bundle takes up at most so many bytes (and no more than the buffer has); a tensor that is larger than
+  // `largest_bytes` runs alone. Alike on all ranks, at the same place of what they run.
+  void set_fusion(size_t fusion_bytes, size_t largest_bytes);
+  size_t fusion_bytes() const { return fusion_bytes_; }
+  size_t largest_fused_bytes() const { return largest_fused_; }
   // Gives back the memory that was needed to contribute nothing.
   void forget();
 
@@ -70,7 +75,7 @@ class Runner {
   Backends backends_;
   Recorder& recorder_;
   std::byte* buffer_;
-  size_t buffer_bytes_;
+  size_t buffer_bytes_, fusion_bytes_;
   bool keeps_groups_apart_;
   size_t largest_fused_;  // bytes of one tensor
   std::vector<std::byte> scratch_, absent_;

@@ -354,6 +354,70 @@ void test_an_abort_fails_what_is_pending_and_what_comes() {
   }
 }
 
+// All results are right while how batches are made and run changes, and rank 0 measures.
+void test_tuning_between_batches() {
+  for (const std::vector<int>& host_of :
+       std::vector<std::vector<int>>{{0}, {0, 0}, {0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1}}) {
+    std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
+    with_engines(host_of, 300'000, [&ready](Communicator& communicator, Rank& rank) {
+      rank.cold = [](Rank& self) {
+        const auto round = static_cast<size_t>(self.cold_rounds.load());
+        Tunables values = self.cycle().tunables();
+        values.fusion_bytes = size_t{1} << (5 * round % 22);
+        values.linger_ns = static_cast<int64_t>(round % 3) * 100'000;
+        values.batch_bytes = size_t{1} << (7 * round % 15);
+        values.largest_fused_bytes = size_t{1} << (3 * round % 10);
+        values.switch_over.doubling_bytes = round % 3 * 64;
+        values.switch_over.ring_bytes = round % 2 == 0 ? SwitchOver::kByRanks : 0;
+        values.switch_over.hierarchical_bytes = round % 4 * 40;
+        self.cycle().tune(values);
+        const Tunables now = self.cycle().tunables();
+        CHECK(now.fusion_bytes == std::min(values.fusion_bytes, kBufferBytes));
+        CHECK(now.batch_bytes == values.batch_bytes && now.linger_ns == values.linger_ns);
+        CHECK(now.switch_over.ring_bytes == values.switch_over.ring_bytes);
+      };
+      ready.arrive_and_wait();  // before anybody asks for a round
+      if (communicator.rank() == 0) rank.cycle().meter().start(2, 3);
+      for (int round = 0; round < 8; ++round) {
+        submit_all_in_random_order(communicator, rank, 1);
+        if (communicator.rank() == round % communicator.size()) rank.cycle().want_cold();
+      }
+      meet(rank);
+    });
+  }
+}
+
+// Two samples of two steps. A step is busy for 12 ms and idle for 5; a tensor that never comes back marks nothing.
+void test_meter() {
+  constexpr auto kBusy = std::chrono::milliseconds(12), kIdle = std::chrono::milliseconds(5);
+  Meter meter;
+  CHECK(!meter.is_on() && !meter.decided(7, 100));
+  meter.start(2, 2);
+  CHECK(meter.is_on() && !meter.decided(7, 1000));
+  int steps = 0;
+  for (bool is_full = false; !is_full; ++steps) {
+    CHECK(steps < 100 && meter.take().empty());
+    meter.submitted();
+    meter.submitted();
+    is_full = meter.decided(2, 10);
+    is_full = meter.decided(3, 30) || is_full;
+    meter.ended();
+    std::this_thread::sleep_for(kBusy);
+    meter.ended();
+    std::this_thread::sleep_for(kIdle);
+  }
+  const std::vector<Meter::Sample> samples = meter.take();
+  CHECK(samples.size() == 2 && meter.take().empty() && meter.is_on());
+  for (const Meter::Sample& sample : samples) {
+    CHECK(sample.steps >= 2 && sample.bytes == 40 * sample.steps);
+    const auto busy_ns = static_cast<int64_t>(sample.steps) * std::chrono::nanoseconds(kBusy).count();
+    CHECK(sample.busy_ns >= busy_ns);
+  }
+  CHECK(steps >= 12);  // eight until the marker changes, then four
+  meter.start(1, 0);
+  CHECK(!meter.is_on() && !meter.decided(2, 10));
+}
+
 void test_scale() {
   std::vector<float> floats = {1, -2, 0.5f};
   scale(DType::kFloat32, floats.data(), floats.data(), 3, 0.5);
@@ -403,6 +467,8 @@ int main() {
   ronde::test_lingering_ends_by_itself();
   ronde::test_nobody_waits_for_a_rank_that_has_joined();
   ronde::test_groups();
+  ronde::test_tuning_between_batches();
+  ronde::test_meter();
   ronde::test_an_abort_fails_what_is_pending_and_what_comes();
   return 0;
 }

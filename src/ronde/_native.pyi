@@ -18,6 +18,7 @@ def connect(
     controls: dict[int, int],
     data: dict[int, list[int]],
     allreduce_algorithm: int,
+    switch_over: Sequence[int | None],
     staging_bytes: int,
     timeout_ns: int,
     spin_us: int,
@@ -142,6 +143,21 @@ class Cycle:
     def resume(self) -> None: ...
     def set_contributors(self, count: int, /) -> None: ...
     def end_cold(self) -> None: ...
+    # Of core.messages.Tune: the fields, in their order.
+    def tunables(self) -> list[int]: ...
+    def tune(
+        self,
+        fusion_bytes: int,
+        linger_ns: int,
+        batch_bytes: int,
+        largest_fused_bytes: int,
+        hierarchical_bytes: int,
+        doubling_bytes: int,
+        ring_bytes: int,
+        /,
+    ) -> None: ...
+    def start_meter(self, steps: int, samples: int, /) -> None: ...
+    def take_samples(self) -> list[tuple[int, int]]: ...  # bytes, ns
     def take_used(self) -> list[int]: ...
     def want_cold(self) -> None: ...
     def use_backends(self, carriers: Sequence[Any], table: Sequence[int]) -> None: ...

@@ -11,15 +11,40 @@ import difflib
 import functools
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ronde.errors import UsageError
 from ronde.job_key import KEY_BYTES, JobKey
+from ronde.setting_values import (
+    LOG_LEVELS,
+    backend_lists,
+    bytes_up_to,
+    cores,
+    count_from,
+    is_cores,
+    is_text,
+    log_level,
+    one_of,
+    path,
+    seconds,
+    seconds_or,
+    size,
+    whole,
+    yes_or_no,
+)
 
-__all__ = ["JobKey", "Settings", "document", "environment", "ignored", "resolve", "set_defaults"]
+__all__ = [
+    "JobKey",
+    "Settings",
+    "assignment",
+    "document",
+    "environment",
+    "ignored",
+    "resolve",
+    "set_defaults",
+]
 
 PREFIX = "RONDE_"
 
@@ -35,93 +60,6 @@ def set_defaults(**variables: str) -> None:
     """Set what is not set in the environment of this process, for a library that is about to read it."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
-
-
-# How texts become values. A parser raises ValueError; the sentence for the user comes from the field's `right`.
-
-_SIZE_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-}
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text)
-    if not match or match[2].lower() not in _SIZE_UNITS:
-        raise ValueError(text)
-    return int(match[1]) * _SIZE_UNITS[match[2].lower()]
-
-
-_NAME_LIST = r"\s*\w+\s*(,\s*\w+\s*)*"
-_BACKENDS = re.compile(rf"(\s*\w+\s*=)?{_NAME_LIST}(;(\s*\w+\s*=)?{_NAME_LIST})*;?\s*", re.ASCII)
-
-
-def _seconds(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text):
-        raise ValueError(text)
-    return round(float(text) * 1e9)
-
-
-def _cores(text: str) -> tuple[int, ...]:
-    return tuple(int(core) for core in text.split(","))
-
-
-def _is_cores(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(_whole(core) and 0 <= core < 2**16 for core in value)
-
-
-_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-_HOROVODS_LOG_LEVELS = {"trace": "debug", "fatal": "critical"}
-
-
-def _log_level(text: str) -> str:
-    return _HOROVODS_LOG_LEVELS.get(text.lower(), text.lower())
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _flag(text: str) -> bool:
-    answers = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    if text.lower() not in answers:
-        raise ValueError(text)
-    return answers[text.lower()]
-
-
-def _yes_or_no() -> dict[str, Any]:
-    return {
-        "parse": _flag,
-        "check": lambda value: isinstance(value, bool),
-        "right": "1 or 0, true or false, yes or no, on or off",
-    }
-
-
-def _one_of(*choices: str) -> dict[str, Any]:
-    return {
-        "parse": str.lower,
-        "check": lambda value: value in choices,
-        "right": "one of " + ", ".join(choices),
-    }
 
 
 def _setting(
@@ -159,7 +97,7 @@ class Settings:
         "RONDE_STORE",
         None,
         "Address of the store where the ranks meet, served by the launcher.",
-        check=lambda value: _is_text(value) and value.startswith(("unix:", "tcp:")),
+        check=lambda value: is_text(value) and value.startswith(("unix:", "tcp:")),
         right="an address like unix:@name, unix:/path or tcp:host:port",
     )
     job_key: JobKey | None = _setting(  # noqa: RUF009 (the default is None)
@@ -175,21 +113,19 @@ class Settings:
         "RONDE_TRANSPORT",
         "auto",
         "`auto`: shared memory inside a host and TCP across; `tcp`: TCP everywhere, every rank its own host.",
-        **_one_of("auto", "tcp"),
+        **one_of("auto", "tcp"),
     )
     tcp_streams: int = _setting(
         "RONDE_TCP_STREAMS",
         2,
         "Data connections to each rank on another host; payload is striped over them.",
-        parse=int,
-        check=lambda value: _whole(value) and 1 <= value <= 64,
-        right="a whole number from 1 to 64",
+        **count_from(1, 64),
     )
     interface: str | None = _setting(
         "RONDE_INTERFACE",
         None,
         "Network interface (by name or numeric address) of data connections; else the one that reaches the store.",
-        check=_is_text,
+        check=is_text,
         right="the name of a network interface or a numeric address",
         also="HOROVOD_GLOO_IFACE",
     )
@@ -204,20 +140,20 @@ class Settings:
         "RONDE_ALLREDUCE_ALGORITHM",
         "auto",
         "The algorithm of all-reduce; `auto` chooses by size and topology.",
-        **_one_of("auto", "direct", "ring", "doubling", "hierarchical"),
+        **one_of("auto", "direct", "ring", "doubling", "hierarchical"),
     )
     adasum_hierarchical: bool = _setting(
         "RONDE_ADASUM_HIERARCHICAL",
         False,
         "Adasum of the hosts, each the average of its ranks, instead of all ranks.",
-        **_yes_or_no(),
+        **yes_or_no(),
     )
     start_timeout_ns: int = _setting(
         "RONDE_START_TIMEOUT",
         300 * 10**9,
         "How long `init` waits for all ranks to join.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and value > 0,
+        parse=seconds,
+        check=lambda value: whole(value) and value > 0,
         right="a number of seconds above 0",
         unit="s",
         also="HOROVOD_START_TIMEOUT",
@@ -226,17 +162,14 @@ class Settings:
         "RONDE_TIMEOUT",
         0,
         "How long a collective waits for the other ranks; 0 waits for ever.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and value >= 0,
-        right="a number of seconds, 0 for no limit",
-        unit="s",
+        **seconds_or("no limit"),
     )
     peer_timeout_ns: int = _setting(
         "RONDE_PEER_TIMEOUT",
         8 * 10**9,
         "How long an unreachable host may be silent before its ranks count as lost.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and 10**9 <= value <= 86400 * 10**9,
+        parse=seconds,
+        check=lambda value: whole(value) and 10**9 <= value <= 86400 * 10**9,
         right="a number of seconds from 1 to 86400",
         unit="s",
     )
@@ -245,7 +178,7 @@ class Settings:
         -1,
         "How long a waiting rank spins before it sleeps; -1 chooses by ranks and cores.",
         parse=int,
-        check=lambda value: _whole(value) and -1 <= value <= 10**6,
+        check=lambda value: whole(value) and -1 <= value <= 10**6,
         right="a whole number of microseconds from 0 to 1000000, or -1 for automatic",
         unit="us",
     )
@@ -253,8 +186,8 @@ class Settings:
         "RONDE_STAGING_BYTES",
         256 * 1024,
         "Shared memory per rank through which private memory is staged, in chunks of this size.",
-        parse=_size,
-        check=lambda value: _whole(value) and 4096 <= value <= 2**30 and value % 4096 == 0,
+        parse=size,
+        check=lambda value: whole(value) and 4096 <= value <= 2**30 and value % 4096 == 0,
         right="a multiple of 4 KiB from 4KiB to 1GiB, such as 262144 or 256KiB",
         unit="bytes",
     )
@@ -262,17 +195,15 @@ class Settings:
         "RONDE_CACHE_CAPACITY",
         1024,
         "How many named tensors the engine remembers, so that they need no negotiation; 0 remembers none.",
-        parse=int,
-        check=lambda value: _whole(value) and 0 <= value <= 2**20,
-        right="a whole number from 0 to 1048576",
+        **count_from(0, 2**20),
         also="HOROVOD_CACHE_CAPACITY",
     )
     fusion_bytes: int = _setting(
         "RONDE_FUSION_BYTES",
         32 * 2**20,
         "Small tensors that are ready together are reduced together, up to this size; 0 fuses nothing.",
-        parse=_size,
-        check=lambda value: _whole(value) and 0 <= value <= 2**31,
+        parse=size,
+        check=lambda value: whole(value) and 0 <= value <= 2**31,
         right="a size from 0 to 2GiB, such as 32MiB",
         unit="bytes",
         also="HOROVOD_FUSION_THRESHOLD",
@@ -281,32 +212,100 @@ class Settings:
         "RONDE_TREE_ARITY",
         8,
         "How many hosts report to one, when the engine's ranks agree what to run next.",
-        parse=int,
-        check=lambda value: _whole(value) and 1 <= value <= 2**20,
-        right="a whole number from 1 to 1048576",
+        **count_from(1, 2**20),
     )
     linger_ns: int = _setting(
         "RONDE_LINGER",
         5_000_000,
         "How long the engine may wait for more small tensors to fuse, while nobody waits for one; 0 never waits.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and 0 <= value <= 10**9,
+        parse=seconds,
+        check=lambda value: whole(value) and 0 <= value <= 10**9,
         right="a number of seconds from 0 to 1",
         unit="s",
+    )
+    batch_bytes: int | None = _setting(
+        "RONDE_BATCH_BYTES",
+        None,
+        "So many bytes that are ready run at once, whatever `linger_ns` says; automatic: 1 MiB.",
+        **bytes_up_to("2GiB"),
+    )
+    largest_fused_bytes: int | None = _setting(
+        "RONDE_LARGEST_FUSED_BYTES",
+        None,
+        "Larger tensors are not fused; automatic: 64 KiB on one host, no limit between hosts.",
+        **bytes_up_to("2GiB"),
+    )
+    hierarchical_bytes: int | None = _setting(
+        "RONDE_HIERARCHICAL_BYTES",
+        None,
+        "Where hosts have several ranks, all-reduce `auto` is hierarchical from this size on; automatic: 0.",
+        **bytes_up_to("2GiB"),
+    )
+    doubling_bytes: int | None = _setting(
+        "RONDE_DOUBLING_BYTES",
+        None,
+        "Between hosts, all-reduce `auto` is `doubling` up to this size; automatic: 16 KiB.",
+        **bytes_up_to("2GiB"),
+    )
+    ring_bytes: int | None = _setting(
+        "RONDE_RING_BYTES",
+        None,
+        "Between hosts, all-reduce `auto` is a `ring` from this size on; automatic: with more than 16 ranks.",
+        **bytes_up_to("2GiB"),
+    )
+    autotune: bool = _setting(
+        "RONDE_AUTOTUNE",
+        False,
+        "Find out while the job runs which of these settings are best (docs/tuning.md).",
+        **yes_or_no(),
+        also="HOROVOD_AUTOTUNE",
+    )
+    autotune_log: str | None = _setting(
+        "RONDE_AUTOTUNE_LOG",
+        None,
+        "A CSV file into which rank 0 writes what was tried, and how fast it was.",
+        **path(),
+        also="HOROVOD_AUTOTUNE_LOG",
+    )
+    autotune_trials: int = _setting(
+        "RONDE_AUTOTUNE_TRIALS",
+        20,
+        "How many values of the settings are tried.",
+        **count_from(2, 1000),
+        also="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    )
+    autotune_samples: int = _setting(
+        "RONDE_AUTOTUNE_SAMPLES",
+        5,
+        "How many samples each of them gets; the median counts.",
+        **count_from(1, 1000),
+    )
+    autotune_steps_per_sample: int = _setting(
+        "RONDE_AUTOTUNE_STEPS_PER_SAMPLE",
+        10,
+        "How many steps of the program a sample lasts at least.",
+        **count_from(1, 10**6),
+        also="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+    )
+    autotune_warmup_samples: int = _setting(
+        "RONDE_AUTOTUNE_WARMUP_SAMPLES",
+        3,
+        "How many samples at the beginning do not count.",
+        **count_from(0, 1000),
+        also="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
     )
     backends: str = _setting(
         "RONDE_BACKENDS",
         "native",
         "Who moves the engine's bytes: a list like `native` or `gloo,native`, or one for each operation like "
         "`native;allreduce=mpi,native`. The first that can carry a tensor does (docs/backends.md).",
-        check=lambda value: isinstance(value, str) and _BACKENDS.fullmatch(value) is not None,
-        right="names separated by commas, such as mpi,native, or lists like allreduce=mpi,native;broadcast=gloo",
+        **backend_lists(),
     )
     disable_group_fusion: bool = _setting(
         "RONDE_DISABLE_GROUP_FUSION",
         False,
         "Tensors of a group are fused with each other only.",
-        **_yes_or_no(),
+        **yes_or_no(),
         also="HOROVOD_DISABLE_GROUP_FUSION",
     )
     join_average: str = _setting(
@@ -314,16 +313,13 @@ class Settings:
         "all",
         "An average to which ranks that have joined contribute nothing is divided by the number of `all` ranks, or of "
         "those `contributing`.",
-        **_one_of("all", "contributing"),
+        **one_of("all", "contributing"),
     )
     stall_warning_ns: int = _setting(
         "RONDE_STALL_WARNING",
         60 * 10**9,
         "A tensor that waits so long for other ranks is reported, with where they are; 0 reports nothing.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and value >= 0,
-        right="a number of seconds, 0 for never",
-        unit="s",
+        **seconds_or("never"),
         also="HOROVOD_STALL_CHECK_TIME_SECONDS",
         off="HOROVOD_STALL_CHECK_DISABLE",
     )
@@ -331,17 +327,14 @@ class Settings:
         "RONDE_STALL_SHUTDOWN",
         0,
         "After so long the world is aborted, with an error on every rank; 0 waits for ever.",
-        parse=_seconds,
-        check=lambda value: _whole(value) and value >= 0,
-        right="a number of seconds, 0 for never",
-        unit="s",
+        **seconds_or("never"),
         also="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )
     timeline: str | None = _setting(
         "RONDE_TIMELINE",
         None,
         "Where each rank records its timeline from `init` on: a directory, or a file whose name gets the rank.",
-        check=_is_text,
+        check=is_text,
         right="a path, in which {rank} may stand for the rank",
         also="HOROVOD_TIMELINE",
     )
@@ -349,33 +342,31 @@ class Settings:
         "RONDE_TIMELINE_MARK_CYCLES",
         False,
         "Whether that timeline has a tick for every decision of what runs next.",
-        **_yes_or_no(),
+        **yes_or_no(),
         also="HOROVOD_TIMELINE_MARK_CYCLES",
     )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",
         "warning",
         "What is logged: messages of this level and above.",
-        parse=_log_level,
-        check=lambda value: value in _LOG_LEVELS,
-        right="one of "
-        + ", ".join(_LOG_LEVELS)
-        + " (or trace, which is debug, and fatal, which is critical)",
+        parse=log_level,
+        check=lambda value: value in LOG_LEVELS,
+        right="one of " + ", ".join(LOG_LEVELS) + " (or trace, which is debug, and fatal, which is critical)",
         also="HOROVOD_LOG_LEVEL",
     )
     log_hide_time: bool = _setting(
         "RONDE_LOG_HIDE_TIME",
         False,
         "Log lines begin without the time. They go to stderr if the program has no log handler of its own.",
-        **_yes_or_no(),
+        **yes_or_no(),
         also="HOROVOD_LOG_HIDE_TIME",
     )
     thread_affinity: Sequence[int] | None = _setting(
         "RONDE_THREAD_AFFINITY",
         None,
         "Cores on which the ranks of a host have the threads of Ronde itself, in the order of local ranks.",
-        parse=_cores,
-        check=_is_cores,
+        parse=cores,
+        check=is_cores,
         right="the numbers of cores, one for each rank of a host, such as 0,1,2,3",
         also="HOROVOD_THREAD_AFFINITY",
     )
@@ -454,6 +445,13 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     by_rest = {each.removeprefix(PREFIX): each for each in known}  # the common prefix makes nothing similar
     near = difflib.get_close_matches(name.removeprefix(PREFIX), by_rest, n=1)
     return f"; did you mean {by_rest[near[0]]}?" if near else ""
+
+
+def assignment(name: str, value: int) -> str:
+    """Return what sets a setting in an environment; `value` in the field's unit."""
+    field = _FIELDS[name]
+    text = f"{value / 1e9:.9f}".rstrip("0").rstrip(".") if name.endswith("_ns") else str(value)
+    return f"{field.metadata['variable']}={text}"
 
 
 def document() -> str:

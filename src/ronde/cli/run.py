@@ -52,6 +52,18 @@ OPTIONS = (
         ("--horovod",),
         "import horovod.torch is answered by Ronde, so that scripts for Horovod run unchanged",
     ),
+    Option(
+        "tuning",
+        ("--autotune",),
+        "find out during the run which settings of the engine are best, and print them (docs/tuning.md)",
+    ),
+    Option(
+        "tuning",
+        ("--autotune-log",),
+        "write what was tried, and how fast it was, into this CSV file; implies --autotune",
+        metavar="FILE",
+        right="the path of a file",
+    ),
     Option("information", ("--dry-run",), "print what would be started, and start nothing"),
     Option("information", ("-h", "--help"), "print this help"),
 )
@@ -83,6 +95,8 @@ class RunArguments:
     module: bool = False
     no_python: bool = False
     horovod: bool = False
+    autotune: bool = False
+    autotune_log: str | None = None
     dry_run: bool = False
     launcher: str = "local"
 
@@ -99,6 +113,7 @@ def parse_arguments(argv: Sequence[str]) -> RunArguments | None:
         wanted = "module" if module else "script"
         raise UsageError(f"no {wanted} to run was given, as in: ronde run -n 4 train.py")
     count = values.get("--nproc-per-node", 1)
+    log = values.get("--autotune-log")
     return RunArguments(
         name=rest[0],
         arguments=tuple(rest[1:]),
@@ -106,6 +121,8 @@ def parse_arguments(argv: Sequence[str]) -> RunArguments | None:
         module=module,
         no_python=no_python,
         horovod="--horovod" in values,
+        autotune="--autotune" in values or log is not None,
+        autotune_log=None if log is None else str(log),
         dry_run="--dry-run" in values,
         launcher=str(values.get("--launcher", "local")),
     )
@@ -131,11 +148,11 @@ def run(argv: Sequence[str]) -> int:
         search_path=variables.get("PATH"),
     )
     workers = arguments.workers or usable_cores()
-    more = _horovod(variables) if arguments.horovod else None
+    more = _tuning(arguments) | (_horovod(variables) if arguments.horovod else {})
     if arguments.launcher == "mpi":
         from ronde.launch import mpirun
 
-        variables = {**variables, **(more or {})}
+        variables = {**variables, **more}
         if arguments.dry_run:
             print(mpirun.plan_here(command, workers, variables).describe(), end="")
             return 0
@@ -146,6 +163,14 @@ def run(argv: Sequence[str]) -> int:
         print(plan_here(command, workers, variables, more=more).describe(), end="")
         return 0
     return run_here(command, workers, variables, more)
+
+
+def _tuning(arguments: RunArguments) -> dict[str, str]:
+    """Return the settings of workers that tune themselves; a relative path is one from here."""
+    more = {"RONDE_AUTOTUNE": "1"} if arguments.autotune else {}
+    if arguments.autotune_log is not None:
+        more["RONDE_AUTOTUNE_LOG"] = os.path.abspath(arguments.autotune_log)
+    return more
 
 
 def _horovod(variables: Mapping[str, str]) -> dict[str, str]:

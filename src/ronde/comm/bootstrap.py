@@ -37,7 +37,10 @@ __all__ = ["Exchange", "Lanes", "Wiring", "exchange_through", "wire"]
 Exchange = Callable[[bytes], list[bytes]]
 
 RECORD_LIMIT_BYTES = 4096
-MUST_AGREE = ("transport", "tcp_streams", "allreduce_algorithm", "adasum_hierarchical", "staging_bytes")
+MUST_AGREE = (
+    *("transport", "tcp_streams", "staging_bytes", "adasum_hierarchical"),
+    *("allreduce_algorithm", "hierarchical_bytes", "doubling_bytes", "ring_bytes"),
+)
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 2, 1
 
 

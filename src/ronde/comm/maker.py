@@ -78,6 +78,7 @@ class CommunicatorMaker:
                 controls=wiring.controls,
                 data=wiring.data,
                 allreduce_algorithm=_ALGORITHMS.index(wanted.allreduce_algorithm),
+                switch_over=[wanted.hierarchical_bytes, wanted.doubling_bytes, wanted.ring_bytes],
                 staging_bytes=wanted.staging_bytes,
                 timeout_ns=wanted.timeout_ns,
                 spin_us=wanted.spin_us,

@@ -1,7 +1,7 @@
 """What ranks tell the coordinator, what it answers, and how both travel: as compact JSON.
 
 To the coordinator: `Request`, `Join` and `Leave`. From it, in the same order to every rank: `Run`, `Evict`, `Fail`,
-`Joined`, `AllJoined` and `Left`.
+`Joined`, `AllJoined`, `Tune` and `Left`.
 A list of them is one JSON list, in which each message is a list: its tag, then its fields in their order. The empty
 list is no bytes at all, because that is what most ranks have to say in most rounds.
 
@@ -32,6 +32,7 @@ __all__ = [
     "Run",
     "StreamItem",
     "TensorType",
+    "Tune",
     "decode_requests",
     "decode_stream",
     "encode_requests",
@@ -148,8 +149,21 @@ class Left:
     rank: int
 
 
+@dataclass(frozen=True, slots=True)
+class Tune:
+    """How batches are made and run from here on; the settings of these names say what each means."""
+
+    fusion_bytes: int
+    linger_ns: int
+    batch_bytes: int
+    largest_fused_bytes: int
+    hierarchical_bytes: int
+    doubling_bytes: int
+    ring_bytes: int
+
+
 Message = Request | Join | Leave
-StreamItem = Run | Evict | Fail | Joined | AllJoined | Left
+StreamItem = Run | Evict | Fail | Joined | AllJoined | Tune | Left
 
 
 def encode_requests(messages: Sequence[Message]) -> bytes:
@@ -252,10 +266,11 @@ _FORMATS: dict[str, _Format] = {
     "fail": (Fail, (_string, _string)),
     "joined": (Joined, (_natural,)),
     "all joined": (AllJoined, (_natural,)),
+    "tune": (Tune, (_natural,) * 7),
     "left": (Left, (_natural,)),
 }
 _REQUESTS = {tag: _FORMATS[tag] for tag in ("submit", "join", "leave")}
-_STREAM = {tag: _FORMATS[tag] for tag in ("run", "evict", "fail", "joined", "all joined", "left")}
+_STREAM = {tag: _FORMATS[tag] for tag in ("run", "evict", "fail", "joined", "all joined", "tune", "left")}
 _TAGS = {message: tag for tag, (message, _) in _FORMATS.items()}
 _NAMES = {message: tuple(field.name for field in fields(message)) for message in _TAGS}
 

@@ -52,6 +52,7 @@ from ronde.core.messages import (
     Run,
     StreamItem,
     TensorType,
+    Tune,
 )
 from ronde.core.rank_set import RankSet
 from ronde.core.response_cache import ResponseCache
@@ -100,6 +101,7 @@ class Coordinator:
         self._table: dict[str, _Gathering] = {}  # by name, the longest waiting first
         self._responded: dict[int, Request] = {}  # by slot: whose response it holds
         self._joined: list[int] = []  # in the order in which they did
+        self._tuned: list[StreamItem] = []  # said in the next step
         self._is_over = False
 
     @property
@@ -127,7 +129,7 @@ class Coordinator:
             raise ProtocolError(f"requests of {present} ranks instead of {self._size}")
         for slot in used:
             self._cache.use(slot)
-        stream: list[StreamItem] = []
+        stream, self._tuned = self._tuned, []
         leaving: list[int] = []
         for batch in batches:
             for told in batch.told:
@@ -144,6 +146,10 @@ class Coordinator:
             self._table.clear()
             self._is_over = True
         return stream
+
+    def tune(self, values: Tune) -> None:
+        """Have all ranks take over these values at the beginning of the next step."""
+        self._tuned.append(values)
 
     def waiting(self) -> list[Waiting]:
         """Return the names that some ranks still have to request, the longest waiting first."""
@@ -276,8 +282,8 @@ class Closed:
     rank: int
 
 
-# Joined and AllJoined are passed on as they are.
-Effect = Insert | Execute | Contribute | Failed | Evicted | Joined | AllJoined | Closed
+# Joined, AllJoined and Tune are passed on as they are.
+Effect = Insert | Execute | Contribute | Failed | Evicted | Joined | AllJoined | Tune | Closed
 
 
 def _empty(tensors: Sequence[TensorType]) -> list[TensorType]:
@@ -379,7 +385,7 @@ class Member:
                 if self._has_joined and name not in self._in_flight:
                     return []
                 return [Failed(self._finish(name), reason)]
-            case Joined():
+            case Joined() | Tune():
                 return [item]
             case AllJoined():
                 self._wants_to_join = self._has_joined = False

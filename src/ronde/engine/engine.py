@@ -17,6 +17,7 @@ from ronde.comm.affinity import starting_threads_on
 from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
 from ronde.core.messages import TensorType
+from ronde.engine.agreement import agree_on_settings
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
 from ronde.engine.negotiator import Negotiator
 from ronde.engine.stalls import StallWatch
@@ -31,14 +32,13 @@ from ronde.engine.submission import (
     signature_of,
 )
 from ronde.engine.timeline import Timeline
+from ronde.engine.tuner import begin_tuning, buffer_bytes
 from ronde.engine.unnamed import Unnamed
-from ronde.errors import MismatchError
 from ronde.settings import Settings
 from ronde.types import Adasum, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
 __all__ = ["Engine"]
 
-_JOIN_AVERAGES = ("all", "contributing")
 _KNOWN = 2**16  # names that change all the time must not fill the memory
 
 
@@ -63,13 +63,10 @@ class Engine:
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
         self._names = range(comm.size) if ranks is None else ranks
         self._comm = comm
-        self._agree("cache_capacity", capacity)
-        self._agree("fusion_bytes", settings.fusion_bytes)
-        self._agree("tree_arity", settings.tree_arity)
-        self._agree("disable_group_fusion", settings.disable_group_fusion)
-        self._agree("join_average", _JOIN_AVERAGES.index(settings.join_average))
+        agree_on_settings(comm, settings)
+        is_tuned = settings.autotune and ranks is None
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
-        buffer = self._comm.empty(settings.fusion_bytes, np.uint8)
+        buffer = self._comm.empty(buffer_bytes(settings, is_tuned), np.uint8)
         self._cycle = _native.Cycle(
             self._comm._native,
             board,
@@ -82,12 +79,16 @@ class Engine:
         self._carriers = Carriers(self._cycle, self._comm, settings, ranks)
         self.timeline = timeline
         self._cycle.record_into(timeline.native, label, self._names)
+        with starting_threads_on(core):
+            tuner = begin_tuning(self._cycle, comm, settings, is_tuned)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
         self._known: dict[str, tuple[Terms, _native.Signature]] = {}  # as they were last submitted
         self._unnamed: dict[str, Unnamed] = {}
         self.divides_by_all = settings.join_average == "all"
         self._negotiator = Negotiator(
-            self._comm, self._cycle, self._names, settings.tree_arity, capacity, self.divides_by_all
+            *(self._comm, self._cycle, self._names, settings.tree_arity, capacity),
+            divides_by_all=self.divides_by_all,
+            tuner=tuner,
         )
         self._negotiator.on_resume = self._unnamed.clear
         self._negotiator.on_failure = lambda: self._carriers.close(failed=self._comm._native.has_failed())
@@ -95,15 +96,7 @@ class Engine:
             self._negotiator.thread.start()
             self.stalls = StallWatch(comm, self._cycle, settings, self._names, self._negotiator.thread)
 
-    def _agree(self, setting: str, value: int) -> None:
-        values = self._comm.allgather(np.array([value])).tolist()
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise MismatchError(
-                    f"the setting {setting} must be the same on all ranks: it is {values[0]} on rank 0 and {other} on "
-                    f"rank {rank}"
-                )
-
+    @property
     def size(self) -> int:
         """How many ranks there are."""
         return self._size
@@ -259,7 +252,7 @@ class Engine:
         self.stalls.close()
         self._cycle.stop()
         self._comm.shutdown()
-        self._negotiator.thread.join()
+        self._negotiator.join_thread()
         self._carriers.close(failed=False)
         self._cycle.release()
         self._negotiator.on_failure = lambda: None  # which holds this engine, and that its memory

@@ -21,7 +21,7 @@ import numpy as np
 from ronde import _native
 from ronde._native import Handle
 from ronde.comm.communicator import Communicator
-from ronde.core.messages import AllJoined, Joined, Run, decode_stream, encode_stream
+from ronde.core.messages import AllJoined, Joined, Run, Tune, decode_stream, encode_stream
 from ronde.core.negotiation import (
     Closed,
     Contribute,
@@ -35,6 +35,7 @@ from ronde.core.negotiation import (
 )
 from ronde.engine.rounds import Collector, share_bytes
 from ronde.engine.submission import Submission, address, result_rows, signature_of
+from ronde.engine.tuner import Tuner, take_over
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.types import Allgather, Alltoall, Kind
 
@@ -57,11 +58,13 @@ class Negotiator:
         arity: int,
         capacity: int,
         divides_by_all: bool,
+        tuner: Tuner | None,
     ) -> None:
-        """`names`: by rank, how messages call it. The caller starts `thread`."""
+        """`names`: by rank, how messages call it. `tuner`: of rank 0, if there is one. The caller starts `thread`."""
         self._comm, self._cycle, self._names = comm, cycle, names
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
         self._collector = Collector(comm, arity)
+        self._tuner = tuner
         self._coordinator = Coordinator(self._size, capacity, names) if self._rank == 0 else None
         self._member = Member(self._rank, self._size)
         self._lock = threading.RLock()
@@ -171,6 +174,8 @@ class Negotiator:
         batches = self._collector.collect(requests)
         stream = b""
         if self._coordinator is not None:
+            if self._tuner is not None:
+                self._tuner.meet(self._coordinator)
             stream = encode_stream(self._coordinator.step_merged(batches, self._cycle.take_used()))
         for item in decode_stream(share_bytes(self._comm, stream)):
             with self._lock:
@@ -207,6 +212,8 @@ class Negotiator:
                     self._cycle.absent()
             case AllJoined(last):
                 self._go_on_after(last)
+            case Tune():
+                take_over(self._cycle, effect, self._tuner)
             case Closed(rank):
                 self._close(rank)
 
@@ -310,6 +317,12 @@ class Negotiator:
             if self._failure is None:
                 self._member.leave()
                 self._cycle.want_cold()
+
+    def join_thread(self) -> None:
+        """Wait for the end of the threads; the cycle has been stopped."""
+        self.thread.join()
+        if self._tuner is not None:
+            self._tuner.close()
 
     def wait_until_all_know(self) -> None:
         """Wait for that round: patiently once it has begun, because then one of the others is busy."""

@@ -39,6 +39,8 @@ from ronde.launch.command import find_command
         ("--dry-run -n 2 train.py", RunArguments("train.py", workers=2, dry_run=True)),
         ("--horovod -n 2 train.py", RunArguments("train.py", workers=2, horovod=True)),
         ("--launcher mpi -n 2 train.py", RunArguments("train.py", workers=2, launcher="mpi")),
+        ("--autotune train.py", RunArguments("train.py", autotune=True)),
+        ("--autotune-log x.csv train.py", RunArguments("train.py", autotune=True, autotune_log="x.csv")),
         ("-h", None),
         ("-n 2 --help train.py", None),
     ],

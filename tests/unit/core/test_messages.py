@@ -21,6 +21,7 @@ from ronde.core.messages import (
     Run,
     StreamItem,
     TensorType,
+    Tune,
     decode_requests,
     decode_stream,
     encode_requests,
@@ -60,6 +61,7 @@ ITEMS = st.lists(
         st.builds(Fail, st.text(), st.text()),
         st.builds(Joined, NATURALS),
         st.builds(AllJoined, NATURALS),
+        st.builds(Tune, *[NATURALS] * 7),
         st.builds(Left, NATURALS),
     ),
     max_size=5,
@@ -166,7 +168,7 @@ def test_malformed_text_is_refused(text: str) -> None:
 def test_each_direction_has_its_own_messages() -> None:
     with pytest.raises(ProtocolError, match=r"'evict', 1.* is not one of submit, join, leave"):
         decode_requests(encode_stream([Evict(1)]))
-    with pytest.raises(ProtocolError, match="is not one of run, evict, fail, joined, all joined, left"):
+    with pytest.raises(ProtocolError, match="is not one of run, evict, fail, joined, all joined, tune, left"):
         decode_stream(encode_requests([Leave()]))
 
 

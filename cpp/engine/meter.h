@@ -1,0 +1,114 @@
+// Measures how fast tensors get through, for tuning. Only rank 0 does.
+//
+// What counts is the time during which a tensor was on its way: from a submission while there was none until all are
+// through. Time in which the program has submitted nothing is its own, however long a step takes, and batching cannot
+// change it. Computing while tensors are on their way counts, because what matters is when the last one is through.
+//
+// A sample is a number of whole steps of the program. The first tensor that is decided marks them: when it comes again,
+// a step is over. If another comes again and again meanwhile, it takes over. A sample also lasts long enough for the
+// clock and the scheduler not to matter.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace ronde {
+
+class Meter {
+ public:
+  struct Sample {
+    uint64_t bytes;
+    int64_t busy_ns;
+    uint64_t steps;
+  };
+
+  // Throws away what it has and takes so many samples of at least so many steps. 0 samples: measures nothing more.
+  void start(uint64_t steps, size_t samples) {
+    const std::lock_guard lock(mutex_);
+    steps_wanted_ = steps;
+    samples_wanted_ = samples;
+    samples_.clear();
+    marker_ = kNone;
+    is_on_.store(samples > 0, std::memory_order_relaxed);
+  }
+  bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
+
+  // All samples, each once, as soon as there are enough; none before.
+  std::vector<Sample> take() {
+    const std::lock_guard lock(mutex_);
+    if (samples_.size() < samples_wanted_) return {};
+    samples_wanted_ = 0;
+    return std::move(samples_);
+  }
+
+  // A tensor is submitted; it is through, or will not run.
+  void submitted() {
+    const std::lock_guard lock(mutex_);
+    if (pending_++ == 0) busy_since_ = now_ns();
+  }
+  void ended() {
+    const std::lock_guard lock(mutex_);
+    if (--pending_ == 0) busy_ns_ += now_ns() - busy_since_;
+  }
+
+  // A tensor is going to run. True if that completes the last sample.
+  bool decided(uint32_t slot, uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (samples_.size() >= samples_wanted_) return false;
+    if (slot >= seen_.size()) seen_.resize(slot + 1);
+    if (marker_ == kNone || (slot != marker_ && ++seen_[slot] >= kOften)) {
+      marker_ = slot;
+      std::fill(seen_.begin(), seen_.end(), 0);
+      begin();
+    } else if (slot == marker_) {
+      std::fill(seen_.begin(), seen_.end(), 0);
+      ++steps_;
+      settle();
+      if (steps_ >= steps_wanted_ && busy_ns_ >= kLeastNs) {
+        samples_.push_back({bytes_, busy_ns_, steps_});
+        begin();
+      }
+    }
+    bytes_ += bytes;
+    return samples_.size() == samples_wanted_;
+  }
+
+ private:
+  static constexpr int64_t kLeastNs = 20'000'000;
+  static constexpr int64_t kNone = -1;
+  static constexpr uint8_t kOften = 8;
+
+  static int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+  // What has been busy until now is accounted for.
+  void settle() {
+    const int64_t now = now_ns();
+    if (pending_ > 0) busy_ns_ += now - busy_since_;
+    busy_since_ = now;
+  }
+  void begin() {
+    settle();
+    bytes_ = steps_ = 0;
+    busy_ns_ = 0;
+  }
+
+  std::atomic<bool> is_on_{false};
+  std::mutex mutex_;
+  uint64_t steps_wanted_ = 0;
+  size_t samples_wanted_ = 0;
+  std::vector<Sample> samples_;
+  int64_t marker_ = kNone;     // a slot
+  std::vector<uint8_t> seen_;  // by slot: how often since the marker
+  uint64_t steps_ = 0, bytes_ = 0;
+  int64_t busy_ns_ = 0, busy_since_ = 0;
+  size_t pending_ = 0;  // submitted and not ended; counted on from one start() to the next
+};
+
+}  // namespace ronde

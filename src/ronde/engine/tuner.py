@@ -1,0 +1,214 @@
+"""The shell around `core.tuning`: rank 0 measures, searches and logs; all ranks take over what it finds.
+
+On rank 0 a thread of its own does what takes long, so that nobody waits for the search:
+
+    native meter: has all samples, and asks for a cold round
+    cold round:   the samples go to the thread
+    thread:       scores, the log, the search; has values to switch to, and asks for a cold round
+    cold round:   the Coordinator says them in the stream, and every rank takes them over; the meter starts anew
+
+So between two switches a job runs as without tuning, but for the meter on rank 0, which costs a submission some 50 ns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from ronde import _native
+from ronde.comm.communicator import Communicator
+from ronde.core.messages import Tune
+from ronde.core.negotiation import Coordinator
+from ronde.core.tuning import (
+    LARGEST_FUSION_BYTES,
+    Ask,
+    Effect,
+    Event,
+    Finished,
+    Measured,
+    Proposed,
+    Sample,
+    Space,
+    Switch,
+    Trial,
+    Tuning,
+    knobs_for,
+)
+from ronde.engine.rounds import share_bytes
+from ronde.engine.search import HINT, BayesianSearch, is_installed
+from ronde.errors import UsageError
+from ronde.settings import Settings, assignment
+
+__all__ = ["Tuner", "begin_tuning", "buffer_bytes", "take_over"]
+
+_log = logging.getLogger("ronde.tuning")
+
+
+def buffer_bytes(settings: Settings, is_tuned: bool) -> int:
+    """Return how much memory fused tensors need at most."""
+    return max(settings.fusion_bytes, LARGEST_FUSION_BYTES) if is_tuned else settings.fusion_bytes
+
+
+def begin_tuning(
+    cycle: _native.Cycle, comm: Communicator, settings: Settings, is_tuned: bool
+) -> Tuner | None:
+    """Have the cycle do what the settings say; return rank 0's tuner if there is to be one. All ranks call it.
+
+    Raises UsageError on all ranks if rank 0 has nothing to search with, or cannot write the log.
+    """
+    native = Tune(*cycle.tunables())
+    usual = replace(native, fusion_bytes=Settings.fusion_bytes, linger_ns=Settings.linger_ns)
+    wanted = {name: getattr(settings, name) for name in ("batch_bytes", "largest_fused_bytes")}
+    start = replace(native, fusion_bytes=settings.fusion_bytes, **_given(wanted))
+    cycle.tune(*astuple(start))
+    if not is_tuned:
+        return None
+    hosts = len(set(comm._topology.host_of))
+    space = Space(knobs_for(hosts, comm.size, settings.allreduce_algorithm), start)
+    log, problem = None, ""
+    if comm.rank == 0:
+        try:
+            problem = "" if is_installed() else HINT
+            log = None if problem else _Log(settings.autotune_log, space)
+        except OSError as error:
+            problem = f"autotune_log: {error}"
+    problem = share_bytes(comm, problem.encode()).decode()
+    if problem:
+        raise UsageError(problem)
+    if log is None:
+        return None
+    tuning = Tuning(
+        space,
+        start,
+        usual,
+        settings.autotune_trials,
+        settings.autotune_samples,
+        settings.autotune_warmup_samples,
+    )
+    return Tuner(cycle, tuning, space, log, settings.autotune_steps_per_sample)
+
+
+def take_over(cycle: _native.Cycle, values: Tune, tuner: Tuner | None) -> None:
+    """Do as the values say from here on. In a cold round, on every rank."""
+    cycle.tune(*astuple(values))
+    _log.info("from here on %s", values)
+    if tuner is not None:
+        tuner.begin_samples()
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class Tuner:
+    """Rank 0's: takes samples, has the machine decide, and does what it says."""
+
+    def __init__(self, cycle: _native.Cycle, tuning: Tuning, space: Space, log: _Log, steps: int) -> None:
+        """`steps`: of a sample, at least."""
+        self._cycle = cycle
+        self._tuning = tuning
+        self._space = space
+        self._log = log
+        self._steps = steps
+        self._begun_ns = time.monotonic_ns()
+        self._search: BayesianSearch | None = None
+        self.found: Finished | None = None  # when it is over
+        self._measured: queue.SimpleQueue[Measured | None] = queue.SimpleQueue()
+        self._switches: queue.SimpleQueue[Switch] = queue.SimpleQueue()
+        self._wanted = tuning.first_samples
+        self._thread = threading.Thread(target=self._run, name="ronde-tuner", daemon=True)
+        self._thread.start()
+        self.begin_samples()
+
+    def meet(self, coordinator: Coordinator) -> None:
+        """In a cold round: take what is measured, and pass on what to switch to."""
+        samples = self._cycle.take_samples()
+        if samples:
+            self._measured.put(Measured(tuple(Sample(*each) for each in samples)))
+        with contextlib.suppress(queue.Empty):
+            switch = self._switches.get_nowait()
+            self._wanted = switch.samples
+            coordinator.tune(switch.values)
+
+    def begin_samples(self) -> None:
+        """What runs from here on is measured, if it is to be."""
+        self._cycle.start_meter(self._steps, self._wanted)
+
+    def close(self) -> None:
+        """End the thread, when there are no more cold rounds."""
+        self._measured.put(None)
+        self._thread.join()
+        if not self._tuning.is_over and self._tuning.best().score > 0:
+            _log.warning("the job ends before tuning does; so far: %s", self._describe(self._tuning.best()))
+        self._log.close()
+
+    def _run(self) -> None:
+        while (event := self._measured.get()) is not None:
+            try:
+                self._step(event)
+            except Exception:
+                _log.exception("autotune gives up, and keeps the best values so far")
+                self._tuning.is_over = True
+                self._perform(Switch(self._tuning.best().values, 0))
+
+    def _step(self, event: Event) -> None:
+        for effect in self._tuning.step(time.monotonic_ns() - self._begun_ns, event):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Trial():
+                self._log.write(effect)
+            case Ask(known):
+                if self._search is None:
+                    self._search = BayesianSearch(len(self._space.knobs))
+                self._step(Proposed(self._search.propose(known)))
+            case Switch():
+                self._switches.put(effect)
+                self._cycle.want_cold()
+            case Finished():
+                _log.warning("tuning is over: %s", self._describe(effect))
+                self.found = effect
+
+    def _describe(self, found: Finished) -> str:
+        values = self._space.describe(found.values).items()
+        return (
+            f"the best of {found.trials} trials reaches {found.score / 1e6:.1f} MB/s, the first "
+            f"{found.first / 1e6:.1f} MB/s. To begin with it: "
+            + " ".join(assignment(name, value) for name, value in values)
+        )
+
+
+class _Log:
+    """The CSV file of trials; none without a path."""
+
+    def __init__(self, path: str | None, space: Space) -> None:
+        self._space = space
+        self._file: TextIO | None = None
+        if path is not None:
+            self._file = Path(path).open("w", encoding="utf-8", newline="")  # noqa: SIM115 (as long as the job)
+            names = [knob.name for knob in space.knobs]
+            self._row(["trial", "seconds", *names, "bytes_per_second", "again"])
+
+    def write(self, trial: Trial) -> None:
+        """Add a row, which is there at once."""
+        values = [getattr(trial.values, knob.name) for knob in self._space.knobs]
+        seconds = f"{trial.at_ns / 1e9:.3f}"
+        self._row([trial.number, seconds, *values, round(trial.score), int(trial.is_again)])
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _row(self, cells: Sequence[object]) -> None:
+        if self._file is not None:
+            csv.writer(self._file).writerow(cells)
+            self._file.flush()
