@@ -104,6 +104,7 @@ class Engine:
                     f"rank {rank}"
                 )
 
+    @property
     def size(self) -> int:
         """How many ranks there are."""
         return self._size
