@@ -340,7 +340,8 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
                                       std::vector<int> bells, std::map<int, int> controls,
                                       std::map<int, std::vector<int>> data, int allreduce_algorithm,
                                       const std::vector<std::optional<size_t>>& switch_over, size_t staging_bytes,
-                                      int64_t timeout_ns, int spin_us, bool adasum_hierarchical, Communicator* twin) {
+                                      int64_t timeout_ns, int spin_us, bool adasum_hierarchical,
+                                      bool hierarchical_allgather, Communicator* twin) {
   Wiring wiring;  // first of all the descriptors, for them to be closed whatever fails
   for (int fd : bells) wiring.bells.emplace_back(fd);
   for (const auto& [peer, fd] : controls) wiring.controls.emplace(peer, fd);
@@ -356,8 +357,13 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
   const SwitchOver usual;
   const SwitchOver over{switch_over.at(0).value_or(usual.hierarchical_bytes),
                         switch_over.at(1).value_or(usual.doubling_bytes), switch_over.at(2).value_or(usual.ring_bytes)};
-  const Options options{
-      static_cast<Algorithm>(allreduce_algorithm), over, staging_bytes, timeout_ns, spin_us, adasum_hierarchical};
+  const Options options{static_cast<Algorithm>(allreduce_algorithm),
+                        over,
+                        staging_bytes,
+                        timeout_ns,
+                        spin_us,
+                        adasum_hierarchical,
+                        hierarchical_allgather};
   return std::make_unique<Communicator>(std::move(wiring), options);
 }
 
@@ -374,7 +380,7 @@ NB_MODULE(_native, module) {
   module.def("instruction_set", &ronde::instruction_set);
   module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "segment"_a, "bells"_a,
              "controls"_a, "data"_a, "allreduce_algorithm"_a, "switch_over"_a, "staging_bytes"_a, "timeout_ns"_a,
-             "spin_us"_a, "adasum_hierarchical"_a, "twin"_a.none());
+             "spin_us"_a, "adasum_hierarchical"_a, "hierarchical_allgather"_a, "twin"_a.none());
 
   nb::class_<Communicator>(module, "Communicator")
       .def("allreduce", &ronde::allreduce)

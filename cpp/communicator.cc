@@ -225,6 +225,10 @@ Hierarchy Communicator::hierarchy() {
   return {*host_, *mesh_, ranks_of_host_, host_of_[rank_], scratch_, options_.switch_over};
 }
 
+bool Communicator::gathers_by_rails() {
+  return options_.hierarchical_allgather && local_size() > 1 && is_homogeneous(hierarchy());
+}
+
 void Communicator::check_root(int root) const {
   if (root < 0 || root >= size()) {
     throw UsageError("root " + std::to_string(root) + " is no rank of this communicator, which has ranks 0 to " +
@@ -318,6 +322,10 @@ void Communicator::reduce_scatter(const void* in, void* out, std::span<const siz
 void Communicator::allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype) {
   run(make_call(Kind::kAllgather, dtype), [&](const Call& call) {
     if (is_one_host()) return host_->share(call, in, out, {sizes, running_offsets(sizes)});
+    if (gathers_by_rails()) {
+      Hierarchy hierarchy = this->hierarchy();
+      return hierarchical_allgather(hierarchy, call, in, out, sizes);
+    }
     allgatherv(*mesh_, call, in, out, sizes);
   });
 }

@@ -44,6 +44,7 @@ struct Options {
   int64_t timeout_ns = 0;
   int spin_us = -1;  // -1: by the number of ranks per core
   bool adasum_hierarchical = false;
+  bool hierarchical_allgather = true;  // between hosts with the same number of ranks
 };
 
 struct Wiring {
@@ -148,6 +149,7 @@ class Communicator : private Waiter::Listener {
   bool is_one_host() const { return host_count() == 1; }
   int host_count() const { return static_cast<int>(ranks_of_host_.size()); }
   // Whether Adasum combines hosts instead of ranks.
+  bool gathers_by_rails();
   bool adasum_is_hierarchical() const { return options_.adasum_hierarchical && host_count() < size(); }
   Hierarchy hierarchy();
 

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 
 #include "algorithms/over_links.h"
 #include "algorithms/select.h"
@@ -141,6 +142,27 @@ void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) 
   std::vector<size_t> sizes(mine.size()), offsets(mine.size());
   sizes[position(mine, leader)] = bytes;
   hierarchy.host.share(call, data, data, {sizes, offsets});
+}
+
+// Each rank gets the blocks of its rail from the other hosts, and the ranks of a host share what they have got: so
+// every block enters a host once, and all ranks of a host receive at the same time.
+void hierarchical_allgather(Hierarchy& hierarchy, const Call& call, const void* in, void* out,
+                            std::span<const size_t> sizes) {
+  std::vector<size_t> starts(sizes.size());
+  std::exclusive_scan(sizes.begin(), sizes.end(), starts.begin(), size_t{0});
+  const std::vector<int> members = rail(hierarchy, hierarchy.host.index());
+  std::vector<size_t> carried;
+  for (int rank : members) carried.push_back(sizes[rank]);
+  std::byte* block = hierarchy.scratch.get(std::accumulate(carried.begin(), carried.end(), size_t{0}));
+  allgatherv(Group(hierarchy.mesh, members), call, in, block, carried);
+  for (size_t host = 0; host < members.size(); block += carried[host++]) {
+    std::vector<size_t> bytes, offsets;
+    for (int rank : hierarchy.ranks_of_host[host]) {
+      bytes.push_back(sizes[rank]);
+      offsets.push_back(starts[rank]);
+    }
+    hierarchy.host.share(call, block, out, {bytes, offsets});
+  }
 }
 
 void hierarchical_barrier(Hierarchy& hierarchy, const Call& call) {

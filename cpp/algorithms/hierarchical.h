@@ -1,6 +1,7 @@
 // Collectives over several hosts with several ranks each: shared memory inside a host, links across.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "algorithms/select.h"
@@ -44,6 +45,10 @@ void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in,
 
 // `data` of rank call.root arrives everywhere.
 void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data);
+
+// Blocks of different sizes, by rank. All hosts have the same number of ranks; in may be the own block of out.
+void hierarchical_allgather(Hierarchy& hierarchy, const Call& call, const void* in, void* out,
+                            std::span<const size_t> sizes);
 
 // The ranks of each host have met (HostGroup::announce) before.
 void hierarchical_barrier(Hierarchy& hierarchy, const Call& call);

@@ -23,6 +23,7 @@ def connect(
     timeout_ns: int,
     spin_us: int,
     adasum_hierarchical: bool,
+    hierarchical_allgather: bool,
     twin: Communicator | None,
 ) -> Communicator: ...
 def is_supported(dtype: int, op: int, /) -> bool: ...

@@ -142,6 +142,13 @@ class Settings:
         "The algorithm of all-reduce; `auto` chooses by size and topology.",
         **one_of("auto", "direct", "ring", "doubling", "hierarchical"),
     )
+    hierarchical_allgather: bool = _setting(
+        "RONDE_HIERARCHICAL_ALLGATHER",
+        True,
+        "All-gather between hosts with equally many ranks: every block enters a host once, through one of its ranks.",
+        **yes_or_no(),
+        also="HOROVOD_HIERARCHICAL_ALLGATHER",
+    )
     adasum_hierarchical: bool = _setting(
         "RONDE_ADASUM_HIERARCHICAL",
         False,
@@ -202,10 +209,7 @@ class Settings:
         "RONDE_FUSION_BYTES",
         32 * 2**20,
         "Small tensors that are ready together are reduced together, up to this size; 0 fuses nothing.",
-        parse=size,
-        check=lambda value: whole(value) and 0 <= value <= 2**31,
-        right="a size from 0 to 2GiB, such as 32MiB",
-        unit="bytes",
+        **bytes_up_to("2GiB"),
         also="HOROVOD_FUSION_THRESHOLD",
     )
     tree_arity: int = _setting(

@@ -38,7 +38,7 @@ Exchange = Callable[[bytes], list[bytes]]
 
 RECORD_LIMIT_BYTES = 4096
 MUST_AGREE = (
-    *("transport", "tcp_streams", "staging_bytes", "adasum_hierarchical"),
+    *("transport", "tcp_streams", "staging_bytes", "adasum_hierarchical", "hierarchical_allgather"),
     *("allreduce_algorithm", "hierarchical_bytes", "doubling_bytes", "ring_bytes"),
 )
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 2, 1

@@ -83,6 +83,7 @@ class CommunicatorMaker:
                 timeout_ns=wanted.timeout_ns,
                 spin_us=wanted.spin_us,
                 adasum_hierarchical=wanted.adasum_hierarchical,
+                hierarchical_allgather=wanted.hierarchical_allgather,
                 twin=twin,
             )
 
