@@ -21,8 +21,7 @@ def gather_uneven_blocks(rounds: Sequence[int]) -> None:
         assert world.allgather(mine).tolist() == whole.tolist()
         assert ronde.allgather(mine, name="rows").tolist() == whole.tolist()
         shared = world.empty((world.size, 4))
-        shared[world.rank] = world.rank
-        world.allgather(shared[world.rank : world.rank + 1], out=shared)
+        world.allgather(np.full((1, 4), world.rank, np.float32), out=shared)
         assert shared[:, 0].tolist() == list(range(world.size))
     ronde.shutdown()
 
