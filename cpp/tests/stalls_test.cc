@@ -34,7 +34,7 @@ class Rank {
     const uint32_t segment = communicator.symmetric()->add(shared_memory(bytes * communicator.local_size()), bytes,
                                                            communicator.local_rank());
     cycle_ = std::make_unique<Cycle>(communicator, communicator.symmetric()->own_part(segment), kCapacity, nullptr, 0,
-                                     0, false);
+                                     0, false, 8);
     for (uint32_t slot = 0; slot < kCapacity; ++slot) cycle_->insert(slot, name(slot), one_float(), {});
     stalls_ = std::make_unique<Stalls>(communicator, *cycle_);
     communicator.barrier();
