@@ -17,12 +17,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ranks.arithmetic import COMPLEX, DTYPES, INTEGERS, Array, dtype_of, reduced, supports, values
+from tests.ranks.arithmetic import (
+    COMPLEX,
+    DTYPES,
+    INTEGERS,
+    UFUNCS,
+    Array,
+    dtype_of,
+    reduced,
+    supports,
+    values,
+)
 
 import ronde
 from ronde.engine import engine
 from ronde.errors import MismatchError, PeerLostError, UsageError
-from ronde.types import ReduceOp
 
 CASES: dict[str, Callable[[], None]] = {}
 SHAPE = (7, 3)
@@ -50,7 +59,7 @@ def same(got: Any, expected: Array) -> None:
 def check_reductions(dtype: str) -> None:
     """Every reduction: negotiated, cached, in place; and its shares."""
     rank, size = ronde.rank(), ronde.size()
-    for op in ReduceOp:
+    for op in UFUNCS:
         if not supports(dtype, op):
             continue
         given = everyones(dtype, SHAPE, op)
