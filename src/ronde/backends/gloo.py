@@ -137,7 +137,8 @@ class Gloo(Backend):
             except RuntimeError:
                 if work.is_completed():
                     self._running = None
-                    raise
+                    work.wait()  # at once. If it ended just after the time was over, all is well; else this raises why.
+                    break
             patience = patience or self.place.patience(f"{operation} by gloo")
             patience.check()
         self._running = None
