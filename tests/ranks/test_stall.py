@@ -114,10 +114,12 @@ def test_a_report_names_tensor_rank_and_line(
         *(wait_for_a_stuck_rank, n, how, stuck, name, str(tmp_path / "pipe")),
         environ={"RONDE_TRANSPORT": transport},
     )
-    assert told[stuck] == []
-    (report,) = [text for texts in told for text in texts]
+    # On a busy machine there may be another report in the end, of the barrier.
+    label = "'barrier.noname.0'" if name == "barrier" else f"'{name}'"
+    about = [[text for text in texts if label in text] for texts in told]
+    assert about[stuck] == []
+    (report,) = [text for texts in about for text in texts]
     waiting = [rank for rank in range(n) if rank != stuck]
-    assert f"'{name}" in report
     assert f"rank {stuck} on " in report
     assert any(line in report for line in lines_of(how)), report
     assert "main thread:" in report
