@@ -18,7 +18,9 @@ import pytest
 MARK_NAME, MARK_VALUE = "TEST_RUN_OF_RONDE", f"{os.getpid()}.{time.monotonic_ns()}"
 os.environ[MARK_NAME] = MARK_VALUE
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the launchers that are tested would ignore it
+# What runs in the background ignores one or the other, and so would the processes that are tested.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GRACE_S = 5.0  # how long what is ending may take to end
 

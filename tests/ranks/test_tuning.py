@@ -118,6 +118,7 @@ def begin() -> str:
 
 
 def test_a_log_that_cannot_be_written_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("bayes_opt")
     environ = {"RONDE_AUTOTUNE": "1", "RONDE_AUTOTUNE_LOG": str(tmp_path / "no" / "log.csv")}
     for answer in ranks.run(begin, 2, environ=environ):
         assert answer.startswith("UsageError: autotune_log: [Errno 2]")
