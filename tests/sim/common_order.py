@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.sim.workload import Operation, Workload
 
-from ronde.core.messages import Run
+from ronde.core.messages import Run, Tune
 
 
 class Broken(AssertionError):
@@ -37,6 +37,7 @@ class CommonOrder:
         self._workload = workload
         self._counts = counts
         self._outcomes: list[Outcome] = []
+        self._tunings: list[tuple[int, Tune]] = []  # and after how many outcomes
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -55,6 +56,14 @@ class CommonOrder:
         )
         outcome.ranks += 1
         return outcome
+
+    def tune(self, number: int, place: int, values: Tune) -> None:
+        """A rank that has come to `place` outcomes takes over values, for the `number`-th time."""
+        if number == len(self._tunings):
+            self._counts["tuned"] += 1
+            self._tunings.append((place, values))
+        there = self._tunings[number]
+        require(there == (place, values), "others tuned", there, "and not", (place, values))
 
     def _check(self, operation: Operation, absent: tuple[int, ...], response: Run | str) -> None:
         culprits = operation.culprits(absent)

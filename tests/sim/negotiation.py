@@ -28,7 +28,7 @@ from tests.sim.leaders import draw_placement
 from tests.sim.rank import Rank
 from tests.sim.workload import draw_ranks, draw_workload
 
-from ronde.core.messages import Message
+from ronde.core.messages import Message, Tune
 from ronde.core.negotiation import Coordinator
 
 
@@ -187,6 +187,8 @@ class Simulation:
         if self.hot.hand_over(round_, rank, outbox) and self.ranks[0].state == "running":
             self.counts["cold rounds"] += 1
             used, self.ranks[0].used = self.ranks[0].used, []
+            if self.rng.random() < 0.1:
+                self.coordinator.tune(Tune(*[self.rng.randrange(1 << 30)] * 7))
             self.hot.coordinate(round_, self.coordinator, used, self.workload.through_the_codec)
             require(len(round_.cache) <= self.workload.capacity, "more is cached than there are slots")
             for host in range(len(self.hot.leaders)):

@@ -16,6 +16,7 @@ from ronde.core.messages import (
     Request,
     Run,
     StreamItem,
+    Tune,
     decode_requests,
     decode_stream,
     encode_requests,
@@ -53,6 +54,7 @@ class Rank:
         self.is_joining = False
         self.begin_epoch()
         self.outcomes = 0  # how far it has come in the common order
+        self.tunings = 0
         self.outcomes_of = [0] * len(self.workload.operations)
         self.state = "running"
         self.is_leaving = False
@@ -240,10 +242,13 @@ class Rank:
                 self.contribute(run)
             case Failed(request, reason, left):
                 self.fail_one(request, reason, left)
-            case Joined(rank):
-                if rank == self.rank:
+            case Joined(ranks):
+                if self.rank in ranks:
                     self.is_absent = True
-                    self.hot.note_joined(rank, True)
+                    self.hot.note_joined(self.rank, True)
+            case Tune():
+                self.simulation.order.tune(self.tunings, self.outcomes, effect)
+                self.tunings += 1
             case AllJoined(last):
                 require(self.is_absent and not self.flights, "rank", self.rank, "goes on before all is done")
                 require(0 <= last < self.workload.ranks, "an unknown rank has joined:", last)

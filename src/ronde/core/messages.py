@@ -130,9 +130,9 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """This rank has run out of data: from here on it contributes neutral elements."""
+    """These ranks have run out of data, the last one last: from here on they contribute neutral elements."""
 
-    rank: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ _FORMATS: dict[str, _Format] = {
     "run": (Run, (_request, _tuple_of(_natural), _slot_or_none, _tuple_of(_natural))),
     "evict": (Evict, (_natural,)),
     "fail": (Fail, (_string, _string)),
-    "joined": (Joined, (_natural,)),
+    "joined": (Joined, (_tuple_of(_natural),)),
     "all joined": (AllJoined, (_natural,)),
     "tune": (Tune, (_natural,) * 7),
     "left": (Left, (_natural,)),

@@ -100,7 +100,7 @@ class Coordinator:
         self._everybody = RankSet.up_to(size)
         self._table: dict[str, _Gathering] = {}  # by name, the longest waiting first
         self._responded: dict[int, Request] = {}  # by slot: whose response it holds
-        self._joined: list[int] = []  # in the order in which they did
+        self._joined: dict[int, None] = {}  # in the order in which they did
         self._tuned: list[StreamItem] = []  # said in the next step
         self._is_over = False
 
@@ -137,8 +137,7 @@ class Coordinator:
                     case Leave():
                         leaving.append(told.ranks.first)
                     case Join():
-                        for rank in told.ranks:
-                            self._join(rank, stream)
+                        self._join(told.ranks, stream)
                     case Request():
                         self._take(told.message.name, told, stream)
         if leaving:
@@ -180,18 +179,19 @@ class Coordinator:
         there = ranks_of(gathering.told)
         return missing == sum(rank not in there for rank in self._joined)
 
-    def _join(self, rank: int, stream: list[StreamItem]) -> None:
-        if rank in self._joined:
-            raise ProtocolError(f"rank {rank} has joined twice")
-        self._joined.append(rank)
+    def _join(self, ranks: RankSet, stream: list[StreamItem]) -> None:
+        for rank in ranks:
+            if rank in self._joined:
+                raise ProtocolError(f"rank {rank} has joined twice")
+            self._joined[rank] = None
         for request in list(self._responded.values()):
             if not self._may_be_cached(request):
                 self._evict(request.name, stream)
-        stream.append(Joined(rank))
+        stream.append(Joined(tuple(ranks)))
         for name in [name for name, gathering in self._table.items() if self._is_complete(gathering)]:
             self._decide(self._table.pop(name), stream)
         if len(self._joined) == self._size:
-            stream.append(AllJoined(rank))
+            stream.append(AllJoined(next(reversed(self._joined))))
             self._joined.clear()
 
     def _may_be_cached(self, request: Request) -> bool:

@@ -204,11 +204,11 @@ class Negotiator:
                 if left < 0:  # else all that is pending fails, in a moment
                     self._cycle.record_refused(request.name)
                     self.cold.pop(request.name).fail(MismatchError(reason))
-            case Joined(rank):
-                self._joined.add(rank)
+            case Joined(ranks):
+                self._joined.update(ranks)
                 if not self._divides_by_all:
                     self._cycle.set_contributors(self._size - len(self._joined))
-                if rank == self._rank:
+                if self._rank in ranks:
                     self._cycle.absent()
             case AllJoined(last):
                 self._go_on_after(last)

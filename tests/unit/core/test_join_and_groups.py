@@ -77,7 +77,7 @@ def joined(*ranks: int, size: int = 3) -> tuple[Coordinator, list[StreamItem]]:
 class TestCoordinatorOfJoins:
     def test_nobody_waits_for_a_rank_that_has_joined(self) -> None:
         coordinator, items = joined(1)
-        assert items == [Joined(1)]
+        assert items == [Joined((1,))]
         assert coordinator.step([[GRAD], [], []]) == []
         assert coordinator.waiting() == [Waiting("grad", (0,), (2,))]
         assert coordinator.step([[], [], [GRAD]]) == [Run(GRAD, (), 0, absent=(1,))]
@@ -85,19 +85,19 @@ class TestCoordinatorOfJoins:
     def test_what_waited_for_it_runs_when_it_joins(self) -> None:
         coordinator = Coordinator(2, 4)
         coordinator.step([[GRAD], []])
-        assert coordinator.step([[], [Join()]]) == [Joined(1), Run(GRAD, (), 0, absent=(1,))]
+        assert coordinator.step([[], [Join()]]) == [Joined((1,)), Run(GRAD, (), 0, absent=(1,))]
 
     def test_what_it_has_requested_before_has_its_data(self) -> None:
         coordinator = Coordinator(2, 4)
-        assert coordinator.step([[], [GRAD, Join()]]) == [Joined(1)]
+        assert coordinator.step([[], [GRAD, Join()]]) == [Joined((1,))]
         assert coordinator.step([[GRAD], []]) == [Run(GRAD, (), 0)]
 
     def test_all_go_on_when_all_have_joined_and_all_has_run(self) -> None:
         coordinator, _ = joined(2)
         other = replace(GRAD, name="other")
         assert coordinator.step([[GRAD, Join()], [other, Join()], []]) == [
-            *(Joined(0), Run(other, (), 0, absent=(0, 2))),
-            *(Joined(1), Run(GRAD, (), 1, absent=(1, 2))),
+            *(Joined((0,)), Run(other, (), 0, absent=(0, 2))),
+            *(Joined((1,)), Run(GRAD, (), 1, absent=(1, 2))),
             AllJoined(1),
         ]
         assert coordinator.step([[GRAD], [], []]) == [Evict(1)]
@@ -106,9 +106,9 @@ class TestCoordinatorOfJoins:
     def test_responses_with_rows_of_every_rank_are_not_kept(self) -> None:
         coordinator = Coordinator(2, 4)
         coordinator.step([[GRAD, WORDS], [GRAD, WORDS]])
-        assert coordinator.step([[], [Join()]]) == [Evict(1), Joined(1)]
+        assert coordinator.step([[], [Join()]]) == [Evict(1), Joined((1,))]
         assert coordinator.step([[WORDS], []]) == [Run(WORDS, (2, 0), -1, absent=(1,))]
-        assert coordinator.step([[Join()], []]) == [Joined(0), AllJoined(0)]
+        assert coordinator.step([[Join()], []]) == [Joined((0,)), AllJoined(0)]
         assert coordinator.step([[WORDS], [WORDS]]) == [Run(WORDS, (2, 2), 1)]
 
     def test_a_broadcast_needs_its_root(self) -> None:
@@ -117,7 +117,7 @@ class TestCoordinatorOfJoins:
         )
         coordinator = Coordinator(2, 4)
         coordinator.step([[from_1, from_0], [from_1, from_0]])
-        assert coordinator.step([[], [Join()]]) == [Evict(0), Joined(1)]
+        assert coordinator.step([[], [Join()]]) == [Evict(0), Joined((1,))]
         [item] = coordinator.step([[from_1], []])
         assert item == Fail(
             "from 1", "tensor 'from 1': the root of the broadcast, rank 1, has joined: it has nothing to send"
@@ -163,7 +163,7 @@ class TestMemberThatJoins:
         member = Member(1, 2)
         member.join()
         member.outbox()
-        assert member.apply(Joined(1)) == [Joined(1)]
+        assert member.apply(Joined((1,))) == [Joined((1,))]
         run = Run(GRAD, (), 0, absent=(1,))
         assert member.apply(run) == [Insert(0, GRAD, run), Contribute(run)]
         gathering = Run(WORDS, (2, 0), -1, absent=(1,))

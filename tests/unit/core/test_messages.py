@@ -59,7 +59,7 @@ ITEMS = st.lists(
         ),
         st.builds(Evict, NATURALS),
         st.builds(Fail, st.text(), st.text()),
-        st.builds(Joined, NATURALS),
+        st.builds(Joined, st.lists(NATURALS, max_size=4).map(tuple)),
         st.builds(AllJoined, NATURALS),
         st.builds(Tune, *[NATURALS] * 7),
         st.builds(Left, NATURALS),
@@ -115,7 +115,7 @@ def test_what_travels() -> None:
     ]
     group = replace(GRAD, more=(TensorType(DType.int8, (2,)), TensorType(DType.bool, ())))
     assert json.loads(encode_requests([group, Join()])) == [[*ENCODED[:-1], [[5, [2]], [0, []]]], ["join"]]
-    assert json.loads(encode_stream([Joined(2), AllJoined(0)])) == [["joined", 2], ["all joined", 0]]
+    assert json.loads(encode_stream([Joined((2,)), AllJoined(0)])) == [["joined", [2]], ["all joined", 0]]
 
 
 def test_nothing_to_say_is_no_bytes() -> None:
