@@ -1,6 +1,5 @@
 #include "communicator.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,19 +12,13 @@
 
 #include "algorithms/adasum.h"
 #include "algorithms/hierarchical.h"
+#include "cores.h"
 #include "reduce.h"
 #include "shm_link.h"
 #include "tcp_link.h"
 
 namespace ronde {
 namespace {
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(CPU_COUNT(&set), 1);
-}
 
 // A brief spin catches a peer that is about to come; then sched_yield() looks on, and lets a peer run that shares this
 // core. That happens even with a core per rank, whenever something else keeps the other cores busy: spinning longer

@@ -13,11 +13,11 @@
 namespace ronde {
 namespace {
 
-struct Range {
+struct Window {
   size_t begin, bytes;
 };
 
-Range window_of(uint64_t w, size_t window_bytes, size_t total) {
+Window window_of(uint64_t w, size_t window_bytes, size_t total) {
   const size_t begin = std::min(w * window_bytes, total);
   return {begin, std::min(window_bytes, total - begin)};
 }
@@ -78,24 +78,24 @@ void HostGroup::share_staged(const std::byte* in, std::byte* out, const Parts& p
   const size_t window_count = (largest + window_bytes - 1) / window_bytes;
 
   const auto fill = [&](uint64_t w) {
-    const Range range = window_of(w, window_bytes, parts.sizes[index_]);
-    for (int p = 0; w >= 2 && range.bytes > 0 && p < size(); ++p) {
+    const Window window = window_of(w, window_bytes, parts.sizes[index_]);
+    for (int p = 0; w >= 2 && window.bytes > 0 && p < size(); ++p) {
       if (p != index_ && (reader < 0 || reader == p)) wait_for(&Slot::consumed, p, windows_ + w - 1);
     }
-    if (range.bytes > 0) std::memcpy(lane(index_, windows_ + w, 0), in + range.begin, range.bytes);
+    if (window.bytes > 0) std::memcpy(lane(index_, windows_ + w, 0), in + window.begin, window.bytes);
     publish(&Slot::staged, windows_ + w + 1);
   };
   const auto read = [&](uint64_t w) {
     for (int step = 1; reads && step < size(); ++step) {
       const int p = (index_ + step) % size();
-      const Range range = window_of(w, window_bytes, parts.sizes[p]);
-      if (range.bytes == 0) continue;
+      const Window window = window_of(w, window_bytes, parts.sizes[p]);
+      if (window.bytes == 0) continue;
       wait_for(&Slot::staged, p, windows_ + w + 1);
       std::byte* const staged = lane(p, windows_ + w, 0);
       if (is_sole_reader) {
-        copy_and_take_over(out + parts.offsets[p] + range.begin, staged, range.bytes);
+        copy_and_take_over(out + parts.offsets[p] + window.begin, staged, window.bytes);
       } else {
-        std::memcpy(out + parts.offsets[p] + range.begin, staged, range.bytes);
+        std::memcpy(out + parts.offsets[p] + window.begin, staged, window.bytes);
       }
     }
     publish(&Slot::consumed, windows_ + w + 1);
@@ -127,20 +127,20 @@ void HostGroup::deal_staged(const std::byte* in, const Parts& from, std::byte* o
 
   const auto fill = [&](uint64_t w) {
     for (int p = 0; p < size(); ++p) {
-      const Range range = window_of(w, window_bytes, from.sizes[p]);
-      if (p == index_ || range.bytes == 0) continue;
+      const Window window = window_of(w, window_bytes, from.sizes[p]);
+      if (p == index_ || window.bytes == 0) continue;
       if (w >= 2) wait_for(&Slot::consumed, p, windows_ + w - 1);
-      std::memcpy(lane(index_, windows_ + w, p), in + from.offsets[p] + range.begin, range.bytes);
+      std::memcpy(lane(index_, windows_ + w, p), in + from.offsets[p] + window.begin, window.bytes);
     }
     publish(&Slot::staged, windows_ + w + 1);
   };
   const auto read = [&](uint64_t w) {
     for (int step = 1; step < size(); ++step) {
       const int p = (index_ + step) % size();
-      const Range range = window_of(w, window_bytes, to.sizes[p]);
-      if (range.bytes == 0) continue;
+      const Window window = window_of(w, window_bytes, to.sizes[p]);
+      if (window.bytes == 0) continue;
       wait_for(&Slot::staged, p, windows_ + w + 1);
-      copy_and_take_over(out + to.offsets[p] + range.begin, lane(p, windows_ + w, index_), range.bytes);
+      copy_and_take_over(out + to.offsets[p] + window.begin, lane(p, windows_ + w, index_), window.bytes);
     }
     publish(&Slot::consumed, windows_ + w + 1);
   };

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <vector>
 
+#include "algorithms/chunks.h"
 #include "host_group.h"
 #include "reduce.h"
 #include "take_over.h"
@@ -30,10 +31,6 @@ size_t piece_for(size_t count, size_t item_bytes, size_t ranks, size_t lane_byte
   const size_t wanted = std::clamp(count * item_bytes / (ranks * kWindowsWanted), kSmallestPiece, lane_bytes);
   return std::max(wanted / item_bytes / kPieceAlignment, size_t{1}) * kPieceAlignment;
 }
-
-struct Range {
-  size_t begin, count;
-};
 
 // The share of rank `index` when `count` elements are split into whole lines among `ranks`.
 Range share_of(size_t count, size_t ranks, size_t index) {

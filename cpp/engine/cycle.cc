@@ -1,20 +1,13 @@
 #include "engine/cycle.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "block_signals.h"
+#include "cores.h"
 
 namespace ronde {
 namespace {
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(CPU_COUNT(&set), 1) : 1;
-}
 
 std::vector<std::byte*> parts_of(const Communicator& communicator, std::byte* own, size_t bytes) {
   const Place place = communicator.symmetric()->place_of(own, bytes);
