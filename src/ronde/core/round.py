@@ -1,7 +1,7 @@
 """The words of rendezvous: what a node says about itself, what a round is, and what nodes are told about it. Pure.
 
 A *node* is one agent with its workers. A *round* is one gathering of nodes that start their workers together; it ends
-for all of them when one node is lost, one worker fails, or somebody else wants to take part. Rounds are numbered from 0.
+for all of them when a node is lost, a worker fails, or somebody else wants to take part. Rounds are numbered from 0.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first failure of a round, as its node tells it: `message` is one line, `details` a traceback or last words."""
+    """A round's first failure, as its node tells it: `message` is one line, `details` a traceback or last words."""
 
     rank: int
     local_rank: int
@@ -75,8 +75,8 @@ class Failure:
 class Round:
     """One gathering: its nodes by group rank, and which of them is this one.
 
-    `restarts` counts the rounds that a failure of a worker has ended so far, and `changes` those that a lost or new node
-    has; both are the same on all nodes.
+    `restarts` counts the rounds that a failure of a worker has ended so far, and `changes` those that a lost or new
+    node has; both are the same on all nodes.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """What a store is: a small map from names to bytes that processes share, where they meet before they are connected.
 
-Nobody who waits polls: `get`, `wait`, `queue_pop` and `watch` return when it happens, and `hold` makes a death something
-that can be watched.
+Nobody who waits polls: `get`, `wait`, `queue_pop` and `watch` return when it happens, and `hold` makes a death
+something that can be watched.
 
 One suite, tests/conformance/test_stores.py, says what every store must do.
 """
