@@ -218,13 +218,6 @@ _OTHERS = (
         place="params.cycle_time_ms",
     ),
     _idle(
-        ("--monitor-interval",),
-        "the end of a worker is noticed at once, not by looking now and then",
-        "S",
-        parse=seconds,
-        right="a number of seconds",
-    ),
-    _idle(
         ("--start-method",),
         "workers are commands, which are started afresh; see --preload",
         "HOW",

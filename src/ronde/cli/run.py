@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ronde.cli.options import describe, read
 from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
 from ronde.errors import UsageError
+
+if TYPE_CHECKING:
+    from ronde.cli.run_config import Here
 
 __all__ = ["full_help", "run", "short_help"]
 
@@ -91,14 +95,13 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
         print(describe_launch(config, variables), end="")
         return 0
-    from ronde.launch.local import run_here
+    from ronde.launch.agent import run_agent
 
-    if config.rendezvous.backend != "alone":
-        raise UsageError("jobs of several machines are still to come")
-    return run_here(command, config.worker.slots, variables, config.worker.environment)
+    return run_agent(config, variables).exit_code
 
 
-def _here(asked: RunArguments, variables: Mapping[str, str]):
+def _here(asked: RunArguments, variables: Mapping[str, str]) -> Here:
+    """Look at this machine, as far as the options ask for it."""
     from ronde.cli.run_config import Here
     from ronde.net.processes import usable_cores
 

@@ -74,6 +74,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         max_workers=most,
         start_timeout_ns=_timeout(asked, here, "--start-timeout", "START_TIMEOUT", 300 * SECOND),
         verbose=asked.has("--verbose"),
+        monitor_interval_ns=asked.value("--monitor-interval", SECOND // 10),
     )
 
 

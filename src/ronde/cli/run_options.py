@@ -92,6 +92,14 @@ _WORKERS = (
     ),
     Option(
         WORKERS,
+        ("--monitor-interval",),
+        "how often to look whether somebody has stopped a worker; its end is noticed at once (default: 0.1)",
+        metavar="S",
+        parse=seconds,
+        right=SECONDS,
+    ),
+    Option(
+        WORKERS,
         ("--shutdown-timeout",),
         "how long workers may take to end after SIGTERM, before they are killed (default: 5)",
         metavar="S",
