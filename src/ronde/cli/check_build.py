@@ -1,4 +1,4 @@
-"""`ronde run --check-build`: what is here, in the layout of horovodrun's. Each library is asked, not only looked for."""
+"""`ronde run --check-build`: what is here, laid out as horovodrun does it. Libraries are asked, not only looked for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def check_build() -> str:
             "TensorFlow": lambda: _not_ours("tensorflow"),
             "MXNet": lambda: _not_ours("mxnet"),
         },
-        "Controllers": {"Ronde's own": _native, "MPI": lambda: _none("none is needed"), "Gloo": lambda: _none("none is needed")},
+        "Controllers": {
+            "Ronde's own": _native,
+            "MPI": lambda: _none("none is needed"),
+            "Gloo": lambda: _none("none is needed"),
+        },
         "Backends (RONDE_BACKENDS; docs/backends.md)": {
             "native": _native,
             "MPI": _mpi,

@@ -24,7 +24,7 @@ CONTROLLERS = ("gloo", "mpi")
 
 
 def read_config_file(path: str, table: Sequence[Option]) -> dict[str, Given]:
-    """Return the options that the file sets, by their last names. Raises UsageError that names the place in the file."""
+    """Return the options that the file sets, by their last names. Raises UsageError that names the place in it."""
     places = {option.place: option for option in table if option.place}
     names = {option.name.lstrip("-").replace("-", "_"): option for option in table}
     given = {}
@@ -79,5 +79,7 @@ def _load(path: str) -> Mapping[Any, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise UsageError(f"{path} should hold names and values, like `nnodes: 2`, not a {type(content).__name__}")
+        raise UsageError(
+            f"{path} should hold names and values, like `nnodes: 2`, not a {type(content).__name__}"
+        )
     return content

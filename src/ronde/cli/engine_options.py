@@ -6,7 +6,17 @@ A setting that the environment of `ronde run` has goes before a configuration fi
 from __future__ import annotations
 
 from ronde.cli.options import Option
-from ronde.cli.run_values import at_least, level, megabytes, one_of, path, plain_seconds, ranks, seconds, whole
+from ronde.cli.run_values import (
+    at_least,
+    level,
+    megabytes,
+    one_of,
+    path,
+    plain_seconds,
+    ranks,
+    seconds,
+    whole,
+)
 
 __all__ = ["ENGINE_OPTIONS"]
 
@@ -200,12 +210,14 @@ _WATCHING = (
 )
 
 
-def _idle(names: tuple[str, ...], why: str, metavar: str = "", off: tuple[str, ...] = (), **more: object) -> Option:
+def _idle(
+    names: tuple[str, ...], why: str, metavar: str = "", off: tuple[str, ...] = (), **more: object
+) -> Option:
     return Option(OTHERS, names, why, metavar=metavar, off=off, idle=why, **more)  # type: ignore[arg-type]
 
 
 def _refused(names: tuple[str, ...], why: str, metavar: str = "") -> Option:
-    return Option(OTHERS, names, why, metavar=metavar, right="a value", refused=why)
+    return Option(OTHERS, names, why, metavar=metavar, right=metavar and "a value", refused=why)
 
 
 _OTHERS = (

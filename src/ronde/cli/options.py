@@ -114,9 +114,10 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """Return "; did you mean ...?" if something known looks like the word."""
     import difflib  # only after a mistake: it takes longer to load than all the rest
 
-    # A mistyped word may also be the beginning of a longer one: --nmu of --num-proc.
-    meant = {form: name for name in known for form in (name[: len(word)], name)}
-    near = difflib.get_close_matches(word, meant, n=1)
+    # A mistyped word may also be the beginning of a longer one: --nmu of --num-proc, the first that begins so. Dashes
+    # make nothing similar.
+    meant = {form.lstrip("-"): name for name in reversed(known) for form in (name[: len(word)], name)}
+    near = difflib.get_close_matches(word.lstrip("-"), meant, n=1)
     return f"; did you mean {meant[near[0]]}?" if near else ""
 
 

@@ -121,7 +121,9 @@ def _hostfile(path: str | None) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the hostfile {path}: {getattr(error, 'strerror', 'it is not a text')}") from None
+        raise UsageError(
+            f"cannot read the hostfile {path}: {getattr(error, 'strerror', 'it is not a text')}"
+        ) from None
 
 
 def _version() -> str:

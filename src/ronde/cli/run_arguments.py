@@ -18,20 +18,25 @@ from ronde.errors import UsageError
 __all__ = ["OPTIONS", "RunArguments", "parse_arguments"]
 
 OPTIONS = LAUNCH_OPTIONS + ENGINE_OPTIONS
+_NAMES = frozenset(option.name for option in OPTIONS)
 
 # Options that exclude each other, and why.
 _EXCLUSIVE = (
     ("--module", "--no-python", "a module can only be run by Python"),
-    ("--module", "--run-path", "name a module or a file"),
-    ("--hosts", "--hostfile", "both name the hosts: choose one"),
-    ("--hosts", "--host-discovery-script", "both name the hosts: choose one"),
-    ("--hostfile", "--host-discovery-script", "both name the hosts: choose one"),
-    ("--standalone", "--rdzv-endpoint", "a job of one machine has no place to meet: leave one of them out"),
-    ("--standalone", "--hosts", "a job of one machine has no other hosts: leave one of them out"),
-    ("--standalone", "--hostfile", "a job of one machine has no other hosts: leave one of them out"),
-    ("--standalone", "--host-discovery-script", "a job of one machine has no other hosts: leave one of them out"),
-    ("--bind", "--numa-binding", "both say to which processors workers are bound: choose one"),
-    ("--log-dir", "--output-filename", "both name the directory of the files: choose one"),
+    ("--module", "--run-path", "one is for modules, the other for files"),
+    ("--hosts", "--hostfile", "both name the hosts"),
+    ("--hosts", "--host-discovery-script", "both name the hosts"),
+    ("--hostfile", "--host-discovery-script", "both name the hosts"),
+    ("--standalone", "--rdzv-endpoint", "a job of one machine has no place to meet"),
+    ("--standalone", "--hosts", "a job of one machine has no other hosts"),
+    ("--standalone", "--hostfile", "a job of one machine has no other hosts"),
+    (
+        "--standalone",
+        "--host-discovery-script",
+        "a job of one machine has no other hosts",
+    ),
+    ("--bind", "--numa-binding", "both say to which processors workers are bound"),
+    ("--log-dir", "--output-filename", "both name the directory of the files"),
 )
 
 
@@ -44,22 +49,22 @@ class RunArguments(NamedTuple):
 
     def value(self, name: str, default: Any = None) -> Any:
         """Return the value of an option, or the default if it was not given."""
+        assert name in _NAMES, name
         each = self.given.get(name)
         return default if each is None else each.value
 
     def origin(self, name: str) -> str:
-        """Return how the user wrote the option, or its name if he did not."""
+        """Return how the user wrote the option, or its name if it was not given."""
+        assert name in _NAMES, name
         each = self.given.get(name)
         return name if each is None else each.origin
 
     def has(self, *names: str) -> bool:
         """Whether any of the options was given, and is not a flag with a no."""
-        return any(name in self.given and self.given[name].value is not False for name in names)
+        return any(self.value(name) is not None and self.value(name) is not False for name in names)
 
 
-def parse_arguments(
-    argv: Sequence[str], environment: Mapping[str, str], *, needs_program: bool = True
-) -> RunArguments:
+def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> RunArguments:
     """Return what is asked for by the words after `ronde run`, `environment` being the whole one of this process.
 
     Reads the configuration file if one is named. Raises UsageError for nonsense and contradictions.
@@ -67,10 +72,10 @@ def parse_arguments(
     words, rest = read(argv, OPTIONS)
     variables = _from_environment(environment)
     given = _settle(words, variables, _from_file(words, variables, environment))
-    if needs_program and not rest:
+    if not rest:
         wanted = "module" if "--module" in given else "script"
         raise UsageError(f"no {wanted} to run was given, as in: ronde run -n 4 train.py")
-    return RunArguments(rest[0] if rest else "", tuple(rest[1:]), given)
+    return RunArguments(rest[0], tuple(rest[1:]), given)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
@@ -131,6 +136,7 @@ def _settle(*levels: Mapping[str, Given]) -> dict[str, Given]:
         if not all(name in given and given[name].value is not False for name in (one, other)):
             continue
         if level_of[one] == level_of[other]:
-            raise UsageError(f"{given[one].origin} and {given[other].origin} contradict each other: {why}")
+            both = f"{given[one].origin} and {given[other].origin}"
+            raise UsageError(f"{both} contradict each other, because {why}: leave one of them out")
         del given[max(one, other, key=lambda name: level_of[name])]
     return given

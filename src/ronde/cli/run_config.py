@@ -153,7 +153,9 @@ def _discovery(asked: RunArguments) -> Discovery | None:
     if not asked.has("--host-discovery-script"):
         for name in ("--slots-per-host", "--blacklist-cooldown-range", "--reset-limit"):
             if asked.has(name) and not asked.has("--hosts", "--hostfile"):
-                raise UsageError(f"{asked.origin(name)} is for hosts that come and go: add --host-discovery-script")
+                raise UsageError(
+                    f"{asked.origin(name)} is for hosts that come and go: add --host-discovery-script"
+                )
         return None
     each = asked.value("--nproc-per-node")
     slots = asked.value("--slots-per-host", each if isinstance(each, int) else 1)
@@ -278,7 +280,9 @@ def _endpoint(asked: RunArguments, backend: str, nodes: int) -> str:
 def _static_endpoint(asked: RunArguments, place: str, nodes: int) -> str:
     host = asked.value("--master-addr")
     if place:
-        return _host_and_port(asked.origin("--rdzv-endpoint"), place, asked.value("--master-port", STATIC_PORT))
+        return _host_and_port(
+            asked.origin("--rdzv-endpoint"), place, asked.value("--master-port", STATIC_PORT)
+        )
     if not host:
         raise UsageError(
             f"{nodes} machines need a place where they meet: give --master-addr HOST and --node-rank N, "
@@ -302,7 +306,9 @@ def _host_and_port(origin: str, place: str, port: int) -> str:
     except UsageError:
         address = None
     if address is None or any(letter.isspace() or letter in "/@," for letter in address.host):
-        raise UsageError(f"{origin} {place} makes no sense: it should be HOST:PORT, like node1:29400 or [fd00::1]:29400")
+        raise UsageError(
+            f"{origin} {place} makes no sense: it should be HOST:PORT, like node1:29400 or [fd00::1]:29400"
+        )
     if not address.port:
         raise UsageError(f"{origin} {place} makes no sense: the other machines have to know the port")
     return str(address).removeprefix("tcp:")
@@ -409,7 +415,7 @@ def _interface(asked: RunArguments) -> str | None:
     name: str | None = asked.value("--network-interfaces")
     if name is not None and "," in name:
         raise UsageError(
-            f"{asked.origin('--network-interface')} {name} names several: Ronde uses one network interface, "
+            f"{asked.origin('--network-interfaces')} {name} names several: Ronde uses one network interface, "
             "so name the one that reaches the other machines"
         )
     return name

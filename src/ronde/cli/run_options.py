@@ -65,7 +65,9 @@ _WORKERS = (
         metavar="WHO",
         **one_of("local", "mpi"),
     ),
-    Option(WORKERS, ("--role",), "what the workers are called (default: default)", metavar="NAME", right="a name"),
+    Option(
+        WORKERS, ("--role",), "what the workers are called (default: default)", metavar="NAME", right="a name"
+    ),
     Option(
         WORKERS,
         ("--bind",),

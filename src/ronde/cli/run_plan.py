@@ -21,17 +21,14 @@ def describe_launch(config: LaunchConfig, environment: Mapping[str, str]) -> str
     if is_alone:
         from ronde.launch.agent import plan_here
 
-        return plan_here(config, environment).describe() + _block("", about)
+        known = plan_here(config, environment).describe()
+        return known + "".join(f"{line}\n" for line in (["", *about] if about else []))
     spec = config.worker
-    lines = ["its command:", f"    {shlex.join(spec.argv)}"]
+    lines = [_size(config), *about, "", "its command:", f"    {shlex.join(spec.argv)}"]
     variables = {**spec.environment, "RONDE_JOB_KEY": "<hidden>"}
     lines += ["", "environment of every worker, beside the variables that say who it is:"]
     lines += [f"    {name}={_quoted(value)}" for name, value in sorted(variables.items())]
-    return _block(_size(config), about) + "\n" + "\n".join(lines) + "\n"
-
-
-def _block(title: str, lines: list[str]) -> str:
-    return "\n".join(filter(None, [title, *(["", *lines] if lines and not title else lines)])) + "\n" if lines else title
+    return "\n".join(lines) + "\n"
 
 
 def _quoted(value: str) -> str:

@@ -55,7 +55,7 @@ def _flags(asked: RunArguments) -> dict[str, str]:
 
 
 def idle_options(asked: RunArguments) -> list[str]:
-    """Return a sentence for each option that was given and means nothing here; not for what only the environment has."""
+    """Return a sentence for each option that was given, not only by the environment, and means nothing here."""
     return [
         f"{asked.origin(option.name)} means nothing here: {option.idle}"
         for option in ENGINE_OPTIONS

@@ -24,8 +24,8 @@ def find_command(
     """Return the command whose first word is a path: `name` with its arguments.
 
     A module (`module`), a file ending in .py and any file with `run_path` run with this Python; with `no_python`, and
-    whatever ends otherwise, is a program: a file of that name or, if there is none and the name has no slash, the first in `search_path` (PATH).
-    Raises UsageError if it is not there, is a directory, or may not be read or executed.
+    whatever ends otherwise, is a program: a file of that name or, if there is none and the name has no slash, the first
+    in `search_path` (PATH). Raises UsageError if it is not there, is a directory, or may not be read or executed.
     """
     if module:
         return [sys.executable, "-m", name, *arguments]

@@ -8,14 +8,19 @@ from collections.abc import Mapping
 __all__ = ["usable_gpus"]
 
 # The first of these variables that is set restricts programs to some GPUs; the list ends at the first -1 or nonsense.
-_NVIDIA, _AMD = ("CUDA_VISIBLE_DEVICES",), ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+_NVIDIA, _AMD = (
+    ("CUDA_VISIBLE_DEVICES",),
+    ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+)
 
 
 def usable_gpus(environment: Mapping[str, str]) -> int:
     """Return how many GPUs of NVIDIA or AMD this machine has and the environment lets programs see."""
     if nvidia := len(glob.glob("/dev/nvidia[0-9]*")):
         return _visible(nvidia, _NVIDIA, environment)
-    return _visible(sum(map(_is_gpu, glob.glob("/sys/class/kfd/kfd/topology/nodes/*/gpu_id"))), _AMD, environment)
+    return _visible(
+        sum(map(_is_gpu, glob.glob("/sys/class/kfd/kfd/topology/nodes/*/gpu_id"))), _AMD, environment
+    )
 
 
 def _visible(present: int, variables: tuple[str, ...], environment: Mapping[str, str]) -> int:
