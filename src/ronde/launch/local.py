@@ -34,11 +34,13 @@ from ronde.core.worker_group import (
     name_ranks,
     signal_name,
 )
-from ronde.errors import AbortedError, PeerLostError, RemoteError
+from ronde.errors import AbortedError, PeerLostError, RemoteError, UsageError
+from ronde.launch.config import Outputs
+from ronde.launch.outputs import RunOutputs, WorkerOutput, substitute
 from ronde.launch.plan import LaunchPlan, WorkerPlan, plan_local
 from ronde.launch.report import report
-from ronde.net.output import Piece, Sink, Source, Stream, Tail, claim_standard_streams, open_sinks
-from ronde.net.processes import Process, SignalInbox, free_port, usable_cores
+from ronde.net.output import Piece, Sink, Source, Stream, claim_standard_streams, open_sinks
+from ronde.net.processes import GroupLeader, Process, SignalInbox, free_port, usable_cores
 from ronde.net.stores.server import StoreServer
 from ronde.settings import JobKey
 
@@ -54,17 +56,22 @@ _SIGNALS, _OUTPUT, _SINKS, _EXITS = range(4)  # the order within a turn
 
 
 def run_here(
-    argv: Sequence[str], workers: int, environment: Mapping[str, str], more: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    workers: int,
+    environment: Mapping[str, str],
+    more: Mapping[str, str] | None = None,
+    outputs: Outputs | None = None,
 ) -> int:
     """Run the command (a path and its arguments) in `workers` processes and return the job's exit code.
 
-    `environment` is the whole environment of the launcher; `more` goes before it in that of the workers. To be called
-    in the main thread.
+    `environment` is the whole environment of the launcher; `more` goes before it in that of the workers. Raises
+    UsageError if there can be no log directory. To be called in the main thread.
     """
     claim_standard_streams()
     key = JobKey.generate()
     with closing(StoreServer(_new_address(), key)) as store:
-        return supervise(plan_here(argv, workers, environment, store.address, key, more), environment)
+        plan = plan_here(argv, workers, environment, store.address, key, more)
+        return supervise(plan, environment, outputs)
 
 
 def plan_here(
@@ -90,9 +97,9 @@ def plan_here(
     )
 
 
-def supervise(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
+def supervise(plan: LaunchPlan, environment: Mapping[str, str], outputs: Outputs | None = None) -> int:
     """Run the plan's workers to their end, showing their output; return the job's exit code."""
-    with SignalInbox() as inbox, _Supervisor(plan, environment, inbox) as supervisor:
+    with SignalInbox() as inbox, _Supervisor(plan, environment, inbox, outputs or Outputs()) as supervisor:
         return supervisor.run()
 
 
@@ -108,14 +115,17 @@ def _new_address() -> str:
 class _Supervisor:
     """The shell around one `WorkerGroup`."""
 
-    def __init__(self, plan: LaunchPlan, environment: Mapping[str, str], inbox: SignalInbox) -> None:
+    def __init__(
+        self, plan: LaunchPlan, environment: Mapping[str, str], inbox: SignalInbox, outputs: Outputs
+    ) -> None:
         self._plan = plan
         self._environment = environment
         self._inbox = inbox
         self._group = WorkerGroup(worker.rank for worker in plan.workers)
-        self._processes: dict[int, Process] = {}
+        self._wanted_outputs = outputs
+        self._outputs: dict[int, WorkerOutput] = {}
+        self._processes: dict[int, GroupLeader] = {}
         self._streams: dict[int, set[Stream]] = {}  # by rank; those not at their end
-        self._tails: dict[int, Tail] = {}
         self._leftovers: dict[int, set[int]] = {}  # by rank: pidfds of processes that outlived their worker
         self._deadline_ns: int | None = None
         self._finish: Finish | None = None
@@ -126,6 +136,13 @@ class _Supervisor:
     def __enter__(self) -> _Supervisor:
         self._out, self._err = open_sinks()
         self._sinks = {self._out, self._err}
+        try:
+            run_id = self._plan.workers[0].environment["TORCHELASTIC_RUN_ID"]
+            self._run_outputs = RunOutputs(self._wanted_outputs, run_id, self._complain)
+        except UsageError:
+            for sink in self._sinks:
+                sink.close()
+            raise
         self._selector = selectors.PollSelector()
         self._watch(self._inbox.fileno(), _SIGNALS, self._read_signals)
         return self
@@ -139,6 +156,7 @@ class _Supervisor:
                 process.signal_group(signal.SIGKILL)
             self._close_streams(rank)
         self._selector.close()
+        self._run_outputs.close()
         for sink in self._sinks:
             sink.close()
 
@@ -150,25 +168,24 @@ class _Supervisor:
                 break
         while self._finish is None:
             self._turn()
-        failed = self._tails.get(self._finish.failed_rank) if self._finish.failed_rank is not None else None
-        for line in report(self._finish, self._group.workers, failed.lines() if failed else []):
+        failed = self._outputs.get(self._finish.failed_rank) if self._finish.failed_rank is not None else None
+        for line in report(self._finish, self._group.workers, failed.last_words() if failed else []):
             self._say(line)
         self._write_out()
         return self._finish.exit_code
 
     def _start(self, worker: WorkerPlan) -> None:
         rank = worker.rank
+        output = self._run_outputs.worker(0, rank, worker.local_rank)
+        argv = substitute(worker.argv, worker.local_rank)
+        environment = {**self._environment, **worker.environment, **output.environment}
         try:
-            process = Process(worker.argv, {**self._environment, **worker.environment})
+            with output.files() as (stdout, stderr):
+                process = Process(argv, environment, stdout=stdout, stderr=stderr)
         except OSError as error:
             return self._tell(NotStarted(rank, error.strerror or str(error)))
-        prefix = f"[{rank}] ".encode()
-        self._processes[rank] = process
-        self._tails[rank] = Tail()
-        self._streams[rank] = {
-            Stream(process.stdout, Source(rank, "stdout", prefix), self._out),
-            Stream(process.stderr, Source(rank, "stderr", prefix), self._err, self._tails[rank]),
-        }
+        self._processes[rank], self._outputs[rank] = process, output
+        self._streams[rank] = output.streams(process, self._out, self._err)
         self._watch(process.pidfd, _EXITS, partial(self._worker_exited, rank))
         return self._tell(Started(rank, process.pid))
 
@@ -197,7 +214,7 @@ class _Supervisor:
         for rank, streams in self._streams.items():
             for stream in streams:
                 pump = partial(self._pump, rank, stream)
-                self._watch(stream.fileno(), _OUTPUT, pump, wanted=not stream.sink.full)
+                self._watch(stream.fileno(), _OUTPUT, pump, wanted=not stream.held_up)
 
     def _watch(
         self,
@@ -244,7 +261,7 @@ class _Supervisor:
         self._unwatch(process.pidfd)
         returncode = process.reap()
         leftovers = self._watch_leftovers(rank)
-        blames_peer = any(_BLAMES_PEER.match(line) for line in self._tails[rank].lines())
+        blames_peer = any(_BLAMES_PEER.match(line) for line in self._outputs[rank].last_lines())
         self._tell(Exited(rank, returncode, blames_peer, leftovers))
 
     def _watch_leftovers(self, rank: int) -> bool:
@@ -280,6 +297,9 @@ class _Supervisor:
                     self._deadline_ns = at_ns
                 case Finish():
                     self._finish, self._deadline_ns = effect, None
+
+    def _complain(self, text: str) -> None:
+        self._say(f"ronde: {text}".encode())
 
     def _say(self, line: bytes) -> None:
         self._err.show(_OURSELVES, [Piece(line, b"\n")])
