@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ronde.errors import UsageError
-from ronde.launch.config import Outputs, Std
-from ronde.launch.local import run_here
-from ronde.launch.outputs import RunOutputs, fill_prefix, substitute
+from ronde.launch.agent import run_agent
+from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
+from ronde.launch.outputs import RunOutputs, fill_prefix
 from ronde.settings import environment
 
 HANGING_S = 100
@@ -33,12 +33,16 @@ class Shown:
     def run(self, text: str, outputs: Outputs, workers: int = 2, *arguments: str) -> int:
         script = self.folder / "script.py"
         script.write_text("import os, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(text))
-        code = run_here([sys.executable, str(script), *arguments], workers, environment(), outputs=outputs)
+        code = run_here((sys.executable, str(script), *arguments), workers, outputs)
         self.out, self.err = self.capfd.readouterr()
         return code
 
     def files(self) -> dict[str, str]:
         return written_in(self.logs)
+
+
+def run_here(argv: tuple[str, ...], workers: int, outputs: Outputs) -> int:
+    return run_agent(LaunchConfig(WorkerSpec(argv, workers), outputs=outputs), environment()).exit_code
 
 
 def written_in(logs: Path) -> dict[str, str]:
@@ -117,14 +121,8 @@ def test_a_prefix_with_an_unknown_name_is_refused() -> None:
 
 
 def test_only_the_macro_is_replaced_in_arguments(shown: Shown) -> None:
-    assert substitute(("/a${local_rank}", "--x=${local_rank}", "$$", "$local_rank"), 3) == (
-        "/a${local_rank}",
-        "--x=3",
-        "$$",
-        "$local_rank",
-    )
-    assert shown.run("print(sys.argv[1])", Outputs(), 2, "cuda:${local_rank}") == 0
-    assert sorted(shown.out.splitlines()) == ["[0] cuda:0", "[1] cuda:1"]
+    assert shown.run("print(*sys.argv[1:])", Outputs(), 2, "cuda:${local_rank}", "$$", "$local_rank") == 0
+    assert sorted(shown.out.splitlines()) == ["[0] cuda:0 $$ $local_rank", "[1] cuda:1 $$ $local_rank"]
 
 
 # Error files.
@@ -231,8 +229,7 @@ def test_files_are_those_of_torchrun(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     outputs = Outputs(str(ours), redirects={0: Std.OUT}, tee={1: Std.ALL})
-    argv = [sys.executable, str(tmp_path / "script.py"), "x=${local_rank}"]
-    assert run_here(argv, 2, environment(), outputs=outputs) == 1
+    assert run_here((sys.executable, str(tmp_path / "script.py"), "x=${local_rank}"), 2, outputs) == 1
     expected, got = (normal(written_in(each), tmp_path) for each in (theirs, ours))
     assert set(expected) == {"attempt_0/0/stdout.log"} | {
         f"attempt_0/1/{name}" for name in ("stdout.log", "stderr.log", "error.json")

@@ -26,21 +26,15 @@ from ronde.launch.record import ErrorReport, read_error_file
 from ronde.net.output import LogFile, Sink, Source, Stream, Tail, tail_of_file
 from ronde.net.processes import GroupLeader
 
-__all__ = ["MACRO", "RunOutputs", "WorkerOutput", "fill_prefix", "substitute"]
+__all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-MACRO = "${local_rank}"
 ALL_OTHERS = -1  # the key of a mapping by local rank
 _FIELD = re.compile(r"\$?\{(\w+)\}")
 _FIELDS = ("rank", "local_rank", "host", "role")
 _STREAMS = {Std.OUT: "stdout", Std.ERR: "stderr"}
 
 Complain = Callable[[str], None]
-
-
-def substitute(argv: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
-    """Return the command with ${local_rank} replaced in its arguments; nothing else is touched."""
-    return (*argv[:1], *(word.replace(MACRO, str(local_rank)) for word in argv[1:]))
 
 
 def fill_prefix(template: str, rank: int, local_rank: int, host: str, role: str) -> str:
