@@ -385,7 +385,7 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
 
 def _outputs(asked: RunArguments, slots: int, here: Here) -> Outputs:
     """Return where output goes; `slots` is 0 if other machines may have other numbers of workers."""
-    tee = asked.value("--tee", {-1: 3} if asked.has("--output-filename") else {})
+    tee = asked.value("--tee", {-1: Std.ALL} if asked.has("--output-filename") else {})
     which = {"--redirects": asked.value("--redirects", {}), "--tee": tee}
     for option, streams in which.items():
         for rank in streams:
@@ -399,16 +399,12 @@ def _outputs(asked: RunArguments, slots: int, here: Here) -> Outputs:
         prefix = template.replace("${role_name}", "{role}").replace("${", "{")
     return Outputs(
         log_dir=asked.value("--log-dir", asked.value("--output-filename")),
-        redirects=_streams(which["--redirects"]),
-        tee=_streams(which["--tee"]),
+        redirects=which["--redirects"],
+        tee=which["--tee"],
         filter=asked.value("--local-ranks-filter"),
         prefix=prefix,
         timestamps=asked.has("--prefix-output-with-timestamp"),
     )
-
-
-def _streams(numbers: Mapping[int, int]) -> dict[int, Std]:
-    return {rank: Std(number) for rank, number in numbers.items() if number or rank >= 0}
 
 
 def _interface(asked: RunArguments) -> str | None:
