@@ -44,7 +44,12 @@ def parse(line: str, **environment: str) -> RunArguments:
         ("-m package.train -n 4", "package.train", ("-n", "4"), {"--module": True}),
         ("--no_python ./run.py x", "./run.py", ("x",), {"--no-python": True}),
         ("--nnodes 2:4 t.py", "t.py", (), {"--nnodes": (2, 4)}),
-        ("-r 3 -t 0:1,1:2 t.py", "t.py", (), {"--redirects": {-1: Std.ALL}, "--tee": {0: Std.OUT, 1: Std.ERR}}),
+        (
+            "-r 3 -t 0:1,1:2 t.py",
+            "t.py",
+            (),
+            {"--redirects": {-1: Std.ALL}, "--tee": {0: Std.OUT, 1: Std.ERR}},
+        ),
         ("--local_ranks_filter=0,2 t.py", "t.py", (), {"--local-ranks-filter": frozenset({0, 2})}),
         ("--rdzv-conf a=1,b=2 t.py", "t.py", (), {"--rdzv-conf": {"a": "1", "b": "2"}}),
         ("-Ha:2,b t.py", "t.py", (), {"--hosts": "a:2,b"}),
