@@ -138,10 +138,9 @@ class _Shell:
         self._alive = False  # whether they run
         self._finish: Finish | None = None  # how they ended
         self._exit: machine.Exit | None = None
-        self._store: StoreServer | None = None
         self._hurry = False  # a signal came after the end
-        self._open_store()
-        stack.callback(self._close)
+        self._store = self._open_store()
+        stack.callback(self._close_store)
         self._loop = Loop()
         stack.callback(self._loop.close)
         self._inbox = stack.enter_context(SignalInbox())
@@ -267,12 +266,11 @@ class _Shell:
         self._screen.say(f"ronde: {text}".encode())
 
     def _join(self) -> None:
-        if self._store is None:
-            self._open_store()
-        assert self._store
-        self._rendezvous.join(
-            _describe_node(self._config, self._address, self._store.address, self._id), self._budget
-        )
+        if self._round:  # the store is that of a round that is over
+            self._close_store()
+            self._store = self._open_store()
+        node = _describe_node(self._config, self._address, self._store.address, self._id)
+        self._rendezvous.join(node, self._budget)
 
     def _start(self, round: Round, again: bool) -> None:
         spec = self._config.worker
@@ -285,13 +283,11 @@ class _Shell:
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
 
-    def _open_store(self) -> None:
-        self._store = StoreServer(_unix_address(), self._key)
+    def _open_store(self) -> StoreServer:
+        return StoreServer(_unix_address(), self._key)
 
-    def _close(self) -> None:
-        if self._store:
-            self._store.close()
-            self._store = None
+    def _close_store(self) -> None:
+        self._store.close()
 
     # The end
 
