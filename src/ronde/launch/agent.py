@@ -12,9 +12,10 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from ronde.core import agent as machine
 from ronde.core.agent import Agent, Patience
@@ -26,6 +27,7 @@ from ronde.launch.loop import Loop, Order
 from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
 from ronde.launch.screen import Screen
+from ronde.launch.starter import Starter
 from ronde.launch.supervisor import Supervisor
 from ronde.net.host import host_name
 from ronde.net.output import claim_standard_streams
@@ -58,15 +60,15 @@ class RunResult:
     changes: int = 0
 
 
-def run_agent(config: LaunchConfig, environment: Mapping[str, str]) -> RunResult:
+def run_agent(config: LaunchConfig, environment: Mapping[str, str], keep: Sequence[int] = ()) -> RunResult:
     """Run this node's part of the job, showing the workers' output, until the job is over or we are told to go.
 
-    `environment` is the whole environment of the launcher. To be called in the main thread. Raises UsageError if the
-    configuration makes no sense or the rendezvous cannot be reached.
+    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`. Raises UsageError if
+    the configuration makes no sense or the rendezvous cannot be reached. Signals are heeded in the main thread only.
     """
     claim_standard_streams()
     with ExitStack() as stack:
-        shell = _Shell(config, environment, stack)
+        shell = _Shell(config, environment, stack, keep)
         return shell.run()
 
 
@@ -121,7 +123,9 @@ def _describe_node(config: LaunchConfig, address: str, store: str, id: str = "")
 class _Shell:
     """The shell around one `Agent`; what it opens belongs to the stack."""
 
-    def __init__(self, config: LaunchConfig, environment: Mapping[str, str], stack: ExitStack) -> None:
+    def __init__(
+        self, config: LaunchConfig, environment: Mapping[str, str], stack: ExitStack, keep: Sequence[int]
+    ) -> None:
         self._config = config
         self._environment = environment
         self._id = secrets.token_hex(8)
@@ -148,6 +152,8 @@ class _Shell:
         stack.callback(self._screen.close)
         self._rendezvous: Rendezvous = AloneRendezvous()
         stack.callback(self._rendezvous.close)
+        self._starter = Starter(config, environment, self._run_id, self._say, keep=keep)
+        stack.callback(self._starter.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
     def run(self) -> RunResult:
@@ -278,7 +284,13 @@ class _Shell:
         policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal)
         plan = _plan(self._config, round, self._environment, self._key, self._run_id)
         self._supervisor = Supervisor(
-            plan, self._environment, policy, self._loop, self._screen, self._failing, self._ended
+            plan,
+            partial(self._starter.start, attempt=round.number),
+            policy,
+            self._loop,
+            self._screen,
+            self._failing,
+            self._ended,
         )
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
