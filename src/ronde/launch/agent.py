@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ronde.core import agent as machine
-from ronde.core.agent import Agent, Patience
+from ronde.core.agent import Agent
 from ronde.core.round import Budget, Failure, Node, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.launch.config import LaunchConfig
@@ -134,8 +134,7 @@ class _Shell:
         self._address = LOOPBACK
         spec, meeting = config.worker, config.rendezvous
         self._budget = Budget(spec.max_restarts, spec.max_changes)
-        verdict_ns = meeting.heartbeat_ns * meeting.missing_beats + spec.grace_ns
-        self._agent = Agent(self._budget, Patience(meeting.exit_barrier_ns, verdict_ns))
+        self._agent = Agent(self._budget, meeting.exit_barrier_ns)
         self._events: deque[machine.Event] = deque()
         self._round: Round | None = None
         self._supervisor: Supervisor | None = None  # of the workers that run, or that were the last to run
@@ -203,14 +202,12 @@ class _Shell:
 
     def _ended(self, finish: Finish) -> None:
         assert self._supervisor
-        failure, blames_peer = None, False
-        if finish.failed_rank is not None:
-            failure = self._describe_failure(finish.failed_rank)
-            blames_peer = self._supervisor.group.workers[finish.failed_rank].blames_peer
+        failed = finish.failed_rank
+        failure = None if failed is None else self._describe_failure(failed)
         self._alive, self._finish = False, finish
         self._frozen.end()
         self._supervisor.close()
-        self._tell(machine.Gone(finish.exit_code, finish.reason, failure, blames_peer))
+        self._tell(machine.Gone(finish.exit_code, finish.reason, failure))
 
     def _describe_failure(self, rank: int) -> Failure:
         supervisor = self._supervisor
@@ -225,6 +222,7 @@ class _Shell:
             exit_code=worker.returncode or 0,
             message=worker.describe(),
             details=words,
+            blames_peer=worker.blames_peer,
         )
 
     # What is to be done

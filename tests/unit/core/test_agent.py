@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +19,6 @@ from ronde.core.agent import (
     Interrupt,
     Join,
     Leave,
-    Patience,
     Say,
     SetTimer,
     StartWorkers,
@@ -44,7 +45,7 @@ from ronde.core.round import (
 )
 
 SIGINT, SIGTERM = 2, 15
-BARRIER_NS, VERDICT_NS = 300, 20
+BARRIER_NS = 300
 NODES = tuple(Node(f"n{i}", f"host{i}", "10.0.0.1", 2, "tcp:10.0.0.1:1", 1) for i in range(3))
 OURS = Failure(1, 1, "host0", 11, -9, "rank 1 was killed by SIGKILL")
 OTHERS = Failure(3, 1, "host1", 33, 7, "rank 3 failed with exit code 7")
@@ -58,7 +59,7 @@ class Story:
     """An agent that has joined; effects are told by their type, without what is said to the user."""
 
     def __init__(self, restarts: int = 2) -> None:
-        self.agent = Agent(Budget(restarts), Patience(BARRIER_NS, VERDICT_NS))
+        self.agent = Agent(Budget(restarts), BARRIER_NS)
         assert self.agent.begin() == [Join()]
 
     def at(self, now_ns: int, event: Event) -> list[Effect]:
@@ -139,24 +140,14 @@ def test_a_failure_elsewhere_ends_our_workers_at_once() -> None:
 
 def test_a_closed_job_turns_newcomers_away() -> None:
     assert Story().after(JobClosed("it is over")) == [Exit(1, "it is over")]
+    assert Story().after(JobClosed("it is done", completed=True)) == [Exit(0, "it is done")]
 
 
-def test_who_lost_a_peer_waits_for_the_cause() -> None:
+def test_who_lost_a_peer_is_told_of_when_no_better_cause_has_come() -> None:
+    lost = replace(OURS, blames_peer=True)
     story = running()
-    assert story.at(5, Gone(1, "", OURS, blames_peer=True)) == [SetTimer(5 + VERDICT_NS)]
-    assert story.at(6, RoundEnded(0, NodesLost(NODES[1:2], "host1 is gone"))) == [Join()]
-    assert story.at(5 + VERDICT_NS, Timer()) == []
-
-
-def test_who_lost_a_peer_is_the_failure_if_nobody_names_one() -> None:
-    story = running()
-    story.at(5, Gone(1, "", OURS, blames_peer=True))
-    assert story.at(5 + VERDICT_NS, Timer()) == [Fail(OURS)]
-    assert story.at(99, Timer()) == []
-
-
-def test_on_one_node_nobody_else_can_name_the_cause() -> None:
-    assert running(nodes=1).after(Gone(1, "", OURS, blames_peer=True)) == [Fail(OURS)]
+    assert story.after(Gone(1, "", lost)) == [Fail(lost)]
+    assert story.after(RoundEnded(0, NodesLost(NODES[1:2], "host1 is gone"))) == [Join()]
 
 
 def test_lost_and_waiting_nodes_start_a_new_round() -> None:
@@ -223,7 +214,7 @@ EVENTS = st.one_of(
     st.sampled_from([AllSucceeded(0), AllSucceeded(1), Ejected("silent"), Notice("hello"), Timer()]),
     st.sampled_from([JobClosed("over"), JobClosed("over", OTHERS), RendezvousBroken("lost")]),
     st.sampled_from([Failing(OURS), Interrupt(SIGINT, "Ctrl-C"), Interrupt(SIGTERM, "SIGTERM")]),
-    st.builds(Gone, st.sampled_from([0, 1]), st.just(""), st.sampled_from([None, OURS]), st.booleans()),
+    st.builds(Gone, st.sampled_from([0, 1]), st.just(""), st.sampled_from([None, OURS])),
 )
 
 

@@ -52,12 +52,21 @@ def test_the_cross_rank_counts_nodes_with_such_a_local_rank() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from("ab")), min_size=1, max_size=6))
-@pytest.mark.parametrize("by", ["rank", "role_rank", "cross_rank"])
-def test_ranks_of_all_nodes_fit_together(by: str, shape: list[tuple[int, str]]) -> None:
-    workers = workers_of(nodes_of(*shape))
-    groups = {"rank": lambda w: 0, "role_rank": lambda w: w.role, "cross_rank": lambda w: w.local_rank}
-    sizes = {"rank": "size", "role_rank": "role_size", "cross_rank": "cross_size"}
-    for key in {groups[by](worker) for worker in workers}:
-        members = [worker for worker in workers if groups[by](worker) == key]
-        assert [getattr(worker, by) for worker in members] == list(range(len(members)))
-        assert {getattr(worker, sizes[by]) for worker in members} == {len(members)}
+@pytest.mark.parametrize(
+    ("rank", "size", "among"),
+    [
+        ("rank", "size", ()),
+        ("role_rank", "role_size", ("role",)),
+        ("cross_rank", "cross_size", ("local_rank",)),
+        ("local_rank", "local_size", ("group_rank",)),
+    ],
+)
+def test_ranks_of_all_nodes_fit_together(
+    rank: str, size: str, among: tuple[str, ...], shape: list[tuple[int, str]]
+) -> None:
+    groups: dict[tuple[object, ...], list[WorkerRanks]] = {}
+    for worker in workers_of(nodes_of(*shape)):
+        groups.setdefault(tuple(getattr(worker, name) for name in among), []).append(worker)
+    for members in groups.values():
+        assert [getattr(worker, rank) for worker in members] == list(range(len(members)))
+        assert {getattr(worker, size) for worker in members} == {len(members)}
