@@ -29,8 +29,8 @@ Theory of operation
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ronde.core.round import (
     AllSucceeded,
@@ -88,15 +88,13 @@ class State(Enum):
 # What happens, beside what the rendezvous tells.
 
 
-@dataclass(frozen=True, slots=True)
-class Failing:
+class Failing(NamedTuple):
     """A worker has failed for a reason of its own; others may still be there, and are being ended."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """No process of the workers is left.
 
     `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
@@ -107,16 +105,14 @@ class Gone:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(NamedTuple):
     """The agent got a signal that means: end. The shell has passed it on to the workers, if there are any."""
 
     signum: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
+class Timer(NamedTuple):
     """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
 
 
@@ -126,68 +122,58 @@ Event = RendezvousEvent | Failing | Gone | Interrupt | Timer
 # What is to be done.
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(NamedTuple):
     """Ask for the next round."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
+class StartWorkers(NamedTuple):
     """Start the workers of the round; `again` says that they may be started again if one fails."""
 
     round: Round
     again: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StopWorkers:
+class StopWorkers(NamedTuple):
     """End the workers; `Gone` comes of it."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(NamedTuple):
     """Tell the rendezvous that a worker of this round has failed."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Succeed:
+class Succeed(NamedTuple):
     """Tell the rendezvous that all workers of this node have succeeded."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndJob:
+class EndJob(NamedTuple):
     """Close the job for all nodes."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(NamedTuple):
     """Tell the rendezvous that this node goes."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(NamedTuple):
     """Something for the user's eyes."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(NamedTuple):
     """Send `Timer` at this time; it replaces any earlier one."""
 
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(NamedTuple):
     """It is over. `failure` is the job's first one, on whatever node; `reason` says why where that is no failure."""
 
     code: int
