@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ronde.core import agent as machine
-from ronde.core.agent import Agent, Patience
+from ronde.core.agent import Agent
 from ronde.core.round import Budget, Failure, Node, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.launch.config import LaunchConfig
@@ -137,18 +137,16 @@ class _Shell:
         self._address = LOOPBACK
         spec, meeting = config.worker, config.rendezvous
         self._budget = Budget(spec.max_restarts, spec.max_changes)
-        verdict_ns = meeting.heartbeat_ns * meeting.missing_beats + spec.grace_ns
-        self._agent = Agent(self._budget, Patience(meeting.exit_barrier_ns, verdict_ns))
+        self._agent = Agent(self._budget, meeting.exit_barrier_ns)
         self._events: deque[machine.Event] = deque()
         self._round: Round | None = None
         self._supervisor: Supervisor | None = None  # of the workers that run, or that were the last to run
         self._alive = False  # whether they run
         self._finish: Finish | None = None  # how they ended
         self._exit: machine.Exit | None = None
-        self._store: StoreServer | None = None
         self._hurry = False  # a signal came after the end
-        self._open_store()
-        stack.callback(self._close)
+        self._store = self._open_store()
+        stack.callback(self._close_store)
         self._loop = Loop()
         stack.callback(self._loop.close)
         self._inbox = stack.enter_context(SignalInbox())
@@ -207,14 +205,12 @@ class _Shell:
 
     def _ended(self, finish: Finish) -> None:
         assert self._supervisor
-        failure, blames_peer = None, False
-        if finish.failed_rank is not None:
-            failure = self._describe_failure(finish.failed_rank)
-            blames_peer = self._supervisor.group.workers[finish.failed_rank].blames_peer
+        failed = finish.failed_rank
+        failure = None if failed is None else self._describe_failure(failed)
         self._alive, self._finish = False, finish
         self._frozen.end()
         self._supervisor.close()
-        self._tell(machine.Gone(finish.exit_code, finish.reason, failure, blames_peer))
+        self._tell(machine.Gone(finish.exit_code, finish.reason, failure))
 
     def _describe_failure(self, rank: int) -> Failure:
         supervisor = self._supervisor
@@ -229,6 +225,7 @@ class _Shell:
             exit_code=worker.returncode or 0,
             message=worker.describe(),
             details=words,
+            blames_peer=worker.blames_peer,
         )
 
     # What is to be done
@@ -276,12 +273,11 @@ class _Shell:
         self._screen.say(f"ronde: {text}".encode())
 
     def _join(self) -> None:
-        if self._store is None:
-            self._open_store()
-        assert self._store
-        self._rendezvous.join(
-            _describe_node(self._config, self._address, self._store.address, self._id), self._budget
-        )
+        if self._round:  # the store is that of a round that is over
+            self._close_store()
+            self._store = self._open_store()
+        node = _describe_node(self._config, self._address, self._store.address, self._id)
+        self._rendezvous.join(node, self._budget)
 
     def _start(self, round: Round, again: bool) -> None:
         spec = self._config.worker
@@ -300,13 +296,11 @@ class _Shell:
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
 
-    def _open_store(self) -> None:
-        self._store = StoreServer(_unix_address(), self._key)
+    def _open_store(self) -> StoreServer:
+        return StoreServer(_unix_address(), self._key)
 
-    def _close(self) -> None:
-        if self._store:
-            self._store.close()
-            self._store = None
+    def _close_store(self) -> None:
+        self._store.close()
 
     # The end
 
@@ -316,9 +310,9 @@ class _Shell:
         times = "once" if used == 1 else f"{used} times"
         remark = f"; the workers had been started again {times} before" if used else ""
         supervisor, finish, failure = self._supervisor, self._finish, exit.failure
-        ours = failure is None or (supervisor is not None and supervisor.has(failure.rank, failure.pid))
-        if supervisor and finish and ours and exit.code:
-            return report(finish, supervisor.group.workers, failure, remark)
+        if supervisor and finish and finish.exit_code == exit.code:
+            if failure is None or supervisor.has(failure.rank, failure.pid):
+                return report(finish, supervisor.group.workers, failure, remark)
         return report_elsewhere(exit.reason, failure, remark) if exit.code else []
 
     def _result(self, exit: machine.Exit) -> RunResult:

@@ -42,8 +42,10 @@ from ronde.net.processes import GroupLeader
 __all__ = ["Supervisor"]
 
 # How the last line of a traceback begins if the worker died of what happened to another one: in our words, or Gloo's.
+# torch puts its own prefix before each line of a traceback.
 _BLAMES_PEER = re.compile(
-    rb"(ronde\.)?(errors\.)?(%s)\b|(torch\.distributed\.)?\w*Error: .*gloo.*(closed by peer|reset by peer|Broken pipe)"
+    rb"(\[rank\d+\]: )?((ronde\.)?(errors\.)?(%s)\b"
+    rb"|(\w+\.)*\w+Error: .*\bgloo\b.*(closed by peer|reset by peer|Broken pipe))"
     % b"|".join(error.__name__.encode() for error in (PeerLostError, AbortedError, RemoteError))
 )
 
