@@ -299,6 +299,8 @@ class _Shell:
         )
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
+        if again:
+            self._starter.prepare(plan.workers[0])
 
     def _open_store(self) -> None:
         self._store = StoreServer(_unix_address(), self._key)
