@@ -295,6 +295,8 @@ class _Shell:
         )
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
+        if again:
+            self._starter.prepare(plan.workers[0])
 
     def _open_store(self) -> StoreServer:
         return StoreServer(_unix_address(), self._key)

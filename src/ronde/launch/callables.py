@@ -22,6 +22,7 @@ from ronde.core.round import Failure
 from ronde.errors import RemoteError, UsageError
 from ronde.launch.agent import RunResult, run_agent
 from ronde.launch.config import LaunchConfig, WorkerSpec
+from ronde.launch.preload import LATER, WORTH_IT
 from ronde.settings import environment as own_environment
 
 __all__ = ["ElasticLaunch", "run"]
@@ -50,7 +51,8 @@ def run(
     """Call `fn(*args, **kwargs)` in `np` new processes, the ranks of a job, and return their results by rank.
 
     What they print is shown behind their ranks; `environment` goes before ours in theirs. `start_method`: "spawn"
-    starts each from nothing; "forkserver" forks them from one process that has imported what `fn`'s module imports.
+    starts each from nothing; "forkserver" forks them from one process that has imported the large modules that are
+    loaded here.
     Raises RemoteError with the rank and traceback of the first that fails, after all have ended, and UsageError if the
     function cannot be sent. Ctrl-C ends all of them.
     """
@@ -98,7 +100,9 @@ class ElasticLaunch(Generic[P, R]):
                 file.write(packed)
             del packed
             argv = (sys.executable, _PROGRAM, str(call), ",".join(map(str, results)), "${local_rank}")
-            worker = replace(self._config.worker, argv=argv)
+            worker = replace(self._config.worker, argv=argv, fork=self._start_method == "forkserver")
+            if worker.preload is None:
+                worker = replace(worker, preload=_loaded_here())
             result = run_agent(
                 replace(self._config, worker=worker), own_environment(), keep=(call, *results), report=False
             )
@@ -106,6 +110,11 @@ class ElasticLaunch(Generic[P, R]):
                 return {rank: _result(fd, rank) for rank, fd in zip(sorted(result.returncodes), results)}
             _raise(result, results)
             raise AssertionError  # not reached
+
+
+def _loaded_here() -> tuple[str, ...]:
+    """Return what a template of workers should import: what `called.py` needs, and what the function may use."""
+    return ("multiprocessing.spawn", __name__, *(name for name in (*WORTH_IT, *LATER) if name in sys.modules))
 
 
 def pickler() -> Any:
