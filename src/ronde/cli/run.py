@@ -157,12 +157,14 @@ def run(argv: Sequence[str]) -> int:
             print(mpirun.plan_here(command, workers, variables).describe(), end="")
             return 0
         return mpirun.run_here(command, workers, variables)
-    from ronde.launch.local import plan_here, run_here
+    from ronde.launch.agent import plan_here, run_agent
+    from ronde.launch.config import LaunchConfig, WorkerSpec
 
+    config = LaunchConfig(WorkerSpec(tuple(command), workers, environment=more))
     if arguments.dry_run:
-        print(plan_here(command, workers, variables, more=more).describe(), end="")
+        print(plan_here(config, variables).describe(), end="")
         return 0
-    return run_here(command, workers, variables, more)
+    return run_agent(config, variables).exit_code
 
 
 def _tuning(arguments: RunArguments) -> dict[str, str]:

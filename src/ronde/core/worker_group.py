@@ -6,13 +6,15 @@ Rules
 2. The first worker to fail is THE failure: its exit code is the job's (128 + signal if a signal killed it). A worker
    that fails because it lost a peer is not the cause: it stands in until a worker fails for a reason of its own.
 3. After the first failure the others have a grace in which to notice by themselves: they do within a second, and what
-   they then say is worth having. Whoever is still there gets SIGTERM, and after the patience SIGKILL.
+   they then say is worth having. Whoever is still there gets SIGTERM, and after the patience SIGKILL. Where all are to
+   be started again (`Policy.hurry`), nobody gets a grace once the cause is known.
 4. An interrupt (Ctrl-C, SIGTERM, SIGHUP) is forwarded at once, with SIGKILL after the patience; Ctrl-C after another
    interrupt kills at once. The exit code is 128 + signal, unless a worker had failed before. What fails afterwards is
    no failure. SIGPIPE (our output cannot be written) is forwarded as SIGTERM, because Python ignores SIGPIPE.
 5. A worker is gone when its own process has exited and no process of its group is left. Processes that outlive the
    last worker are ended like workers that outlive a failure, but they decide nothing.
-6. Every wait ends: what SIGKILL does not remove within the patience is reported and left.
+6. A `Stop` ends everybody by SIGTERM, and after the patience by SIGKILL. What fails afterwards is no failure.
+7. Every wait ends: what SIGKILL does not remove within the patience is reported and left.
 
 Theory of operation
 
@@ -44,10 +46,12 @@ __all__ = [
     "SetTimer",
     "SignalWorkers",
     "Started",
+    "Stop",
     "Timer",
     "Vacated",
     "Worker",
     "WorkerGroup",
+    "describe_interrupt",
     "name_ranks",
 ]
 
@@ -110,11 +114,18 @@ class Interrupt:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """Whoever supervises does not want these workers any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Timer:
     """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
 
 
-Event = Started | NotStarted | Exited | Vacated | Interrupt | Timer
+Event = Started | NotStarted | Exited | Vacated | Interrupt | Stop | Timer
 
 
 # What is to be done.
@@ -150,10 +161,16 @@ Effect = SignalWorkers | SetTimer | Finish
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How long to be patient: `grace_ns` for workers to notice a failure, `patience_ns` for each signal to work."""
+    """How long to be patient: `grace_ns` for workers to notice a failure, `patience_ns` for each signal to work.
+
+    `hurry`: the workers are to be started again, so nobody waits for what they would say. `stop_signum` asks them to
+    end.
+    """
 
     grace_ns: int = 3_000_000_000
     patience_ns: int = 5_000_000_000
+    hurry: bool = False
+    stop_signum: int = SIGTERM
 
 
 class Phase(IntEnum):
@@ -217,6 +234,15 @@ class WorkerGroup:
         self.workers: dict[int, Worker] = {}
 
     @property
+    def _asking(self) -> int:
+        return self._policy.stop_signum
+
+    @property
+    def cause(self) -> int | None:
+        """The rank of THE failure, as soon as there is one that has no other worker to blame."""
+        return self._failed.rank if self._failed and not self._failed.blames_peer else None
+
+    @property
     def phase(self) -> Phase:
         """How far the group has come."""
         return self._phase
@@ -239,6 +265,10 @@ class WorkerGroup:
                 effects = []
             case Interrupt():
                 effects = self._interrupted(now_ns, event.signum)
+            case Stop():
+                effects = (
+                    [] if self._phase >= Phase.STOPPING else self._stop(now_ns, self._asking, event.reason)
+                )
             case Timer():
                 effects = self._timer(now_ns)
         if not self._unstarted and not self._remaining():
@@ -253,7 +283,7 @@ class WorkerGroup:
         self.workers[event.rank] = worker
         self._unstarted.clear()
         self._failed = self._failed or worker
-        return self._stop(now_ns, SIGTERM, f"rank {event.rank} could not be started")
+        return self._stop(now_ns, self._asking, f"rank {event.rank} could not be started")
 
     def _exited(self, now_ns: int, event: Exited) -> list[Effect]:
         worker = self.workers[event.rank]
@@ -261,14 +291,21 @@ class WorkerGroup:
         worker.blames_peer, worker.leftovers = event.blames_peer, event.leftovers
         effects: list[Effect] = []
         if worker.failed_by_itself and not self._interrupt:
-            if self._failed is None:
-                self._failed = worker
-                effects = self._enter(Phase.GRACE, now_ns, self._policy.grace_ns)
-            elif self._failed.blames_peer and not worker.blames_peer:
-                self._failed = worker
+            effects = self._failed_by_itself(now_ns, worker)
         if self._phase < Phase.STOPPING and self._only_leftovers():
-            return self._stop(now_ns, SIGTERM, "the workers have ended but left processes behind")
+            return effects + self._stop(
+                now_ns, self._asking, "the workers have ended but left processes behind"
+            )
         return effects
+
+    def _failed_by_itself(self, now_ns: int, worker: Worker) -> list[Effect]:
+        first = self._failed is None
+        if self._failed is not None and (worker.blames_peer or not self._failed.blames_peer):
+            return []
+        self._failed = worker
+        if self._policy.hurry and not worker.blames_peer and self._phase < Phase.STOPPING:
+            return self._stop(now_ns, self._asking, f"rank {worker.rank} failed")
+        return self._enter(Phase.GRACE, now_ns, self._policy.grace_ns) if first else []
 
     def _only_leftovers(self) -> bool:
         running = any(worker.returncode is None for worker in self.workers.values())
@@ -281,7 +318,7 @@ class WorkerGroup:
             return []
         if again and signum == SIGINT:
             return self._kill(now_ns, "Ctrl-C again")
-        return self._stop(now_ns, SIGTERM if signum == SIGPIPE else signum, _describe_interrupt(signum))
+        return self._stop(now_ns, self._asking if signum == SIGPIPE else signum, describe_interrupt(signum))
 
     def _timer(self, now_ns: int) -> list[Effect]:
         if self._phase == Phase.RUNNING:
@@ -291,7 +328,9 @@ class WorkerGroup:
         if self._phase == Phase.GRACE:
             assert self._failed is not None
             grace = f"{self._policy.grace_ns / 1e9:g} s"
-            return self._stop(now_ns, SIGTERM, f"still running {grace} after rank {self._failed.rank} failed")
+            return self._stop(
+                now_ns, self._asking, f"still running {grace} after rank {self._failed.rank} failed"
+            )
         if self._phase == Phase.STOPPING:
             return self._kill(now_ns, f"still running {self._policy.patience_ns / 1e9:g} s later")
         return [self._finish(f"; {name_ranks(self._remaining())} could not be killed")]
@@ -324,11 +363,12 @@ class WorkerGroup:
             code = failed.returncode or 0
             return Finish(code if code > 0 else 128 - code, failed.describe() + remark, failed.rank)
         if self._interrupt:
-            return Finish(128 + self._interrupt, _describe_interrupt(self._interrupt) + remark)
+            return Finish(128 + self._interrupt, describe_interrupt(self._interrupt) + remark)
         return Finish(0, f"{name_ranks(self.workers)} succeeded{remark}")
 
 
-def _describe_interrupt(signum: int) -> str:
+def describe_interrupt(signum: int) -> str:
+    """Return why the job ends, for a signal that the launcher got."""
     if signum == SIGPIPE:
         return "the output cannot be written any more"
     return "interrupted by Ctrl-C" if signum == SIGINT else f"ended by {signal_name(signum)}"
