@@ -3,13 +3,14 @@
     python -m ronde.launch.remote
 
 It says hello, reads its assignment from standard input, finds the job's store at one of the addresses in it, and is
-then an agent like any other. What still comes on standard input are signals, as `signal 2`. When it ends, because the launcher
-is gone or the connection to it is, the agent leaves: nothing goes on running that nobody watches. Its last word is in
-the store, because the exit code of an ssh says little.
+then an agent like any other. What still comes on standard input are signals, as `signal 2`. When it ends, because the
+launcher is gone or the connection to it is, the agent leaves: nothing goes on running that nobody watches. Its last
+word is in the store, because the exit code of an ssh says little.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -73,7 +74,8 @@ def _run(assignment: Assignment) -> int:
         result = run_agent(config, {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key})
         failures = [asdict(failure) for failure in result.failures.values()]
         word = {"exit_code": result.exit_code, "reason": result.reason, "failures": failures}
-        store.set(ended_key(assignment.agent), json.dumps(word).encode())
+        with contextlib.suppress(RondeError):  # the launcher is gone, or cannot be reached
+            store.set(ended_key(assignment.agent), json.dumps(word).encode())
         return result.exit_code
     finally:
         store.close()
@@ -111,7 +113,7 @@ def _placed(config: LaunchConfig, store_address: str) -> LaunchConfig:
         if config.interface
         else addresses.address_towards(store.host)
     )
-    endpoint = store_address.removeprefix("tcp:")
+    endpoint = config.rendezvous.endpoint or store_address.removeprefix("tcp:")
     return replace(config, local_addr=own, rendezvous=replace(config.rendezvous, endpoint=endpoint))
 
 

@@ -284,12 +284,12 @@ def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
     )
     rendezvous = replace(
         config.rendezvous,
-        backend="tcp",
+        backend=config.rendezvous.backend if config.rendezvous.endpoint else "tcp",
         run_id=config.rendezvous.run_id or secrets.token_hex(8),
         min_nodes=len(hosts) if is_fixed else -(-limits.min_slots // most_slots),
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
-        options={**config.rendezvous.options, "is_host": "false"},
+        options={"is_host": "false", **config.rendezvous.options},  # we are
     )
     return replace(config, rendezvous=rendezvous, hosts=(), discovery=None)
 
