@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         stop_timeline,
     )
     from ronde.engine.process_sets import ProcessSet
+    from ronde.launch.record import record
 
 __all__ = [
     "AbortedError",
@@ -133,6 +134,7 @@ __all__ = [
     "local_size",
     "poll",
     "rank",
+    "record",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
@@ -186,6 +188,7 @@ _LAZY = {
     "Handle": "ronde._native",
     **dict.fromkeys(_OF_THE_PROCESS, "ronde.engine.process"),
     "ProcessSet": "ronde.engine.process_sets",
+    "record": "ronde.launch.record",
     **dict.fromkeys(_OPERATIONS, "ronde.engine.operations"),
     **dict.fromkeys(
         ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),

@@ -10,8 +10,8 @@ Rules
    processes of the last run are gone.
 2. The first worker that fails for a reason of its own ends the round for all nodes: `Fail`. It is told at once, while
    the other workers are still being ended. Whether the job goes on is what the rendezvous answers.
-3. Workers that fail because they lost a peer are no cause: the cause is on another node, and its word is awaited. Only
-   if there is none within the patience, they are taken for the failure.
+3. Workers that fail because they lost a peer are no cause as long as one of this node may have a better one, so their
+   failure is told when all are gone. Whether the cause is on another node, the rendezvous finds out.
 4. When all workers have succeeded, the agent waits for the other nodes (the exit barrier), because they may still need
    its store, or fail and make it start again. Not for ever: after the patience it leaves, and has succeeded.
 5. A round that has ended, or that went on without us, ends the workers at once; then we join again.
@@ -29,8 +29,8 @@ Theory of operation
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ronde.core.round import (
     AllSucceeded,
@@ -61,7 +61,6 @@ __all__ = [
     "Interrupt",
     "Join",
     "Leave",
-    "Patience",
     "Say",
     "SetTimer",
     "StartWorkers",
@@ -89,37 +88,31 @@ class State(Enum):
 # What happens, beside what the rendezvous tells.
 
 
-@dataclass(frozen=True, slots=True)
-class Failing:
+class Failing(NamedTuple):
     """A worker has failed for a reason of its own; others may still be there, and are being ended."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """No process of the workers is left.
 
-    `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none; `blames_peer` says
-    that it is the loss of another worker.
+    `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
     """
 
     exit_code: int
     reason: str
     failure: Failure | None = None
-    blames_peer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(NamedTuple):
     """The agent got a signal that means: end. The shell has passed it on to the workers, if there are any."""
 
     signum: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
+class Timer(NamedTuple):
     """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
 
 
@@ -129,68 +122,58 @@ Event = RendezvousEvent | Failing | Gone | Interrupt | Timer
 # What is to be done.
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(NamedTuple):
     """Ask for the next round."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
+class StartWorkers(NamedTuple):
     """Start the workers of the round; `again` says that they may be started again if one fails."""
 
     round: Round
     again: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StopWorkers:
+class StopWorkers(NamedTuple):
     """End the workers; `Gone` comes of it."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(NamedTuple):
     """Tell the rendezvous that a worker of this round has failed."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Succeed:
+class Succeed(NamedTuple):
     """Tell the rendezvous that all workers of this node have succeeded."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndJob:
+class EndJob(NamedTuple):
     """Close the job for all nodes."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(NamedTuple):
     """Tell the rendezvous that this node goes."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(NamedTuple):
     """Something for the user's eyes."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(NamedTuple):
     """Send `Timer` at this time; it replaces any earlier one."""
 
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(NamedTuple):
     """It is over. `failure` is the job's first one, on whatever node; `reason` says why where that is no failure."""
 
     code: int
@@ -201,24 +184,16 @@ class Exit:
 Effect = Join | StartWorkers | StopWorkers | Fail | Succeed | EndJob | Leave | Say | SetTimer | Exit
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait: for the other nodes to succeed too, and for news of why workers have lost a peer."""
-
-    exit_barrier_ns: int
-    verdict_ns: int
-
-
 class Agent:
-    """The machine: one agent of a job, in any number of rounds."""
+    """The machine: one agent of a job, in any number of rounds; `exit_barrier_ns` is how long to wait for others."""
 
-    def __init__(self, budget: Budget, patience: Patience) -> None:
+    def __init__(self, budget: Budget, exit_barrier_ns: int) -> None:
         self._budget = budget
-        self._patience = patience
+        self._exit_barrier_ns = exit_barrier_ns
         self._round: Round | None = None  # the one whose workers run or have ended; None while we join
         self._alive = False  # whether there are processes of workers
         self._said = False  # whether this round has our word already: failed, or succeeded
-        self._verdict: Failure | None = None  # ours, if nobody names a better one
+        self._failure: Failure | None = None  # the first one on this node
         self._deadline_ns: int | None = None
         self._rejoin = False  # once the workers are gone
         self._interrupted = False
@@ -260,8 +235,8 @@ class Agent:
             case AllSucceeded(number):
                 at_barrier = self.state is State.SUCCEEDED and self._round and self._round.number == number
                 return self._leave_for_good(Exit(0, "all nodes have succeeded")) if at_barrier else []
-            case JobClosed(reason, failure):
-                return self._closed(reason, failure)
+            case JobClosed():
+                return self._closed(event)
             case RendezvousBroken(reason):
                 return self._broken(reason)
             case Notice(text):
@@ -271,7 +246,7 @@ class Agent:
         if self._round or self._alive:
             return []
         self._round, self._alive, self._began = round, True, True
-        self._said, self._verdict, self._deadline_ns = False, None, None
+        self._said, self._failure, self._deadline_ns = False, None, None
         self.state = State.HEALTHY
         return [StartWorkers(round, round.restarts < self._budget.restarts)]
 
@@ -283,7 +258,7 @@ class Agent:
 
     def _again(self, reason: str) -> list[Effect]:
         """Join again, once the workers are gone."""
-        self._round, self._verdict, self._deadline_ns = None, None, None
+        self._round, self._failure, self._deadline_ns = None, None, None
         if self._exit or self._interrupted:
             return []
         self.state = State.STOPPED
@@ -292,12 +267,12 @@ class Agent:
         self._rejoin = True
         return [StopWorkers(reason)]
 
-    def _closed(self, reason: str, failure: Failure | None) -> list[Effect]:
+    def _closed(self, event: JobClosed) -> list[Effect]:
         if self._interrupted or self._exit:
             return []
-        code = _exit_code(failure) if failure else FAILED
-        ours = self._said and self.state in (State.UNHEALTHY, State.FAILED)
-        return self._leave_for_good(Exit(code, reason, failure), stop=not ours)
+        code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
+        failing = self._said and self.state in (State.UNHEALTHY, State.FAILED)
+        return self._leave_for_good(Exit(code, event.reason, event.failure), stop=not failing)
 
     def _broken(self, reason: str) -> list[Effect]:
         if self._interrupted or self._exit:
@@ -305,8 +280,8 @@ class Agent:
         if self.state is State.SUCCEEDED:
             text = f"the workers of this node have succeeded; how the other nodes end is not known: {reason}"
             return [Say(text), *self._leave_for_good(Exit(0, text))]
-        if self.state in (State.UNHEALTHY, State.FAILED) and self._verdict:
-            return self._leave_for_good(Exit(_exit_code(self._verdict), reason, self._verdict))
+        if self.state in (State.UNHEALTHY, State.FAILED) and self._failure:
+            return self._leave_for_good(Exit(_exit_code(self._failure), reason, self._failure))
         return self._leave_for_good(Exit(FAILED if self._began else UNREACHABLE, reason))
 
     def _leave_for_good(self, exit: Exit, *, stop: bool = True) -> list[Effect]:
@@ -324,7 +299,7 @@ class Agent:
         if not self._alive or self._round is None or self._said or self._exit or self._interrupted:
             return []
         self.state = State.UNHEALTHY
-        self._said, self._verdict = True, failure
+        self._said, self._failure = True, failure
         return [Fail(failure)]
 
     def _gone(self, now_ns: int, event: Gone) -> list[Effect]:
@@ -339,14 +314,12 @@ class Agent:
             return [Join()]
         if event.exit_code == 0:
             self.state, self._said = State.SUCCEEDED, True
-            return [Succeed(), self._set_timer(now_ns + self._patience.exit_barrier_ns)]
+            self._deadline_ns = now_ns + self._exit_barrier_ns
+            return [Succeed(), SetTimer(self._deadline_ns)]
         self.state = State.FAILED
         if self._said or event.failure is None:
             return []
-        self._verdict = event.failure
-        if event.blames_peer and len(self._round.nodes) > 1:
-            return [self._set_timer(now_ns + self._patience.verdict_ns)]
-        self._said = True
+        self._failure, self._said = event.failure, True
         return [Fail(event.failure)]
 
     # Signals and time
@@ -361,24 +334,15 @@ class Agent:
             effects.append(Exit(128 + signum, reason))
         return effects
 
-    def _set_timer(self, at_ns: int) -> SetTimer:
-        self._deadline_ns = at_ns
-        return SetTimer(at_ns)
-
     def _timer(self, now_ns: int) -> list[Effect]:
         if self._deadline_ns is None:
             return []
         if now_ns < self._deadline_ns:
             return [SetTimer(self._deadline_ns)]
         self._deadline_ns = None
-        if self.state is State.SUCCEEDED:
-            waited = f"{self._patience.exit_barrier_ns / 1e9:g} s"
-            text = f"the workers of this node have succeeded; waited {waited} for those of other nodes"
-            return [Say(text), Leave(text), *self._leave_for_good(Exit(0, text))]
-        if self._verdict is None or self._said:
-            return []
-        self._said = True
-        return [Fail(self._verdict)]
+        waited = f"{self._exit_barrier_ns / 1e9:g} s"
+        text = f"the workers of this node have succeeded; waited {waited} for those of other nodes"
+        return [Say(text), Leave(text), *self._leave_for_good(Exit(0, text))]
 
     def _describe(self, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round) -> str:
         match cause:

@@ -7,15 +7,14 @@ role. The cross rank says which of the nodes that have a worker of this local ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ronde.core.round import Node
 
 __all__ = ["WorkerRanks", "ranks_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRanks:
+class WorkerRanks(NamedTuple):
     """Who one worker is, in every way to count; `group` counts nodes."""
 
     rank: int

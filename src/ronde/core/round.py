@@ -60,7 +60,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A round's first failure, as its node tells it: `message` is one line, `details` a traceback or last words."""
+    """A round's first failure, as its node tells it: `message` is one line, `details` a traceback or last words.
+
+    `blames_peer`: the worker failed because it lost a worker of another node. Then the cause may be elsewhere, and the
+    round's failure is the first one that does not say so, or the loss of a node, if either shows soon.
+    """
 
     rank: int
     local_rank: int
@@ -69,6 +73,7 @@ class Failure:
     exit_code: int  # minus the signal, if one killed it
     message: str
     details: str = ""
+    blames_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +143,14 @@ class AllSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class JobClosed:
-    """There will be no more rounds; `failure` is why, if a worker's failure is."""
+    """There will be no more rounds: stop the workers, if there are any. `failure` is why, if a worker's failure is.
+
+    `completed`: the workers of all nodes of the last round have succeeded, and this node was not needed.
+    """
 
     reason: str
     failure: Failure | None = None
+    completed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

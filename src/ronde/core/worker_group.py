@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 __all__ = [
     "Event",
@@ -69,24 +70,21 @@ _SIGNAL_NAMES = {
 # What happens.
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """The worker's process runs."""
 
     rank: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotStarted:
+class NotStarted(NamedTuple):
     """The worker's process could not be started; the shell starts no further ones."""
 
     rank: int
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(NamedTuple):
     """The worker's own process ended.
 
     `returncode` is its exit code, or minus the signal that killed it. `blames_peer`: its last words were that it had
@@ -99,29 +97,25 @@ class Exited:
     leftovers: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Vacated:
+class Vacated(NamedTuple):
     """The last process of the group of a worker that had exited is gone."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(NamedTuple):
     """The supervisor itself got a signal that means: end the job."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Whoever supervises does not want these workers any more."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
+class Timer(NamedTuple):
     """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
 
 
@@ -131,8 +125,7 @@ Event = Started | NotStarted | Exited | Vacated | Interrupt | Stop | Timer
 # What is to be done.
 
 
-@dataclass(frozen=True, slots=True)
-class SignalWorkers:
+class SignalWorkers(NamedTuple):
     """Send the signal to all processes of the groups of these ranks; `reason` is for the user's eyes."""
 
     ranks: tuple[int, ...]
@@ -140,15 +133,13 @@ class SignalWorkers:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(NamedTuple):
     """Send `Timer` at this time; it replaces any earlier one."""
 
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """The job is over. `failed_rank` is whose last words to show."""
 
     exit_code: int
@@ -159,8 +150,7 @@ class Finish:
 Effect = SignalWorkers | SetTimer | Finish
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """How long to be patient: `grace_ns` for workers to notice a failure, `patience_ns` for each signal to work.
 
     `hurry`: the workers are to be started again, so nobody waits for what they would say. `stop_signum` asks them to

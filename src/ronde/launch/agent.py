@@ -12,12 +12,13 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from ronde.core import agent as machine
-from ronde.core.agent import Agent, Patience
+from ronde.core.agent import Agent
 from ronde.core.round import Budget, Failure, Node, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.launch.config import LaunchConfig
@@ -26,6 +27,7 @@ from ronde.launch.loop import Loop, Order
 from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
 from ronde.launch.screen import Screen
+from ronde.launch.starter import Starter
 from ronde.launch.supervisor import Supervisor
 from ronde.net.host import host_name
 from ronde.net.output import claim_standard_streams
@@ -58,15 +60,15 @@ class RunResult:
     changes: int = 0
 
 
-def run_agent(config: LaunchConfig, environment: Mapping[str, str]) -> RunResult:
+def run_agent(config: LaunchConfig, environment: Mapping[str, str], keep: Sequence[int] = ()) -> RunResult:
     """Run this node's part of the job, showing the workers' output, until the job is over or we are told to go.
 
-    `environment` is the whole environment of the launcher. To be called in the main thread. Raises UsageError if the
-    configuration makes no sense or the rendezvous cannot be reached.
+    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`. Raises UsageError if
+    the configuration makes no sense or the rendezvous cannot be reached. Signals are heeded in the main thread only.
     """
     claim_standard_streams()
     with ExitStack() as stack:
-        shell = _Shell(config, environment, stack)
+        shell = _Shell(config, environment, stack, keep)
         return shell.run()
 
 
@@ -121,7 +123,9 @@ def _describe_node(config: LaunchConfig, address: str, store: str, id: str = "")
 class _Shell:
     """The shell around one `Agent`; what it opens belongs to the stack."""
 
-    def __init__(self, config: LaunchConfig, environment: Mapping[str, str], stack: ExitStack) -> None:
+    def __init__(
+        self, config: LaunchConfig, environment: Mapping[str, str], stack: ExitStack, keep: Sequence[int]
+    ) -> None:
         self._config = config
         self._environment = environment
         self._id = secrets.token_hex(8)
@@ -130,18 +134,16 @@ class _Shell:
         self._address = LOOPBACK
         spec, meeting = config.worker, config.rendezvous
         self._budget = Budget(spec.max_restarts, spec.max_changes)
-        verdict_ns = meeting.heartbeat_ns * meeting.missing_beats + spec.grace_ns
-        self._agent = Agent(self._budget, Patience(meeting.exit_barrier_ns, verdict_ns))
+        self._agent = Agent(self._budget, meeting.exit_barrier_ns)
         self._events: deque[machine.Event] = deque()
         self._round: Round | None = None
         self._supervisor: Supervisor | None = None  # of the workers that run, or that were the last to run
         self._alive = False  # whether they run
         self._finish: Finish | None = None  # how they ended
         self._exit: machine.Exit | None = None
-        self._store: StoreServer | None = None
         self._hurry = False  # a signal came after the end
-        self._open_store()
-        stack.callback(self._close)
+        self._store = self._open_store()
+        stack.callback(self._close_store)
         self._loop = Loop()
         stack.callback(self._loop.close)
         self._inbox = stack.enter_context(SignalInbox())
@@ -149,6 +151,8 @@ class _Shell:
         stack.callback(self._screen.close)
         self._rendezvous: Rendezvous = AloneRendezvous()
         stack.callback(self._rendezvous.close)
+        self._starter = Starter(config, environment, self._run_id, self._say, keep=keep)
+        stack.callback(self._starter.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
     def run(self) -> RunResult:
@@ -198,14 +202,12 @@ class _Shell:
 
     def _ended(self, finish: Finish) -> None:
         assert self._supervisor
-        failure, blames_peer = None, False
-        if finish.failed_rank is not None:
-            failure = self._describe_failure(finish.failed_rank)
-            blames_peer = self._supervisor.group.workers[finish.failed_rank].blames_peer
+        failed = finish.failed_rank
+        failure = None if failed is None else self._describe_failure(failed)
         self._alive, self._finish = False, finish
         self._frozen.end()
         self._supervisor.close()
-        self._tell(machine.Gone(finish.exit_code, finish.reason, failure, blames_peer))
+        self._tell(machine.Gone(finish.exit_code, finish.reason, failure))
 
     def _describe_failure(self, rank: int) -> Failure:
         supervisor = self._supervisor
@@ -220,6 +222,7 @@ class _Shell:
             exit_code=worker.returncode or 0,
             message=worker.describe(),
             details=words,
+            blames_peer=worker.blames_peer,
         )
 
     # What is to be done
@@ -267,12 +270,11 @@ class _Shell:
         self._screen.say(f"ronde: {text}".encode())
 
     def _join(self) -> None:
-        if self._store is None:
-            self._open_store()
-        assert self._store
-        self._rendezvous.join(
-            _describe_node(self._config, self._address, self._store.address, self._id), self._budget
-        )
+        if self._round:  # the store is that of a round that is over
+            self._close_store()
+            self._store = self._open_store()
+        node = _describe_node(self._config, self._address, self._store.address, self._id)
+        self._rendezvous.join(node, self._budget)
 
     def _start(self, round: Round, again: bool) -> None:
         spec = self._config.worker
@@ -280,18 +282,22 @@ class _Shell:
         policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal)
         plan = _plan(self._config, round, self._environment, self._key, self._run_id)
         self._supervisor = Supervisor(
-            plan, self._environment, policy, self._loop, self._screen, self._failing, self._ended
+            plan,
+            partial(self._starter.start, attempt=round.number),
+            policy,
+            self._loop,
+            self._screen,
+            self._failing,
+            self._ended,
         )
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
 
-    def _open_store(self) -> None:
-        self._store = StoreServer(_unix_address(), self._key)
+    def _open_store(self) -> StoreServer:
+        return StoreServer(_unix_address(), self._key)
 
-    def _close(self) -> None:
-        if self._store:
-            self._store.close()
-            self._store = None
+    def _close_store(self) -> None:
+        self._store.close()
 
     # The end
 

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Binding", "Discovery", "LaunchConfig", "Outputs", "RendezvousConfig", "Ssh", "Std", "WorkerSpec"]
+__all__ = [
+    "Binding",
+    "Discovery",
+    "LaunchConfig",
+    "Outputs",
+    "RendezvousConfig",
+    "Ssh",
+    "Std",
+    "WorkerSpec",
+    "parse_streams",
+]
 
 SECOND = 10**9
 
@@ -18,6 +28,23 @@ class Std(Enum):
     OUT = 1
     ERR = 2
     ALL = 3
+
+
+def parse_streams(text: str) -> dict[int, Std]:
+    """Return what --redirects and --tee mean: one of 0 to 3 for all workers (key -1), or as in 0:1,1:3 by local rank.
+
+    Raises ValueError if it means nothing.
+    """
+    values = {str(std.value): std for std in Std}
+    if text in values:
+        return {-1: values[text]}
+    streams = {}
+    for entry in text.split(","):
+        local_rank, colon, value = entry.partition(":")
+        if not (colon and value in values and local_rank.isascii() and local_rank.isdecimal()):
+            raise ValueError(text)
+        streams[int(local_rank)] = values[value]
+    return streams
 
 
 class Binding(Enum):

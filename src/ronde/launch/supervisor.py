@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from ronde.core.worker_group import (
@@ -33,16 +33,19 @@ from ronde.core.worker_group import (
 )
 from ronde.errors import AbortedError, PeerLostError, RemoteError
 from ronde.launch.loop import Loop, Order
+from ronde.launch.outputs import WorkerOutput
 from ronde.launch.plan import LaunchPlan, WorkerPlan
 from ronde.launch.screen import Screen
-from ronde.net.output import Source, Stream, Tail
-from ronde.net.processes import Process
+from ronde.net.output import Stream
+from ronde.net.processes import GroupLeader
 
 __all__ = ["Supervisor"]
 
 # How the last line of a traceback begins if the worker died of what happened to another one: in our words, or Gloo's.
+# torch puts its own prefix before each line of a traceback.
 _BLAMES_PEER = re.compile(
-    rb"(ronde\.)?(errors\.)?(%s)\b|(torch\.distributed\.)?\w*Error: .*gloo.*(closed by peer|reset by peer|Broken pipe)"
+    rb"(\[rank\d+\]: )?((ronde\.)?(errors\.)?(%s)\b"
+    rb"|(\w+\.)*\w+Error: .*\bgloo\b.*(closed by peer|reset by peer|Broken pipe))"
     % b"|".join(error.__name__.encode() for error in (PeerLostError, AbortedError, RemoteError))
 )
 
@@ -57,7 +60,7 @@ class Supervisor:
     def __init__(
         self,
         plan: LaunchPlan,
-        environment: Mapping[str, str],
+        start: Callable[[WorkerPlan], tuple[GroupLeader, WorkerOutput]],
         policy: Policy,
         loop: Loop,
         screen: Screen,
@@ -65,16 +68,16 @@ class Supervisor:
         ended: Callable[[Finish], None],
     ) -> None:
         self._plan = plan
-        self._environment = environment
+        self._start_process = start
         self._loop = loop
         self._screen = screen
         self._failing = failing
         self._ended = ended
         self._cause: int | None = None  # as far as it has been told
         self.group = WorkerGroup((worker.rank for worker in plan.workers), policy)
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, GroupLeader] = {}
+        self._outputs: dict[int, WorkerOutput] = {}
         self._streams: dict[int, set[Stream]] = {}  # by rank; those not at their end
-        self._tails: dict[int, Tail] = {}
         self._leftovers: dict[int, set[int]] = {}  # by rank: pidfds of processes that outlived their worker
         self._finished = False
 
@@ -102,9 +105,9 @@ class Supervisor:
         return rank in self.group.workers and self.group.workers[rank].pid == pid
 
     def last_words(self, rank: int | None) -> list[bytes]:
-        """Return the last lines of standard error of a worker, none for a rank that has none."""
-        tail = self._tails.get(rank) if rank is not None else None
-        return tail.lines() if tail else []
+        """Return what a worker that failed has said last, with its traceback at the end; nothing without a rank."""
+        output = self._outputs.get(rank) if rank is not None else None
+        return output.last_words() if output else []
 
     def pids(self) -> dict[int, int]:
         """Return the process of each rank whose own process runs."""
@@ -115,7 +118,7 @@ class Supervisor:
         for rank, streams in self._streams.items():
             for stream in streams:
                 pump = partial(self._pump, rank, stream)
-                self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.sink.full)
+                self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.held_up)
 
     def close(self) -> None:
         """Let go of everything; who is still there, because he could not be killed or we leave early, is killed."""
@@ -134,16 +137,11 @@ class Supervisor:
     def _start(self, worker: WorkerPlan) -> None:
         rank = worker.rank
         try:
-            process = Process(worker.argv, {**self._environment, **worker.environment})
+            process, output = self._start_process(worker)
         except OSError as error:
             return self._tell(NotStarted(rank, error.strerror or str(error)))
-        prefix = f"[{rank}] ".encode()
-        self._processes[rank] = process
-        self._tails[rank] = Tail()
-        self._streams[rank] = {
-            Stream(process.stdout, Source(rank, "stdout", prefix), self._screen.out),
-            Stream(process.stderr, Source(rank, "stderr", prefix), self._screen.err, self._tails[rank]),
-        }
+        self._processes[rank], self._outputs[rank] = process, output
+        self._streams[rank] = output.streams(process, self._screen.out, self._screen.err)
         self._loop.watch(process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
         return self._tell(Started(rank, process.pid))
 
@@ -167,7 +165,7 @@ class Supervisor:
         self._loop.unwatch(process.pidfd)
         returncode = process.reap()
         leftovers = self._watch_leftovers(rank)
-        blames_peer = any(_BLAMES_PEER.match(line) for line in self._tails[rank].lines())
+        blames_peer = any(_BLAMES_PEER.match(line) for line in self._outputs[rank].last_lines())
         self._tell(Exited(rank, returncode, blames_peer, leftovers))
 
     def _watch_leftovers(self, rank: int) -> bool:

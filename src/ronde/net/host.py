@@ -7,8 +7,10 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ronde.core.identity import Surroundings
+if TYPE_CHECKING:
+    from ronde.core.identity import Surroundings
 
 __all__ = ["host_key", "host_name", "surroundings"]
 
@@ -36,6 +38,8 @@ def host_key(host_id: str) -> str:
 
 def surroundings(environ: Mapping[str, str]) -> Surroundings:
     """Return what `core.identity` needs to know beside the environment."""
+    from ronde.core.identity import Surroundings  # workers need it, and the launcher does not
+
     return Surroundings(os.geteuid(), _ancestor(HYDRA_PROXY) if "MPI_LOCALNRANKS" in environ else 0)
 
 
