@@ -135,9 +135,17 @@ class Slurm:
 
     def _start(self) -> None:
         munge = self.folder / "munge"
-        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-        self._daemon("munged", "--foreground", "--force", *(f"--{key}={munge / name}" for key, name in files.items()))
-        self._wait_for(lambda: (munge / "socket").exists(), "munged")
+        files = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        self._daemon(
+            "munged", "--foreground", "--force", *(f"--{key}={munge / name}" for key, name in files.items())
+        )
+        self._wait_for((munge / "socket").exists, "munged")
         self._daemon("slurmctld", "-D", "-i")
         for node in self._nodes:
             with_names = 'mount --bind "$1" /etc/hosts && exec slurmd -D -N "$2"'

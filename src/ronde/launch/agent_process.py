@@ -114,7 +114,7 @@ class AgentProcess:
         """Before each turn: read from the agent as long as our own streams take it."""
         for stream in self._streams:
             pump = partial(self._pump, stream)
-            self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.sink.full)
+            self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.held_up)
 
     def close(self) -> None:
         """Let go of everything. An agent that runs is left to notice it."""

@@ -24,6 +24,7 @@ from typing import Any
 
 from ronde.core import host_health as health
 from ronde.core.host_list import Host
+from ronde.core.round import Failure
 from ronde.errors import RondeError, UsageError
 from ronde.launch.agent_process import AgentProcess, Phase
 from ronde.launch.config import LaunchConfig
@@ -31,6 +32,7 @@ from ronde.launch.config_text import config_to_text
 from ronde.launch.discovery import HostScript
 from ronde.launch.hosts import Assignment, agent_command, ended_key, is_here, ssh_command, travelling
 from ronde.launch.loop import Loop, Order
+from ronde.launch.report import report_elsewhere
 from ronde.launch.screen import Screen
 from ronde.net.addresses import address_of_interface, addresses_here, is_loopback
 from ronde.net.output import claim_standard_streams
@@ -251,15 +253,12 @@ class _Launcher:
 
     def _report(self) -> None:
         """Show why the job failed: the first failure, wherever it was, and last of all what its worker said."""
-        for failure in self._word["failures"] if self._word else ():
-            self._say(f"{failure['message']} on {failure['host']}")
-            if failure["details"]:
-                self._say(f"the last output of rank {failure['rank']} was:")
-                for line in failure["details"].splitlines():
-                    self._screen.say(b"    " + line.encode())
-            return
-        if self._code and (self._reason or self._word):
-            self._say(self._reason or str(self._word and self._word["reason"]))
+        if self._code:
+            failures = self._word["failures"] if self._word else ()
+            failure = Failure(**failures[0]) if failures else None
+            reason = self._reason or (self._word["reason"] if self._word else "")
+            for line in report_elsewhere(reason, failure):
+                self._screen.say(line)
 
 
 def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
@@ -291,7 +290,7 @@ def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
         last_call_ns=LAST_CALL_NS,
         options={"is_host": "false", **config.rendezvous.options},  # we are
     )
-    return replace(config, rendezvous=rendezvous, hosts=(), discovery=None)
+    return replace(config, rendezvous=rendezvous, hosts=(), discovery=None, reports=False)
 
 
 def _serve(

@@ -24,7 +24,9 @@ BUFFER_BYTES = 8 << 20
 def open_interface(name: str) -> socket.socket:
     """Return a socket that takes the frames of the interface before they are cut up and their checksums are made."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PROTOCOLS))
-    sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)  # what the hardware would have to do travels with the frame
+    sock.setsockopt(
+        SOL_PACKET, PACKET_VNET_HDR, 1
+    )  # what the hardware would have to do travels with the frame
     sock.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     sock.bind((name, ALL_PROTOCOLS))
@@ -36,7 +38,9 @@ def relay(names: list[str], delay_ns: int) -> None:
     """Pass frames on, for ever."""
     ends = [open_interface(name) for name in names]
     other = {ends[0]: ends[1], ends[1]: ends[0]}
-    waiting: deque[tuple[int, socket.socket, bytes]] = deque()  # the delay is the same for all, so the order is too
+    waiting: deque[tuple[int, socket.socket, bytes]] = (
+        deque()
+    )  # the delay is the same for all, so the order is too
     print("ready", flush=True)
     while True:
         timeout_s = max(0.0, (waiting[0][0] - time.monotonic_ns()) / 1e9) if waiting else None
