@@ -145,6 +145,7 @@ class AgentProcess:
             there, here = (text[len(HELLO) :].split()[0].decode() for text in (line, hello()))
             self.kill(f"it has Ronde {there}, and this machine {here}: install the same on both")
             return
+        self._read_complaints()  # so that what was said before is not shown
         self.phase = Phase.RUNNING
         self._loop.unwatch(self._stdout.fileno())
         self._loop.unwatch(self._stderr.fileno())

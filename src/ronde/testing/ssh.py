@@ -139,6 +139,10 @@ class SshServers:
         """Give the host another key than the one by which the client knows it; counts for the next `start`."""
         self._make_key(f"host-{host}")
 
+    def _known_as(self, host: int) -> str:
+        kind, key = (self.folder / f"host-{host}.pub").read_text().split()[:2]
+        return f"{self._world.ipv4(host)},{self._world.ipv6(host)} {kind} {key}\n"
+
     def _stop_all(self) -> None:
         for host in list(self._servers):
             self.stop(host)
@@ -152,8 +156,7 @@ class SshServers:
         known = []
         for host in range(self._world.count):
             self._make_key(f"host-{host}")
-            kind, key = (self.folder / f"host-{host}.pub").read_text().split()[:2]
-            known.append(f"{self._world.ipv4(host)},{self._world.ipv6(host)} {kind} {key}\n")
+            known.append(self._known_as(host))
             text = SERVER_CONFIG.format(folder=self.folder, host=host, variables=variables)
             (self.folder / f"config-{host}").write_text(text)
         (self.folder / "known").write_text("".join(known))
