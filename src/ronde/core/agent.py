@@ -328,6 +328,8 @@ class Agent:
         effects: list[Effect] = []
         if not self._interrupted:
             self._interrupted = True
+            if self._rejoin:  # what had failed would have been started again
+                self._exit = Exit(128 + signum, reason)
             effects = [EndJob(reason) if signum == SIGINT else Leave(reason)]
         if not self._alive:
             self._over = True

@@ -214,9 +214,9 @@ class Worker:
 class WorkerGroup:
     """The machine: one attempt at running one group of workers of given ranks."""
 
-    def __init__(self, ranks: Iterable[int], policy: Policy = Policy()) -> None:
+    def __init__(self, ranks: Iterable[int], policy: Policy | None = None) -> None:
         self._unstarted = set(ranks)
-        self._policy = policy
+        self._policy = policy or Policy()
         self._phase = Phase.RUNNING
         self._deadline_ns = 0  # of the phase, where it has one
         self._failed: Worker | None = None

@@ -307,9 +307,9 @@ class _Shell:
         times = "once" if used == 1 else f"{used} times"
         remark = f"; the workers had been started again {times} before" if used else ""
         supervisor, finish, failure = self._supervisor, self._finish, exit.failure
-        ours = failure is None or (supervisor is not None and supervisor.has(failure.rank, failure.pid))
-        if supervisor and finish and ours and exit.code:
-            return report(finish, supervisor.group.workers, failure, remark)
+        if supervisor and finish and finish.exit_code == exit.code:
+            if failure is None or supervisor.has(failure.rank, failure.pid):
+                return report(finish, supervisor.group.workers, failure, remark)
         return report_elsewhere(exit.reason, failure, remark) if exit.code else []
 
     def _result(self, exit: machine.Exit) -> RunResult:

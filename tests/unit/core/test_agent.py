@@ -223,6 +223,7 @@ def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
     story = Story()
     alive, joined, said, over = False, True, False, False
     for now_ns, event in sorted(happened, key=lambda each: each[0]):
+        alive = alive and not isinstance(event, Gone)
         for effect in story.agent.step(now_ns, event):
             assert not over, "nothing happens after the exit"
             match effect:
@@ -239,12 +240,8 @@ def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
                     assert not said
                     said = True
                 case Exit():
-                    assert not alive or isinstance(event, Gone)
+                    assert not alive
                     over = True
-        if isinstance(event, Gone):
-            alive = False
-        if over:
-            break
     # Whatever came before, a signal and the end of the workers end it.
     effects = story.agent.step(600, Interrupt(SIGTERM, "SIGTERM")) + story.agent.step(
         601, Gone(143, "SIGTERM")
