@@ -1,4 +1,4 @@
-"""`ronde run -H` where hosts cannot be reached, or not any more: who is named, who goes on, and that nothing is left."""
+"""`ronde run -H` where hosts cannot be reached, or not any more: who is named, who goes on, and nothing stays."""
 
 from __future__ import annotations
 

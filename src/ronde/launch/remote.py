@@ -95,7 +95,7 @@ def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) ->
     while True:
         for address in candidates:
             try:
-                return StoreClient(address, key, min(TRY_NS, timeout_ns))
+                return StoreClient(address, key, min(TRY_NS, timeout_ns), patience_ns=TRY_NS)
             except (ProtocolError, TimeoutError) as error:
                 reasons[address] = str(error)
         if time.monotonic_ns() >= deadline_ns:

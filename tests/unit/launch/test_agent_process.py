@@ -105,7 +105,7 @@ def test_login_scripts_may_chat_and_the_assignment_comes_after_the_greeting(
 
 def test_a_signal_is_passed_on_and_leaving_is_the_end_of_its_input() -> None:
     with started(
-        f"{HELLO}; head -1 >/dev/null; read word; [ \"$word\" = 'signal 2' ] && ! read word && exit 9"
+        f"{HELLO}; read assignment; read word; [ \"$word\" = 'signal 2' ] && ! read word && exit 9"
     ) as each:
         agent = each.serve(Phase.RUNNING)
         agent.signal(2)
