@@ -56,7 +56,8 @@ def test_a_job_of_two_nodes(slurm: Slurm) -> None:
     done = slurm.run("srun", "-N2", *RONDE_RUN, str(slurm.folder / "reduce.py"))
     assert done.returncode == 0, done.stderr + slurm.logs()
     assert said(done.stdout) == [
-        f"rank {rank} of {2 * CPUS} on n{rank // CPUS + 1}: group {rank // CPUS}, sum 6" for rank in range(2 * CPUS)
+        f"rank {rank} of {2 * CPUS} on n{rank // CPUS + 1}: group {rank // CPUS}, sum 6"
+        for rank in range(2 * CPUS)
     ]
 
     # A failing rank fails the step, and is named.
@@ -71,4 +72,6 @@ def test_a_job_of_two_nodes(slurm: Slurm) -> None:
     output = slurm.folder / "output"
     done = slurm.run("sbatch", "-N2", "--wait", f"--output={output}", str(slurm.folder / "job.sh"))
     assert done.returncode == 0, output.read_text() + done.stderr + slurm.logs()
-    assert said(output.read_text()) == [f"rank {rank} of 2 on n{rank + 1}: group {rank}, sum 1" for rank in (0, 1)]
+    assert said(output.read_text()) == [
+        f"rank {rank} of 2 on n{rank + 1}: group {rank}, sum 1" for rank in (0, 1)
+    ]

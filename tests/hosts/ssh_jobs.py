@@ -17,6 +17,7 @@ from typing import Self
 from ronde.testing.hosts import Hosts
 from ronde.testing.ssh import SshServers
 
+AGENT = "ronde.launch.remote"
 PATIENCE_S = 120.0  # against hanging only
 MARK = "TEST_RUN_OF_RONDE"
 
@@ -79,20 +80,26 @@ class World:
         with self.start(*words, host=host) as job:
             return job.end()
 
-    def processes(self, host: int) -> list[str]:
-        """The commands of ronde's processes in that namespace."""
+    def processes(self, host: int) -> dict[int, str]:
+        """The commands of ronde's processes in that namespace, by their ids."""
         done = subprocess.run(
             ["ip", "netns", "pids", self.hosts.command(host)[-1]], check=True, capture_output=True, text=True
         )
-        found = []
+        found = {}
         for pid in done.stdout.split():
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
-            if "ronde.launch.remote" in command or str(self.program) in command:
-                found.append(command)
+            if AGENT in command or str(self.program) in command:
+                found[int(pid)] = command
         return found
+
+    def kill_agent(self, host: int) -> None:
+        """Kill the agent of that host as by kill -9, and nothing else."""
+        for pid, command in self.processes(host).items():
+            if command.startswith(sys.executable) and AGENT in command:
+                os.kill(pid, signal.SIGKILL)
 
     def is_empty(self) -> bool:
         """Whether nothing of ronde's runs on any host."""
@@ -130,6 +137,7 @@ class RunningJob:
                 self.process.wait()
         if kind:
             print(f"== stdout\n{self.out()}\n== stderr\n{self.err()}")
+        self.last_err = self.err()
         self._out.close()
         self._err.close()
 
@@ -162,9 +170,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def make_world(count: int) -> Iterator[World]:
+def make_world(count: int, rate: str | None = None) -> Iterator[World]:
     with (
-        Hosts(count) as hosts,
+        Hosts(count, rate=rate) as hosts,
         SshServers(hosts, {MARK: os.environ[MARK]}) as servers,
         tempfile.TemporaryDirectory(prefix="ronde-ssh-jobs-") as folder,
     ):

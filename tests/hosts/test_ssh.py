@@ -81,7 +81,7 @@ def test_nothing_outlives_the_launcher(world: World) -> None:
 def test_the_job_key_is_on_no_command_line(world: World) -> None:
     with world.start("-H", world.listed(0), str(world.program), "sleep") as job:
         job.says("rank")
-        for command in world.processes(0):
+        for command in world.processes(0).values():
             assert "key" not in command.lower()
         os.kill(job.process.pid, signal.SIGTERM)
         assert job.end()[0] == 128 + signal.SIGTERM

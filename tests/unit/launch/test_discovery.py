@@ -75,7 +75,9 @@ def test_nonsense_names_the_line(asked: Asked) -> None:
 
 
 def test_a_script_that_cannot_be_run_is_refused(asked: Asked) -> None:
-    with pytest.raises(UsageError, match="cannot run the host discovery script .*: No such file or directory"):
+    with pytest.raises(
+        UsageError, match=r"cannot run the host discovery script .*: No such file or directory"
+    ):
         asked.script.ask()
     asked.path.write_text("echo a")
     with pytest.raises(UsageError, match="Permission denied; it should be an executable file"):
