@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -95,6 +96,10 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
         print(describe_launch(config, variables), end="")
         return 0
+    if config.hosts or config.discovery:
+        from ronde.launch.ssh import run_hosts
+
+        return run_hosts(config, variables)
     from ronde.launch.agent import run_agent
 
     return run_agent(config, variables).exit_code
@@ -111,7 +116,14 @@ def _here(asked: RunArguments, variables: Mapping[str, str]) -> Here:
         from ronde.launch.gpus import usable_gpus
 
         gpus = usable_gpus(variables)
-    return Here(variables, usable_cores(), gpus, _hostfile(asked.value("--hostfile")))
+    step = None
+    if "SLURM_STEP_ID" in variables:
+        from ronde.core.slurm import find_step
+
+        step = find_step(variables)
+    return Here(
+        variables, usable_cores(), gpus, _hostfile(asked.value("--hostfile")), step=step, uid=os.geteuid()
+    )
 
 
 def _hostfile(path: str | None) -> str:

@@ -1,14 +1,16 @@
 """From what the user asked of `ronde run` to what is launched. Pure; every contradiction is one sentence.
 
-Three sorts of jobs: of this machine alone; of machines that each have a `ronde run` of their own and meet somewhere
-(`--nnodes`, `--rdzv-...`, `--master-addr`); of hosts on which this command starts agents by SSH (`-H`).
+Four sorts of jobs: of this machine alone; of machines that each have a `ronde run` of their own and meet somewhere
+(`--nnodes`, `--rdzv-...`, `--master-addr`); the same under Slurm, which says where that is; of hosts on which this
+command starts agents by SSH (`-H`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ronde.cli.options import nearest
 from ronde.cli.run_arguments import RunArguments
@@ -25,6 +27,9 @@ from ronde.launch.config import (
     WorkerSpec,
 )
 
+if TYPE_CHECKING:
+    from ronde.core.slurm import Step
+
 __all__ = ["Here", "configure"]
 
 SECOND = 10**9
@@ -38,7 +43,7 @@ BINDINGS = {"node": Binding.NUMA, "socket": Binding.NUMA, "exclusive": Binding.C
 class Here(NamedTuple):
     """What has to be known of this machine: `gpus` and `hostfile` (its text) only if they are asked for.
 
-    `backends`: the names of all rendezvous that are known.
+    `backends`: the names of all rendezvous that are known. `step`: what Slurm says, if it has started us, as `uid`.
     """
 
     environment: Mapping[str, str]
@@ -46,6 +51,8 @@ class Here(NamedTuple):
     gpus: int = 0
     hostfile: str = ""
     backends: Sequence[str] = (STATIC, TCP, "c10d", FILE, "etcd", "etcd-v2")
+    step: Step | None = None
+    uid: int = 0
 
 
 def configure(asked: RunArguments, command: Sequence[str], here: Here) -> LaunchConfig:
@@ -102,6 +109,8 @@ def _slots(asked: RunArguments, here: Here) -> int:
             f"{asked.origin('--num-proc')} {number} and {asked.origin('--nproc-per-node')} {each} contradict each "
             "other: this command starts the workers of one machine, so leave one of them out"
         )
+    if step := _step(asked, here):
+        return number or each or step.workers
     return number or each or 1
 
 
@@ -188,7 +197,35 @@ def _with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig
 # Machines that meet
 
 
+def _step(asked: RunArguments, here: Here) -> Step | None:
+    """Return the step of Slurm whose tasks are the agents of this job, None if the user has something else in mind."""
+    otherwise = ("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--launcher")
+    return None if asked.has(*otherwise) or asked.value("--node-rank") is not None else here.step
+
+
+def _under_slurm(asked: RunArguments, here: Here, step: Step) -> RendezvousConfig:
+    """Return the rendezvous of the tasks of a step: the first one serves the store."""
+    least, most = asked.value("--nnodes", (step.tasks, step.tasks))
+    _check_range(asked, least, most)
+    if most > step.tasks:
+        raise UsageError(
+            f"{asked.origin('--nnodes')} says {most} machines, but Slurm has started {step.tasks} tasks: leave it "
+            f"out, or start {most} by srun -n {most}"
+        )
+    host, port = step.endpoint()
+    rendezvous = _meeting(asked, here, TCP, least, most, f"{host}:{port}")
+    return replace(
+        rendezvous,
+        run_id=asked.value("--rdzv-id", step.name(here.uid)),
+        node_rank=step.task if most == step.tasks else -1,
+        options={"is_host": "true" if step.task == 0 else "false", **rendezvous.options},
+    )
+
+
 def _rendezvous(asked: RunArguments, here: Here) -> RendezvousConfig:
+    step = _step(asked, here)
+    if step and step.tasks > 1:
+        return _under_slurm(asked, here, step)
     least, most = asked.value("--nnodes", (1, 1))
     _check_range(asked, least, most)
     if asked.has("--standalone") and most > 1:
@@ -221,7 +258,9 @@ def _rendezvous(asked: RunArguments, here: Here) -> RendezvousConfig:
     return _meeting(asked, here, backend, least, most)
 
 
-def _meeting(asked: RunArguments, here: Here, backend: str, least: int, most: int) -> RendezvousConfig:
+def _meeting(
+    asked: RunArguments, here: Here, backend: str, least: int, most: int, endpoint: str | None = None
+) -> RendezvousConfig:
     conf: Mapping[str, str] = asked.value("--rdzv-conf", {})
     timed = _conf_times(asked, conf)
     timed.setdefault(
@@ -232,7 +271,7 @@ def _meeting(asked: RunArguments, here: Here, backend: str, least: int, most: in
     rank = asked.value("--node-rank")
     return RendezvousConfig(
         backend=backend,
-        endpoint="" if backend == ALONE else _endpoint(asked, backend, most),
+        endpoint="" if backend == ALONE else endpoint or _endpoint(asked, backend, most),
         run_id=asked.value("--rdzv-id", "" if backend == ALONE else "none"),
         min_nodes=least,
         max_nodes=most,

@@ -1,0 +1,121 @@
+"""A program: the agent that `ronde run -H` starts on each host, by ssh or beside itself.
+
+    python -m ronde.launch.remote
+
+It says hello, reads its assignment from standard input, finds the job's store at one of the addresses in it, and is
+then an agent like any other. What still comes on standard input are signals, as `signal 2`. When it ends, because the
+launcher is gone or the connection to it is, the agent leaves: nothing goes on running that nobody watches. Its last
+word is in the store, because the exit code of an ssh says little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from typing import BinaryIO
+
+from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
+from ronde.launch.config import LaunchConfig
+from ronde.launch.config_text import config_from_text
+from ronde.launch.hosts import Assignment, ended_key, hello
+from ronde.net import addresses
+from ronde.net.stores.tcp import StoreClient
+from ronde.settings import JobKey, environment
+
+__all__ = ["main"]
+
+TRY_NS = 2 * 10**9  # for one of several addresses
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+
+def main() -> int:
+    """Be the agent; return the exit code."""
+    sys.stdout.buffer.write(hello())
+    sys.stdout.buffer.flush()
+    commands = os.fdopen(os.dup(0), "rb")
+    try:
+        assignment = Assignment.decode(commands.readline())
+        threading.Thread(target=_obey, args=(commands,), name="ronde-launcher", daemon=True).start()
+        return _run(assignment)
+    except RondeError as error:
+        print(f"ronde: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _obey(commands: BinaryIO) -> None:
+    """Pass on the signals that the launcher sends, and leave when it is gone."""
+    for line in commands:
+        word, _, number = line.partition(b" ")
+        if word == b"signal" and number.strip().isdigit():
+            os.kill(os.getpid(), int(number))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run(assignment: Assignment) -> int:
+    here = environment()
+    try:
+        os.chdir(assignment.directory)
+    except OSError as error:
+        raise UsageError(f"cannot work in {assignment.directory}: {error.strerror}") from None
+    config = config_from_text(assignment.config)
+    store = _find_store(assignment, here.get("SSH_CONNECTION", ""), config.start_timeout_ns)
+    try:
+        config = _placed(config, store.address)
+        from ronde.launch.agent import run_agent  # while others still connect
+
+        result = run_agent(config, {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key})
+        failures = [asdict(failure) for failure in result.failures.values()]
+        word = {"exit_code": result.exit_code, "reason": result.reason, "failures": failures}
+        with contextlib.suppress(RondeError):  # the launcher is gone, or cannot be reached
+            store.set(ended_key(assignment.agent), json.dumps(word).encode())
+        return result.exit_code
+    finally:
+        store.close()
+
+
+def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) -> StoreClient:
+    """Return the store at the first address that answers and knows the key; the address that ssh came from goes first.
+
+    An address of the launcher's machine may mean another machine here, and its services refuse us or never answer.
+    """
+    candidates = sorted(
+        assignment.stores, key=lambda text: addresses.parse(text).host not in ssh_connection.split()[:1]
+    )
+    key = JobKey.from_hex(assignment.job_key)
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    reasons: dict[str, str] = {}
+    while True:
+        for address in candidates:
+            try:
+                return StoreClient(address, key, min(TRY_NS, timeout_ns), patience_ns=TRY_NS)
+            except (ProtocolError, TimeoutError) as error:
+                reasons[address] = str(error)
+        if time.monotonic_ns() >= deadline_ns:
+            raise UsageError(
+                "cannot reach the launcher; name the network interface that reaches this host "
+                f"(--network-interfaces): {'; '.join(reasons.values())}"
+            )
+
+
+def _placed(config: LaunchConfig, store_address: str) -> LaunchConfig:
+    """Return the configuration of the agent on this host, which reaches the store there."""
+    store = addresses.parse(store_address)
+    own = (
+        addresses.address_of_interface(config.interface)
+        if config.interface
+        else addresses.address_towards(store.host)
+    )
+    endpoint = config.rendezvous.endpoint or store_address.removeprefix("tcp:")
+    return replace(config, local_addr=own, rendezvous=replace(config.rendezvous, endpoint=endpoint))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
