@@ -47,7 +47,7 @@ class Table:
     def add(self, key: bytes, amount: int) -> int:
         text = self._values.get(key, b"0")
         if not _NUMBER.fullmatch(text):
-            raise UsageError(f"cannot add to {key.decode()!r}: its value is no number")
+            raise UsageError(f"cannot add to {_shown(key)}: its value is no number")
         total = int(text) + amount
         self.set(key, b"%d" % total)
         return total
@@ -60,11 +60,11 @@ class Table:
         return desired
 
     def delete(self, key: bytes) -> bool:
-        if key not in self._values:
+        value = self._values.pop(key, None)
+        if value is None:
             return False
         if self._holders:
             self._let_go(key)
-        value = self._values.pop(key)
         if self._undo is not None:
             self._undo.append(("key", key, value))
         return True
@@ -80,7 +80,7 @@ class Table:
         old = self._values.get(key, b"")
         if len(old) + len(value) > VALUE_LIMIT_BYTES:
             raise UsageError(
-                f"cannot append {len(value)} bytes to {key.decode()!r}, which has {len(old)}: a store's value has "
+                f"cannot append {len(value)} bytes to {_shown(key)}, which has {len(old)}: a store's value has "
                 f"at most {VALUE_LIMIT_BYTES}"
             )
         self.set(key, old + value)
@@ -121,7 +121,7 @@ class Table:
             self._queues[queue] = deque()
         self._queues[queue].append(value)
         if self._undo is not None:
-            self._undo.append(("push", queue, None))
+            self._undo.append(("push", queue, value))
 
     def pop(self, queue: bytes) -> bytes | None:
         """Return the first value of the queue, or None if it is empty."""
@@ -182,6 +182,18 @@ class Table:
         """Start to remember what changes."""
         self._undo = []
 
+    def changes(self) -> Iterator[tuple[str, bytes, bytes | None]]:
+        """Return what has changed since `begin`, held keys left out.
+
+        That is ("key", key, value it has now or None) in any order, and ("push" or "pop", queue, value) in theirs.
+        """
+        changes = self._undo or []
+        for key in dict.fromkeys(name for kind, name, _ in changes if kind == "key"):
+            yield "key", key, None if key in self._holders else self._values.get(key)
+        for kind, name, value in changes:
+            if kind != "key":
+                yield kind, name, value
+
     def keep(self) -> None:
         """Let all changes since `begin` stand."""
         self._undo = None
@@ -200,3 +212,7 @@ class Table:
                 self._values.pop(name, None)
             else:
                 self._values[name] = old
+
+
+def _shown(key: bytes) -> str:
+    return repr(key.decode(errors="replace"))
