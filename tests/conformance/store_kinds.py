@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -213,13 +214,11 @@ def serve() -> None:
             break
         try:
             if method == "fork and sleep":
-                if os.fork() == 0:
+                answer = os.fork()
+                if answer == 0:
                     os.closerange(0, 2)
-                    import time
-
                     time.sleep(arguments[0])
                     os._exit(0)
-                answer = None
             else:
                 answer = getattr(store, method)(*arguments)
         except Exception as error:
