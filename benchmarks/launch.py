@@ -29,13 +29,19 @@ BARE, RONDE, TORCHRUN = "bare", "ronde", "torchrun"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of workers (default: 2)")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
-    parser.add_argument("--contestants", nargs="+", default=[BARE, RONDE, TORCHRUN], choices=[BARE, RONDE, TORCHRUN])
+    parser.add_argument(
+        "--contestants", nargs="+", default=[BARE, RONDE, TORCHRUN], choices=[BARE, RONDE, TORCHRUN]
+    )
     parser.add_argument("--csv", type=Path, help="write the medians into this file")
     options = parser.parse_args()
-    contestants = [name for name in options.contestants if name != TORCHRUN or importlib.util.find_spec("torch")]
+    contestants = [
+        name for name in options.contestants if name != TORCHRUN or importlib.util.find_spec("torch")
+    ]
     print_load()
     rows: list[Sequence[str | int | float]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +78,15 @@ def command(name: str, script: Path, ranks: int) -> list[str]:
     if name == BARE:
         return [sys.executable, str(script)]
     if name == RONDE:
-        return [sys.executable, "-c", "from ronde.cli import main; main()", "run", "-n", str(ranks), str(script)]
+        return [
+            sys.executable,
+            "-c",
+            "from ronde.cli import main; main()",
+            "run",
+            "-n",
+            str(ranks),
+            str(script),
+        ]
     options = ["--standalone", f"--nproc-per-node={ranks}"]
     return [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
 

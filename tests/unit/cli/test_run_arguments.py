@@ -213,7 +213,7 @@ def test_every_setting_behind_an_option_exists() -> None:
 
 
 def test_what_means_nothing_here_is_said_once() -> None:
-    asked = parse("--cycle_time_ms 5 --gloo t.py", PET_START_METHOD="spawn")
+    asked = parse("--cycle_time_ms 5 --gloo t.py", PET_DISABLE_CACHE="1")
     assert [sentence.split(":")[0] for sentence in idle_options(asked)] == [
         "--cycle_time_ms means nothing here",
         "--gloo means nothing here",
