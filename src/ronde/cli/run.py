@@ -100,10 +100,6 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         from ronde.launch.ssh import run_hosts
 
         return run_hosts(config, variables)
-    if config.hosts or config.discovery:
-        from ronde.launch.ssh import run_hosts
-
-        return run_hosts(config, variables)
     from ronde.launch.agent import run_agent
 
     return run_agent(config, variables).exit_code
