@@ -60,16 +60,19 @@ class RunResult:
     changes: int = 0
 
 
-def run_agent(config: LaunchConfig, environment: Mapping[str, str], keep: Sequence[int] = ()) -> RunResult:
+def run_agent(
+    config: LaunchConfig, environment: Mapping[str, str], *, keep: Sequence[int] = (), report: bool = True
+) -> RunResult:
     """Run this node's part of the job, showing the workers' output, until the job is over or we are told to go.
 
-    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`. Raises UsageError if
-    the configuration makes no sense or the rendezvous cannot be reached. Signals are heeded in the main thread only.
+    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`; without `report`
+    what went wrong is only in the result. Raises UsageError if the configuration makes no sense or the rendezvous
+    cannot be reached. Signals are heeded in the main thread only.
     """
     claim_standard_streams()
     with ExitStack() as stack:
         shell = _Shell(config, environment, stack, keep)
-        return shell.run()
+        return shell.run(report)
 
 
 def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPlan:
@@ -138,7 +141,7 @@ class _Shell:
         stack.callback(self._starter.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
-    def run(self) -> RunResult:
+    def run(self, report: bool) -> RunResult:
         """See the job to its end, report, and return the result."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._loop.watch(self._rendezvous.fileno(), Order.NODES, self._read_rendezvous)
@@ -146,7 +149,7 @@ class _Shell:
             self._perform(self._agent.begin())
             while self._exit is None:
                 self._turn()
-            for line in self._report(self._exit):
+            for line in self._report(self._exit) if report else ():
                 self._screen.say(line)
             while self._screen.waiting and not self._hurry:
                 self._turn()
@@ -275,6 +278,8 @@ class _Shell:
         )
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
+        if again:
+            self._starter.prepare(plan.workers[0])
 
     def _open_store(self) -> StoreServer:
         return StoreServer(store_address(self._config, self._address), self._key)

@@ -103,7 +103,8 @@ class WorkerSpec:
 
     `argv`: the command, whose first word is a path; macros in the arguments stay as they are until a worker is started.
     `environment`: what goes before the launcher's own environment. `preload`: modules that a template process has
-    imported before workers are started again; None: chosen by looking at the script; empty: no template.
+    imported before workers are started again; None: chosen by looking at the script; empty: no template. `fork`:
+    workers come from the template the first time too, which waits for its imports.
     """
 
     argv: tuple[str, ...]
@@ -113,6 +114,7 @@ class WorkerSpec:
     max_changes: int = -1
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] | None = None
+    fork: bool = False
     binding: Binding = Binding.NONE
     stop_signal: int = 15
     grace_ns: int = 3 * SECOND  # for workers to notice a failure by themselves
