@@ -19,11 +19,12 @@ from functools import partial
 
 from ronde.core import agent as machine
 from ronde.core.agent import Agent
-from ronde.core.round import Budget, Failure, Node, Round
+from ronde.core.round import Budget, Failure, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.launch.config import LaunchConfig
 from ronde.launch.frozen import FrozenWatch
 from ronde.launch.loop import Loop, Order
+from ronde.launch.node import describe_node, job_key, own_address, store_address
 from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
 from ronde.launch.screen import Screen
@@ -31,7 +32,7 @@ from ronde.launch.starter import Starter
 from ronde.launch.supervisor import Supervisor
 from ronde.net.host import host_name
 from ronde.net.output import claim_standard_streams
-from ronde.net.processes import SignalInbox, free_port, usable_cores
+from ronde.net.processes import SignalInbox, usable_cores
 from ronde.net.rendezvous.alone import AloneRendezvous
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.stores.server import StoreServer
@@ -40,7 +41,6 @@ from ronde.settings import JobKey
 __all__ = ["RunResult", "plan_here", "run_agent"]
 
 SIGPIPE = 13
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def run_agent(
 
 def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPlan:
     """Return the plan for this machine as it is now, as if no other node took part; store and key are made up."""
-    node = _describe_node(config, LOOPBACK, _unix_address())
+    address = own_address(config)
+    node = describe_node(config, address, store_address(config, address), "")
     return _plan(config, Round(0, (node,), 0), environment, JobKey.generate(), _run_id(config))
 
 
@@ -101,26 +102,8 @@ def _terminal_columns() -> int | None:
     return (os.get_terminal_size(2).columns or None) if os.isatty(2) else None
 
 
-def _unix_address() -> str:
-    return f"unix:@ronde-{secrets.token_hex(8)}"
-
-
 def _run_id(config: LaunchConfig) -> str:
     return config.rendezvous.run_id or secrets.token_hex(8)
-
-
-def _describe_node(config: LaunchConfig, address: str, store: str, id: str = "") -> Node:
-    spec, rendezvous = config.worker, config.rendezvous
-    return Node(
-        id=id,
-        host=host_name(),
-        address=address,
-        slots=spec.slots,
-        store=store,
-        master_port=free_port(address),
-        role=spec.role,
-        wish=rendezvous.node_rank,
-    )
 
 
 class _Shell:
@@ -133,8 +116,8 @@ class _Shell:
         self._environment = environment
         self._id = secrets.token_hex(8)
         self._run_id = _run_id(config)
-        self._key = JobKey.generate()
-        self._address = LOOPBACK
+        self._key = job_key(config, environment)
+        self._address = own_address(config)
         spec, meeting = config.worker, config.rendezvous
         self._budget = Budget(spec.max_restarts, spec.max_changes)
         self._agent = Agent(self._budget, meeting.exit_barrier_ns)
@@ -276,7 +259,7 @@ class _Shell:
         if self._round:  # the store is that of a round that is over
             self._close_store()
             self._store = self._open_store()
-        node = _describe_node(self._config, self._address, self._store.address, self._id)
+        node = describe_node(self._config, self._address, self._store.address, self._id)
         self._rendezvous.join(node, self._budget)
 
     def _start(self, round: Round, again: bool) -> None:
@@ -299,7 +282,7 @@ class _Shell:
             self._starter.prepare(plan.workers[0])
 
     def _open_store(self) -> StoreServer:
-        return StoreServer(_unix_address(), self._key)
+        return StoreServer(store_address(self._config, self._address), self._key)
 
     def _close_store(self) -> None:
         self._store.close()
@@ -314,7 +297,9 @@ class _Shell:
         supervisor, finish, failure = self._supervisor, self._finish, exit.failure
         if supervisor and finish and finish.exit_code == exit.code:
             if failure is None or supervisor.has(failure.rank, failure.pid):
-                return report(finish, supervisor.group.workers, failure, remark)
+                # What has been told at once may not be what turned out to be first.
+                first = None if finish.failed_rank is None else self._describe_failure(finish.failed_rank)
+                return report(finish, supervisor.group.workers, first, remark)
         return report_elsewhere(exit.reason, failure, remark) if exit.code else []
 
     def _result(self, exit: machine.Exit) -> RunResult:

@@ -174,8 +174,8 @@ def usable_cores() -> int:
 
 
 def free_port(address: str) -> int:
-    """Return a TCP port on which nobody listens at this numeric IPv4 address."""
-    with socket.socket() as probe:
+    """Return a TCP port on which nobody listens at this numeric address."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
     return port
