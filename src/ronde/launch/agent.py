@@ -297,7 +297,9 @@ class _Shell:
         supervisor, finish, failure = self._supervisor, self._finish, exit.failure
         if supervisor and finish and finish.exit_code == exit.code:
             if failure is None or supervisor.has(failure.rank, failure.pid):
-                return report(finish, supervisor.group.workers, failure, remark)
+                # What has been told at once may not be what turned out to be first.
+                first = None if finish.failed_rank is None else self._describe_failure(finish.failed_rank)
+                return report(finish, supervisor.group.workers, first, remark)
         return report_elsewhere(exit.reason, failure, remark) if exit.code else []
 
     def _result(self, exit: machine.Exit) -> RunResult:
