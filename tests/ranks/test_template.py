@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ronde.launch.agent import run_agent
-from ronde.launch.config import LaunchConfig, WorkerSpec
+from ronde.launch.config import Binding, LaunchConfig, WorkerSpec
 from ronde.launch.template import Template, command_of
 from ronde.net.processes import GroupLeader, Process
 from ronde.settings import environment
@@ -345,3 +345,11 @@ def test_a_template_that_is_unfit_is_said_to_be(capfd: pytest.CaptureFixture[str
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[0] 0", "[1] 1"]
     assert "ronde: workers do not come from the template, but do their own imports: the imports have" in err
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_workers_are_bound(capfd: pytest.CaptureFixture[str], fork: bool) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    assert run_job("print(len(os.sched_getaffinity(0)))", binding=Binding.CORES, fork=fork) == 0
+    counts = [int(line[4:]) for line in capfd.readouterr().out.splitlines()]
+    assert sum(counts) == max(2, len(cores))

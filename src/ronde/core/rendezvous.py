@@ -40,7 +40,6 @@ from ronde.core.rendezvous_state import (
     Rules,
     State,
     Succeed,
-    Terms,
     alive_key,
     beat_key,
     inbox,

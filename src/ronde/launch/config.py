@@ -52,7 +52,7 @@ class Binding(Enum):
 
     NONE = "none"
     CORES = "cores"  # an equal share of the usable cores each
-    NUMA = "numa"  # the cores of a NUMA node each, in turn
+    NUMA = "numa"  # the cores of a NUMA node each
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ started again, `prepare` makes a template meanwhile; without one that can be use
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypedDict
 
-from ronde.launch.config import LaunchConfig
+from ronde.launch.binding import shares, usable_machine
+from ronde.launch.config import Binding, LaunchConfig
 from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
 from ronde.launch.template import Template, command_of
@@ -18,6 +20,13 @@ from ronde.net.processes import GroupLeader, Process
 __all__ = ["Starter"]
 
 IMPORTS_NS = 120 * 10**9  # for which workers that are to come from a template wait for it
+
+
+class _Wishes(TypedDict):
+    stdout: int | None
+    stderr: int | None
+    keep: Sequence[int]
+    cores: Collection[int] | None
 
 
 class Starter:
@@ -42,6 +51,8 @@ class Starter:
         self._keep = keep
         self._complain = complain
         self._spec = config.worker
+        bound = config.worker.binding is not Binding.NONE
+        self._cores = shares(config.worker.binding, config.worker.slots, usable_machine() if bound else ())
         self._template: Template | None = None
         self._said = False  # why it cannot be used
         self._outputs = RunOutputs(config.outputs, run_id, complain, role=config.worker.role, host=host)
@@ -55,10 +66,11 @@ class Starter:
             if self._template is not None:
                 self._template.is_ready(time.monotonic_ns() + IMPORTS_NS)
         with output.files() as (stdout, stderr):
-            process = self._from_template(worker.argv, environment, stdout, stderr)
-            if process is None:
-                process = Process(worker.argv, environment, stdout=stdout, stderr=stderr, keep=self._keep)
-        return process, output
+            wishes = _Wishes(
+                stdout=stdout, stderr=stderr, keep=self._keep, cores=self._cores[worker.local_rank]
+            )
+            process = self._from_template(worker.argv, environment, wishes)
+            return process or Process(worker.argv, environment, **wishes), output
 
     def prepare(self, worker: WorkerPlan) -> None:
         """Begin to make a template of such workers, if that is wanted and possible."""
@@ -71,12 +83,12 @@ class Starter:
             self._complain(f"there is no template for restarts: {error.strerror or error}")
 
     def _from_template(
-        self, argv: Sequence[str], environment: Mapping[str, str], stdout: int | None, stderr: int | None
+        self, argv: Sequence[str], environment: Mapping[str, str], wishes: _Wishes
     ) -> GroupLeader | None:
         template = self._template
         if template is None:
             return None
-        process = template.start(argv, environment, stdout=stdout, stderr=stderr, keep=self._keep)
+        process = template.start(argv, environment, **wishes)
         if template.problem and not self._said:
             self._said = True
             self._complain(
