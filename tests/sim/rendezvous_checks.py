@@ -95,5 +95,3 @@ class Checks:
                 return "gave up waiting"
         require(False, node.name, "does not know what has become of the job")
         return ""
-
-

@@ -157,7 +157,15 @@ class _Launcher:
 
     def _start(self, host: Host) -> None:
         here = self._is_here(host.name)
-        config = replace(self._config, worker=replace(self._config.worker, slots=host.slots))
+        listed = [name for name, _ in self._hosts]
+        config = replace(
+            self._config,
+            worker=replace(self._config.worker, slots=host.slots),
+            # Ranks are in the order of the list.
+            rendezvous=replace(
+                self._config.rendezvous, node_rank=listed.index(host.name) if host.name in listed else -1
+            ),
+        )
         assignment = Assignment(
             agent=secrets.token_hex(8),
             job_key=self._key.hex(),
