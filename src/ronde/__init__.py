@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         stop_timeline,
     )
     from ronde.engine.process_sets import ProcessSet
+    from ronde.launch.callables import run
     from ronde.launch.record import record
 
 __all__ = [
@@ -138,6 +139,7 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "run",
     "shutdown",
     "size",
     "start_timeline",
@@ -189,6 +191,7 @@ _LAZY = {
     **dict.fromkeys(_OF_THE_PROCESS, "ronde.engine.process"),
     "ProcessSet": "ronde.engine.process_sets",
     "record": "ronde.launch.record",
+    "run": "ronde.launch.callables",
     **dict.fromkeys(_OPERATIONS, "ronde.engine.operations"),
     **dict.fromkeys(
         ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),

@@ -19,11 +19,12 @@ from functools import partial
 
 from ronde.core import agent as machine
 from ronde.core.agent import Agent
-from ronde.core.round import Budget, Failure, Node, Round
+from ronde.core.round import Budget, Failure, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.launch.config import LaunchConfig
 from ronde.launch.frozen import FrozenWatch
 from ronde.launch.loop import Loop, Order
+from ronde.launch.node import describe_node, job_key, own_address, store_address
 from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
 from ronde.launch.screen import Screen
@@ -31,7 +32,7 @@ from ronde.launch.starter import Starter
 from ronde.launch.supervisor import Supervisor
 from ronde.net.host import host_name
 from ronde.net.output import claim_standard_streams
-from ronde.net.processes import SignalInbox, free_port, usable_cores
+from ronde.net.processes import SignalInbox, usable_cores
 from ronde.net.rendezvous.alone import AloneRendezvous
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.stores.server import StoreServer
@@ -40,7 +41,6 @@ from ronde.settings import JobKey
 __all__ = ["RunResult", "plan_here", "run_agent"]
 
 SIGPIPE = 13
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,25 @@ class RunResult:
     changes: int = 0
 
 
-def run_agent(config: LaunchConfig, environment: Mapping[str, str], keep: Sequence[int] = ()) -> RunResult:
+def run_agent(
+    config: LaunchConfig, environment: Mapping[str, str], *, keep: Sequence[int] = (), report: bool = True
+) -> RunResult:
     """Run this node's part of the job, showing the workers' output, until the job is over or we are told to go.
 
-    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`. Raises UsageError if
-    the configuration makes no sense or the rendezvous cannot be reached. Signals are heeded in the main thread only.
+    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`; without `report`
+    what went wrong is only in the result. Raises UsageError if the configuration makes no sense or the rendezvous
+    cannot be reached. Signals are heeded in the main thread only.
     """
     claim_standard_streams()
     with ExitStack() as stack:
         shell = _Shell(config, environment, stack, keep)
-        return shell.run()
+        return shell.run(report)
 
 
 def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPlan:
     """Return the plan for this machine as it is now, as if no other node took part; store and key are made up."""
-    node = _describe_node(config, LOOPBACK, _unix_address())
+    address = own_address(config)
+    node = describe_node(config, address, store_address(config, address), "")
     return _plan(config, Round(0, (node,), 0), environment, JobKey.generate(), _run_id(config))
 
 
@@ -98,26 +102,8 @@ def _terminal_columns() -> int | None:
     return (os.get_terminal_size(2).columns or None) if os.isatty(2) else None
 
 
-def _unix_address() -> str:
-    return f"unix:@ronde-{secrets.token_hex(8)}"
-
-
 def _run_id(config: LaunchConfig) -> str:
     return config.rendezvous.run_id or secrets.token_hex(8)
-
-
-def _describe_node(config: LaunchConfig, address: str, store: str, id: str = "") -> Node:
-    spec, rendezvous = config.worker, config.rendezvous
-    return Node(
-        id=id,
-        host=host_name(),
-        address=address,
-        slots=spec.slots,
-        store=store,
-        master_port=free_port(address),
-        role=spec.role,
-        wish=rendezvous.node_rank,
-    )
 
 
 class _Shell:
@@ -130,8 +116,8 @@ class _Shell:
         self._environment = environment
         self._id = secrets.token_hex(8)
         self._run_id = _run_id(config)
-        self._key = JobKey.generate()
-        self._address = LOOPBACK
+        self._key = job_key(config, environment)
+        self._address = own_address(config)
         spec, meeting = config.worker, config.rendezvous
         self._budget = Budget(spec.max_restarts, spec.max_changes)
         self._agent = Agent(self._budget, meeting.exit_barrier_ns)
@@ -155,7 +141,7 @@ class _Shell:
         stack.callback(self._starter.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
-    def run(self) -> RunResult:
+    def run(self, report: bool) -> RunResult:
         """See the job to its end, report, and return the result."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._loop.watch(self._rendezvous.fileno(), Order.NODES, self._read_rendezvous)
@@ -163,7 +149,7 @@ class _Shell:
             self._perform(self._agent.begin())
             while self._exit is None:
                 self._turn()
-            for line in self._report(self._exit) if self._config.reports else ():
+            for line in self._report(self._exit) if report else ():
                 self._screen.say(line)
             while self._screen.waiting and not self._hurry:
                 self._turn()
@@ -273,7 +259,7 @@ class _Shell:
         if self._round:  # the store is that of a round that is over
             self._close_store()
             self._store = self._open_store()
-        node = _describe_node(self._config, self._address, self._store.address, self._id)
+        node = describe_node(self._config, self._address, self._store.address, self._id)
         self._rendezvous.join(node, self._budget)
 
     def _start(self, round: Round, again: bool) -> None:
@@ -292,9 +278,11 @@ class _Shell:
         )
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
+        if again:
+            self._starter.prepare(plan.workers[0])
 
     def _open_store(self) -> StoreServer:
-        return StoreServer(_unix_address(), self._key)
+        return StoreServer(store_address(self._config, self._address), self._key)
 
     def _close_store(self) -> None:
         self._store.close()

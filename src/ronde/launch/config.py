@@ -103,7 +103,8 @@ class WorkerSpec:
 
     `argv`: the command, whose first word is a path; macros in the arguments stay as they are until a worker is started.
     `environment`: what goes before the launcher's own environment. `preload`: modules that a template process has
-    imported before workers are started again; None: chosen by looking at the script; empty: no template.
+    imported before workers are started again; None: chosen by looking at the script; empty: no template. `fork`:
+    workers come from the template the first time too, which waits for its imports.
     """
 
     argv: tuple[str, ...]
@@ -113,6 +114,7 @@ class WorkerSpec:
     max_changes: int = -1
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] | None = None
+    fork: bool = False
     binding: Binding = Binding.NONE
     stop_signal: int = 15
     grace_ns: int = 3 * SECOND  # for workers to notice a failure by themselves
@@ -149,8 +151,7 @@ class LaunchConfig:
     address, on every host. `hosts`: (name, slots) of machines on which to start agents by SSH, and `discovery`: what
     finds them; neither for this machine only. `min_workers`, `max_workers`: with these two, how many workers of all
     hosts together the job needs and takes; 0: as many as there are slots, no limit. `start_timeout_ns`: until all
-    nodes have been reached and the store has answered. `reports`: the agent says at the end why the job failed; not if
-    whoever started it does.
+    nodes have been reached and the store has answered.
     """
 
     worker: WorkerSpec
@@ -167,5 +168,4 @@ class LaunchConfig:
     max_workers: int = 0
     start_timeout_ns: int = 300 * SECOND
     verbose: bool = False
-    reports: bool = True
     monitor_interval_ns: int = SECOND // 10

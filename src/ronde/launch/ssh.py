@@ -291,14 +291,20 @@ def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
     )
     rendezvous = replace(
         config.rendezvous,
-        backend=config.rendezvous.backend if config.rendezvous.endpoint else "tcp",
+        backend=_backend(config, is_fixed and len(hosts) == 1),
         run_id=config.rendezvous.run_id or secrets.token_hex(8),
         min_nodes=len(hosts) if is_fixed else -(-limits.min_slots // most_slots),
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
         options={"is_host": "false", **config.rendezvous.options},  # we are
     )
-    return replace(config, rendezvous=rendezvous, hosts=(), discovery=None, reports=False)
+    return replace(config, rendezvous=rendezvous, hosts=(), discovery=None)
+
+
+def _backend(config: LaunchConfig, is_one_host: bool) -> str:
+    if config.rendezvous.endpoint:
+        return config.rendezvous.backend
+    return "alone" if is_one_host else "tcp"
 
 
 def _serve(

@@ -13,10 +13,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from types import FrameType, TracebackType
-from typing import IO
+from typing import IO, Any
 
 __all__ = ["INTERRUPTS", "GroupLeader", "Process", "SignalInbox", "free_port", "usable_cores"]
 
@@ -122,13 +123,17 @@ def _living_in_group(pid: int) -> int | None:
 class SignalInbox:
     """While it is open, Ctrl-C, SIGTERM and SIGHUP make a descriptor readable and do nothing else.
 
-    A hang-up that somebody asked to ignore (nohup) stays ignored. To be used in the main thread.
+    A hang-up that somebody asked to ignore (nohup) stays ignored. Python heeds signals in the main thread: in any other
+    one this stays silent.
     """
 
     def __enter__(self) -> SignalInbox:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+        self._old_handlers: dict[int, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._old_handlers = {
             signum: signal.signal(signum, _heed)
@@ -142,7 +147,8 @@ class SignalInbox:
     ) -> None:
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
-        signal.set_wakeup_fd(self._old_fd)
+        if self._old_handlers:
+            signal.set_wakeup_fd(self._old_fd)
         self._reader.close()
         self._writer.close()
 
@@ -168,8 +174,8 @@ def usable_cores() -> int:
 
 
 def free_port(address: str) -> int:
-    """Return a TCP port on which nobody listens at this numeric IPv4 address."""
-    with socket.socket() as probe:
+    """Return a TCP port on which nobody listens at this numeric address."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
     return port
