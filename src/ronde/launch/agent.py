@@ -149,7 +149,7 @@ class _Shell:
             self._perform(self._agent.begin())
             while self._exit is None:
                 self._turn()
-            for line in self._report(self._exit) if report and self._config.reports else ():
+            for line in self._report(self._exit) if report else ():
                 self._screen.say(line)
             while self._screen.waiting and not self._hurry:
                 self._turn()

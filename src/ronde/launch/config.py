@@ -151,8 +151,7 @@ class LaunchConfig:
     address, on every host. `hosts`: (name, slots) of machines on which to start agents by SSH, and `discovery`: what
     finds them; neither for this machine only. `min_workers`, `max_workers`: with these two, how many workers of all
     hosts together the job needs and takes; 0: as many as there are slots, no limit. `start_timeout_ns`: until all
-    nodes have been reached and the store has answered. `reports`: the agent says at the end why the job failed; not if
-    whoever started it does.
+    nodes have been reached and the store has answered.
     """
 
     worker: WorkerSpec
@@ -169,5 +168,4 @@ class LaunchConfig:
     max_workers: int = 0
     start_timeout_ns: int = 300 * SECOND
     verbose: bool = False
-    reports: bool = True
     monitor_interval_ns: int = SECOND // 10

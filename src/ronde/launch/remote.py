@@ -71,7 +71,8 @@ def _run(assignment: Assignment) -> int:
         config = _placed(config, store.address)
         from ronde.launch.agent import run_agent  # while others still connect
 
-        result = run_agent(config, {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key})
+        variables = {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key}
+        result = run_agent(config, variables, report=False)  # the launcher does
         failures = [asdict(failure) for failure in result.failures.values()]
         word = {"exit_code": result.exit_code, "reason": result.reason, "failures": failures}
         with contextlib.suppress(RondeError):  # the launcher is gone, or cannot be reached

@@ -157,7 +157,15 @@ class _Launcher:
 
     def _start(self, host: Host) -> None:
         here = self._is_here(host.name)
-        config = replace(self._config, worker=replace(self._config.worker, slots=host.slots))
+        listed = [name for name, _ in self._hosts]
+        config = replace(
+            self._config,
+            worker=replace(self._config.worker, slots=host.slots),
+            # Ranks are in the order of the list.
+            rendezvous=replace(
+                self._config.rendezvous, node_rank=listed.index(host.name) if host.name in listed else -1
+            ),
+        )
         assignment = Assignment(
             agent=secrets.token_hex(8),
             job_key=self._key.hex(),
@@ -283,14 +291,20 @@ def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
     )
     rendezvous = replace(
         config.rendezvous,
-        backend=config.rendezvous.backend if config.rendezvous.endpoint else "tcp",
+        backend=_backend(config, is_fixed and len(hosts) == 1),
         run_id=config.rendezvous.run_id or secrets.token_hex(8),
         min_nodes=len(hosts) if is_fixed else -(-limits.min_slots // most_slots),
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
         options={"is_host": "false", **config.rendezvous.options},  # we are
     )
-    return replace(config, rendezvous=rendezvous, hosts=(), discovery=None, reports=False)
+    return replace(config, rendezvous=rendezvous, hosts=(), discovery=None)
+
+
+def _backend(config: LaunchConfig, is_one_host: bool) -> str:
+    if config.rendezvous.endpoint:
+        return config.rendezvous.backend
+    return "alone" if is_one_host else "tcp"
 
 
 def _serve(
