@@ -58,7 +58,7 @@ class Store(Protocol):
         """Return whether every key is there now."""
 
     def num_keys(self) -> int:
-        """Return how many keys there are; a queue counts while something is in it."""
+        """Return how many keys the whole store has, whoever set them; a queue counts while something is in it."""
 
     def append(self, key: str, value: bytes) -> None:
         """Add the value to the end of the key's value, b"" if there is none. Raises UsageError if it gets too long."""
@@ -70,7 +70,10 @@ class Store(Protocol):
         """Set all of them at one moment."""
 
     def delete_prefix(self, prefix: str) -> int:
-        """Remove all keys, queues too, that begin so, at one moment; return how many there were."""
+        """Remove all keys, queues too, that begin so, at one moment; return how many there were.
+
+        A prefix has the limits of a key.
+        """
 
     # Queues have names of their own: the queue "a" and the key "a" have nothing to do with each other.
 
@@ -78,9 +81,10 @@ class Store(Protocol):
         """Put the value at the end of the queue."""
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
-        """Take the first value out of the queue, waiting until there is one; who waits longest goes first.
+        """Take the first value out of the queue, waiting until there is one.
 
-        Raises TimeoutError; a timeout of 0 only looks.
+        Of those who wait, who waits longest goes first if one process serves the store (memory, TCP); elsewhere the
+        quickest. Raises TimeoutError; a timeout of 0 only looks.
         """
 
     def queue_len(self, queue: str) -> int:
@@ -97,7 +101,8 @@ class Store(Protocol):
     def hold(self, key: str, value: bytes) -> None:
         """Set the key for as long as this client lives: it goes when the client closes, dies or loses its connection.
 
-        A client that reconnects holds it again. How soon a death shows depends on the store: at once, or after a lease.
+        Whoever held last holds; `delete_key` ends it, other changes of the value do not. A client that reconnects holds
+        it again. How soon a death shows depends on the store: at once, or after a lease.
         """
 
     def fork(self) -> Store:

@@ -156,6 +156,10 @@ class Table:
     def is_held(self, key: bytes) -> bool:
         return key in self._holders
 
+    def holders(self) -> Mapping[bytes, Any]:
+        """Return who holds which key."""
+        return self._holders
+
     def _let_go(self, key: bytes) -> None:
         holder = self._holders.pop(key, None)
         if holder is not None:
