@@ -24,7 +24,7 @@ from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.stores import wire
-from ronde.net.stores.base import KEY_LIMIT_BYTES, check_key, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer, notice_loss
 from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, MAX_TIMEOUT_NS, Operation, Status
 from ronde.settings import JobKey
@@ -134,9 +134,7 @@ class StoreClient:
         self._ask(Operation.MULTI_SET, b"", wire.pack_pairs(pairs), 0, True)
 
     def delete_prefix(self, prefix: str) -> int:
-        start = prefix.encode()
-        if len(start) > KEY_LIMIT_BYTES:
-            check_key(prefix)
+        start = check_key(prefix)
         count = int(self._ask(Operation.DELETE_PREFIX, start, b"", 0, True)[1])
         self._held = {key: value for key, value in self._held.items() if not key.startswith(start)}
         return count
