@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
             print(text(), end="")
             return 0
     # Only now: help and mistakes in words are answered before anything else is loaded.
-    from ronde.settings import environment
+    from ronde.environment import environment
 
     variables = environment()
     if "--check-build" in words:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ronde.cli.options import nearest
@@ -26,6 +25,7 @@ from ronde.launch.config import (
     Std,
     WorkerSpec,
 )
+from ronde.records import replace
 
 if TYPE_CHECKING:
     from ronde.core.slurm import Step

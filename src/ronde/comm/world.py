@@ -20,9 +20,10 @@ from ronde.comm.maker import CommunicatorMaker
 from ronde.core.identity import Identity, MeetingPoint, identify
 from ronde.core.init_method import interpret
 from ronde.errors import NotInitializedError
+from ronde.job_key import JobKey
 from ronde.net.host import surroundings
 from ronde.net.meeting import Meeting, meet
-from ronde.settings import JobKey, Settings
+from ronde.settings import Settings
 
 __all__ = ["init", "is_initialized", "meeting", "shutdown", "world"]
 

@@ -9,18 +9,17 @@ may still run on a node that was cut off, cannot get in their successors' way.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 
 from ronde.core import agent as machine
 from ronde.core.agent import Agent
 from ronde.core.round import Budget, Failure, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
+from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.frozen import FrozenWatch
 from ronde.launch.loop import Loop, Order
@@ -36,7 +35,7 @@ from ronde.net.processes import SignalInbox, usable_cores
 from ronde.net.rendezvous.alone import AloneRendezvous
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.stores.server import StoreServer
-from ronde.settings import JobKey
+from ronde.records import dataclass, field
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
 
@@ -103,7 +102,7 @@ def _terminal_columns() -> int | None:
 
 
 def _run_id(config: LaunchConfig) -> str:
-    return config.rendezvous.run_id or secrets.token_hex(8)
+    return config.rendezvous.run_id or os.urandom(8).hex()
 
 
 class _Shell:
@@ -114,7 +113,7 @@ class _Shell:
     ) -> None:
         self._config = config
         self._environment = environment
-        self._id = secrets.token_hex(8)
+        self._id = os.urandom(8).hex()
         self._run_id = _run_id(config)
         self._key = job_key(config, environment)
         self._address = own_address(config)

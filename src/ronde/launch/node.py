@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping
 
 from ronde.core.round import Node
 from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.net.host import host_name
 from ronde.net.processes import free_port
-from ronde.settings import JobKey
 
 __all__ = ["describe_node", "job_key", "own_address", "store_address"]
 
@@ -84,7 +84,7 @@ def _numeric(name: str) -> str:
 def store_address(config: LaunchConfig, address: str) -> str:
     """Return where a new store for the workers of a round is to be served."""
     if config.rendezvous.max_nodes == 1:
-        return f"unix:@ronde-{secrets.token_hex(8)}"
+        return f"unix:@ronde-{os.urandom(8).hex()}"
     return f"tcp:[{address}]:0" if ":" in address else f"tcp:{address}:0"
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from ronde.launch.binding import shares, usable_machine
 from ronde.launch.config import Binding, LaunchConfig
 from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
-from ronde.launch.template import Template, command_of
 from ronde.net.processes import GroupLeader, Process
+
+if TYPE_CHECKING:
+    from ronde.launch.template import Template
 
 __all__ = ["Starter"]
 
@@ -74,6 +76,8 @@ class Starter:
 
     def prepare(self, worker: WorkerPlan) -> None:
         """Begin to make a template of such workers, if that is wanted and possible."""
+        from ronde.launch.template import Template, command_of  # only now: most workers start once
+
         if self._template is not None or self._spec.preload == () or command_of(worker.argv) is None:
             return
         try:

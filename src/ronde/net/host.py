@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,8 +25,11 @@ def host_key(host_id: str) -> str:
 
     It follows from the boot of the machine, the network namespace, the user, and `host_id` (RONDE_HOST_ID).
     """
+
+    import hashlib  # only here: it loads a large library
+
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = _read("/proc/sys/kernel/random/boot_id").strip()
         network = str(os.stat("/proc/self/ns/net").st_ino)
     except OSError:  # some sandboxes hide these
         boot, network = host_name(), ""
@@ -48,7 +49,7 @@ def _ancestor(command: str) -> int:
     pid = os.getppid()
     while pid > 1:
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
+            stat = _read(f"/proc/{pid}/stat")
         except OSError:
             return 0
         name, _, rest = stat.partition("(")[2].rpartition(")")
@@ -56,3 +57,8 @@ def _ancestor(command: str) -> int:
             return pid
         pid = int(rest.split()[1])
     return 0
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()

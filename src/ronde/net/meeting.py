@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from ronde.core.identity import MeetingPoint
 from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.net import addresses
 from ronde.net.stores.base import Store
 from ronde.net.stores.tcp import StoreClient, StoreServer
-from ronde.settings import JobKey, Settings
+from ronde.settings import Settings
 
 __all__ = ["Meeting", "meet"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from ronde.core.round import (
     AllSucceeded,
@@ -17,6 +16,7 @@ from ronde.core.round import (
     RoundEnded,
     WorkerFailed,
 )
+from ronde.records import replace
 
 __all__ = ["AloneRendezvous"]
 
