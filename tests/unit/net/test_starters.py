@@ -66,8 +66,8 @@ def test_does_not_outlive_its_parent(starter: list[str]) -> None:
     """Neither one that dies later, nor one that had died before."""
     assert run(starter, "any", "/bin/sleep", "600", parent=1).returncode == -signal.SIGKILL
     parent = (
-        "import os, subprocess, sys, time; "
-        "child = subprocess.Popen([*sys.argv[1:], str(os.getpid()), 'any', '/bin/sh', '-c', 'echo ready; exec sleep 600']); "
+        "import os, subprocess, sys, time; words = [str(os.getpid()), 'any', '/bin/sh', '-c']; "
+        "child = subprocess.Popen([*sys.argv[1:], *words, 'echo ready; exec sleep 600']); "
         "time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", parent, *starter], stdout=subprocess.PIPE) as process:
