@@ -8,7 +8,7 @@ Rules
 
 1. The state is changed by compare-and-set only, and no two states are equal. Whoever believes to lead and does not,
    learns of it by the value that comes back, and stops.
-2. The leader looks at no further news while a write is under way: every state that it builds on has been seen by others.
+2. The leader looks at no further news while a write is under way: it builds on nothing that others cannot see.
 3. A leader whose held key is gone, or that is silent for `missing_beats` heartbeats, is replaced by whoever is first to
    write a state with the next term. Each term has an inbox of its own, and everybody says again what is not heeded.
 4. No clock value travels. Silence is judged by each node's own clock, and only after looking once more.
@@ -40,7 +40,6 @@ from ronde.core.rendezvous_state import (
     Rules,
     State,
     Succeed,
-    Terms,
     alive_key,
     beat_key,
     inbox,
@@ -275,6 +274,17 @@ class Participant:
     def is_leader(self) -> bool:
         """Whether this node leads, as far as it knows."""
         return self._leader is not None
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether `join` has been called: before that there is nothing to do."""
+        return self._id != ""
+
+    @property
+    def others(self) -> list[str]:
+        """The ids of the nodes that this one knows of; the leader knows of all."""
+        known = self._leader.nodes if self._leader else [node.id for node in self._roster]
+        return [node for node in known if node != self._id]
 
     @property
     def state(self) -> State | None:
