@@ -26,7 +26,8 @@ from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import MS, S, SimNode
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.core.rendezvous import Rules, Set
+from ronde.core.rendezvous import Rules
+from ronde.core.rendezvous_effects import Set
 from ronde.core.round import Budget
 
 BAD_TIMES_NS = 90 * S

@@ -21,7 +21,9 @@ from ronde.core.round import (
 if TYPE_CHECKING:
     from tests.sim.rendezvous_node import SimNode
 
-PATIENCE_NS = 70 * 10**9  # in which a round must begin if enough nodes are there: silence, stragglers, last call
+PATIENCE_NS = (
+    70 * 10**9
+)  # in which a round must begin if enough nodes are there: silence, stragglers, last call
 
 
 class Checks:
@@ -78,7 +80,12 @@ class Checks:
 
         if isinstance(cause, NodesLost):
             for lost in cause.nodes:
-                require(node.sim.by_id(lost.id).is_harmed, lost.id, "is well, but was taken for dead:", cause.reason)
+                require(
+                    node.sim.by_id(lost.id).is_harmed,
+                    lost.id,
+                    "is well, but was taken for dead:",
+                    cause.reason,
+                )
 
     def harmed(self, node: SimNode, event: Ejected) -> None:
         require(node.is_harmed, node.name, "is well, but was ejected:", event.reason)
@@ -95,7 +102,9 @@ class Checks:
             size = len({each.id for each in round.nodes})
             is_spent = 0 <= self.budget.changes <= round.changes
             is_ending = bool(self.succeeded.get(round.number))
-            require(size == rules.max_nodes or is_spent or is_ending, node.name, "gives up, but there is room")
+            require(
+                size == rules.max_nodes or is_spent or is_ending, node.name, "gives up, but there is room"
+            )
 
     def all_succeeded(self, node: SimNode, number: int) -> None:
         require(node.round is not None and node.round.number == number, node.name, "was not in round", number)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from tests.sim.rendezvous_store import Taker, Values, Waiter
 
-from ronde.core.rendezvous import (
+from ronde.core.rendezvous import Participant
+from ronde.core.rendezvous_effects import (
     Compare,
     Compared,
     Effect,
     Event,
     Hold,
     Look,
-    Participant,
     Pop,
     PopFailed,
     Popped,
@@ -78,7 +78,7 @@ class SimNode:
         self.work = 0  # what it does now: grows, so that what was planned before is void
         self.outcome: RendezvousEvent | None = None
         self.is_harmed = False  # something has happened to it, so that others may take it for dead
-        self.joined_ns = 0
+        self.joined_ns = 0  # when it joined, or came back to life after that
 
     # Time
 
@@ -231,6 +231,7 @@ class SimNode:
 
     def lose_connection(self, comes_back: bool) -> None:
         self.is_harmed = True
+        self.joined_ns = self.sim.now_ns
         held = self.sim.store.lose(self.node.id)
         if comes_back:
             for key, value in held.items():
@@ -247,6 +248,7 @@ class SimNode:
 
     def thaw(self) -> None:
         self.is_frozen = False
+        self.joined_ns = self.sim.now_ns
         postponed, self.postponed = self.postponed, []
         for do in postponed:
             self.sim.at(self.sim.now_ns, do)

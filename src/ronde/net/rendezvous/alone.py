@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from ronde.core.rendezvous import (
+from ronde.core.rendezvous import Participant
+from ronde.core.rendezvous_effects import (
     Compare,
     Compared,
     Effect,
@@ -14,7 +15,6 @@ from ronde.core.rendezvous import (
     Forget,
     Hold,
     Look,
-    Participant,
     Pop,
     Popped,
     Push,

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from ronde.core.rendezvous import (
+from ronde.core.rendezvous import Participant, Rules
+from ronde.core.rendezvous_effects import (
     Compare,
     Compared,
     Effect,
@@ -26,12 +27,10 @@ from ronde.core.rendezvous import (
     Forget,
     Hold,
     Look,
-    Participant,
     Pop,
     PopFailed,
     Popped,
     Push,
-    Rules,
     Seen,
     Set,
     Stored,
