@@ -33,8 +33,8 @@ from ronde.launch.supervisor import Supervisor
 from ronde.net.host import host_name
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox, usable_cores
-from ronde.net.rendezvous.alone import AloneRendezvous
 from ronde.net.rendezvous.base import Rendezvous
+from ronde.net.rendezvous.registry import create
 from ronde.settings import JobKey
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
@@ -134,7 +134,7 @@ class _Shell:
         self._inbox = stack.enter_context(SignalInbox())
         self._screen = Screen(self._loop, lambda: self._interrupt(SIGPIPE))
         stack.callback(self._screen.close)
-        self._rendezvous: Rendezvous = AloneRendezvous()
+        self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
         self._starter = Starter(config, environment, self._run_id, self._say, keep=keep)
         stack.callback(self._starter.close)
