@@ -1,4 +1,4 @@
-"""The secret of a job."""
+"""The secret of a job. Cryptography is loaded when it is needed, which in most launchers it is not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class JobKey:
     @classmethod
     def derived_from(cls, job: str) -> JobKey:
         """Return the key that everybody who knows the job's name can compute: against mix-ups, not attackers."""
-        import hashlib  # it loads a large library, and a launcher can do without
+        import hashlib
 
         return cls(hashlib.sha256(b"ronde: key of the job named " + job.encode()).digest())
 
@@ -48,10 +48,9 @@ class JobKey:
 
     def hmac(self, *parts: bytes) -> bytes:
         """Return the 32-byte HMAC-SHA256 of the parts, each preceded by its length so that none can pose as two."""
-        import hashlib
         import hmac
 
-        mac = hmac.new(self._secret, digestmod=hashlib.sha256)
+        mac = hmac.new(self._secret, digestmod="sha256")
         for part in parts:
             mac.update(len(part).to_bytes(8, "big") + part)
         return mac.digest()

@@ -23,18 +23,18 @@ from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.frozen import FrozenWatch
 from ronde.launch.loop import Loop, Order
-from ronde.launch.node import describe_node, job_key, own_address, store_address
+from ronde.launch.node import describe_node, job_key, own_address
 from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
+from ronde.launch.round_store import RoundStore
 from ronde.launch.screen import Screen
 from ronde.launch.starter import Starter
 from ronde.launch.supervisor import Supervisor
 from ronde.net.host import host_name
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox, usable_cores
-from ronde.net.rendezvous.alone import AloneRendezvous
 from ronde.net.rendezvous.base import Rendezvous
-from ronde.net.stores.server import StoreServer
+from ronde.net.rendezvous.registry import create
 from ronde.records import dataclass, field
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
@@ -77,7 +77,7 @@ def run_agent(
 def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPlan:
     """Return the plan for this machine as it is now, as if no other node took part; store and key are made up."""
     address = own_address(config)
-    node = describe_node(config, address, store_address(config, address), "")
+    node = describe_node(config, address, "unix:@ronde", "")
     return _plan(config, Round(0, (node,), 0), environment, JobKey.generate(), _run_id(config))
 
 
@@ -127,14 +127,14 @@ class _Shell:
         self._finish: Finish | None = None  # how they ended
         self._exit: machine.Exit | None = None
         self._hurry = False  # a signal came after the end
-        self._store = self._open_store()
-        stack.callback(self._close_store)
         self._loop = Loop()
         stack.callback(self._loop.close)
+        self._store = self._open_store()
+        stack.callback(self._close_store)
         self._inbox = stack.enter_context(SignalInbox())
         self._screen = Screen(self._loop, lambda: self._interrupt(SIGPIPE))
         stack.callback(self._screen.close)
-        self._rendezvous: Rendezvous = AloneRendezvous()
+        self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
         self._starter = Starter(config, environment, self._run_id, self._say, keep=keep)
         stack.callback(self._starter.close)
@@ -280,8 +280,9 @@ class _Shell:
         if again:
             self._starter.prepare(plan.workers[0])
 
-    def _open_store(self) -> StoreServer:
-        return StoreServer(store_address(self._config, self._address), self._key)
+    def _open_store(self) -> RoundStore:
+        host = self._address if self._config.rendezvous.max_nodes > 1 else ""
+        return RoundStore(host, self._key, self._loop)
 
     def _close_store(self) -> None:
         self._store.close()
@@ -295,7 +296,7 @@ class _Shell:
         remark = f"; the workers had been started again {times} before" if used else ""
         supervisor, finish, failure = self._supervisor, self._finish, exit.failure
         if supervisor and finish and finish.exit_code == exit.code:
-            if failure is None or supervisor.has(failure.rank, failure.pid):
+            if (failure is None and finish.reason == exit.reason) or (failure and supervisor.has(failure.rank, failure.pid)):
                 # What has been told at once may not be what turned out to be first.
                 first = None if finish.failed_rank is None else self._describe_failure(finish.failed_rank)
                 return report(finish, supervisor.group.workers, first, remark)

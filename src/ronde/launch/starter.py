@@ -76,9 +76,11 @@ class Starter:
 
     def prepare(self, worker: WorkerPlan) -> None:
         """Begin to make a template of such workers, if that is wanted and possible."""
-        from ronde.launch.template import Template, command_of  # only now: most workers start once
+        if self._template is not None or self._spec.preload == ():
+            return
+        from ronde.launch.template import Template, command_of  # only for jobs that may need it
 
-        if self._template is not None or self._spec.preload == () or command_of(worker.argv) is None:
+        if command_of(worker.argv) is None:
             return
         try:
             environment = {**self._environment, **worker.environment}

@@ -25,11 +25,11 @@ def host_key(host_id: str) -> str:
 
     It follows from the boot of the machine, the network namespace, the user, and `host_id` (RONDE_HOST_ID).
     """
-
-    import hashlib  # only here: it loads a large library
+    import hashlib  # workers need it, and the launcher does not
 
     try:
-        boot = _read("/proc/sys/kernel/random/boot_id").strip()
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
         network = str(os.stat("/proc/self/ns/net").st_ino)
     except OSError:  # some sandboxes hide these
         boot, network = host_name(), ""
@@ -49,7 +49,8 @@ def _ancestor(command: str) -> int:
     pid = os.getppid()
     while pid > 1:
         try:
-            stat = _read(f"/proc/{pid}/stat")
+            with open(f"/proc/{pid}/stat") as file:
+                stat = file.read()
         except OSError:
             return 0
         name, _, rest = stat.partition("(")[2].rpartition(")")

@@ -24,6 +24,8 @@ import select
 import socket
 import threading
 import time
+import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ronde.errors import ProtocolError, UsageError
@@ -78,15 +80,21 @@ class StoreServer:
 
     With a `journal` it goes on with what is in that file, and writes every change to it before it answers. With a
     `seed` it begins with what is in that journal of another store, on whatever node that was; its journal must be empty
-    then. Raises UsageError if the address is taken or not ours, or a file cannot be used.
+    then. A `listener` that waits at the address already becomes the server's. Raises UsageError if the address is taken
+    or not ours, or a file cannot be used.
     """
 
     def __init__(
-        self, address: str, key: JobKey, journal: Path | None = None, seed: Path | None = None
+        self,
+        address: str,
+        key: JobKey,
+        journal: Path | None = None,
+        seed: Path | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         self._key = key
         self._desk = Desk()
-        self._listener, self._address = listen(parse(address))
+        self._listener, self._address = (listener, parse(address)) if listener else listen(parse(address))
         try:
             self._journal = self._open_journal(journal, seed)
         except BaseException:
@@ -105,6 +113,7 @@ class StoreServer:
         self._accepting = True
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._stop, select.EPOLLIN)
+        _servers.add(self)
         self._thread = threading.Thread(target=self._run, name="ronde-store", daemon=True)
         self._thread.start()
 
@@ -147,6 +156,13 @@ class StoreServer:
             journal.close()
             raise
         return journal
+
+    def _let_go(self) -> None:
+        """Close what a forked child has inherited: it would keep connections open that its parent closes."""
+        for client in self._clients.values():
+            client.sock.close()
+        self._listener.close()
+        self._epoll.close()
 
     # The loop
 
@@ -445,6 +461,17 @@ class StoreServer:
                 self._drop(client)
             else:
                 self._deliver(client, self._desk.expire(client.session))
+
+
+_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
+
+
+def _let_all_go() -> None:
+    for server in _servers:
+        server._let_go()
+
+
+os.register_at_fork(after_in_child=_let_all_go)
 
 
 def notice_loss(sock: socket.socket) -> None:
