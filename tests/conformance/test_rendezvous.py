@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -68,10 +69,14 @@ class Job:
         return [self.add(name, **exact) for name in names]  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[str]:
+@pytest.fixture(scope="module", params=["static", "tcp", "file", "etcd"])
+def meeting(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """Return the backend, and where its etcd is if it needs one."""
+    if request.param != "etcd":
+        yield request.param, ""
+        return
     with EtcdCluster() as cluster:
-        yield ",".join(cluster.endpoints)
+        yield request.param, ",".join(cluster.endpoints)
 
 
 def free_port() -> int:
@@ -80,12 +85,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(params=["static", "tcp", "file", "etcd"])
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    backend = request.param
-    if backend == "etcd":
-        endpoint = request.getfixturevalue("etcd")
-    else:
+@pytest.fixture
+def job(meeting: tuple[str, str], tmp_path: Path) -> Iterator[Job]:
+    backend, endpoint = meeting
+    if not endpoint:
         endpoint = str(tmp_path / "meeting") if backend == "file" else f"127.0.0.1:{free_port()}"
     job = Job(
         RendezvousConfig(backend, endpoint, tmp_path.name, join_timeout_ns=50 * S, last_call_ns=S // 10)
@@ -257,7 +260,8 @@ def test_killed_nodes_are_noticed_and_the_others_go_on(processes: list[ProcessNo
     for number, (killed, left) in enumerate([(a, [b, c]), (b, [c])], 1):  # so that each leader dies
         killed.signal(signal.SIGKILL)
         for node in left:
-            assert f"host-{killed.name} lost the connection" in node.says("ended")
+            told = node.says("ended")  # etcd's shortest lease is longer than three of these heartbeats
+            assert re.search(f"host-{killed.name} (lost the connection|was silent)", told)
         for node in left:
             assert node.says("began").startswith(f"{number} {len(left)}")
     c.succeed()
@@ -378,4 +382,5 @@ def test_alone_it_ends() -> None:
     assert failing.expect(JobClosed).failure == BOOM
     interrupted.rendezvous.end_job("Ctrl-C")
     assert "Ctrl-C" in interrupted.expect(JobClosed).reason
-    failing.close(), interrupted.close()
+    failing.close()
+    interrupted.close()
