@@ -15,6 +15,7 @@ from ronde.launch.config import Binding, LaunchConfig
 from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
 from ronde.launch.template import Template, command_of
+from ronde.net.host import host_name
 from ronde.net.processes import GroupLeader, Process
 
 __all__ = ["Starter"]
@@ -32,9 +33,9 @@ class _Wishes(TypedDict):
 class Starter:
     """Starts workers.
 
-    `environment` is the launcher's own; `host` this machine's name if there are several nodes; `complain` shows what
-    the user should know. Every worker inherits the descriptors `keep`. Raises UsageError if the configuration cannot be
-    followed here. Close it when all workers are gone.
+    `environment` is the launcher's own; `complain` shows what the user should know. Every worker inherits the
+    descriptors `keep`. Raises UsageError if the configuration cannot be followed here. Close it when all workers are
+    gone.
     """
 
     def __init__(
@@ -44,7 +45,6 @@ class Starter:
         run_id: str,
         complain: Complain,
         *,
-        host: str = "",
         keep: Sequence[int] = (),
     ) -> None:
         self._environment = environment
@@ -55,11 +55,18 @@ class Starter:
         self._cores = shares(config.worker.binding, config.worker.slots, usable_machine() if bound else ())
         self._template: Template | None = None
         self._said = False  # why it cannot be used
-        self._outputs = RunOutputs(config.outputs, run_id, complain, role=config.worker.role, host=host)
+        self._outputs = RunOutputs(
+            config.outputs, run_id, complain, role=config.worker.role, host=host_name()
+        )
 
-    def start(self, worker: WorkerPlan, attempt: int) -> tuple[GroupLeader, WorkerOutput]:
-        """Start a worker in this attempt, which counts the rounds. Raises OSError if that is not possible."""
-        output = self._outputs.worker(attempt, worker.rank, worker.local_rank)
+    def start(
+        self, worker: WorkerPlan, attempt: int, several: bool = False
+    ) -> tuple[GroupLeader, WorkerOutput]:
+        """Start a worker in this attempt, which counts the rounds; `several` nodes may be there.
+
+        Raises OSError if that is not possible.
+        """
+        output = self._outputs.worker(attempt, worker.rank, worker.local_rank, several)
         environment = {**self._environment, **worker.environment, **output.environment}
         if self._spec.fork and self._template is None:
             self.prepare(worker)
