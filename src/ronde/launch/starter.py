@@ -15,6 +15,7 @@ from ronde.launch.config import Binding, LaunchConfig
 from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
 from ronde.launch.template import Template, command_of
+from ronde.net.guard import Guard
 from ronde.net.host import host_name
 from ronde.net.processes import GroupLeader, Process
 
@@ -53,6 +54,7 @@ class Starter:
         self._spec = config.worker
         bound = config.worker.binding is not Binding.NONE
         self._cores = shares(config.worker.binding, config.worker.slots, usable_machine() if bound else ())
+        self._guard = Guard()
         self._template: Template | None = None
         self._said = False  # why it cannot be used
         self._outputs = RunOutputs(
@@ -77,7 +79,10 @@ class Starter:
                 stdout=stdout, stderr=stderr, keep=self._keep, cores=self._cores[worker.local_rank]
             )
             process = self._from_template(worker.argv, environment, wishes)
-            return process or Process(worker.argv, environment, **wishes), output
+            process = process or Process(worker.argv, environment, **wishes)
+        process.guard = self._guard
+        self._guard.add(process.pid)
+        return process, output
 
     def prepare(self, worker: WorkerPlan) -> None:
         """Begin to make a template of such workers, if that is wanted and possible."""
@@ -107,4 +112,5 @@ class Starter:
         """Let go of what was only needed while workers ran."""
         if self._template is not None:
             self._template.close()
+        self._guard.close()
         self._outputs.close()
