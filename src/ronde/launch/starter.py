@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from ronde.launch.binding import shares, usable_machine
 from ronde.launch.config import Binding, LaunchConfig
 from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
-from ronde.launch.template import Template, command_of
 from ronde.net.guard import Guard
 from ronde.net.host import host_name
 from ronde.net.processes import GroupLeader, Process
+
+if TYPE_CHECKING:
+    from ronde.launch.template import Template
 
 __all__ = ["Starter"]
 
@@ -52,8 +53,11 @@ class Starter:
         self._keep = keep
         self._complain = complain
         self._spec = config.worker
-        bound = config.worker.binding is not Binding.NONE
-        self._cores = shares(config.worker.binding, config.worker.slots, usable_machine() if bound else ())
+        self._cores: Sequence[Collection[int] | None] = [None] * config.worker.slots
+        if config.worker.binding is not Binding.NONE:
+            from ronde.launch.binding import shares, usable_machine  # only for jobs that want it
+
+            self._cores = shares(config.worker.binding, config.worker.slots, usable_machine())
         self._guard = Guard()
         self._template: Template | None = None
         self._said = False  # why it cannot be used
@@ -86,7 +90,11 @@ class Starter:
 
     def prepare(self, worker: WorkerPlan) -> None:
         """Begin to make a template of such workers, if that is wanted and possible."""
-        if self._template is not None or self._spec.preload == () or command_of(worker.argv) is None:
+        if self._template is not None or self._spec.preload == ():
+            return
+        from ronde.launch.template import Template, command_of  # only for jobs that may need it
+
+        if command_of(worker.argv) is None:
             return
         try:
             environment = {**self._environment, **worker.environment}
