@@ -330,6 +330,21 @@ def test_all_workers_may_come_from_a_template(capfd: pytest.CaptureFixture[str])
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] True", "[1] True"]
 
 
+def test_ronde_works_in_workers_from_a_template(capfd: pytest.CaptureFixture[str]) -> None:
+    text = """
+        import numpy, ronde
+        loaded = "ronde.engine.process" in sys.modules
+        ronde.init()
+        print(loaded, ronde.allreduce(numpy.ones(3), name="a", op=ronde.Sum))
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), 9)
+    """
+    assert run_job(text, fork=True, max_restarts=1, environment={"OMP_NUM_THREADS": "3"}) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert {line[4:] for line in lines} == {"True [2. 2. 2.]"}
+    assert len(lines) >= 3
+
+
 def test_without_a_template_restarts_work_too(capfd: pytest.CaptureFixture[str]) -> None:
     text = FORKED + "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': sys.exit(5)\nprint(forked)"
     assert run_job(text, max_restarts=1, preload=()) == 0

@@ -21,7 +21,7 @@ from ronde.net.processes import GroupLeader, Process
 __all__ = ["Template", "command_of"]
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "zygote.py")
-START_NS = 5 * 10**9  # within which a fork must have happened
+START_NS = 15 * 10**9  # within which a fork must have happened, on however busy a machine
 # Read when the interpreter or a library starts, so that a fork cannot have others.
 _READ_EARLY = re.compile(
     r"PYTHON|LD_|(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB|MALLOC)_|GLIBC_TUNABLES$"

@@ -19,6 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import IO, Any
 
+from ronde.net.guard import Guard
+
 __all__ = ["INTERRUPTS", "GroupLeader", "Process", "SignalInbox", "free_port", "usable_cores"]
 
 _HERE = os.path.dirname(__file__)
@@ -44,6 +46,7 @@ class GroupLeader(ABC):
     pidfd: int
     stdout: IO[bytes] | None
     stderr: IO[bytes] | None
+    guard: Guard | None = None  # that has been told of it
 
     @abstractmethod
     def reap(self) -> int:
@@ -56,11 +59,16 @@ class GroupLeader(ABC):
             os.killpg(self.pid, signum)
 
     def open_group(self) -> list[int]:
-        """Return a pidfd of every living process in the group, to be closed by the caller."""
+        """Return a pidfd of every living process in the group, to be closed by the caller.
+
+        After `reap()`: if there is none, the group is gone for good, and not guarded any more.
+        """
         pidfds = []
         try:
             os.killpg(self.pid, 0)
         except (ProcessLookupError, PermissionError):
+            if self.guard is not None:
+                self.guard.discard(self.pid)
             return []
         for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
             if _living_in_group(pid) == self.pid:
