@@ -97,6 +97,11 @@ class AgentProcess:
         elif not self._stdin.closed:
             self._write(b"signal %d\n" % signum)
 
+    def beat(self) -> None:
+        """Let the agent know that we are still there."""
+        if self.phase is Phase.RUNNING and not self._stdin.closed:
+            self._write(b"beat\n")
+
     def leave(self) -> None:
         """Let the agent end its workers and leave in good order; one that has no assignment yet is just ended."""
         if self.phase is Phase.RUNNING:

@@ -97,6 +97,7 @@ class _Launcher:
     def run(self) -> int:
         """See the job to its end, report, and return the exit code."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
+        self._beat()
         if self._script:
             self._script.ask()
         else:
@@ -119,6 +120,12 @@ class _Launcher:
 
     def _is_here(self, name: str) -> bool:
         return is_here(name, self._own_addresses)
+
+    def _beat(self) -> None:
+        for agent in list(self._agents.values()):
+            agent.beat()
+        next_ns = time.monotonic_ns() + self._config.rendezvous.heartbeat_ns
+        self._loop.set_timer(self._beat, next_ns, self._beat)
 
     # What happens
 
