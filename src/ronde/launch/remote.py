@@ -66,7 +66,7 @@ class _LifeLine:
         return line
 
     def follow(self, silence_ns: int, patience_ns: int) -> None:
-        """Heed it from now on, in a thread. After its end, or silence, we may take `patience_ns` to end in good order."""
+        """Heed it from now on, in a thread. After its end or a silence we may take `patience_ns` to end."""
         arguments = (silence_ns, patience_ns)
         threading.Thread(target=self._follow, args=arguments, name="ronde-launcher", daemon=True).start()
 

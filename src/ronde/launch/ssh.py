@@ -26,7 +26,7 @@ from ronde.core import host_health as health
 from ronde.core.host_list import Host
 from ronde.core.round import Failure
 from ronde.errors import RondeError, UsageError
-from ronde.launch.agent_process import AgentProcess, Phase
+from ronde.launch.agent_process import AgentProcess, Chorus, Phase
 from ronde.launch.config import LaunchConfig
 from ronde.launch.config_text import config_to_text
 from ronde.launch.discovery import HostScript
@@ -72,6 +72,7 @@ class _Launcher:
         self._config = _for_agents(config, self._hosts)
         self._ssh, self._start_ns = config.ssh, config.start_timeout_ns
         self._agents: dict[str, AgentProcess] = {}
+        self._chorus = Chorus()
         self._reached = False  # whether all hosts that the job needs have answered at some time
         self._word: dict[str, Any] | None = None  # how the job ended, in the words of an agent
         self._reason = ""  # ... or why we ended it
@@ -194,6 +195,7 @@ class _Launcher:
             self._environment,
             self._loop,
             self._screen,
+            self._chorus,
             self._began,
             self._ended,
             by_ssh=not here,
