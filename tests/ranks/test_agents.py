@@ -81,6 +81,28 @@ def test_the_failure_that_ends_it_is_shown_last(launcher: Launcher) -> None:
     assert report.endswith("    ValueError: attempt 1\n")
 
 
+def test_of_two_exceptions_the_earlier_one_is_shown(launcher: Launcher) -> None:
+    launcher.script(
+        """
+        import ronde
+        @ronde.record
+        def main():
+            if rank == 0:
+                while not os.path.exists("raised"): time.sleep(0.01)
+            else:
+                import atexit
+                atexit.register(time.sleep, 1)  # it has raised first, and ends last
+                atexit.register(open, "raised", "w")
+            raise ValueError(f"of rank {rank}")
+        main()
+        """
+    )
+    code, _, err = launcher.run("-n", "2", "script.py")
+    assert code == 1
+    assert "ronde: rank 1 (pid" in err
+    assert err.endswith("    ValueError: of rank 1\n")
+
+
 def test_ronde_meets_anew_in_each_attempt(launcher: Launcher) -> None:
     """What a killed attempt has left in the store must not reach the next one."""
     launcher.script(

@@ -27,6 +27,7 @@ from tests.sim.rendezvous_node import MS, S, SimNode
 from tests.sim.rendezvous_store import SimStore
 
 from ronde.core.rendezvous import Rules
+from ronde.core.rendezvous_effects import Set
 from ronde.core.round import Budget
 
 BAD_TIMES_NS = 90 * S
@@ -93,6 +94,18 @@ class Simulation:
         self.counts["hiccups"] += has
         return has
 
+    def by_id(self, node: str) -> SimNode:
+        return next(each for each in self.nodes if each.node.id == node)
+
+    def freezes_before(self, node: SimNode, effect: Set) -> bool:
+        """Sometimes a leader stops in the worst of moments: when it is about to write a roster."""
+        is_roster = any(key.startswith("roster/") for key in effect.values)
+        freezes = is_roster and self.now_ns < BAD_TIMES_NS and self.rng.random() < 0.05
+        if freezes:
+            self.tell_fate(node, "freezes in the middle of writing")
+            node.freeze(self.rng.choice((16 * S, 20 * S, 60 * S)))
+        return freezes
+
     def draw_work(self, node: SimNode) -> tuple[int, Callable[[], None]]:
         """What the workers of a node do in a round, and when."""
         bad = self.now_ns < BAD_TIMES_NS
@@ -146,6 +159,7 @@ class Simulation:
     def leave(self) -> None:
         if node := self.victim():
             self.tell_fate(node, "leaves")
+            node.is_harmed = True
             node.perform(node.participant.leave("enough"))
             node.later(self.rng.randrange(2 * S), node.close)
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tests.sim.common_order import require
 
 from ronde.core.rendezvous_state import Cause, Rules
-from ronde.core.round import AllSucceeded, Budget, JobClosed, RendezvousBroken, Round
+from ronde.core.round import (
+    AllSucceeded,
+    Budget,
+    Ejected,
+    JobClosed,
+    NodesLost,
+    RendezvousBroken,
+    Round,
+)
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous_node import SimNode
+
+PATIENCE_NS = (
+    70 * 10**9
+)  # in which a round must begin if enough nodes are there: silence, stragglers, last call
 
 
 class Checks:
@@ -64,6 +77,34 @@ class Checks:
         require(number == node.round.number, node.name, "is told of the end of another round")
         require(self.causes.setdefault(number, cause) == cause, "two causes for the end of round", number)
         require(self.completed != number, "a round ends and has completed")
+
+        if isinstance(cause, NodesLost):
+            for lost in cause.nodes:
+                require(
+                    node.sim.by_id(lost.id).is_harmed,
+                    lost.id,
+                    "is well, but was taken for dead:",
+                    cause.reason,
+                )
+
+    def harmed(self, node: SimNode, event: Ejected) -> None:
+        require(node.is_harmed, node.name, "is well, but was ejected:", event.reason)
+
+    def gave_up(self, node: SimNode, nodes: Sequence[SimNode]) -> None:
+        """It has waited for long. Were there not enough others, or was there no place?"""
+        rules, now_ns = self.rules, node.sim.now_ns
+        there = [each for each in nodes if each.is_alive and each.outcome is None and not each.is_frozen]
+        waiting = [each for each in there if each.round is None and now_ns - each.joined_ns > PATIENCE_NS]
+        working = [each.round for each in there if each.round]
+        if not working:
+            require(len(waiting) < rules.min_nodes, node.name, "gives up, but enough nodes wait with it")
+        for round in working:
+            size = len({each.id for each in round.nodes})
+            is_spent = 0 <= self.budget.changes <= round.changes
+            is_ending = bool(self.succeeded.get(round.number))
+            require(
+                size == rules.max_nodes or is_spent or is_ending, node.name, "gives up, but there is room"
+            )
 
     def all_succeeded(self, node: SimNode, number: int) -> None:
         require(node.round is not None and node.round.number == number, node.name, "was not in round", number)

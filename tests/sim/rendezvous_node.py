@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from tests.sim.rendezvous_store import Taker, Values, Waiter
 
-from ronde.core.rendezvous import (
+from ronde.core.rendezvous import Participant
+from ronde.core.rendezvous_effects import (
     Compare,
     Compared,
     Effect,
     Event,
     Hold,
     Look,
-    Participant,
     Pop,
     PopFailed,
     Popped,
@@ -77,6 +77,8 @@ class SimNode:
         self.last_number = -1
         self.work = 0  # what it does now: grows, so that what was planned before is void
         self.outcome: RendezvousEvent | None = None
+        self.is_harmed = False  # something has happened to it, so that others may take it for dead
+        self.joined_ns = 0  # when it joined, or came back to life after that
 
     # Time
 
@@ -133,7 +135,11 @@ class SimNode:
     def next_operation(self) -> None:
         if self.operations and not self.is_busy:
             self.is_busy = True
-            self.ask(self.operations[0])
+            effect = self.operations[0]
+            if isinstance(effect, Set) and self.sim.freezes_before(self, effect):
+                self.later(0, lambda: self.ask(effect))
+            else:
+                self.ask(effect)
 
     def ask(self, effect: Effect) -> None:
         """Send it to the store; what fails is sent again, whether or not it has been done."""
@@ -214,6 +220,7 @@ class SimNode:
     def die(self, is_noticed: bool) -> None:
         """All at once; `is_noticed`: the connection breaks. Otherwise there is only silence."""
         self.is_alive = False
+        self.is_harmed = True
         self.work += 1
         if self.waiter:
             self.waiter.is_over = True
@@ -223,6 +230,8 @@ class SimNode:
             self.sim.at(self.sim.now_ns + self.sim.latency_ns(), lambda: self.lose_connection(False))
 
     def lose_connection(self, comes_back: bool) -> None:
+        self.is_harmed = True
+        self.joined_ns = self.sim.now_ns
         held = self.sim.store.lose(self.node.id)
         if comes_back:
             for key, value in held.items():
@@ -234,11 +243,12 @@ class SimNode:
 
     def freeze(self, for_ns: int) -> None:
         if self.is_alive and not self.is_frozen:
-            self.is_frozen = True
+            self.is_frozen = self.is_harmed = True
             self.sim.at(self.sim.now_ns + for_ns, self.thaw)
 
     def thaw(self) -> None:
         self.is_frozen = False
+        self.joined_ns = self.sim.now_ns
         postponed, self.postponed = self.postponed, []
         for do in postponed:
             self.sim.at(self.sim.now_ns, do)
@@ -246,6 +256,7 @@ class SimNode:
     # The agent
 
     def start(self) -> None:
+        self.joined_ns = self.sim.now_ns
         self.perform(self.participant.join(self.now_ns(), self.node, self.sim.budget))
 
     def plan(self, delay_ns: int, do: Callable[[], None]) -> None:
@@ -268,16 +279,21 @@ class SimNode:
                 self.join_again()
             case Ejected():
                 self.sim.counts["ejected"] += 1
+                self.sim.checks.harmed(self, event)
                 self.join_again()
             case AllSucceeded(number):
                 self.sim.checks.all_succeeded(self, number)
                 self.finish(event)
-            case JobClosed() | RendezvousBroken():
+            case RendezvousBroken():
+                self.sim.checks.gave_up(self, self.sim.nodes)
+                self.finish(event)
+            case JobClosed():
                 self.finish(event)
 
     def join_again(self) -> None:
         self.round = None
         slow = self.sim.rng.random() < 0.02
+        self.is_harmed = self.is_harmed or slow
         self.plan(self.sim.rng.randrange((60 if slow else 2) * S), self.start)
 
     def succeed(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 
-from ronde.core.rendezvous import Compare, Effect, Forget, Hold, Look, Push, Set
+from ronde.core.rendezvous_effects import Compare, Effect, Forget, Hold, Look, Push, Set
 
 Values = dict[str, bytes | None]
 POP_AT_ONCE = 64

@@ -312,7 +312,7 @@ class Agent:
         if self._rejoin or self._round is None:
             self._rejoin = False
             return [Join()]
-        if event.exit_code == 0:
+        if event.exit_code == 0 and not self._said:
             self.state, self._said = State.SUCCEEDED, True
             self._deadline_ns = now_ns + self._exit_barrier_ns
             return [Succeed(), SetTimer(self._deadline_ns)]

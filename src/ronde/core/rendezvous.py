@@ -8,7 +8,7 @@ Rules
 
 1. The state is changed by compare-and-set only, and no two states are equal. Whoever believes to lead and does not,
    learns of it by the value that comes back, and stops.
-2. The leader looks at no further news while a write is under way: every state that it builds on has been seen by others.
+2. The leader looks at no further news while a write is under way: it builds on nothing that others cannot see.
 3. A leader whose held key is gone, or that is silent for `missing_beats` heartbeats, is replaced by whoever is first to
    write a state with the next term. Each term has an inbox of its own, and everybody says again what is not heeded.
 4. No clock value travels. Silence is judged by each node's own clock, and only after looking once more.
@@ -21,9 +21,27 @@ The shell passes in what happens (`step`), does what comes back, and calls with 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ronde.core.rendezvous_effects import (
+    Compare,
+    Compared,
+    Effect,
+    Event,
+    Forget,
+    Hold,
+    Look,
+    Pop,
+    PopFailed,
+    Popped,
+    Push,
+    Seen,
+    Set,
+    Tell,
+    Tick,
+    Values,
+    Watch,
+)
 from ronde.core.rendezvous_leader import Leader
 from ronde.core.rendezvous_member import Member
 from ronde.core.rendezvous_state import (
@@ -40,153 +58,15 @@ from ronde.core.rendezvous_state import (
     Rules,
     State,
     Succeed,
-    Terms,
     alive_key,
     beat_key,
     inbox,
 )
 from ronde.core.rendezvous_text import decode, decode_roster, decode_state, encode, encode_roster
-from ronde.core.round import Budget, Failure, Node, RendezvousEvent
+from ronde.core.round import Budget, Failure, Node
 from ronde.errors import ProtocolError
 
-__all__ = [
-    "Compare",
-    "Compared",
-    "Effect",
-    "Event",
-    "Forget",
-    "Hold",
-    "Look",
-    "Participant",
-    "Pop",
-    "PopFailed",
-    "Popped",
-    "Push",
-    "Rules",
-    "Seen",
-    "Set",
-    "Stored",
-    "Tell",
-    "Tick",
-    "Watch",
-]
-
-
-# What is to be done. Results of `Set`, `Compare` and `Look` come back as events, in order.
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Hold the key, for as long as this node lives."""
-
-    key: str
-    value: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Set:
-    """Set these keys; comes to `Stored`."""
-
-    values: Mapping[str, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """Put the value into the queue."""
-
-    queue: str
-    value: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Compare:
-    """Set the state if it is the expected one (b"": there is none); comes to `Compared`."""
-
-    expected: bytes
-    desired: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Find out which of the keys have other values than the known ones; comes to `Seen`."""
-
-    known: Mapping[str, bytes | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """From now on watch these keys and no others; what changes comes as `Seen` with nothing asked."""
-
-    known: Mapping[str, bytes | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Pop:
-    """From now on take what comes into this queue and no other (None: nothing); comes as `Popped` or `PopFailed`."""
-
-    queue: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Remove all keys and queues that begin so."""
-
-    prefix: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell the agent."""
-
-    event: RendezvousEvent
-
-
-Effect = Hold | Set | Push | Compare | Look | Watch | Pop | Forget | Tell
-
-# What happens
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Keys have been set: the store answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Of the keys that a `Look` asked for (empty: of those that are watched) these have other values."""
-
-    asked: Mapping[str, bytes | None]
-    changed: Mapping[str, bytes | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """The state is this now."""
-
-    value: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Popped:
-    """These came out of the queue."""
-
-    queue: str
-    values: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PopFailed:
-    """Something may have come out of the queue, and is lost."""
-
-    queue: str
-
-
-Event = Tick | Stored | Seen | Compared | Popped | PopFailed
+__all__ = ["Participant", "Rules"]
 
 
 class Participant:
@@ -277,6 +157,17 @@ class Participant:
         return self._leader is not None
 
     @property
+    def has_joined(self) -> bool:
+        """Whether `join` has been called: before that there is nothing to do."""
+        return self._id != ""
+
+    @property
+    def others(self) -> list[str]:
+        """The ids of the nodes that this one knows of; the leader knows of all."""
+        known = self._leader.nodes if self._leader else [node.id for node in self._roster]
+        return [node for node in known if node != self._id]
+
+    @property
     def state(self) -> State | None:
         """The state as it was seen last."""
         return self._state
@@ -363,9 +254,7 @@ class Participant:
             self._roster_parts = {}
             self._effects += [Look({key: None}) for key in self._state.roster.keys]
 
-    def _see(
-        self, now_ns: int, asked: Mapping[str, bytes | None], changed: Mapping[str, bytes | None]
-    ) -> None:
+    def _see(self, now_ns: int, asked: Values, changed: Values) -> None:
         if not asked:
             self._watched |= {key: value for key, value in changed.items() if key in self._watched}
         if STATE in asked and STATE not in changed and not self._raw:
@@ -379,13 +268,7 @@ class Participant:
         if any(key.startswith("roster/") for key in changed):
             self._see_roster(now_ns, changed)
 
-    def _see_leader(
-        self,
-        now_ns: int,
-        leader: str,
-        asked: Mapping[str, bytes | None],
-        changed: Mapping[str, bytes | None],
-    ) -> None:
+    def _see_leader(self, now_ns: int, leader: str, asked: Values, changed: Values) -> None:
         beat, alive = beat_key(leader), alive_key(leader)
         if beat in changed and changed[beat] is not None:
             self._leader_seen_ns = now_ns
@@ -419,7 +302,7 @@ class Participant:
         self._member.see(state, self._roster if state.roster == self._roster_key else None)
         self._renew_watch()
 
-    def _see_roster(self, now_ns: int, changed: Mapping[str, bytes | None]) -> None:
+    def _see_roster(self, now_ns: int, changed: Values) -> None:
         state = self._state
         if state is None or state.roster is None:
             return
@@ -572,13 +455,7 @@ class Participant:
             self._beats.pop(message.node.id, None)
         leader.hear(now_ns, message)
 
-    def _see_nodes(
-        self,
-        now_ns: int,
-        leader: Leader,
-        asked: Mapping[str, bytes | None],
-        changed: Mapping[str, bytes | None],
-    ) -> None:
+    def _see_nodes(self, now_ns: int, leader: Leader, asked: Values, changed: Values) -> None:
         beats: dict[str, Beat | None] = {}
         gone: set[str] = set()
         for key, value in changed.items():

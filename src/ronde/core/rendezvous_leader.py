@@ -2,11 +2,11 @@
 
 Rules
 
-1. The first round waits until the minimum of nodes is there, then for the last call, but no longer than until it is full.
-   So does a later one if too few were left. Otherwise a round begins as soon as all survivors of the last one have
-   joined; one that does not come, though it lives, is left behind after the last call (at least `STRAGGLER_NS`).
-2. A round ends at once when one of its nodes is lost, says that a worker failed, or leaves. The first of these to arrive
-   is the cause. A failure that blames a peer waits for a better one: until every other node has shown that it lives.
+1. The first round waits until the minimum of nodes is there, then for the last call, but no longer than until it is
+   full. So does a later one if too few were left. Otherwise a round begins as soon as all survivors of the last one
+   have joined; one that does not come, though it lives, is left behind after the last call (at least `STRAGGLER_NS`).
+2. A round ends at once when one of its nodes is lost, says that a worker failed, or leaves. The first of these to
+   arrive is the cause. A failure that blames a peer waits for a better one: until every other node shows that it lives.
 3. Late nodes wait. If there is room for them, the round ends for them: at once if that makes the world full or as large
    as it was before a loss, else after the last call, while the others work on. Not if somebody has already succeeded.
 4. Ends for failed workers are counted as restarts, all others as changes. When a budget is spent the job is closed; for
@@ -218,6 +218,7 @@ class Leader:
             if self._doubt:
                 self._doubt.unheard.discard(node)
             if self._succeeded >= self._by_id.keys():
+                self._doubt = None
                 self.state = replace(self.state, phase=Phase.COMPLETED)
                 self.is_urgent = True
 
@@ -319,6 +320,8 @@ class Leader:
     def _end(self, now_ns: int, cause: Cause) -> None:
         """End the round, or the job if that costs more than the budget."""
         state = self.state
+        if state.phase != Phase.RUNNING:
+            return
         self._doubt = None
         if isinstance(cause, WorkerFailed):
             if state.restarts >= state.terms.max_restarts:

@@ -3,10 +3,11 @@
 Rules
 
 1. A node that wants in says so, and says it again whenever the state shows that it may not have been heeded: in a new
-   term, or when a round has begun or ended without it. Everything else it says again in every new term.
+   term, or when a round has begun or ended without it. Everything else it says again in every new term. And whatever is
+   not heeded for as long as it takes to be declared dead is said again: the leader may have lost sight of this node.
 2. Whether a round has begun with this node stands in the roster alone.
-3. A node in round N goes by the state's number: N+1 being formed, the round has ended; anything later, or the node named
-   among the lost, and the others have gone on without it.
+3. A node in round N goes by the state's number: N+1 being formed, the round has ended; anything later, or the node
+   named among the lost, and the others have gone on without it.
 4. A node with other terms than the job's says what differs and does not take part.
 """
 
@@ -72,7 +73,8 @@ class Member:
         self._wish: Message | None = None  # what else is not heeded yet
         self._wish_term = -1
         self._seq = 0
-        self._deadline_ns: int | None = None
+        self._deadline_ns = 0  # until when to wait for a round
+        self._again_ns = 0  # when to say again what has not been heeded
         self._shown = -1  # how many had joined when we last said so
         self.says: list[Message] = []
         self.tells: list[RendezvousEvent] = []
@@ -86,7 +88,9 @@ class Member:
     @property
     def wake_ns(self) -> int | None:
         """When `tick` wants to be called."""
-        return self._deadline_ns if self._place == _Place.JOINING and not self._is_spare() else None
+        if self._place == _Place.JOINING:
+            return self._again_ns if self._is_spare() else min(self._deadline_ns, self._again_ns)
+        return self._again_ns if self._place == _Place.WORKING and self._wish else None
 
     @property
     def terms(self) -> Terms | None:
@@ -114,6 +118,7 @@ class Member:
         self._said = None
         self._wish = None if not isinstance(self._wish, EndJob) else self._wish
         self._deadline_ns = now_ns + self._rules.join_timeout_ns
+        self._again_ns = now_ns + self._silence_ns
         self._consider()
 
     def fail(self, failure: Failure) -> None:
@@ -148,8 +153,21 @@ class Member:
         wake_ns = self.wake_ns
         if wake_ns is None or now_ns < wake_ns or self._node is None:
             return
-        self.says.append(Leave(self._next_seq(), self._node.id, self._node.host, "has waited long enough"))
-        self._tell_last(RendezvousBroken(self._why_it_did_not_begin()))
+        if self._place == _Place.JOINING and now_ns >= self._deadline_ns and not self._is_spare():
+            self.says.append(
+                Leave(self._next_seq(), self._node.id, self._node.host, "has waited long enough")
+            )
+            self._tell_last(RendezvousBroken(self._why_it_did_not_begin()))
+            return
+        self._again_ns = now_ns + self._silence_ns
+        if self._place == _Place.JOINING and self._said and self._state:
+            self._said = -1, self._said[1]
+        self._wish_term = -1
+        self._consider()
+
+    @property
+    def _silence_ns(self) -> int:
+        return self._rules.missing_beats * self._rules.heartbeat_ns
 
     def give_up(self, reason: str) -> None:
         """The store is lost for good."""
@@ -171,7 +189,7 @@ class Member:
     def _consider(self, roster: Sequence[Node] | None = None) -> None:
         self.wants_roster = False
         state = self._state
-        if state is None or self._place == _Place.OVER:
+        if state is None:
             return
         match self._place:
             case _Place.JOINING:
@@ -180,7 +198,7 @@ class Member:
                 self._consider_working(state)
             case _Place.IDLE:
                 self._consider_end(state)
-        if self._place != _Place.OVER and self._wish and self._wish_term != state.term:
+        if not self._is_over() and self._wish and self._wish_term != state.term:
             self._wish_term = state.term
             self._wish = replace(self._wish, seq=self._next_seq())
             self.says.append(self._wish)
@@ -193,7 +211,7 @@ class Member:
                 self._tell_last(AllSucceeded(state.number))
             else:
                 self._tell_last(JobClosed("the job has completed", completed=True))
-        return self._place == _Place.OVER
+        return self._is_over()
 
     def _consider_joining(self, state: State, roster: Sequence[Node] | None) -> None:
         assert self._node is not None
@@ -266,6 +284,9 @@ class Member:
 
     def _tell_last(self, event: RendezvousEvent) -> None:
         self._tell(event, _Place.OVER)
+
+    def _is_over(self) -> bool:
+        return self._place == _Place.OVER
 
     def _is_spare(self) -> bool:
         return self._state is not None and self._node is not None and self._node.id in self._state.spares

@@ -66,8 +66,8 @@ def inbox(term: int) -> str:
 class Rules:
     """How this node takes part.
 
-    `spares`: so many nodes may wait for a place without limit. `places_are_given`: every node wishes for its group rank,
-    and two must not wish for the same (`static`).
+    `spares`: so many nodes may wait for a place without limit. `places_are_given`: every node wishes for its group
+    rank, and of two that wish for the same only one gets in (`static`).
     """
 
     min_nodes: int = 1

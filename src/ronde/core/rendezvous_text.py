@@ -1,7 +1,7 @@
 """The words of rendezvous as JSON: `{"ronde": 1, "Join": {...}}`. Typed, versioned, and checked when read. Pure.
 
-A dataclass is an object with its name as the only key; fields go by name. What is read must have exactly the fields that
-this version knows, of the right types: nodes of one job run one version.
+A dataclass is an object with its name as the only key; fields go by name. What is read must have exactly the fields
+that this version knows, of the right types: nodes of one job run one version.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, lru_cache
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from ronde.core import rendezvous_state, round
@@ -95,14 +95,14 @@ def _class(name: str) -> type[Any]:
     return found
 
 
-@cache
+_readers_of: dict[type[Any], dict[str, Reader]] = {}
+
+
 def _readers(kind: type[Any]) -> dict[str, Reader]:
-    return {field.name: _reader(str(field.type)) for field in fields(kind)}
-
-
-@cache
-def _optional(kind: type[Any]) -> frozenset[str]:
-    return frozenset(field.name for field in fields(kind) if field.default is not MISSING)
+    """How to read each field."""
+    if kind not in _readers_of:
+        _readers_of[kind] = {field.name: _reader(str(field.type)) for field in fields(kind)}
+    return _readers_of[kind]
 
 
 def _reader(annotation: str) -> Reader:
@@ -150,6 +150,6 @@ def _read_fields(kind: type[Any], content: Any) -> Any:
     readers = _readers(kind)
     if not isinstance(content, dict) or not content.keys() <= readers.keys():
         raise ProtocolError(f"this is no {kind.__name__}: {str(content)[:60]}")
-    if missing := readers.keys() - content.keys() - _optional(kind):
+    if missing := readers.keys() - content.keys():
         raise ProtocolError(f"a {kind.__name__} without {', '.join(sorted(missing))}")
     return kind(**{name: readers[name](value) for name, value in content.items()})

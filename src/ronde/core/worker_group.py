@@ -4,7 +4,8 @@ Rules
 
 1. If every worker ends with exit code 0, so does the job. Nothing is said.
 2. The first worker to fail is THE failure: its exit code is the job's (128 + signal if a signal killed it). A worker
-   that fails because it lost a peer is not the cause: it stands in until a worker fails for a reason of its own.
+   that fails because it lost a peer is not the cause: it stands in until a worker fails for a reason of its own. Of
+   two that say when their exception was raised, the earlier one is the cause, whichever ends first.
 3. After the first failure the others have a grace in which to notice by themselves: they do within a second, and what
    they then say is worth having. Whoever is still there gets SIGTERM, and after the patience SIGKILL. Where all are to
    be started again (`Policy.hurry`), nobody gets a grace once the cause is known.
@@ -89,12 +90,14 @@ class Exited(NamedTuple):
 
     `returncode` is its exit code, or minus the signal that killed it. `blames_peer`: its last words were that it had
     lost another rank. `leftovers`: processes of its group are still there; `Vacated` will tell when they are not.
+    `raised_ns`: when the exception that ended it was raised, on a clock that all workers share; 0: it does not say.
     """
 
     rank: int
     returncode: int
     blames_peer: bool = False
     leftovers: bool = False
+    raised_ns: int = 0
 
 
 class Vacated(NamedTuple):
@@ -184,6 +187,7 @@ class Worker:
     returncode: int | None = None  # None while its own process runs
     blames_peer: bool = False
     leftovers: bool = False
+    raised_ns: int = 0
     signum: int = 0  # the last signal that we sent while its own process ran
     problem: str = ""  # why it could not be started
 
@@ -196,6 +200,12 @@ class Worker:
     def failed_by_itself(self) -> bool:
         """Whether it failed without having been told to end."""
         return self.returncode not in (None, 0) and not self.signum
+
+    def causes(self, other: Worker) -> bool:
+        """Whether it is rather the cause of the job's failure than another worker that failed before."""
+        if self.blames_peer != other.blames_peer:
+            return other.blames_peer
+        return 0 < self.raised_ns < other.raised_ns
 
     def describe(self) -> str:
         """Return who it was and how it ended, as the beginning of a sentence."""
@@ -279,6 +289,7 @@ class WorkerGroup:
         worker = self.workers[event.rank]
         worker.returncode, worker.ended_ns = event.returncode, now_ns
         worker.blames_peer, worker.leftovers = event.blames_peer, event.leftovers
+        worker.raised_ns = event.raised_ns
         effects: list[Effect] = []
         if worker.failed_by_itself and not self._interrupt:
             effects = self._failed_by_itself(now_ns, worker)
@@ -290,7 +301,7 @@ class WorkerGroup:
 
     def _failed_by_itself(self, now_ns: int, worker: Worker) -> list[Effect]:
         first = self._failed is None
-        if self._failed is not None and (worker.blames_peer or not self._failed.blames_peer):
+        if self._failed is not None and not worker.causes(self._failed):
             return []
         self._failed = worker
         if self._policy.hurry and not worker.blames_peer and self._phase < Phase.STOPPING:

@@ -9,7 +9,6 @@ may still run on a node that was cut off, cannot get in their successors' way.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -24,18 +23,18 @@ from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.launch.config import LaunchConfig
 from ronde.launch.frozen import FrozenWatch
 from ronde.launch.loop import Loop, Order
-from ronde.launch.node import describe_node, job_key, own_address, store_address
+from ronde.launch.node import describe_node, job_key, own_address
 from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
+from ronde.launch.round_store import RoundStore
 from ronde.launch.screen import Screen
 from ronde.launch.starter import Starter
 from ronde.launch.supervisor import Supervisor
 from ronde.net.host import host_name
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox, usable_cores
-from ronde.net.rendezvous.alone import AloneRendezvous
 from ronde.net.rendezvous.base import Rendezvous
-from ronde.net.stores.server import StoreServer
+from ronde.net.rendezvous.registry import create
 from ronde.settings import JobKey
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
@@ -78,7 +77,7 @@ def run_agent(
 def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPlan:
     """Return the plan for this machine as it is now, as if no other node took part; store and key are made up."""
     address = own_address(config)
-    node = describe_node(config, address, store_address(config, address), "")
+    node = describe_node(config, address, "unix:@ronde", "")
     return _plan(config, Round(0, (node,), 0), environment, JobKey.generate(), _run_id(config))
 
 
@@ -103,7 +102,7 @@ def _terminal_columns() -> int | None:
 
 
 def _run_id(config: LaunchConfig) -> str:
-    return config.rendezvous.run_id or secrets.token_hex(8)
+    return config.rendezvous.run_id or os.urandom(8).hex()
 
 
 class _Shell:
@@ -114,7 +113,7 @@ class _Shell:
     ) -> None:
         self._config = config
         self._environment = environment
-        self._id = secrets.token_hex(8)
+        self._id = os.urandom(8).hex()
         self._run_id = _run_id(config)
         self._key = job_key(config, environment)
         self._address = own_address(config)
@@ -128,14 +127,14 @@ class _Shell:
         self._finish: Finish | None = None  # how they ended
         self._exit: machine.Exit | None = None
         self._hurry = False  # a signal came after the end
-        self._store = self._open_store()
-        stack.callback(self._close_store)
         self._loop = Loop()
         stack.callback(self._loop.close)
+        self._store = self._open_store()
+        stack.callback(self._close_store)
         self._inbox = stack.enter_context(SignalInbox())
         self._screen = Screen(self._loop, lambda: self._interrupt(SIGPIPE))
         stack.callback(self._screen.close)
-        self._rendezvous: Rendezvous = AloneRendezvous()
+        self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
         self._starter = Starter(config, environment, self._run_id, self._say, keep=keep)
         stack.callback(self._starter.close)
@@ -281,8 +280,9 @@ class _Shell:
         if again:
             self._starter.prepare(plan.workers[0])
 
-    def _open_store(self) -> StoreServer:
-        return StoreServer(store_address(self._config, self._address), self._key)
+    def _open_store(self) -> RoundStore:
+        host = self._address if self._config.rendezvous.max_nodes > 1 else ""
+        return RoundStore(host, self._key, self._loop)
 
     def _close_store(self) -> None:
         self._store.close()
@@ -297,7 +297,9 @@ class _Shell:
         supervisor, finish, failure = self._supervisor, self._finish, exit.failure
         if supervisor and finish and finish.exit_code == exit.code:
             if failure is None or supervisor.has(failure.rank, failure.pid):
-                return report(finish, supervisor.group.workers, failure, remark)
+                # What has been told at once may not be what turned out to be first.
+                first = None if finish.failed_rank is None else self._describe_failure(finish.failed_rank)
+                return report(finish, supervisor.group.workers, first, remark)
         return report_elsewhere(exit.reason, failure, remark) if exit.code else []
 
     def _result(self, exit: machine.Exit) -> RunResult:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ronde.net.rendezvous.config import RendezvousConfig
+
 __all__ = [
     "Binding",
     "Discovery",
@@ -72,29 +74,6 @@ class Outputs:
     filter: frozenset[int] | None = None
     prefix: str | None = None
     timestamps: bool = False
-
-
-@dataclass(frozen=True)
-class RendezvousConfig:
-    """How the nodes of the job find each other.
-
-    `backend`: a name in the registry; `alone` for one node without a store. `endpoint`: host:port, a path, or URLs, as
-    the backend reads it. `options`: --rdzv-conf, as given. `node_rank`: this node's group rank where that is given.
-    """
-
-    backend: str = "alone"
-    endpoint: str = ""
-    run_id: str = ""
-    min_nodes: int = 1
-    max_nodes: int = 1
-    node_rank: int = -1
-    spares: int = 0
-    join_timeout_ns: int = 600 * SECOND
-    last_call_ns: int = 30 * SECOND
-    heartbeat_ns: int = 5 * SECOND
-    missing_beats: int = 3
-    exit_barrier_ns: int = 300 * SECOND
-    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""What this node says about itself to the others: its address, its store, a port; and the key that all share."""
+"""What this node says about itself to the others: its address and a port; and the key that all share."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 
 from ronde.core.round import Node
@@ -12,7 +11,7 @@ from ronde.net.host import host_name
 from ronde.net.processes import free_port
 from ronde.settings import JobKey
 
-__all__ = ["describe_node", "job_key", "own_address", "store_address"]
+__all__ = ["describe_node", "job_key", "own_address"]
 
 LOOPBACK = "127.0.0.1"
 SOMEWHERE_ELSE = "192.0.2.1"  # belongs to nobody (RFC 5737): asking for the way there sends nothing
@@ -79,13 +78,6 @@ def _numeric(name: str) -> str:
         raise UsageError(
             f"--local-addr {name} cannot be resolved ({error.strerror}): give an address of this machine"
         ) from None
-
-
-def store_address(config: LaunchConfig, address: str) -> str:
-    """Return where a new store for the workers of a round is to be served."""
-    if config.rendezvous.max_nodes == 1:
-        return f"unix:@ronde-{secrets.token_hex(8)}"
-    return f"tcp:[{address}]:0" if ":" in address else f"tcp:{address}:0"
 
 
 def describe_node(config: LaunchConfig, address: str, store: str, id: str) -> Node:

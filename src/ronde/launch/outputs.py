@@ -19,12 +19,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 from ronde.launch.config import Outputs, Std
-from ronde.launch.record import ErrorReport, read_error_file
 from ronde.net.output import LogFile, Sink, Source, Stream, Tail, tail_of_file
 from ronde.net.processes import GroupLeader
+
+if TYPE_CHECKING:
+    from ronde.launch.record import ErrorReport
 
 __all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
 
@@ -203,6 +206,8 @@ class WorkerOutput:
 
     def error(self) -> ErrorReport | None:
         """Return what the worker has written about its exception; None if it has not."""
+        from ronde.launch.record import read_error_file  # only after a failure
+
         return read_error_file(self.error_file) if self.error_file else None
 
     def last_lines(self) -> list[bytes]:

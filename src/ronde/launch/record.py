@@ -13,13 +13,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ronde.settings import environment
 
-__all__ = ["ErrorHandler", "ErrorReport", "first_cause", "read_error_file", "record"]
+__all__ = ["ErrorHandler", "ErrorReport", "read_error_file", "record"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,8 +123,3 @@ def read_error_file(path: str) -> ErrorReport | None:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ErrorReport("an error file that cannot be read", text.decode(errors="replace"), written_ns)
-
-
-def first_cause(reports: Mapping[int, ErrorReport]) -> int | None:
-    """Return the rank whose exception came first; None if there is no report."""
-    return min(reports, key=lambda rank: reports[rank].time_ns, default=None)

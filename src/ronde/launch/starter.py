@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ronde.launch.config import LaunchConfig
 from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
-from ronde.launch.template import Template, command_of
 from ronde.net.processes import GroupLeader, Process
+
+if TYPE_CHECKING:
+    from ronde.launch.template import Template
 
 __all__ = ["Starter"]
 
@@ -62,7 +65,11 @@ class Starter:
 
     def prepare(self, worker: WorkerPlan) -> None:
         """Begin to make a template of such workers, if that is wanted and possible."""
-        if self._template is not None or self._spec.preload == () or command_of(worker.argv) is None:
+        if self._template is not None or self._spec.preload == ():
+            return
+        from ronde.launch.template import Template, command_of  # only for jobs that may need it
+
+        if command_of(worker.argv) is None:
             return
         try:
             environment = {**self._environment, **worker.environment}

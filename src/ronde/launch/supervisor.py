@@ -166,7 +166,8 @@ class Supervisor:
         returncode = process.reap()
         leftovers = self._watch_leftovers(rank)
         blames_peer = any(_BLAMES_PEER.match(line) for line in self._outputs[rank].last_lines())
-        self._tell(Exited(rank, returncode, blames_peer, leftovers))
+        error = self._outputs[rank].error() if returncode else None
+        self._tell(Exited(rank, returncode, blames_peer, leftovers, error.time_ns if error else 0))
 
     def _watch_leftovers(self, rank: int) -> bool:
         """Watch what is left of the group of a worker that has exited; False if that is nothing."""

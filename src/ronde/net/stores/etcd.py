@@ -38,9 +38,7 @@ __all__ = ["EtcdStore"]
 ANSWER_NS = 60 * 10**9  # how long a cluster that was there may be out of reach
 CLOSE_NS = 2 * 10**9
 LEASE_NS = 5 * 10**9
-MOST_KEYS_AT_ONCE = (
-    126  # etcd's --max-txn-ops is 128; the counter is one, and looking who holds a key is another
-)
+MOST_KEYS_AT_ONCE = 127  # etcd's --max-txn-ops is 128, and one is the counter
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 UNKNOWN_LEASE, COMPACTED = 5, 11  # gRPC's NOT_FOUND and OUT_OF_RANGE
 
@@ -110,8 +108,8 @@ class EtcdStore:
         return f"etcd:{self._endpoints}/{self._prefix}"
 
     def set(self, key: str, value: bytes) -> None:
-        put = _put_held_or_not(self._key(key), check_value(key, value))
-        self._call(lambda: self._commit([], [put]))
+        values = {self._key(key): check_value(key, value)}
+        self._call(lambda: self._put_all(values))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         return self._multi_get([key], timeout_ns)[0]
@@ -164,9 +162,9 @@ class EtcdStore:
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         if len(values) > MOST_KEYS_AT_ONCE:
             raise UsageError(f"etcd sets at most {MOST_KEYS_AT_ONCE} keys at one moment, not {len(values)}")
-        puts = [_put_held_or_not(self._key(key), check_value(key, value)) for key, value in values.items()]
-        if puts:
-            self._call(lambda: self._commit([], puts))
+        named = {self._key(key): check_value(key, value) for key, value in values.items()}
+        if named:
+            self._call(lambda: self._put_all(named))
 
     def delete_prefix(self, prefix: str) -> int:
         encoded = check_key(prefix)
@@ -335,6 +333,26 @@ class EtcdStore:
 
         return self._call(attempt)
 
+    def _put_all(self, values: Mapping[str, bytes]) -> None:
+        """Set the keys, and leave those held that are."""
+        held: set[str] = set()
+        while not self._commit(
+            [
+                {
+                    "key": name,
+                    "target": "LEASE",
+                    "result": "GREATER" if name in held else "EQUAL",
+                    "lease": "0",
+                }
+                for name in values
+            ],
+            [
+                {"request_put": {"key": name, "value": _b64(value), "ignore_lease": name in held}}
+                for name, value in values.items()
+            ],
+        ):
+            held = {name for name, found in self._read(values, values=False)[0].items() if found.held}
+
     def _commit(self, compare: list[Message], operations: list[Message]) -> Message | None:
         """Carry out the operations if the comparisons hold, once. Return the answer, or None if they do not hold.
 
@@ -410,8 +428,12 @@ class EtcdStore:
                 found, revision = look()
                 if found is not None or time.monotonic_ns() >= deadline_ns:
                     return found
+                watched = ranges()
+                if not watched:
+                    time.sleep(max(0, deadline_ns - time.monotonic_ns()) / 1e9)
+                    continue
                 try:
-                    self._watch_from(ranges(), revision).wait(revision, deadline_ns)
+                    self._watch_from(watched, revision).wait(revision, deadline_ns)
                     pause_s = FIRST_PAUSE_S
                 except OSError:  # look again, perhaps at another member
                     self._end_stream()
@@ -421,7 +443,7 @@ class EtcdStore:
         return self._call(wait)
 
     def _watch_from(self, ranges: list[tuple[str, str]], revision: int) -> Stream:
-        """Return a stream of what happens there after the revision; the last one, if it is of the same keys."""
+        """Return a stream of what happens there after the revision: the one there is, if it is of the same keys."""
         if not self._stream or self._stream.ranges != frozenset(ranges):
             self._end_stream()
             self._stream = Stream(self._gateway, ranges, revision + 1)
@@ -473,16 +495,3 @@ def _end(name: str) -> str:
 
 def _unchanged(name: str, found: _Found | None) -> Message:
     return {"key": name, "target": "MOD", "mod_revision": found.revision if found else "0"}
-
-
-def _put_held_or_not(name: str, value: bytes) -> Message:
-    """Return the operation that sets a key and leaves it held if it is."""
-    put = {"key": name, "value": _b64(value)}
-    is_held = {"key": name, "target": "LEASE", "result": "GREATER", "lease": "0"}
-    return {
-        "request_txn": {
-            "compare": [is_held],
-            "success": [{"request_put": {**put, "ignore_lease": True}}],
-            "failure": [{"request_put": put}],
-        }
-    }

@@ -24,8 +24,9 @@ class TorchStore:
     """The `Store` that torch serves at `host:port`, with all keys under `prefix`.
 
     Differs from the others: adding to what is no number makes torch hang up, so it raises PeerLostError; what is
-    appended may get longer than the limit; and what torch has nothing like (`delete_prefix`, `watch`, `hold`, queues
-    that can be waited for) raises UsageError. Raises TimeoutError if nothing answers before `timeout_ns`.
+    appended may get longer than the limit; who reads a key while it is deleted may get anything; and what torch has
+    nothing like (`delete_prefix`, `watch`, `hold`, queues that can be waited for) raises UsageError. Raises
+    TimeoutError if nothing answers before `timeout_ns`.
     """
 
     def __init__(self, host: str, port: int, prefix: str, timeout_ns: int) -> None:
