@@ -14,20 +14,53 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
+from typing import IO
 
 from ronde.launch.hosts import HELLO, Assignment, hello
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen
-from ronde.net.output import LineSplitter, Source, Stream, Tail
+from ronde.net.output import LineSplitter, Piece, Sink, Source, Stream, Tail
 
-__all__ = ["AgentProcess", "Phase"]
+__all__ = ["AgentProcess", "Chorus", "Phase"]
 
 ASSIGNMENT_BYTES = 1 << 20  # the most that a pipe takes at once
 READ_BYTES = 64 * 1024
+ECHO_NS = 10 * 10**9
 SSH_FAILED, NOT_FOUND = 255, 127
+
+
+class Chorus:
+    """What the agents of a job say all at once is shown once: lines of their own, not those of their workers."""
+
+    def __init__(self) -> None:
+        self._said: deque[tuple[int, str, bytes]] = deque(maxlen=100)
+
+    def is_echo(self, agent: str, line: bytes) -> bool:
+        """Return whether another agent has just said the same; this one has now said it, too."""
+        if not line.startswith(b"ronde: "):
+            return False
+        since_ns = time.monotonic_ns() - ECHO_NS
+        others = [who for at_ns, who, what in self._said if what == line and at_ns >= since_ns]
+        if others and agent not in others:
+            return True
+        self._said.append((time.monotonic_ns(), agent, line))
+        return False
+
+
+class _Complaints(Stream):
+    """Standard error of an agent, without what it only echoes."""
+
+    def __init__(self, pipe: IO[bytes], agent: str, chorus: Chorus, sink: Sink, tail: Tail) -> None:
+        super().__init__(pipe, Source(0, f"stderr of {agent}", b""), sink, tail)
+        self._agent, self._chorus = agent, chorus
+
+    def _pass_on(self, pieces: list[Piece]) -> None:
+        super()._pass_on([piece for piece in pieces if not self._chorus.is_echo(self._agent, piece.text)])
 
 
 class Phase(Enum):
@@ -53,6 +86,7 @@ class AgentProcess:
         environment: Mapping[str, str],
         loop: Loop,
         screen: Screen,
+        chorus: Chorus,
         began: Callable[[AgentProcess], None],
         ended: Callable[[AgentProcess], None],
         *,
@@ -63,7 +97,7 @@ class AgentProcess:
         self.why = ""
         self._assignment = assignment
         self._by_ssh = by_ssh
-        self._loop, self._screen = loop, screen
+        self._loop, self._screen, self._chorus = loop, screen, chorus
         self._began, self._ended = began, ended
         self._popen = subprocess.Popen(
             argv,
@@ -96,6 +130,11 @@ class AgentProcess:
             self.kill()
         elif not self._stdin.closed:
             self._write(b"signal %d\n" % signum)
+
+    def beat(self) -> None:
+        """Let the agent know that we are still there."""
+        if self.phase is Phase.RUNNING and not self._stdin.closed:
+            self._write(b"beat\n")
 
     def leave(self) -> None:
         """Let the agent end its workers and leave in good order; one that has no assignment yet is just ended."""

@@ -27,7 +27,7 @@ from ronde.core.host_list import Host
 from ronde.core.round import Failure
 from ronde.errors import RondeError, UsageError
 from ronde.job_key import JobKey
-from ronde.launch.agent_process import AgentProcess, Phase
+from ronde.launch.agent_process import AgentProcess, Chorus, Phase
 from ronde.launch.config import LaunchConfig
 from ronde.launch.config_text import config_to_text
 from ronde.launch.discovery import HostScript
@@ -72,6 +72,7 @@ class _Launcher:
         self._config = _for_agents(config, self._hosts)
         self._ssh, self._start_ns = config.ssh, config.start_timeout_ns
         self._agents: dict[str, AgentProcess] = {}
+        self._chorus = Chorus()
         self._reached = False  # whether all hosts that the job needs have answered at some time
         self._word: dict[str, Any] | None = None  # how the job ended, in the words of an agent
         self._reason = ""  # ... or why we ended it
@@ -97,6 +98,7 @@ class _Launcher:
     def run(self) -> int:
         """See the job to its end, report, and return the exit code."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
+        self._beat()
         if self._script:
             self._script.ask()
         else:
@@ -119,6 +121,12 @@ class _Launcher:
 
     def _is_here(self, name: str) -> bool:
         return is_here(name, self._own_addresses)
+
+    def _beat(self) -> None:
+        for agent in list(self._agents.values()):
+            agent.beat()
+        next_ns = time.monotonic_ns() + self._config.rendezvous.heartbeat_ns
+        self._loop.set_timer(self._beat, next_ns, self._beat)
 
     # What happens
 
@@ -187,6 +195,7 @@ class _Launcher:
             self._environment,
             self._loop,
             self._screen,
+            self._chorus,
             self._began,
             self._ended,
             by_ssh=not here,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ronde.launch.agent_process import AgentProcess, Phase
+from ronde.launch.agent_process import AgentProcess, Chorus, Phase
 from ronde.launch.hosts import Assignment, hello
 from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen
@@ -36,6 +36,7 @@ class Started:
             dict(os.environ),
             self.loop,
             self.screen,
+            Chorus(),
             self._began,
             lambda agent: None,
             by_ssh=by_ssh,
@@ -126,3 +127,13 @@ def test_closing_leaves_nothing_behind() -> None:
         each.serve(Phase.RUNNING)
     with started("sleep 60"):
         pass
+
+
+def test_what_all_agents_say_at_once_is_shown_once() -> None:
+    chorus = Chorus()
+    assert not chorus.is_echo("a", b"ronde: b is lost")
+    assert chorus.is_echo("c", b"ronde: b is lost")
+    assert not chorus.is_echo("a", b"ronde: b is lost")  # it says it again
+    assert not chorus.is_echo("c", b"ronde: d is lost")
+    assert not chorus.is_echo("a", b"[a:0] a line of a worker")
+    assert not chorus.is_echo("c", b"[a:0] a line of a worker")
