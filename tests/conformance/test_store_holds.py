@@ -122,8 +122,6 @@ def test_a_killed_process_holds_nothing(where: Where, connect: Connect) -> None:
 def test_a_killed_process_holds_nothing_although_its_forked_child_lives(
     where: Where, connect: Connect
 ) -> None:
-    if where.kind == "tcp":
-        pytest.skip("the child has the connection, too")
     store = connect()
     with Remote(where) as victim:
         victim.call("hold", "alive", b"1")
