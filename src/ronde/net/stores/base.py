@@ -13,7 +13,15 @@ from typing import Protocol
 
 from ronde.errors import TimeoutError, UsageError
 
-__all__ = ["KEY_LIMIT_BYTES", "VALUE_LIMIT_BYTES", "Store", "check_key", "check_value", "waited_in_vain"]
+__all__ = [
+    "KEY_LIMIT_BYTES",
+    "VALUE_LIMIT_BYTES",
+    "Store",
+    "check_key",
+    "check_prefix",
+    "check_value",
+    "waited_in_vain",
+]
 
 KEY_LIMIT_BYTES = 1024
 VALUE_LIMIT_BYTES = 1 << 20
@@ -70,10 +78,7 @@ class Store(Protocol):
         """Set all of them at one moment."""
 
     def delete_prefix(self, prefix: str) -> int:
-        """Remove all keys, queues too, that begin so, at one moment; return how many there were.
-
-        A prefix has the limits of a key.
-        """
+        """Remove all keys, queues too, that begin so, at one moment; return how many there were. All begin with ""."""
 
     # Queues have names of their own: the queue "a" and the key "a" have nothing to do with each other.
 
@@ -118,6 +123,11 @@ def check_key(key: str) -> bytes:
     if not 0 < len(encoded) <= KEY_LIMIT_BYTES:
         raise UsageError(f"a store's key has 1 to {KEY_LIMIT_BYTES} bytes; {key[:40]!r} has {len(encoded)}")
     return encoded
+
+
+def check_prefix(prefix: str) -> bytes:
+    """Return the prefix of keys as bytes. Raises UsageError if it is too long."""
+    return check_key(prefix) if prefix else b""
 
 
 def check_value(key: str, value: bytes) -> bytes:
