@@ -1,20 +1,19 @@
 """Everything a user can set, resolved once: arguments of the call, then `RONDE_*` variables, then defaults.
 
 The dataclass `Settings` is the one table: names, variables, units, defaults and help. `python -m ronde.settings`
-prints it as docs/settings.md. No other module reads the process environment.
+prints it as docs/settings.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ronde.environment import environment, set_defaults
 from ronde.errors import UsageError
 from ronde.job_key import KEY_BYTES, JobKey
 from ronde.setting_values import (
@@ -47,19 +46,7 @@ __all__ = [
 ]
 
 PREFIX = "RONDE_"
-
 _log = logging.getLogger(__name__)
-
-
-def environment() -> dict[str, str]:
-    """Return a copy of the environment of this process."""
-    return dict(os.environ)
-
-
-def set_defaults(**variables: str) -> None:
-    """Set what is not set in the environment of this process, for a library that is about to read it."""
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
 
 
 def _setting(
@@ -446,6 +433,8 @@ def ignored(environ: Mapping[str, str]) -> list[str]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    import difflib  # slow to load
+
     by_rest = {each.removeprefix(PREFIX): each for each in known}  # the common prefix makes nothing similar
     near = difflib.get_close_matches(name.removeprefix(PREFIX), by_rest, n=1)
     return f"; did you mean {by_rest[near[0]]}?" if near else ""

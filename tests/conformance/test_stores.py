@@ -1,90 +1,17 @@
-"""What every store must do. A new store is done when it passes this."""
+"""What every store must do. A new store is done when it passes this and the other tests here that are called so."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+from tests.conformance.store_kinds import IN_ONE_PROCESS, LONG, ONLY_BOOTSTRAP, SECOND
 
 from ronde.errors import TimeoutError, UsageError
 from ronde.net.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES, Store
-from ronde.net.stores.memory import MemoryStore
-from ronde.net.stores.tcp import StoreClient, StoreServer
-from ronde.settings import JobKey
-
-SECOND = 10**9
-LONG = 30 * SECOND
 
 Connect = Callable[[], Store]
-
-
-def memory() -> Iterator[Connect]:
-    store = MemoryStore()
-    yield lambda: store
-
-
-def served_at(address: str) -> Iterator[Connect]:
-    key = JobKey.generate()
-    server = StoreServer(address, key)
-    clients: list[StoreClient] = []
-
-    def connect() -> Store:
-        clients.append(StoreClient(server.address, key, LONG))
-        return clients[-1]
-
-    yield connect
-    for client in clients:
-        client.close()
-    server.close()
-
-
-def torch() -> Iterator[Connect]:
-    from torch.distributed import TCPStore
-
-    from ronde.net.stores.torch import TorchStore
-
-    servers = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
-    clients: list[TorchStore] = []
-
-    def connect() -> Store:
-        clients.append(TorchStore("127.0.0.1", servers[0].port, "ronde", LONG))
-        return clients[-1]
-
-    yield connect
-    for client in clients:
-        client.close()
-    servers.clear()  # torch's server ends with its last reference
-
-
-@pytest.fixture(scope="module", params=["memory", "unix", "unix-path", "tcp", "tcp6", "torch"])
-def kind(request: pytest.FixtureRequest) -> str:
-    """Return the kind of store. The first store of torch opens files that stay open as long as the process."""
-    if request.param == "torch":
-        pytest.importorskip("torch.distributed")
-        for _ in torch():
-            pass
-    return str(request.param)
-
-
-@pytest.fixture
-def connect(kind: str, tmp_path: Path) -> Iterator[Connect]:
-    """Return a function that opens the same store once more."""
-    stores = {
-        "memory": memory,
-        "unix": lambda: served_at(f"unix:@ronde-test-{JobKey.generate().hex()[:16]}"),
-        "unix-path": lambda: served_at(f"unix:{tmp_path}/store"),
-        "tcp": lambda: served_at("tcp:127.0.0.1:0"),
-        "tcp6": lambda: served_at("tcp:[::1]:0"),
-        "torch": torch,
-    }
-    yield from stores[kind]()
-
-
-@pytest.fixture
-def store(connect: Connect) -> Store:
-    return connect()
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b"\0\xff\n", b"v" * VALUE_LIMIT_BYTES], ids=len)
@@ -100,37 +27,65 @@ def test_the_last_set_counts(store: Store) -> None:
 
 
 def test_keys_may_be_long_and_of_any_script(store: Store) -> None:
-    long_key = "k" * KEY_LIMIT_BYTES
-    store.set(long_key, b"long")
-    store.set("Schlüssel/鍵", b"script")
-    assert store.get(long_key, 0) == b"long"
-    assert store.get("Schlüssel/鍵", 0) == b"script"
+    long_key = "k" * (KEY_LIMIT_BYTES - len("job/round 1/"))
+    for key in (long_key, "Schlüssel/鍵", "a\nb c%20", "a/", "/a", "a"):
+        store.set(key, key.encode())
+    for key in (long_key, "Schlüssel/鍵", "a\nb c%20", "a/", "/a", "a"):
+        assert store.get(key, 0) == key.encode()
 
 
 @pytest.mark.parametrize("key", ["", "k" * (KEY_LIMIT_BYTES + 1)], ids=len)
-def test_a_key_outside_the_limits_is_refused(store: Store, key: str) -> None:
-    for call in (
+def test_a_key_outside_the_limits_is_refused(kind: str, store: Store, key: str) -> None:
+    calls: list[Callable[[], object]] = [
         lambda: store.set(key, b""),
         lambda: store.get(key, 0),
         lambda: store.wait([key], 0),
         lambda: store.add(key, 1),
         lambda: store.compare_set(key, b"", b""),
         lambda: store.delete_key(key),
-    ):
+        lambda: store.check([key]),
+        lambda: store.append(key, b""),
+        lambda: store.multi_get([key], 0),
+        lambda: store.multi_set({key: b""}),
+    ]
+    if kind not in ONLY_BOOTSTRAP:
+        calls += [
+            lambda: store.queue_push(key, b""),
+            lambda: store.queue_pop(key, 0),
+            lambda: store.queue_len(key),
+            lambda: store.watch({key: None}, 0),
+            lambda: store.hold(key, b""),
+        ]
+        if key:
+            calls.append(lambda: store.delete_prefix(key))
+    for call in calls:
         with pytest.raises(UsageError, match="1 to 1024 bytes"):
             call()
 
 
-def test_a_value_above_the_limit_is_refused_and_the_store_goes_on(store: Store) -> None:
-    with pytest.raises(UsageError, match="at most 1048576 bytes"):
-        store.set("key", b"v" * (VALUE_LIMIT_BYTES + 1))
+def test_a_value_above_the_limit_is_refused_and_the_store_goes_on(kind: str, store: Store) -> None:
+    long = b"v" * (VALUE_LIMIT_BYTES + 1)
+    calls: list[Callable[[], object]] = [
+        lambda: store.set("key", long),
+        lambda: store.compare_set("key", b"", long),
+        lambda: store.compare_set("key", long, b""),
+        lambda: store.append("key", long),
+        lambda: store.multi_set({"other": b"", "key": long}),
+    ]
+    if kind not in ONLY_BOOTSTRAP:
+        calls += [lambda: store.queue_push("key", long), lambda: store.hold("key", long)]
+    for call in calls:
+        with pytest.raises(UsageError, match="at most 1048576"):
+            call()
+    assert not store.check(["key"])
+    assert not store.check(["other"])
     store.set("key", b"v")
     assert store.get("key", 0) == b"v"
 
 
 @pytest.mark.parametrize("timeout_ns", [0, SECOND // 20])
 def test_get_and_wait_give_up_and_the_store_goes_on(store: Store, timeout_ns: int) -> None:
-    with pytest.raises(TimeoutError, match="'absent'") as caught:
+    with pytest.raises(TimeoutError, match="absent'") as caught:
         store.get("absent", timeout_ns)
     assert caught.value.waited_ns == timeout_ns
     with pytest.raises(TimeoutError):
@@ -155,8 +110,10 @@ def test_wait_wants_all_keys(store: Store) -> None:
         lambda store: store.set("key", b"7"),
         lambda store: store.add("key", 7),
         lambda store: store.compare_set("key", b"", b"7"),
+        lambda store: store.append("key", b"7"),
+        lambda store: store.multi_set({"other": b"", "key": b"7"}),
     ],
-    ids=["set", "add", "compare_set"],
+    ids=["set", "add", "compare_set", "append", "multi_set"],
 )
 def test_waiters_wake_whatever_brings_the_key(connect: Connect, appear: Callable[[Store], object]) -> None:
     setter, started, values = connect(), threading.Barrier(4), []
@@ -229,6 +186,225 @@ def test_all_clients_see_one_store(connect: Connect) -> None:
     assert one.address == other.address
 
 
-def test_close_may_be_repeated(store: Store) -> None:
+def test_add_refuses_what_is_no_number(kind: str, store: Store) -> None:
+    if kind in ONLY_BOOTSTRAP:
+        pytest.skip("torch hangs up")
+    for value in (b"", b"x", b"1x", b" 1", b"+1", b"1.0"):
+        store.set("n", value)
+        with pytest.raises(UsageError, match="n': its value is no number"):
+            store.add("n", 1)
+        assert store.get("n", 0) == value
+
+
+def test_check_looks_at_all_keys_now(store: Store) -> None:
+    assert store.check([])
+    store.set("a", b"")
+    assert store.check(["a"])
+    assert not store.check(["a", "b"])
+    store.set("b", b"")
+    assert store.check(["a", "b"])
+    store.delete_key("a")
+    assert not store.check(["a", "b"])
+
+
+def test_append_adds_to_the_end(connect: Connect) -> None:
+    one, other = connect(), connect()
+    one.append("key", b"a")
+    other.append("key", b"\0\xff")
+    one.append("key", b"")
+    assert other.get("key", 0) == b"a\0\xff"
+
+
+def test_append_refuses_what_gets_too_long(kind: str, store: Store) -> None:
+    if kind in ONLY_BOOTSTRAP:
+        pytest.skip("torch knows no limit")
+    store.set("key", b"v" * (VALUE_LIMIT_BYTES - 2))
+    with pytest.raises(UsageError, match="at most 1048576"):
+        store.append("key", b"123")
+    store.append("key", b"12")
+    assert store.get("key", 0) == b"v" * (VALUE_LIMIT_BYTES - 2) + b"12"
+
+
+def test_several_keys_at_once(store: Store) -> None:
+    store.multi_set({})
+    assert store.multi_get([], 0) == []
+    values = {f"key {number}": b"%d" % number for number in range(100)}
+    store.multi_set(values)
+    assert store.multi_get(list(values), 0) == list(values.values())
+    assert store.multi_get(["key 7", "key 3"], LONG) == [b"7", b"3"]
+    with pytest.raises(TimeoutError, match="absent"):
+        store.multi_get(["key 7", "absent"], 0)
+    with pytest.raises(TimeoutError):
+        store.multi_get(["key 7", "absent"], SECOND // 20)
+
+
+def test_multi_set_and_multi_get_are_one_moment(connect: Connect) -> None:
+    writer, reader = connect(), connect()
+    writer.multi_set({"a": b"0", "b": b"0"})
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(1, 60):
+            writer.multi_set({"a": b"%d" % number, "b": b"%d" % number})
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while not done.is_set():
+        first, second = reader.multi_get(["a", "b"], 0)
+        assert first == second
+    thread.join()
+
+
+def test_num_keys_counts_keys_and_queues_with_something_in_them(kind: str, store: Store) -> None:
+    assert store.num_keys() == 0
+    store.multi_set({"a": b"", "b": b"", "c": b""})
+    store.delete_key("b")
+    store.set("a", b"again")
+    assert store.num_keys() == 2
+    if kind in ONLY_BOOTSTRAP:
+        return
+    store.queue_push("a", b"1")
+    store.queue_push("a", b"2")
+    store.queue_push("q", b"3")
+    assert store.num_keys() == 4
+    store.queue_pop("a", 0)
+    assert store.num_keys() == 4
+    store.queue_pop("a", 0)
+    assert store.num_keys() == 3
+
+
+@pytest.mark.usefixtures("whole")
+def test_delete_prefix_removes_keys_and_queues(store: Store) -> None:
+    store.multi_set(
+        {"round 1": b"", "round 1/a": b"", "round 1/b": b"", "round 10": b"", "roun": b"", "x": b""}
+    )
+    store.queue_push("round 1/q", b"1")
+    store.queue_push("round 1/q", b"2")
+    store.queue_push("round 2", b"")
+    store.hold("round 1/held", b"")
+    assert store.delete_prefix("round 1/") == 4
+    assert store.check(["round 1", "round 10", "roun", "x"])
+    for key in ("round 1/a", "round 1/b", "round 1/held"):
+        assert not store.check([key])
+    assert store.queue_len("round 1/q") == 0
+    assert store.queue_len("round 2") == 1
+    assert store.delete_prefix("round 1/") == 0
+    assert store.delete_prefix("roun") == 4
+    assert store.num_keys() == 1
+    store.queue_push("q", b"")
+    store.set("y", b"")
+    assert store.delete_prefix("") == 3
+    assert store.num_keys() == 0
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("value", [b"", b"\0\xff\n", b"v" * VALUE_LIMIT_BYTES], ids=len)
+def test_a_queue_gives_back_what_was_put_in(store: Store, value: bytes) -> None:
+    store.queue_push("queue", value)
+    assert store.queue_pop("queue", 0) == value
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_queue_is_first_in_first_out_and_no_key(connect: Connect) -> None:
+    one, other = connect(), connect()
+    one.set("q", b"key")
+    for number in range(12):
+        (one if number % 2 else other).queue_push("q", b"%d" % number)
+    one.queue_push("q2", b"else")
+    one.queue_push("q\0", b"zero")
+    assert one.queue_len("q") == 12
+    assert [(one if number % 3 else other).queue_pop("q", 0) for number in range(12)] == [
+        b"%d" % number for number in range(12)
+    ]
+    assert one.queue_len("q") == other.queue_len("q") == 0
+    assert (one.queue_len("q2"), one.queue_len("q\0"), one.get("q", 0)) == (1, 1, b"key")
+    assert not one.check(["q2"])
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("timeout_ns", [0, SECOND // 20])
+def test_pop_gives_up_and_the_store_goes_on(store: Store, timeout_ns: int) -> None:
+    with pytest.raises(TimeoutError, match="empty") as caught:
+        store.queue_pop("empty", timeout_ns)
+    assert caught.value.waited_ns == timeout_ns
+    store.queue_push("empty", b"1")
+    assert store.queue_pop("empty", timeout_ns) == b"1"
+
+
+@pytest.mark.usefixtures("whole")
+def test_each_value_is_popped_once_and_in_the_order_of_its_pusher(connect: Connect) -> None:
+    clients = [connect() for _ in range(5)]
+    popped: list[list[bytes]] = [[], [], []]
+
+    def push(store: Store, name: str) -> None:
+        for number in range(30):
+            store.queue_push("q", f"{name} {number}".encode())
+
+    def pop(store: Store, into: list[bytes]) -> None:
+        while (value := store.queue_pop("q", LONG)) != b"end":
+            into.append(value)
+
+    poppers = [threading.Thread(target=pop, args=each) for each in zip(clients, popped)]
+    pushers = [threading.Thread(target=push, args=each) for each in zip(clients[3:], "xy")]
+    for thread in poppers + pushers:
+        thread.start()
+    for thread in pushers:
+        thread.join()
+    last = connect()
+    for _ in poppers:
+        last.queue_push("q", b"end")
+    for thread in poppers:
+        thread.join()
+    pushed = [f"{name} {number}".encode() for name in "xy" for number in range(30)]
+    assert sorted(value for values in popped for value in values) == sorted(pushed)
+    for values in popped:
+        for name in (b"x", b"y"):
+            numbers = [int(value[2:]) for value in values if value.startswith(name)]
+            assert numbers == sorted(numbers)
+
+
+def test_a_fork_is_another_client_of_the_same_store(store: Store) -> None:
+    other = store.fork()
+    store.set("key", b"value")
+    assert other.get("key", 0) == b"value"
+    store.close()
+    other.set("key", b"more")
+    assert other.get("key", 0) == b"more"
+    other.close()
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_closed_client_refuses_and_close_may_be_repeated(store: Store) -> None:
     store.close()
     store.close()
+    for call in (
+        lambda: store.get("key", LONG),
+        lambda: store.set("key", b""),
+        lambda: store.watch({"key": None}, LONG),
+        lambda: store.hold("key", b""),
+    ):
+        with pytest.raises(UsageError, match="has been closed"):
+            call()
+
+
+def test_a_store_for_bootstrap_says_what_it_has_not(kind: str, store: Store) -> None:
+    if kind not in ONLY_BOOTSTRAP:
+        pytest.skip("has everything")
+    for call in (
+        lambda: store.watch({"key": None}, 0),
+        lambda: store.hold("key", b""),
+        lambda: store.queue_push("q", b""),
+        lambda: store.queue_pop("q", 0),
+        lambda: store.queue_len("q"),
+        lambda: store.delete_prefix("key"),
+    ):
+        with pytest.raises(UsageError, match="meet at a store of Ronde's"):
+            call()
+
+
+def test_the_address_says_where_it_is(kind: str, connect: Connect) -> None:
+    one, other = connect(), connect()
+    assert one.address == other.address
+    assert one.address.startswith(("memory", "unix:", "tcp:", "file:", "etcd:"))
+    assert (kind in IN_ONE_PROCESS) == (one.address == "memory")

@@ -1,15 +1,27 @@
-"""What a store is: a small map from names to bytes that all ranks see, where they meet before they are connected.
+"""What a store is: a small map from names to bytes that processes share, where they meet before they are connected.
+
+Nobody who waits polls: `get`, `wait`, `queue_pop` and `watch` return when it happens, and `hold` makes a death
+something that can be watched.
 
 One suite, tests/conformance/test_stores.py, says what every store must do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ronde.errors import TimeoutError, UsageError
 
-__all__ = ["KEY_LIMIT_BYTES", "VALUE_LIMIT_BYTES", "Store", "check_key", "check_value", "waited_in_vain"]
+__all__ = [
+    "KEY_LIMIT_BYTES",
+    "VALUE_LIMIT_BYTES",
+    "Store",
+    "check_key",
+    "check_prefix",
+    "check_value",
+    "waited_in_vain",
+]
 
 KEY_LIMIT_BYTES = 1024
 VALUE_LIMIT_BYTES = 1 << 20
@@ -50,8 +62,59 @@ class Store(Protocol):
     def delete_key(self, key: str) -> bool:
         """Remove the key; return whether it was there."""
 
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether every key is there now."""
+
+    def num_keys(self) -> int:
+        """Return how many keys the whole store has, whoever set them; a queue counts while something is in it."""
+
+    def append(self, key: str, value: bytes) -> None:
+        """Add the value to the end of the key's value, b"" if there is none. Raises UsageError if it gets too long."""
+
+    def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
+        """Return the values of all keys at one moment, waiting until each has one. Raises TimeoutError."""
+
+    def multi_set(self, values: Mapping[str, bytes]) -> None:
+        """Set all of them at one moment."""
+
+    def delete_prefix(self, prefix: str) -> int:
+        """Remove all keys, queues too, that begin so, at one moment; return how many there were. All begin with ""."""
+
+    # Queues have names of their own: the queue "a" and the key "a" have nothing to do with each other.
+
+    def queue_push(self, queue: str, value: bytes) -> None:
+        """Put the value at the end of the queue."""
+
+    def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
+        """Take the first value out of the queue, waiting until there is one.
+
+        Of those who wait, who waits longest goes first if one process serves the store (memory, TCP); elsewhere the
+        quickest. Raises TimeoutError; a timeout of 0 only looks.
+        """
+
+    def queue_len(self, queue: str) -> int:
+        """Return how many values are in the queue."""
+
+    # Keys that tell
+
+    def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
+        """Return those keys whose values are not the known ones, with their values, as soon as there is one.
+
+        None stands for a key that is not there. Returns an empty dict if nothing has changed until the timeout.
+        """
+
+    def hold(self, key: str, value: bytes) -> None:
+        """Set the key for as long as this client lives: it goes when the client closes, dies or loses its connection.
+
+        Whoever held last holds; `delete_key` ends it, other changes of the value do not. A client that reconnects holds
+        it again. How soon a death shows depends on the store: at once, or after a lease.
+        """
+
+    def fork(self) -> Store:
+        """Return another client of the same store, for a thread of its own; it is closed by itself."""
+
     def close(self) -> None:
-        """Let go of the store; the keys stay. A second call does nothing."""
+        """Let go of the store; the keys stay, but for those held. A second call does nothing."""
 
 
 def check_key(key: str) -> bytes:
@@ -60,6 +123,11 @@ def check_key(key: str) -> bytes:
     if not 0 < len(encoded) <= KEY_LIMIT_BYTES:
         raise UsageError(f"a store's key has 1 to {KEY_LIMIT_BYTES} bytes; {key[:40]!r} has {len(encoded)}")
     return encoded
+
+
+def check_prefix(prefix: str) -> bytes:
+    """Return the prefix of keys as bytes. Raises UsageError if it is too long."""
+    return check_key(prefix) if prefix else b""
 
 
 def check_value(key: str, value: bytes) -> bytes:

@@ -4,60 +4,169 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from ronde.net.stores.base import check_key, check_value, waited_in_vain
+from ronde.errors import UsageError
+from ronde.net.stores.base import check_key, check_prefix, check_value, waited_in_vain
 from ronde.net.stores.table import Table
 
 __all__ = ["MemoryStore"]
 
+Found = TypeVar("Found")
 
-class MemoryStore:
-    """The `Store` of one process; all its threads share the object, and a waiting one does not hold up the others."""
+
+class _Content:
+    """What all clients of one store share: the table, and who waits to pop, longest first. Guarded by `changed`."""
 
     def __init__(self) -> None:
-        self._table = Table()
-        self._changed = threading.Condition()
+        self.table = Table()
+        self.changed = threading.Condition()
+        self.poppers: dict[bytes, deque[object]] = {}
+
+
+class MemoryStore:
+    """The `Store` of one process; all its threads may share the object, and a waiting one does not hold up the others.
+
+    `fork` returns another client of the same content; what a client holds goes when that client is closed.
+    """
+
+    def __init__(self) -> None:
+        self._content = _Content()
+        self._open = True
 
     @property
     def address(self) -> str:
         return "memory"
 
     def set(self, key: str, value: bytes) -> None:
-        with self._changed:
-            self._table.set(check_key(key), bytes(check_value(key, value)))
-            self._changed.notify_all()
+        encoded, value = check_key(key), bytes(check_value(key, value))
+        self._change(lambda table: table.set(encoded, value))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         encoded = check_key(key)
-        deadline_ns = time.monotonic_ns() + timeout_ns
-        with self._changed:
-            while (value := self._table.get(encoded)) is None:
-                left_ns = deadline_ns - time.monotonic_ns()
-                if left_ns <= 0:
-                    raise waited_in_vain(key, self.address, timeout_ns)
-                self._changed.wait(left_ns / 1e9)
-            return value
+        value = self._until(lambda table: table.get(encoded), timeout_ns)
+        if value is None:
+            raise waited_in_vain(key, self.address, timeout_ns)
+        return value
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        deadline_ns = time.monotonic_ns() + timeout_ns
-        for key in keys:
-            self.get(key, max(0, deadline_ns - time.monotonic_ns()))
+        missing = {check_key(key): key for key in keys}
+
+        def look(table: Table) -> bool | None:
+            for name in [name for name in missing if table.get(name) is not None]:
+                del missing[name]
+            return not missing or None
+
+        if not self._until(look, timeout_ns):
+            raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
-        with self._changed:
-            total = self._table.add(check_key(key), amount)
-            self._changed.notify_all()
-            return total
+        encoded = check_key(key)
+        return self._change(lambda table: table.add(encoded, amount))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        with self._changed:
-            value = self._table.compare_set(check_key(key), expected, bytes(check_value(key, desired)))
-            self._changed.notify_all()
-            return value
+        encoded = check_key(key)
+        expected, desired = check_value(key, expected), bytes(check_value(key, desired))
+        return self._change(lambda table: table.compare_set(encoded, expected, desired))
 
     def delete_key(self, key: str) -> bool:
-        with self._changed:
-            return self._table.delete(check_key(key))
+        encoded = check_key(key)
+        return self._change(lambda table: table.delete(encoded))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        encoded = [check_key(key) for key in keys]
+        return self._look(lambda table: table.check(encoded))
+
+    def num_keys(self) -> int:
+        return self._look(Table.num_keys)
+
+    def append(self, key: str, value: bytes) -> None:
+        encoded = check_key(key)
+        self._change(lambda table: table.append(encoded, check_value(key, value)))
+
+    def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
+        encoded = [check_key(key) for key in keys]
+        values = self._until(lambda table: table.multi_get(encoded), timeout_ns)
+        if values is None:
+            raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
+        return values
+
+    def multi_set(self, values: Mapping[str, bytes]) -> None:
+        encoded = {check_key(key): bytes(check_value(key, value)) for key, value in values.items()}
+        self._change(lambda table: table.multi_set(encoded))
+
+    def delete_prefix(self, prefix: str) -> int:
+        encoded = check_prefix(prefix)
+        keys, queues = self._change(lambda table: table.delete_prefix(encoded))
+        return len(keys) + len(queues)
+
+    def queue_push(self, queue: str, value: bytes) -> None:
+        encoded, value = check_key(queue), bytes(check_value(queue, value))
+        self._change(lambda table: table.push(encoded, value))
+
+    def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
+        encoded, me = check_key(queue), object()
+        content = self._content
+        with content.changed:
+            line = content.poppers.setdefault(encoded, deque())
+            line.append(me)
+            try:
+                value = self._until(lambda table: table.pop(encoded) if line[0] is me else None, timeout_ns)
+            finally:
+                line.remove(me)
+                if not line:
+                    del content.poppers[encoded]
+                content.changed.notify_all()  # somebody else is the first now
+        if value is None:
+            raise waited_in_vain(queue, self.address, timeout_ns)
+        return value
+
+    def queue_len(self, queue: str) -> int:
+        encoded = check_key(queue)
+        return self._look(lambda table: table.queue_len(encoded))
+
+    def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
+        encoded = {check_key(key): value for key, value in known.items()}
+        found = self._until(lambda table: table.differing(encoded) or None, timeout_ns)
+        return {key.decode(): value for key, value in (found or {}).items()}
+
+    def hold(self, key: str, value: bytes) -> None:
+        encoded, value = check_key(key), bytes(check_value(key, value))
+        self._change(lambda table: table.hold(encoded, value, self))
+
+    def fork(self) -> MemoryStore:
+        self._look(lambda _: None)  # refuses if closed
+        other = MemoryStore()
+        other._content = self._content
+        return other
 
     def close(self) -> None:
-        pass
+        with self._content.changed:
+            if self._open:
+                self._change(lambda table: table.release(self))
+            self._open = False
+
+    def _look(self, look: Callable[[Table], Found]) -> Found:
+        with self._content.changed:
+            if not self._open:
+                raise UsageError("this client of the store in memory has been closed")
+            return look(self._content.table)
+
+    def _change(self, change: Callable[[Table], Found]) -> Found:
+        with self._content.changed:
+            found = self._look(change)
+            self._content.changed.notify_all()
+            return found
+
+    def _until(self, look: Callable[[Table], Found | None], timeout_ns: int) -> Found | None:
+        """Return what is found as soon as it is not None, or None after the timeout."""
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        with self._content.changed:
+            while (found := self._look(look)) is None:
+                left_ns = deadline_ns - time.monotonic_ns()
+                if left_ns <= 0:
+                    break
+                self._content.changed.wait(min(left_ns / 1e9, threading.TIMEOUT_MAX))
+            return found

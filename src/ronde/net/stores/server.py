@@ -2,10 +2,15 @@
 
 The rules:
   1. A connection is a stranger until it has proved that it knows the job key. Nothing it sends before is parsed beyond
-     the fixed-size handshake; it has ten seconds; and when there are too many strangers, the oldest one goes.
-  2. A member has one request at a time. A request that must wait is parked under its key and answered by whoever sets
-     the key, or by its timer; nobody polls.
+     the fixed-size handshake; it has ten seconds; and when there are too many strangers, the oldest one goes after half
+     a second, and newcomers wait at the door until then.
+  2. A member has one request at a time, and takes its answer before it asks again. A request that must wait is parked
+     (see desk.py) and answered by whoever changes what it waits for, or by its timer; nobody polls.
   3. Whatever one client does wrong costs that client its connection and nobody else anything.
+  4. A connection that breaks is noticed at once, or within seconds if no packet says so. What its client held goes with
+     it; its last answer is kept, for it may come back.
+  5. With a journal, whatever comes in one turn of the loop is answered only when its changes are on the disk. If they
+     cannot be written, they are taken back and refused, and the store goes on with what it has.
 """
 
 from __future__ import annotations
@@ -14,66 +19,101 @@ import errno
 import heapq
 import logging
 import os
-import selectors
+import resource
+import select
 import socket
 import threading
 import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ronde.errors import ProtocolError, UsageError
+from ronde.job_key import JobKey
 from ronde.net.addresses import listen, parse
 from ronde.net.authentication import Handshake, Role
-from ronde.net.frames import FrameReader, frame
-from ronde.net.stores.base import VALUE_LIMIT_BYTES
-from ronde.net.stores.table import Table
-from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Operation, Request, Status, answer
-from ronde.settings import JobKey
+from ronde.net.stores.desk import Desk, Session
+from ronde.net.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 
-__all__ = ["STORE_PURPOSE", "StoreServer"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ronde.net.stores.journal import Journal
+
+__all__ = ["HANDSHAKE_NS", "STORE_PURPOSE", "StoreServer", "notice_loss"]
 
 STORE_PURPOSE = "store"
 MAX_CLIENTS = 20_000
+OTHER_FILES = 1_000
 MAX_STRANGERS = 256
 HANDSHAKE_NS = 10 * 10**9
+CROWDED_NS = HANDSHAKE_NS // 20  # what a stranger has while others wait at the door
+SILENCE_S = 6  # how long a connection may get no sign of its other end
+LONGEST_SLEEP_S = 3600.0
 READ_BYTES = 1 << 16
+REPAIR_NS = 10**9  # how often to try again if the journal cannot be written
 
 _log = logging.getLogger(__name__)
+_length_of = LENGTH.unpack_from
 
 
 class _Client:
-    """One connection: a stranger while `handshake` is there, waiting for `parked` while that is set."""
+    """One connection: a stranger while `handshake` is there, a member with a `session` from then on."""
 
-    __slots__ = ("handshake", "inbox", "outbox", "parked", "reader", "sock", "timer")
+    __slots__ = ("fd", "handshake", "inbox", "outbox", "recv", "send", "session", "since_ns", "sock", "timer")
 
-    def __init__(self, sock: socket.socket, handshake: Handshake) -> None:
+    def __init__(self, sock: socket.socket, handshake: Handshake, since_ns: int) -> None:
         self.sock = sock
+        self.fd = sock.fileno()
+        self.recv = sock.recv
+        self.send = sock.send
         self.handshake: Handshake | None = handshake
-        self.inbox = b""
+        self.session = Session()
+        self.since_ns = since_ns
+        self.inbox = bytearray()  # of a request of which only a part has come
         self.outbox = b""
-        self.reader = FrameReader(FRAME_LIMIT_BYTES)
-        self.parked: Request | None = None
         self.timer = 0  # number of the timer that is set; 0: none
 
 
 class StoreServer:
     """A store at `address` (`unix:...`, `tcp:host:port`; port 0: any free one) for those who know the key.
 
-    Raises UsageError if the address is taken or not ours.
+    With a `journal` it goes on with what is in that file, and writes every change to it before it answers. With a
+    `seed` it begins with what is in that journal of another store, on whatever node that was; its journal must be empty
+    then. A `listener` that waits at the address already becomes the server's. Raises UsageError if the address is taken
+    or not ours, or a file cannot be used.
     """
 
-    def __init__(self, address: str, key: JobKey) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: JobKey,
+        journal: Path | None = None,
+        seed: Path | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
         self._key = key
-        self._listener, self._address = listen(parse(address))
-        self._table = Table()
-        self._clients: dict[_Client, None] = {}
+        self._desk = Desk()
+        self._listener, self._address = (listener, parse(address)) if listener else listen(parse(address))
+        try:
+            self._journal = self._open_journal(journal, seed)
+        except BaseException:
+            self._close_listener()
+            raise
+        self._answers: list[tuple[_Client, bytes]] = []  # held back until the journal is written
+        self._clients: dict[int, _Client] = {}
         self._strangers: dict[_Client, None] = {}
-        self._waiters: dict[bytes, dict[_Client, None]] = {}
+        self._gone: list[Session] = []
         self._timers: list[tuple[int, int, _Client]] = []
         self._timer_count = 0
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._repair_at_ns = 0
+        self._epoll = select.epoll()
+        self._door = self._listener.fileno()
+        self._epoll.register(self._door, select.EPOLLIN)
         self._accepting = True
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._selector.register(self._stop, selectors.EVENT_READ)
+        self._epoll.register(self._stop, select.EPOLLIN)
+        _servers.add(self)
         self._thread = threading.Thread(target=self._run, name="ronde-store", daemon=True)
         self._thread.start()
 
@@ -88,78 +128,164 @@ class StoreServer:
             os.eventfd_write(self._stop, 1)
             self._thread.join()
 
+    def _open_journal(self, path: Path | None, seed: Path | None) -> Journal | None:
+        if not path and not seed:
+            return None
+        from ronde.net.stores.journal import Journal, read  # only now: most stores have none
+
+        now_ns = time.monotonic_ns()
+        desk = self._desk
+        if seed:
+            for session in read(seed, desk.table)[0]:
+                desk.remember(*session, now_ns)
+        if not path:
+            return None
+        journal = Journal(path)
+        try:
+            if not seed:
+                for session in journal.load(desk.table):
+                    desk.remember(*session, now_ns)
+            elif not journal.is_empty:
+                raise UsageError(f"the journal {path} has something in it, which does not go with a seed")
+            else:
+                journal.rewrite(desk.table, desk.remembered())
+        except OSError as error:
+            journal.close()
+            raise UsageError(f"cannot write the journal {path}: {error.strerror}") from None
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    def _let_go(self) -> None:
+        """Close what a forked child has inherited: it would keep connections open that its parent closes."""
+        for client in self._clients.values():
+            client.sock.close()
+        self._listener.close()
+        self._epoll.close()
+
+    # The loop
+
     def _run(self) -> None:
         try:
-            while True:
-                for key, events in self._selector.select(self._seconds_to_next_timer()):
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    elif key.fd == self._stop:
-                        return
-                    elif key.data in self._clients:  # else dropped earlier in this round
-                        self._serve(key.data, events)
+            while self._turn(self._epoll.poll(self._seconds_to_next_timer())):
                 self._expire()
+                while self._gone:
+                    self._see_off(self._gone.pop())
+        except BaseException:
+            _log.exception("the store at %s has broken down", self._address)
+            raise
         finally:
             self._close_all()
 
+    def _turn(self, events: list[tuple[int, int]]) -> bool:
+        """Serve whoever has something to say; return whether to go on."""
+        if self._journal:
+            self._repair()
+            self._desk.begin()
+        clients = self._clients
+        going_on = True
+        for fd, event in events:
+            client = clients.get(fd)  # none: dropped earlier in this turn
+            if client is not None:
+                self._serve(client, event)
+            elif fd == self._door:
+                self._accept()
+            elif fd == self._stop:
+                going_on = False
+        if self._journal:
+            self._commit(self._journal)
+        return going_on
+
     def _close_all(self) -> None:
-        for client in list(self._clients):
+        for client in list(self._clients.values()):
             self._drop(client)
-        self._selector.close()
-        self._listener.close()
+        self._epoll.close()
         os.close(self._stop)
+        if self._journal:
+            self._journal.close()
+        self._close_listener()
+
+    def _close_listener(self) -> None:
+        self._listener.close()
         if self._address.path.startswith("/"):
             os.unlink(self._address.path)
 
     # Connections
 
     def _accept(self) -> None:
-        while True:
+        while self._has_room_for_a_stranger():
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    continue  # that one connection broke before we took it
+                if not _raise_limit_of_files():
                     _log.error(
                         "the store has run out of file descriptors with %d clients", len(self._clients)
                     )
                     self._pause_accepting()
                     return
-                continue  # that one connection broke before we took it
+                continue
             sock.setblocking(False)
             if not self._address.is_unix:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            client = _Client(sock, Handshake(Role.SERVER, self._key, STORE_PURPOSE))
-            self._clients[client] = self._strangers[client] = None
-            self._selector.register(sock, selectors.EVENT_READ, client)
+                notice_loss(sock)
+            client = _Client(sock, Handshake(Role.SERVER, self._key, STORE_PURPOSE), time.monotonic_ns())
+            self._clients[client.fd] = client
+            self._strangers[client] = None
+            self._epoll.register(client.fd, select.EPOLLIN)
             self._set_timer(client, HANDSHAKE_NS)
-            if len(self._strangers) > MAX_STRANGERS:
-                self._drop(next(iter(self._strangers)))
-            if len(self._clients) >= MAX_CLIENTS:
-                self._pause_accepting()
-                return
+
+    def _has_room_for_a_stranger(self) -> bool:
+        """Return whether to accept one more; if not, newcomers stay in the queue of the socket for now."""
+        if len(self._clients) >= MAX_CLIENTS:
+            self._pause_accepting()
+            return False
+        if len(self._strangers) < MAX_STRANGERS:
+            return True
+        oldest = next(iter(self._strangers))
+        left_ns = oldest.since_ns + CROWDED_NS - time.monotonic_ns()
+        if left_ns <= 0:
+            self._drop(oldest)
+            return True
+        self._set_timer(oldest, left_ns)
+        self._pause_accepting()
+        return False
 
     def _pause_accepting(self) -> None:
-        """Leave newcomers in the queue of the socket until a client goes."""
-        self._selector.unregister(self._listener)
-        self._accepting = False
+        """Leave newcomers in the queue of the socket until a client goes or a stranger becomes one."""
+        if self._accepting:
+            self._epoll.unregister(self._door)
+            self._accepting = False
 
-    def _drop(self, client: _Client) -> None:
-        del self._clients[client]
-        self._strangers.pop(client, None)
-        self._unpark(client)
-        self._selector.unregister(client.sock)
-        client.sock.close()
+    def _go_on_accepting(self) -> None:
         if not self._accepting:
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._epoll.register(self._door, select.EPOLLIN)
             self._accepting = True
 
-    def _serve(self, client: _Client, events: int) -> None:
+    def _drop(self, client: _Client) -> None:
+        del self._clients[client.fd]
+        self._strangers.pop(client, None)
+        client.timer = 0
+        client.sock.close()  # epoll forgets it with that
+        session = client.session
+        if session.connection is client:
+            session.connection = None
+            self._gone.append(session)
+        self._go_on_accepting()
+
+    def _see_off(self, session: Session) -> None:
+        if session.connection is None:
+            self._desk.leave(session, time.monotonic_ns())
+            self._deliver_to_woken()
+
+    def _serve(self, client: _Client, event: int) -> None:
         try:
-            if events & selectors.EVENT_WRITE:
+            if event & select.EPOLLOUT:
                 self._flush(client)
-            if events & selectors.EVENT_READ:
+            if event & ~select.EPOLLOUT:
                 self._read(client)
         except BlockingIOError:
             pass
@@ -168,105 +294,142 @@ class StoreServer:
         except ProtocolError as error:
             _log.warning("the store at %s turned a connection away: %s", self._address, error)
             self._drop(client)
+        except Exception:  # ours, but not for the others to suffer
+            _log.exception("the store at %s cannot serve a client", self._address)
+            if client.fd in self._clients:
+                self._drop(client)
 
     def _read(self, client: _Client) -> None:
-        handshake = client.handshake
-        if handshake is None:
-            data = client.sock.recv(READ_BYTES)
-            for payload in client.reader.feed(data):
-                self._answer(client, Request.decode(payload))
-        else:
-            data = client.sock.recv(handshake.wanted - len(client.inbox))
-            self._greet(client, handshake, data)
+        if client.handshake is not None:
+            self._greet(client, client.handshake)
+            return
+        data = client.recv(READ_BYTES)
+        inbox = client.inbox
+        if not inbox and len(data) > 4 and _length_of(data)[0] + 4 == len(data):
+            self._ask(client, data)
+            return
         if not data:
             raise ConnectionResetError("hung up")
+        inbox += data
+        if len(inbox) < LENGTH.size:
+            return
+        length = _length_of(inbox)[0] + LENGTH.size
+        if length > FRAME_LIMIT_BYTES:
+            raise ProtocolError(f"a request of {length} bytes came where {FRAME_LIMIT_BYTES} are allowed")
+        if len(inbox) > length:
+            raise ProtocolError("a client of the store asks again before it has its answer")
+        if len(inbox) == length:
+            frame = bytes(inbox)
+            client.inbox = bytearray()
+            self._ask(client, frame)
 
-    def _greet(self, client: _Client, handshake: Handshake, data: bytes) -> None:
+    def _greet(self, client: _Client, handshake: Handshake) -> None:
+        data = client.recv(handshake.wanted - len(client.inbox))
+        if not data:
+            raise ConnectionResetError("hung up")
         client.inbox += data
         if len(client.inbox) < handshake.wanted:
             return
-        self._send(client, handshake.advance(client.inbox))
-        client.inbox = b""
-        if not handshake.wanted:
-            client.handshake = None
-            client.timer = 0
-            del self._strangers[client]
+        self._send(client, handshake.advance(bytes(client.inbox)))
+        client.inbox = bytearray()
+        if handshake.wanted:
+            return
+        client.handshake = None
+        client.timer = 0
+        del self._strangers[client]
+        self._go_on_accepting()
+        session = self._desk.welcome(handshake.peer_label if any(handshake.peer_label) else b"")
+        old, session.connection, client.session = session.connection, client, session
+        if old is not None:  # its client has given it up before we saw that it is broken
+            self._drop(old)
+
+    def _ask(self, client: _Client, frame: bytes) -> None:
+        if client.outbox:
+            raise ProtocolError("a client of the store asks again before it has taken its answer")
+        desk = self._desk
+        reply = desk.ask(client.session, frame)
+        if reply is None:
+            parked = client.session.parked
+            assert parked is not None
+            self._set_timer(client, parked.timeout_ns)
+        elif self._journal:
+            self._answers.append((client, reply))
+        else:
+            self._send(client, reply)
+        if desk.woken and not self._journal:
+            self._deliver_to_woken()
+
+    def _deliver_to_woken(self) -> None:
+        woken, self._desk.woken = self._desk.woken, []
+        for client, reply in woken:
+            self._deliver(client, reply)
+
+    def _deliver(self, client: _Client, reply: bytes) -> None:
+        if client is None or client.session.connection is not client:
+            return  # dropped in the meantime
+        client.timer = 0
+        try:
+            self._send(client, reply)
+        except OSError:
+            self._drop(client)
 
     def _send(self, client: _Client, data: bytes) -> None:
-        if data:
-            client.outbox += data
-            self._flush(client)
-
-    def _flush(self, client: _Client) -> None:
+        if not data:
+            return
         try:
-            sent = client.sock.send(client.outbox)
+            sent = client.send(data)
         except BlockingIOError:
             sent = 0
+        if sent != len(data):
+            self._send_later(client, data[sent:])
+
+    def _send_later(self, client: _Client, data: bytes) -> None:
+        client.outbox = data
+        self._epoll.modify(client.fd, select.EPOLLIN | select.EPOLLOUT)
+
+    def _flush(self, client: _Client) -> None:
+        sent = client.send(client.outbox)
         client.outbox = client.outbox[sent:]
-        more = selectors.EVENT_WRITE if client.outbox else 0
-        if self._selector.get_key(client.sock).events != selectors.EVENT_READ | more:
-            self._selector.modify(client.sock, selectors.EVENT_READ | more, client)
+        if not client.outbox:
+            self._epoll.modify(client.fd, select.EPOLLIN)
 
-    # Requests
+    # The journal
 
-    def _answer(self, client: _Client, request: Request) -> None:
-        if client.parked:
-            raise ProtocolError("a client of the store asks again while it waits for an answer")
+    def _commit(self, journal: Journal) -> None:
+        """Write what this turn has changed, then let the answers go; or refuse it all."""
+        desk = self._desk
+        answers, self._answers = self._answers, []
+        record = desk.record()
         try:
-            payload = self._perform(request)
-        except UsageError as error:
-            payload = answer(Status.REFUSED, str(error).encode())
-        if payload is not None:
-            self._send(client, frame(payload))
-        elif request.timeout_ns == 0:
-            self._send(client, frame(answer(Status.ABSENT)))
-        else:
-            client.parked = request
-            self._waiters.setdefault(request.key, {})[client] = None
-            self._set_timer(client, request.timeout_ns)
+            if record:
+                if journal.doubtful:
+                    raise OSError(errno.EIO, "it could not be written before and is being repaired")
+                journal.write(record)
+            desk.keep()
+        except OSError as error:
+            _log.error("the store at %s cannot write its journal: %s", self._address, error.strerror)
+            reason = f"the store at {self._address} cannot write its journal, so it changes nothing: {error.strerror}"
+            answers = []
+            for client, reply in desk.refuse(reason):
+                if reply is not None:
+                    answers.append((client, reply))
+                elif client.timer == 0:
+                    self._set_timer(client, client.session.parked.timeout_ns)
+        for client, reply in answers:
+            self._deliver(client, reply)
+        self._deliver_to_woken()
 
-    def _perform(self, request: Request) -> bytes | None:
-        """Return the answer, or None if the key has to come first."""
-        match request.operation:
-            case Operation.GET | Operation.WAIT:
-                value = self._table.get(request.key)
-                return None if value is None else _answer_with(request, value)
-            case Operation.SET:
-                self._table.set(request.key, _within_limit(request.argument))
-                self._wake(request.key)
-                return answer(Status.OK)
-            case Operation.ADD:
-                total = self._table.add(request.key, _number(request.argument))
-                self._wake(request.key)
-                return answer(Status.OK, b"%d" % total)
-            case Operation.COMPARE_SET:
-                expected, desired = request.expected_and_desired()
-                value = self._table.compare_set(request.key, expected, _within_limit(desired))
-                self._wake(request.key)
-                return answer(Status.OK, value)
-            case Operation.DELETE:
-                return answer(Status.OK if self._table.delete(request.key) else Status.ABSENT)
-
-    def _wake(self, key: bytes) -> None:
-        value = self._table.get(key)
-        if value is None:
+    def _repair(self) -> None:
+        """Write the journal anew if it has grown, or if its end is not what it should be."""
+        journal = self._journal
+        assert journal
+        if not (journal.overgrown or journal.doubtful) or time.monotonic_ns() < self._repair_at_ns:
             return
-        for client in self._waiters.pop(key, {}):
-            request, client.parked, client.timer = client.parked, None, 0
-            assert request is not None
-            try:
-                self._send(client, frame(_answer_with(request, value)))
-            except OSError:
-                self._drop(client)
-
-    def _unpark(self, client: _Client) -> None:
-        if client.parked:
-            waiters = self._waiters.get(client.parked.key, {})
-            waiters.pop(client, None)
-            if not waiters:
-                self._waiters.pop(client.parked.key, None)
-            client.parked = None
-        client.timer = 0
+        try:
+            journal.rewrite(self._desk.table, self._desk.remembered())
+        except OSError as error:
+            _log.warning("the store at %s cannot write its journal anew: %s", self._address, error.strerror)
+            self._repair_at_ns = time.monotonic_ns() + REPAIR_NS
 
     # Timers: a heap in which a timer that is no longer its client's counts for nothing
 
@@ -281,38 +444,51 @@ class StoreServer:
     def _seconds_to_next_timer(self) -> float | None:
         while self._timers and self._timers[0][2].timer != self._timers[0][1]:
             heapq.heappop(self._timers)
-        return max(0.0, (self._timers[0][0] - time.monotonic_ns()) / 1e9) if self._timers else None
+        if not self._timers:
+            return None
+        return min(LONGEST_SLEEP_S, max(0.0, (self._timers[0][0] - time.monotonic_ns()) / 1e9))
 
     def _expire(self) -> None:
+        timers = self._timers
+        if not timers:
+            return
         now_ns = time.monotonic_ns()
-        while self._timers and self._timers[0][0] <= now_ns:
-            _, number, client = heapq.heappop(self._timers)
+        while timers and timers[0][0] <= now_ns:
+            _, number, client = heapq.heappop(timers)
             if client.timer != number:
                 continue
             if client.handshake:
                 self._drop(client)
-                continue
-            self._unpark(client)
-            try:
-                self._send(client, frame(answer(Status.ABSENT)))
-            except OSError:
-                self._drop(client)
+            else:
+                self._deliver(client, self._desk.expire(client.session))
 
 
-def _answer_with(request: Request, value: bytes) -> bytes:
-    return answer(Status.OK, value if request.operation is Operation.GET else b"")
+_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 
-def _within_limit(value: bytes) -> bytes:
-    if len(value) > VALUE_LIMIT_BYTES:
-        raise ProtocolError(
-            f"a value of {len(value)} bytes came where at most {VALUE_LIMIT_BYTES} are allowed"
-        )
-    return value
+def _let_all_go() -> None:
+    for server in _servers:
+        server._let_go()
 
 
-def _number(text: bytes) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ProtocolError("a number that is none came with a request to the store") from None
+os.register_at_fork(after_in_child=_let_all_go)
+
+
+def notice_loss(sock: socket.socket) -> None:
+    """Let a TCP connection send without delay, and break within seconds when nothing comes back from the other end."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S - SILENCE_S // 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+
+
+def _raise_limit_of_files() -> bool:
+    """Allow this process the files for all clients, or what it may have; return whether that is more than before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(MAX_CLIENTS + OTHER_FILES, hard)
+    if soft >= wanted:
+        return False
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return True

@@ -1,26 +1,45 @@
-"""A store that another process, or another thread of this one, serves over TCP or a Unix socket."""
+"""A store that another process, or another thread of this one, serves over TCP or a Unix socket.
+
+The rules of a client:
+  1. One request at a time: one send, one receive.
+  2. If the connection breaks, the client connects again and repeats the request under its number, so that it is done
+     once, whether or not the server had done it before. It does so for as long as its patience lasts.
+  3. It holds its keys again first.
+  4. A forked child lets go of the connection at once, or it would hide the death of its parent. If it goes on using the
+     client, that is another client from then on.
+"""
 
 from __future__ import annotations
 
+import builtins
 import logging
+import os
+import secrets
 import socket
+import struct
 import threading
 import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from ronde import errors
 from ronde.errors import PeerLostError, ProtocolError, UsageError
+from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse, resolve
-from ronde.net.authentication import Role, authenticate
-from ronde.net.frames import frame, receive_frame, send_all
+from ronde.net.authentication import LABEL_BYTES, Role, authenticate
+from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, waited_in_vain
-from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer
-from ronde.net.stores.wire import FRAME_LIMIT_BYTES, MAX_TIMEOUT_NS, Operation, Request, Status, parse_answer
-from ronde.settings import JobKey
+from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer, notice_loss
+from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, MAX_TIMEOUT_NS, Operation, Status
 
-__all__ = ["StoreClient", "StoreServer"]
+__all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
 
+PATIENCE_NS = 10 * 10**9
 ANSWER_NS = 60 * 10**9  # how long the server may take, beyond the time that a request waits for its key
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
+READ_BYTES = 1 << 14
+_TIMEVAL = struct.Struct("@ll")
 
 _log = logging.getLogger(__name__)
 
@@ -28,90 +47,239 @@ _log = logging.getLogger(__name__)
 class StoreClient:
     """The `Store` served at `address`; tries to connect until `timeout_ns`, because its server may not be up yet.
 
-    Raises TimeoutError with the last reason, AuthenticationError or VersionError at once.
+    Several addresses with commas between are places where the store may be served, at one of them at a time; they are
+    tried in turn. When the connection breaks, the client tries for `patience_ns` to get another one; then the call
+    raises PeerLostError, and so does every later one at once. With 0, the first break is the end.
+
+    Raises TimeoutError with the last reason, AuthenticationError or VersionError at once. `close` may be called while
+    another thread waits in a call, which then raises UsageError.
     """
 
-    def __init__(self, address: str, key: JobKey, timeout_ns: int) -> None:
-        self._target = parse(address)
+    def __init__(self, address: str, key: JobKey, timeout_ns: int, patience_ns: int = PATIENCE_NS) -> None:
+        self._targets = [parse(each) for each in address.split(",")]
+        self._key = key
+        self._patience_ns = patience_ns
+        self._id = secrets.token_bytes(LABEL_BYTES)
+        self._number = 0
+        self._held: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
-        self._sock: socket.socket | None = self._connect(key, timeout_ns)
+        self._closed = False
+        self._lost = ""
+        self._sock: socket.socket | None = None
+        _clients.add(self)
+        self._sock = self._connect(time.monotonic_ns() + timeout_ns, timeout_ns)
 
     @property
     def address(self) -> str:
-        return str(self._target)
+        return ",".join(map(str, self._targets))
+
+    def fork(self) -> StoreClient:
+        """Return another client of the same store, for a thread of its own; it is closed by itself."""
+        if self._closed:
+            raise UsageError(f"the connection to the store at {self.address} has been closed")
+        return StoreClient(self.address, self._key, max(self._patience_ns, HANDSHAKE_NS), self._patience_ns)
+
+    def close(self) -> None:
+        self._closed = True
+        sock = self._sock
+        if sock and self._lock.locked():
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for an answer
+        with self._lock:
+            if self._sock:
+                with suppress(OSError):  # it may have broken before
+                    self._sock.send(wire.request(Operation.BYE), socket.MSG_DONTWAIT)
+            self._hang_up()
+
+    # The operations
 
     def set(self, key: str, value: bytes) -> None:
-        self._ask(Request(Operation.SET, check_key(key), check_value(key, value)))
+        self._ask(Operation.SET, check_key(key), check_value(key, value), 0, True)
 
     def get(self, key: str, timeout_ns: int) -> bytes:
-        status, value = self._ask(Request(Operation.GET, check_key(key), timeout_ns=timeout_ns))
-        if status is Status.ABSENT:
+        status, value = self._ask(Operation.GET, check_key(key), b"", timeout_ns)
+        if status == Status.ABSENT:
             raise waited_in_vain(key, self.address, timeout_ns)
         return value
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        deadline_ns = time.monotonic_ns() + timeout_ns
-        for key in keys:
-            left_ns = max(0, deadline_ns - time.monotonic_ns())
-            status, _ = self._ask(Request(Operation.WAIT, check_key(key), timeout_ns=left_ns))
-            if status is Status.ABSENT:
-                raise waited_in_vain(key, self.address, timeout_ns)
+        if keys and self._ask(Operation.WAIT, b"", _packed(keys), timeout_ns)[0] == Status.ABSENT:
+            raise self._missing(keys, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
-        _, total = self._ask(Request(Operation.ADD, check_key(key), b"%d" % amount))
-        return int(total)
+        return int(self._ask(Operation.ADD, check_key(key), b"%d" % amount, 0, True)[1])
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        check_value(key, expected)
-        _, value = self._ask(Request.compare_set(check_key(key), expected, check_value(key, desired)))
-        return value
+        values = wire.pack_expected(check_value(key, expected), check_value(key, desired))
+        return self._ask(Operation.COMPARE_SET, check_key(key), values, 0, True)[1]
 
     def delete_key(self, key: str) -> bool:
-        status, _ = self._ask(Request(Operation.DELETE, check_key(key)))
-        return status is Status.OK
+        encoded = check_key(key)
+        there = self._ask(Operation.DELETE, encoded, b"", 0, True)[0] == Status.OK
+        self._held.pop(encoded, None)
+        return there
 
-    def close(self) -> None:
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._ask(Operation.CHECK, b"", _packed(keys))[0] == Status.OK
+
+    def num_keys(self) -> int:
+        return int(self._ask(Operation.NUM_KEYS)[1])
+
+    def append(self, key: str, value: bytes) -> None:
+        self._ask(Operation.APPEND, check_key(key), check_value(key, value), 0, True)
+
+    def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
+        if not keys:
+            return []
+        status, values = self._ask(Operation.MULTI_GET, b"", _packed(keys), timeout_ns)
+        if status == Status.ABSENT:
+            raise self._missing(keys, timeout_ns)
+        return wire.values_from(values)
+
+    def multi_set(self, values: Mapping[str, bytes]) -> None:
+        pairs = {check_key(key): check_value(key, value) for key, value in values.items()}
+        self._ask(Operation.MULTI_SET, b"", wire.pack_pairs(pairs), 0, True)
+
+    def delete_prefix(self, prefix: str) -> int:
+        start = check_key(prefix)
+        count = int(self._ask(Operation.DELETE_PREFIX, start, b"", 0, True)[1])
+        self._held = {key: value for key, value in self._held.items() if not key.startswith(start)}
+        return count
+
+    def queue_push(self, queue: str, value: bytes) -> None:
+        self._ask(Operation.PUSH, check_key(queue), check_value(queue, value), 0, True)
+
+    def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
+        status, value = self._ask(Operation.POP, check_key(queue), b"", timeout_ns, True)
+        if status == Status.ABSENT:
+            raise waited_in_vain(queue, self.address, timeout_ns)
+        return value
+
+    def queue_len(self, queue: str) -> int:
+        return int(self._ask(Operation.QUEUE_LEN, check_key(queue))[1])
+
+    def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
+        pairs = {check_key(key): value for key, value in known.items()}
+        status, changed = self._ask(Operation.WATCH, b"", wire.pack_known(pairs), timeout_ns)
+        if status == Status.ABSENT:
+            return {}
+        return {key.decode(): value for key, value in wire.pairs_from(changed).items()}
+
+    def hold(self, key: str, value: bytes) -> None:
+        encoded = check_key(key)
+        self._held[encoded] = check_value(key, value)  # first, so that a new connection cannot forget it
+        self._ask(Operation.HOLD, encoded, value)
+
+    def _missing(self, keys: Sequence[str], timeout_ns: int) -> errors.TimeoutError:
+        shown = (
+            ", ".join(keys) if len(keys) < 4 else f"{keys[0]}, {keys[1]} ... {keys[-1]} ({len(keys)} keys)"
+        )
+        return waited_in_vain(shown, self.address, timeout_ns)
+
+    # One request
+
+    def _ask(
+        self, operation: int, key: bytes = b"", argument: bytes = b"", timeout_ns: int = 0, once: bool = False
+    ) -> tuple[int, bytes]:
+        """Return status and value of the answer; `once` marks what must not be done twice."""
+        if len(argument) > FRAME_LIMIT_BYTES // 2:
+            raise UsageError(
+                f"one call to a store has at most {FRAME_LIMIT_BYTES // 2} bytes of keys and values"
+            )
+        if timeout_ns:
+            timeout_ns = min(max(timeout_ns, 0), MAX_TIMEOUT_NS)
         with self._lock:
+            number = 0
+            if once:
+                number = self._number = self._number + 1
+            answered = False
+            began_ns = time.monotonic_ns()
+            try:
+                sock = self._sock
+                if sock is None or self._closed:
+                    data = self._ask_again(operation, key, argument, timeout_ns, number, began_ns)
+                else:
+                    try:
+                        sock.sendall(wire.request(operation, key, argument, timeout_ns, number))
+                        data = _receive(sock, began_ns + timeout_ns)
+                    except OSError as error:
+                        data = self._ask_again(operation, key, argument, timeout_ns, number, began_ns, error)
+                answered = True
+            finally:
+                if not answered:  # the answer may still come: never take it for that to another request
+                    self._hang_up()
+        status = data[ANSWER.size - 1]
+        if status == Status.REFUSED:
+            raise UsageError(data[ANSWER.size :].decode())
+        return status, data[ANSWER.size :]
+
+    def _ask_again(
+        self,
+        operation: int,
+        key: bytes,
+        argument: bytes,
+        timeout_ns: int,
+        number: int,
+        began_ns: int,
+        error: OSError | None = None,
+    ) -> bytes:
+        """Return the answer, by as many new connections as it takes."""
+        reason = str(error or "it was given up by a fork or an interrupted call")
+        give_up_ns = time.monotonic_ns() + self._patience_ns
+        while True:
             self._hang_up()
+            if self._closed:
+                raise UsageError(f"the connection to the store at {self.address} has been closed")
+            if self._lost or self._patience_ns == 0:
+                self._lost = self._lost or reason
+                raise PeerLostError(f"lost the store at {self.address}: {self._lost}")
+            _log.info("lost the connection to the store at %s: %s", self.address, reason)
+            try:
+                sock = self._sock = self._connect(give_up_ns, self._patience_ns)
+                connected_ns = time.monotonic_ns()
+                for held, value in self._held.items():
+                    sock.sendall(wire.request(Operation.HOLD, held, value))
+                    _receive(sock, connected_ns)
+                left_ns = max(0, began_ns + timeout_ns - connected_ns)
+                sock.sendall(wire.request(operation, key, argument, left_ns, number))
+                return _receive(sock, connected_ns + left_ns)
+            except errors.TimeoutError as failure:
+                self._lost = f"{reason}; {failure}"
+            except OSError as failure:
+                reason = str(failure)
+                now_ns = time.monotonic_ns()
+                if now_ns - connected_ns > self._patience_ns:  # one that broke sooner does not count
+                    give_up_ns = now_ns + self._patience_ns
+                elif now_ns > give_up_ns:
+                    self._lost = reason
+                time.sleep(FIRST_PAUSE_S)
+
+    # Connections
+
+    def _begin_anew(self) -> None:
+        """Be another client, in a forked child; whatever other threads of the parent were doing."""
+        self._lock = threading.Lock()
+        self._id = secrets.token_bytes(LABEL_BYTES)
+        self._held = {}
+        self._hang_up()
 
     def _hang_up(self) -> None:
         if self._sock:
             self._sock.close()
             self._sock = None
 
-    def _ask(self, request: Request) -> tuple[Status, bytes]:
-        with self._lock:
-            if not self._sock:
-                raise UsageError(f"the connection to the store at {self.address} has been closed")
-            patience_ns = min(request.timeout_ns, MAX_TIMEOUT_NS) + ANSWER_NS
-            deadline_ns = time.monotonic_ns() + patience_ns
-            answered = False
-            try:
-                send_all(self._sock, frame(request.encode()), deadline_ns)
-                status, value = parse_answer(receive_frame(self._sock, FRAME_LIMIT_BYTES, deadline_ns))
-                answered = True
-            except OSError as error:
-                raise PeerLostError(f"lost the store at {self.address}: {error}") from None
-            finally:
-                if not answered:  # the answer may still come: never take it for that to another request
-                    self._hang_up()
-        if status is Status.REFUSED:
-            raise UsageError(value.decode())
-        return status, value
-
-    def _connect(self, key: JobKey, timeout_ns: int) -> socket.socket:
+    def _connect(self, deadline_ns: int, timeout_ns: int) -> socket.socket:
         """Try until it works. A server that is not there yet cannot be waited for, only asked again."""
-        deadline_ns = time.monotonic_ns() + timeout_ns
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return self._try_all(key, deadline_ns)
+                return self._try_all(deadline_ns)
             except ProtocolError as error:
                 raise type(error)(f"the store at {self.address}: {error}") from None
             except OSError as error:
                 reason = error.strerror or str(error)
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
-            if left_s <= 0:
+            if left_s <= 0 or self._closed:
                 message = f"waited {timeout_ns / 1e9:g} s for the store at {self.address}: {reason}"
                 raise errors.TimeoutError(message, operation="store", waited_ns=timeout_ns)
             if pause_s < LONGEST_PAUSE_S <= 2 * pause_s:
@@ -119,29 +287,85 @@ class StoreClient:
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _try_all(self, key: JobKey, deadline_ns: int) -> socket.socket:
-        failure = OSError(f"nothing is known of {self._target.host}")
-        for endpoint in resolve(self._target):
+    def _try_all(self, deadline_ns: int) -> socket.socket:
+        failure = OSError(f"nothing is known of {self.address}")
+        for target in self._targets:
             try:
-                return _open(endpoint, key, deadline_ns)
+                endpoints = resolve(target)
             except OSError as error:
                 failure = error
+                continue
+            for endpoint in endpoints:
+                try:
+                    return self._open(endpoint, deadline_ns)
+                except OSError as error:
+                    failure = error
         try:
             raise failure
         finally:
             del failure  # its traceback has this frame, and would keep alive what the callers' frames hold
 
+    def _open(self, endpoint: Endpoint, deadline_ns: int) -> socket.socket:
+        sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
+        try:
+            attempt_ns = min(deadline_ns, time.monotonic_ns() + HANDSHAKE_NS)
+            sock.settimeout(max(0.001, (attempt_ns - time.monotonic_ns()) / 1e9))
+            sock.connect(endpoint.sockaddr)
+            if endpoint.family != socket.AF_UNIX:
+                notice_loss(sock)
+            authenticate(sock, Role.CLIENT, self._key, STORE_PURPOSE, attempt_ns, self._id)
+            # From here on the kernel keeps the time: one system call to send, one to receive.
+            sock.settimeout(None)
+            limit = _TIMEVAL.pack(ANSWER_NS // 10**9, 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
-def _open(endpoint: Endpoint, key: JobKey, deadline_ns: int) -> socket.socket:
-    sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
-    try:
-        attempt_ns = min(deadline_ns, time.monotonic_ns() + HANDSHAKE_NS)
-        sock.settimeout(max(0.001, (attempt_ns - time.monotonic_ns()) / 1e9))
-        sock.connect(endpoint.sockaddr)
-        if endpoint.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        authenticate(sock, Role.CLIENT, key, STORE_PURPOSE, attempt_ns)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+
+_clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
+
+
+def _begin_all_anew() -> None:
+    for client in _clients:
+        client._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_all_anew)
+
+
+def _packed(keys: Sequence[str]) -> bytes:
+    return wire.pack_keys([check_key(key) for key in keys])
+
+
+def _receive(sock: socket.socket, due_ns: int) -> bytes:
+    """Return the frame of an answer. Raises OSError if it does not come within ANSWER_NS after `due_ns`."""
+    data = _piece(sock, READ_BYTES, due_ns)
+    if len(data) < ANSWER.size:
+        data += _rest(sock, ANSWER.size - len(data), due_ns)
+    length = ANSWER.unpack_from(data)[0] + ANSWER.size - 1
+    if length > 2 * FRAME_LIMIT_BYTES:
+        raise ProtocolError("an answer of the store makes no sense")
+    return data if len(data) == length else data + _rest(sock, length - len(data), due_ns)
+
+
+def _rest(sock: socket.socket, length: int, due_ns: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        data += _piece(sock, length - len(data), due_ns)
+    return bytes(data)
+
+
+def _piece(sock: socket.socket, length: int, due_ns: int) -> bytes:
+    while True:
+        try:
+            data = sock.recv(length)
+        except BlockingIOError:  # the socket's own time limit; what was asked may wait longer
+            if time.monotonic_ns() < due_ns + ANSWER_NS:
+                continue
+            raise builtins.TimeoutError("it does not answer") from None
+        if not data:
+            raise ConnectionResetError("the connection was closed by the other end")
+        return data

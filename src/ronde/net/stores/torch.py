@@ -5,7 +5,9 @@ Whoever reaches that port can read and write there; torch's store knows no authe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import NoReturn, TypeVar
 
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
 
@@ -15,16 +17,22 @@ from ronde.net.stores.base import check_key, check_value, waited_in_vain
 
 __all__ = ["TorchStore"]
 
+Answer = TypeVar("Answer")
+
 
 class TorchStore:
     """The `Store` that torch serves at `host:port`, with all keys under `prefix`.
 
-    Differs from the others in one thing: adding to what is no number makes torch hang up, so it raises PeerLostError.
-    Raises TimeoutError if nothing answers before `timeout_ns`.
+    Differs from the others: adding to what is no number makes torch hang up, so it raises PeerLostError; what is
+    appended may get longer than the limit; who reads a key while it is deleted may get anything; and what torch has
+    nothing like (`delete_prefix`, `watch`, `hold`, queues that can be waited for) raises UsageError. Raises
+    TimeoutError if nothing answers before `timeout_ns`.
     """
 
     def __init__(self, host: str, port: int, prefix: str, timeout_ns: int) -> None:
         self._target = Address(host=host, port=port)
+        self._prefix = prefix
+        self._patience_ns = timeout_ns
         try:
             store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_delta(timeout_ns))
         except (DistNetworkError, DistStoreError) as error:
@@ -40,68 +48,99 @@ class TorchStore:
 
     def set(self, key: str, value: bytes) -> None:
         check_key(key), check_value(key, value)
-        try:
-            self._store.set(key, value)
-        except DistNetworkError as error:
-            raise self._lost(error) from None
+        self._ask(lambda store: store.set(key, value))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         self.wait([key], timeout_ns)
-        try:
-            return bytes(self._store.get(key))
-        except DistNetworkError as error:
-            raise self._lost(error) from None
+        return bytes(self._ask(lambda store: store.get(key)))
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        for key in keys:
-            check_key(key)
-        try:
-            if self._store.check(keys):
+        if self.check(keys):
+            return
+        if timeout_ns > 0:
+            try:
+                self._ask(lambda store: store.wait(keys, _delta(timeout_ns)))
                 return
-            if timeout_ns > 0:
-                self._store.wait(keys, _delta(timeout_ns))
-                return
-        except DistStoreError:
-            pass
-        except DistNetworkError as error:
-            raise self._lost(error) from None
+            except DistStoreError:
+                pass
         raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         check_key(key)
-        try:
-            return int(self._store.add(key, amount))
-        except DistNetworkError as error:
-            raise self._lost(error) from None
+        return int(self._ask(lambda store: store.add(key, amount)))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         check_key(key), check_value(key, expected), check_value(key, desired)
-        try:
-            value = bytes(self._store.compare_set(key, expected, desired))
-            # For a key that is not there torch returns what was expected.
-            absent = value == expected != b"" and not self._store.check([key])
-        except DistNetworkError as error:
-            raise self._lost(error) from None
+        value = bytes(self._ask(lambda store: store.compare_set(key, expected, desired)))
+        # For a key that is not there torch returns what was expected.
+        absent = value == expected != b"" and not self.check([key])
         return b"" if absent else value
 
     def delete_key(self, key: str) -> bool:
         check_key(key)
-        try:
-            return bool(self._store.delete_key(key))
-        except DistNetworkError as error:
-            raise self._lost(error) from None
+        return bool(self._ask(lambda store: store.delete_key(key)))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        for key in keys:
+            check_key(key)
+        return bool(self._ask(lambda store: store.check(list(keys))))
+
+    def num_keys(self) -> int:
+        return int(self._ask(lambda store: store.num_keys()))
+
+    def append(self, key: str, value: bytes) -> None:
+        check_key(key), check_value(key, value)
+        self._ask(lambda store: store.append(key, value))
+
+    def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
+        self.wait(list(keys), timeout_ns)
+        return (
+            [bytes(value) for value in self._ask(lambda store: store.multi_get(list(keys)))] if keys else []
+        )
+
+    def multi_set(self, values: Mapping[str, bytes]) -> None:
+        for key, value in values.items():
+            check_key(key), check_value(key, value)
+        if values:
+            self._ask(lambda store: store.multi_set(list(values), list(values.values())))
+
+    def delete_prefix(self, prefix: str) -> int:
+        self._refuse("cannot delete by prefix")
+
+    def queue_push(self, queue: str, value: bytes) -> None:
+        self._refuse("has no queues that can be waited for")
+
+    def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
+        self._refuse("has no queues that can be waited for")
+
+    def queue_len(self, queue: str) -> int:
+        self._refuse("has no queues that can be waited for")
+
+    def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
+        self._refuse("cannot watch keys")
+
+    def hold(self, key: str, value: bytes) -> None:
+        self._refuse("cannot hold keys")
+
+    def fork(self) -> TorchStore:
+        return TorchStore(self._target.host, self._target.port, self._prefix, self._patience_ns)
 
     def close(self) -> None:
         self._open = None  # torch hangs up with the last reference
 
-    @property
-    def _store(self) -> PrefixStore:
+    def _ask(self, ask: Callable[[PrefixStore], Answer]) -> Answer:
+        """Return torch's answer. Raises torch's DistStoreError where that is one."""
         if not self._open:
             raise UsageError(f"the connection to the store at {self.address} has been closed")
-        return self._open
+        try:
+            return ask(self._open)
+        except DistNetworkError as error:
+            raise PeerLostError(f"lost torch's store at {self.address}: {_first_line(error)}") from None
 
-    def _lost(self, error: Exception) -> PeerLostError:
-        return PeerLostError(f"lost torch's store at {self.address}: {_first_line(error)}")
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(
+            f"torch's store at {self.address} {what}; meet at a store of Ronde's (tcp, file, etcd)"
+        )
 
 
 def _delta(timeout_ns: int) -> timedelta:

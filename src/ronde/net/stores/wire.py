@@ -1,31 +1,63 @@
 """Requests and answers between a store's client and its server, each in one frame.
 
-    request = operation (1 byte), timeout in ns (8), length of the key (2), key, argument (the rest)
-    answer  = status (1 byte), value (the rest)
+    request = length of the rest (4 bytes), operation (1), number (8), timeout in ns (8), length of the key (2), key,
+              argument (the rest)
+    answer  = length of the rest (4 bytes), status (1), value (the rest)
 
-The argument is the value for SET, decimal text for ADD, and for COMPARE_SET the length of the expected value (4 bytes),
-the expected and the desired value.
+A client numbers the requests that must not be done twice, from 1; 0 is a request that may. It repeats a request whose
+answer it did not get under the same number, and the server gives the answer of the first time.
+
+The argument is the value for SET, APPEND, PUSH and HOLD, decimal text for ADD, and for COMPARE_SET the length of the
+expected value (4 bytes), the expected and the desired value. Several keys, with values or without, are lists as packed
+below; then the key is empty.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
 from ronde.errors import ProtocolError
 from ronde.net.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
 
-__all__ = ["FRAME_LIMIT_BYTES", "MAX_TIMEOUT_NS", "Operation", "Request", "Status", "answer", "parse_answer"]
+__all__ = [
+    "ANSWER",
+    "FRAME_LIMIT_BYTES",
+    "HEAD",
+    "LENGTH",
+    "MAX_TIMEOUT_NS",
+    "Operation",
+    "Status",
+    "answer",
+    "digest_of",
+    "fingerprint",
+    "is_named",
+    "known_from",
+    "keys_from",
+    "pack_expected",
+    "pack_keys",
+    "pack_known",
+    "pack_pairs",
+    "pack_values",
+    "pairs_from",
+    "request",
+    "split_expected",
+    "values_from",
+]
 
-FRAME_LIMIT_BYTES = 2 * VALUE_LIMIT_BYTES + KEY_LIMIT_BYTES + 64
+FRAME_LIMIT_BYTES = 64 << 20
 MAX_TIMEOUT_NS = 2**63 - 1
-_HEAD = struct.Struct("!BQH")
-_LENGTH = struct.Struct("!I")
+DIGEST_BYTES = 32
+HEAD = struct.Struct("!IBQQH")
+ANSWER = struct.Struct("!IB")
+LENGTH = struct.Struct("!I")
+_KEY = struct.Struct("!H")
+_PAIR = struct.Struct("!HBI")
 
 
 class Operation(IntEnum):
-    """What a client asks for. WAIT answers like GET, but without the value."""
+    """What a client asks for. WAIT answers like MULTI_GET, but without the values; BYE has no answer."""
 
     SET = 1
     GET = 2
@@ -33,62 +65,179 @@ class Operation(IntEnum):
     ADD = 4
     COMPARE_SET = 5
     DELETE = 6
+    CHECK = 7
+    NUM_KEYS = 8
+    APPEND = 9
+    MULTI_GET = 10
+    MULTI_SET = 11
+    DELETE_PREFIX = 12
+    PUSH = 13
+    POP = 14
+    QUEUE_LEN = 15
+    WATCH = 16
+    HOLD = 17
+    BYE = 18
 
 
 class Status(IntEnum):
-    """How it went: ABSENT is a key that did not come in time or was not there to delete; REFUSED has a sentence."""
+    """How it went: ABSENT is what did not come in time or was not there; REFUSED has a sentence."""
 
     OK = 0
     ABSENT = 1
     REFUSED = 2
 
 
-@dataclass(frozen=True)
-class Request:
-    """One request; `timeout_ns` counts for GET and WAIT."""
-
-    operation: Operation
-    key: bytes
-    argument: bytes = b""
-    timeout_ns: int = 0
-
-    @classmethod
-    def compare_set(cls, key: bytes, expected: bytes, desired: bytes) -> Request:
-        return cls(Operation.COMPARE_SET, key, _LENGTH.pack(len(expected)) + expected + desired)
-
-    def expected_and_desired(self) -> tuple[bytes, bytes]:
-        """Return the two values of a COMPARE_SET. Raises ProtocolError."""
-        if len(self.argument) < _LENGTH.size:
-            raise ProtocolError("a request to the store is too short")
-        end = _LENGTH.size + _LENGTH.unpack_from(self.argument)[0]
-        return self.argument[_LENGTH.size : end], self.argument[end:]
-
-    def encode(self) -> bytes:
-        timeout_ns = min(max(self.timeout_ns, 0), MAX_TIMEOUT_NS)
-        return _HEAD.pack(self.operation, timeout_ns, len(self.key)) + self.key + self.argument
-
-    @classmethod
-    def decode(cls, payload: bytes) -> Request:
-        """Return the request in a frame. Raises ProtocolError."""
-        try:
-            operation, timeout_ns, length = _HEAD.unpack_from(payload)
-            key = payload[_HEAD.size : _HEAD.size + length]
-            request = cls(Operation(operation), key, payload[_HEAD.size + length :], timeout_ns)
-        except (struct.error, ValueError):
-            raise ProtocolError("a request to the store makes no sense") from None
-        if len(key) != length or not 0 < length <= KEY_LIMIT_BYTES:
-            raise ProtocolError("a request to the store has a key of the wrong length")
-        return request
+# What a WATCH or its answer says of a key: that it is not there, its value, or the digest of a long one.
+_ABSENT, _VALUE, _DIGEST = 0, 1, 2
 
 
-def answer(status: Status, value: bytes = b"") -> bytes:
-    """Return the payload of an answer."""
-    return bytes([status]) + value
+def request(
+    operation: int, key: bytes = b"", argument: bytes = b"", timeout_ns: int = 0, number: int = 0
+) -> bytes:
+    """Return the frame of a request."""
+    size = len(key)
+    length = HEAD.size - LENGTH.size + size + len(argument)
+    return HEAD.pack(length, operation, number, timeout_ns, size) + key + argument
 
 
-def parse_answer(payload: bytes) -> tuple[Status, bytes]:
-    """Return the status and value of an answer. Raises ProtocolError."""
-    try:
-        return Status(payload[0]), payload[1:]
-    except (IndexError, ValueError):
-        raise ProtocolError("an answer of the store makes no sense") from None
+def answer(status: int, value: bytes = b"") -> bytes:
+    """Return the frame of an answer."""
+    return ANSWER.pack(1 + len(value), status) + value
+
+
+def is_named(operation: int) -> bool:
+    """Return whether the request of this operation has a key that must not be empty."""
+    return operation not in _NAMELESS
+
+
+_NAMELESS = frozenset(
+    {
+        Operation.WAIT,
+        Operation.CHECK,
+        Operation.NUM_KEYS,
+        Operation.MULTI_GET,
+        Operation.MULTI_SET,
+        Operation.WATCH,
+        Operation.BYE,
+    }
+)
+
+
+# Arguments
+
+
+def pack_expected(expected: bytes, desired: bytes) -> bytes:
+    return LENGTH.pack(len(expected)) + expected + desired
+
+
+def split_expected(argument: bytes) -> tuple[bytes, bytes]:
+    """Return the two values of a COMPARE_SET. Raises ProtocolError."""
+    if len(argument) < LENGTH.size:
+        raise ProtocolError("a request to the store is too short")
+    end = LENGTH.size + LENGTH.unpack_from(argument)[0]
+    return argument[LENGTH.size : end], argument[end:]
+
+
+def pack_keys(keys: Iterable[bytes]) -> bytes:
+    return b"".join([_KEY.pack(len(key)) + key for key in keys])
+
+
+def keys_from(data: bytes) -> list[bytes]:
+    """Return what `pack_keys` packed. Raises ProtocolError."""
+    keys = []
+    place = 0
+    while place < len(data):
+        if len(data) - place < _KEY.size:
+            raise ProtocolError("a list of keys breaks off")
+        (length,) = _KEY.unpack_from(data, place)
+        place += _KEY.size + length
+        keys.append(_key(data[place - length : place], length))
+    return keys
+
+
+def pack_values(values: Iterable[bytes]) -> bytes:
+    return b"".join([LENGTH.pack(len(value)) + value for value in values])
+
+
+def values_from(data: bytes) -> list[bytes]:
+    """Return what `pack_values` packed. Raises ProtocolError."""
+    values = []
+    place = 0
+    while place < len(data):
+        if len(data) - place < LENGTH.size:
+            raise ProtocolError("a list of values breaks off")
+        (length,) = LENGTH.unpack_from(data, place)
+        place += LENGTH.size + length
+        if place > len(data):
+            raise ProtocolError("a list of values breaks off")
+        values.append(data[place - length : place])
+    return values
+
+
+def pack_pairs(pairs: Mapping[bytes, bytes | None]) -> bytes:
+    """Pack keys with values; None stands for a key that is not there."""
+    return b"".join(
+        [
+            _PAIR.pack(len(key), _ABSENT if value is None else _VALUE, len(value or b""))
+            + key
+            + (value or b"")
+            for key, value in pairs.items()
+        ]
+    )
+
+
+def pack_known(known: Mapping[bytes, bytes | None]) -> bytes:
+    """Pack the keys and known values of a WATCH; of long ones the digest is enough."""
+    pieces = []
+    for key, value in known.items():
+        kind = _ABSENT if value is None else _VALUE
+        if value is not None and len(value) > DIGEST_BYTES:
+            kind, value = _DIGEST, digest_of(value)
+        pieces.append(_PAIR.pack(len(key), kind, len(value or b"")) + key + (value or b""))
+    return b"".join(pieces)
+
+
+def pairs_from(data: bytes) -> dict[bytes, bytes | None]:
+    """Return what `pack_pairs` packed. Raises ProtocolError."""
+    return {key: None if kind == _ABSENT else value for key, kind, value in _triples(data)}
+
+
+def known_from(data: bytes) -> dict[bytes, bytes | None]:
+    """Return the fingerprints of the values in a WATCH, None for a key that was not there. Raises ProtocolError."""
+    found: dict[bytes, bytes | None] = {}
+    for key, kind, value in _triples(data):
+        found[key] = None if kind == _ABSENT else bytes([kind]) + value
+    return found
+
+
+def fingerprint(value: bytes) -> bytes:
+    """Return what stands for a value in `known_from`."""
+    if len(value) > DIGEST_BYTES:
+        return bytes([_DIGEST]) + digest_of(value)
+    return bytes([_VALUE]) + value
+
+
+def digest_of(value: bytes) -> bytes:
+    import hashlib  # only now: it loads a large library
+
+    return hashlib.blake2b(value, digest_size=DIGEST_BYTES).digest()
+
+
+def _triples(data: bytes) -> Iterable[tuple[bytes, int, bytes]]:
+    place = 0
+    while place < len(data):
+        if len(data) - place < _PAIR.size:
+            raise ProtocolError("a list of values breaks off")
+        key_length, kind, length = _PAIR.unpack_from(data, place)
+        place += _PAIR.size
+        key = _key(data[place : place + key_length], key_length)
+        place += key_length + length
+        if place > len(data) or length > VALUE_LIMIT_BYTES or kind > _DIGEST:
+            raise ProtocolError("a list of values breaks off or makes no sense")
+        yield key, kind, data[place - length : place]
+
+
+def _key(key: bytes, length: int) -> bytes:
+    if len(key) != length or not 0 < length <= KEY_LIMIT_BYTES:
+        raise ProtocolError("a request to the store has a key of the wrong length")
+    return key

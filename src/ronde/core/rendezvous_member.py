@@ -1,0 +1,313 @@
+"""What a node makes of the state: what it tells its agent, and what it has to say to the leader. Pure.
+
+Rules
+
+1. A node that wants in says so, and says it again whenever the state shows that it may not have been heeded: in a new
+   term, or when a round has begun or ended without it. Everything else it says again in every new term. And whatever is
+   not heeded for as long as it takes to be declared dead is said again: the leader may have lost sight of this node.
+2. Whether a round has begun with this node stands in the roster alone.
+3. A node in round N goes by the state's number: N+1 being formed, the round has ended; anything later, or the node
+   named among the lost, and the others have gone on without it.
+4. A node with other terms than the job's says what differs and does not take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum, auto
+
+from ronde.core.rendezvous_state import (
+    EndJob,
+    Fail,
+    Join,
+    Leave,
+    Message,
+    Phase,
+    Rules,
+    State,
+    Succeed,
+    Terms,
+)
+from ronde.core.round import (
+    AllSucceeded,
+    Budget,
+    Ejected,
+    Failure,
+    JobClosed,
+    Node,
+    NodesLost,
+    Notice,
+    RendezvousBroken,
+    RendezvousEvent,
+    Round,
+    RoundBegan,
+    RoundEnded,
+)
+
+__all__ = ["Member"]
+
+MESSAGE_CHARACTERS, DETAILS_CHARACTERS = 2_000, 20_000  # of a failure: everybody reads it
+
+
+class _Place(Enum):
+    IDLE = auto()  # not asked yet, or the last round has ended and the agent has not joined again
+    JOINING = auto()
+    WORKING = auto()
+    OVER = auto()
+
+
+class Member:
+    """The machine. `says` and `tells` collect what is to be said to the leader and to the agent; take them after each
+    call. `wants_roster`: the state cannot be understood without the roster that it names.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._place = _Place.IDLE
+        self._node: Node | None = None
+        self._terms: Terms | None = None
+        self._state: State | None = None
+        self._number = -1  # of the round that this node is or was in
+        self._said: tuple[int, int] | None = None  # term and `after` of the last Join
+        self._wish: Message | None = None  # what else is not heeded yet
+        self._wish_term = -1
+        self._seq = 0
+        self._deadline_ns = 0  # until when to wait for a round
+        self._again_ns = 0  # when to say again what has not been heeded
+        self._shown = -1  # how many had joined when we last said so
+        self.says: list[Message] = []
+        self.tells: list[RendezvousEvent] = []
+        self.wants_roster = False
+
+    @property
+    def node(self) -> Node | None:
+        """What this node says of itself, once it has joined."""
+        return self._node
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When `tick` wants to be called."""
+        if self._place == _Place.JOINING:
+            return self._again_ns if self._is_spare() else min(self._deadline_ns, self._again_ns)
+        return self._again_ns if self._place == _Place.WORKING and self._wish else None
+
+    @property
+    def terms(self) -> Terms | None:
+        """On what terms this node takes part, once it has joined."""
+        return self._terms
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether this node takes part, so that it can take over."""
+        return self._place in (_Place.JOINING, _Place.WORKING) and not isinstance(self._wish, Leave)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many nodes wait, as far as this one knows."""
+        return self._state.waiting if self._state else 0
+
+    # What the agent asks for
+
+    def join(self, now_ns: int, node: Node, budget: Budget) -> None:
+        """Take part in the next round."""
+        if self._place == _Place.OVER:
+            return
+        self._node, self._terms = node, Terms.of(self._rules, budget)
+        self._place = _Place.JOINING
+        self._said = None
+        self._wish = None if not isinstance(self._wish, EndJob) else self._wish
+        self._deadline_ns = now_ns + self._rules.join_timeout_ns
+        self._again_ns = now_ns + self._silence_ns
+        self._consider()
+
+    def fail(self, failure: Failure) -> None:
+        """A worker has failed."""
+        if self._place == _Place.WORKING and self._node:
+            short = replace(
+                failure,
+                message=failure.message[:MESSAGE_CHARACTERS],
+                details=failure.details[-DETAILS_CHARACTERS:],
+            )
+            self._wish_for(Fail(self._next_seq(), self._node.id, self._number, short))
+
+    def succeed(self) -> int:
+        """All workers have succeeded. Returns the round."""
+        if self._place == _Place.WORKING and self._node and not isinstance(self._wish, Succeed):
+            self._wish_for(Succeed(self._next_seq(), self._node.id, self._number))
+        return self._number
+
+    def leave(self, reason: str) -> None:
+        """Go away."""
+        if self._node and self._place != _Place.OVER:
+            self._wish_for(Leave(self._next_seq(), self._node.id, self._node.host, reason))
+
+    def end_job(self, reason: str) -> None:
+        """End it for everybody."""
+        if self._node and self._place != _Place.OVER:
+            number = self._state.number if self._state else self._number
+            self._wish_for(EndJob(self._next_seq(), self._node.id, self._node.host, number, reason))
+
+    def tick(self, now_ns: int) -> None:
+        """Look at the clock."""
+        wake_ns = self.wake_ns
+        if wake_ns is None or now_ns < wake_ns or self._node is None:
+            return
+        if self._place == _Place.JOINING and now_ns >= self._deadline_ns and not self._is_spare():
+            self.says.append(
+                Leave(self._next_seq(), self._node.id, self._node.host, "has waited long enough")
+            )
+            self._tell_last(RendezvousBroken(self._why_it_did_not_begin()))
+            return
+        self._again_ns = now_ns + self._silence_ns
+        if self._place == _Place.JOINING and self._said and self._state:
+            self._said = -1, self._said[1]
+        self._wish_term = -1
+        self._consider()
+
+    @property
+    def _silence_ns(self) -> int:
+        return self._rules.missing_beats * self._rules.heartbeat_ns
+
+    def give_up(self, reason: str) -> None:
+        """The store is lost for good."""
+        if self._place != _Place.OVER:
+            self._tell_last(RendezvousBroken(reason))
+
+    def cut_off(self, reason: str) -> None:
+        """For too long nothing was heard of the store: the others will have taken this node for dead."""
+        if self._place == _Place.WORKING:
+            self._tell(Ejected(reason), _Place.IDLE)
+
+    # What is seen
+
+    def see(self, state: State, roster: Sequence[Node] | None = None) -> None:
+        """The state is this. With the roster, if `wants_roster` has asked for it."""
+        self._state = state
+        self._consider(roster)
+
+    def _consider(self, roster: Sequence[Node] | None = None) -> None:
+        self.wants_roster = False
+        state = self._state
+        if state is None:
+            return
+        match self._place:
+            case _Place.JOINING:
+                self._consider_joining(state, roster)
+            case _Place.WORKING:
+                self._consider_working(state)
+            case _Place.IDLE:
+                self._consider_end(state)
+        if not self._is_over() and self._wish and self._wish_term != state.term:
+            self._wish_term = state.term
+            self._wish = replace(self._wish, seq=self._next_seq())
+            self.says.append(self._wish)
+
+    def _consider_end(self, state: State) -> bool:
+        if state.phase == Phase.CLOSED:
+            self._tell_last(JobClosed(state.reason, state.failure))
+        elif state.phase == Phase.COMPLETED:
+            if self._number == state.number and self._place == _Place.WORKING:
+                self._tell_last(AllSucceeded(state.number))
+            else:
+                self._tell_last(JobClosed("the job has completed", completed=True))
+        return self._is_over()
+
+    def _consider_joining(self, state: State, roster: Sequence[Node] | None) -> None:
+        assert self._node is not None
+        assert self._terms is not None
+        if self._consider_end(state):
+            return
+        refusal = next((each.reason for each in state.refused if each.id == self._node.id), "")
+        if difference := self._terms.difference(state.terms):
+            refusal = f"this node has {difference}: start all nodes of the job alike"
+        if refusal:
+            self._tell_last(RendezvousBroken(f"{self._node.host} cannot take part: {refusal}"))
+            return
+        if state.phase == Phase.FORMING:
+            self._say_join(state, state.number - 1)
+            self._show(state)
+            return
+        if self._said is not None and self._said[1] < state.number:
+            if roster is None:
+                self.wants_roster = True
+                return
+            ids = [node.id for node in roster]
+            if self._node.id in ids:
+                self._begin(state, tuple(roster), ids.index(self._node.id))
+                return
+        self._say_join(state, state.number)
+
+    def _begin(self, state: State, roster: tuple[Node, ...], group_rank: int) -> None:
+        self._number = state.number
+        began = Round(state.number, roster, group_rank, state.restarts, state.changes)
+        self._tell(RoundBegan(began), _Place.WORKING)
+
+    def _consider_working(self, state: State) -> None:
+        assert self._node is not None
+        if self._consider_end(state) or state.number == self._number:
+            return
+        cause = state.cause
+        if state.phase == Phase.FORMING and state.number == self._number + 1 and cause is not None:
+            if not isinstance(cause, NodesLost) or self._node.id not in {node.id for node in cause.nodes}:
+                self._tell(RoundEnded(self._number, cause), _Place.IDLE)
+                return
+            why = cause.reason
+        else:
+            why = "this node was not heard of in time"
+        self._tell(Ejected(f"the others went on without {self._node.host}: {why}"), _Place.IDLE)
+
+    # Saying and telling
+
+    def _say_join(self, state: State, after: int) -> None:
+        assert self._node is not None
+        if self._said != (state.term, after):
+            self._said = state.term, after
+            self.says.append(Join(self._next_seq(), self._node, after))
+
+    def _wish_for(self, wish: Message) -> None:
+        self._wish = wish
+        if self._state:
+            self._wish_term = self._state.term
+            self.says.append(wish)
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _tell(self, event: RendezvousEvent, place: _Place) -> None:
+        self._place = place
+        if not isinstance(self._wish, EndJob | Leave):
+            self._wish = None
+        self._shown = -1
+        self.tells.append(event)
+
+    def _tell_last(self, event: RendezvousEvent) -> None:
+        self._tell(event, _Place.OVER)
+
+    def _is_over(self) -> bool:
+        return self._place == _Place.OVER
+
+    def _is_spare(self) -> bool:
+        return self._state is not None and self._node is not None and self._node.id in self._state.spares
+
+    def _show(self, state: State) -> None:
+        if state.joined != self._shown and 0 < state.joined < self._rules.min_nodes:
+            self._shown = state.joined
+            self.tells.append(
+                Notice(f"{_of_nodes(state.joined, self._rules.min_nodes)}; waiting for the others")
+            )
+
+    def _why_it_did_not_begin(self) -> str:
+        waited = f"waited {self._rules.join_timeout_ns / 1e9:g} s"
+        state = self._state
+        if state is None:
+            return f"{waited} for any sign of the job"
+        if state.phase == Phase.RUNNING:
+            return f"{waited} for a place in the job, which is full with {self._rules.max_nodes} nodes"
+        here = _of_nodes(max(state.joined, 1), self._rules.min_nodes)
+        return f"{waited} for all nodes: {here}; start the others, or wait longer (--rdzv-conf join_timeout=SECONDS)"
+
+
+def _of_nodes(joined: int, needed: int) -> str:
+    return f"{joined} of {needed} nodes {'is' if joined == 1 else 'are'} here"

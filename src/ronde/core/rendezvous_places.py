@@ -1,0 +1,46 @@
+"""Which node gets which group rank. Pure.
+
+1. Who wishes for a place gets it; of two, the one that had it, else the one that came first.
+2. Who had a place in the last round keeps it, if it still exists.
+3. The holes are filled from below: first by those who had a place that no longer exists, then by newcomers in the order
+   of their hosts' names (numbers in them count as numbers), so that neighbours are neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ronde.core.round import Node
+
+__all__ = ["assign_places", "host_order"]
+
+
+def assign_places(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the nodes by group rank. `last`: those of the last round by theirs; `nodes`: in the order of arrival."""
+    had = {node.id: place for place, node in enumerate(last)}
+    size = len(nodes)
+    places: dict[int, Node] = {}
+
+    def take(place: int, node: Node) -> bool:
+        if 0 <= place < size and place not in places:
+            places[place] = node
+            return True
+        return False
+
+    wishing = sorted(
+        (node for node in nodes if node.wish >= 0), key=lambda node: had.get(node.id) != node.wish
+    )
+    left = [node for node in nodes if node.wish < 0]
+    left += [node for node in wishing if not take(node.wish, node)]
+    left = [node for node in left if not take(had.get(node.id, -1), node)]
+    displaced = sorted((node for node in left if node.id in had), key=lambda node: had[node.id])
+    newcomers = sorted((node for node in left if node.id not in had), key=lambda node: host_order(node.host))
+    holes = (place for place in range(size) if place not in places)
+    places |= dict(zip(holes, [*displaced, *newcomers]))
+    return tuple(places[place] for place in range(size))
+
+
+def host_order(host: str) -> list[tuple[int, str]]:
+    """Return the sorting key by which node2 comes before node10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", host) if part]

@@ -1,0 +1,243 @@
+"""What the nodes of a job write into the store: the one state, the rosters of rounds, and messages to the leader. Pure.
+
+Keys, all under the job's prefix
+
+    state               the `State`, changed by compare-and-set only
+    roster/T.N/P        part P of the nodes of round N, as decided in term T; written before the state names it
+    inbox/T/messages    a queue: what nodes say to the leader of term T
+    alive/ID            held by node ID for as long as it lives
+    beat/ID             the `Beat` of node ID, a new one every heartbeat
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ronde.core.round import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
+
+__all__ = [
+    "ALIVE",
+    "PART_NODES",
+    "STATE",
+    "Beat",
+    "Cause",
+    "EndJob",
+    "Fail",
+    "Join",
+    "Leave",
+    "Message",
+    "Phase",
+    "Refused",
+    "RosterKey",
+    "Rules",
+    "State",
+    "Succeed",
+    "Terms",
+    "alive_key",
+    "beat_key",
+    "inbox",
+]
+
+STATE = "state"
+ALIVE = b"alive"  # the value of a held key: only whether it is there matters
+PART_NODES = 2000  # of a roster in one key: a store's value has at most 1 MiB
+SECOND = 10**9
+
+Cause = WorkerFailed | NodesLost | NodesWaiting
+
+
+def alive_key(node: str) -> str:
+    """Return the key that the node holds."""
+    return f"alive/{node}"
+
+
+def beat_key(node: str) -> str:
+    """Return the key under which the node's heart beats."""
+    return f"beat/{node}"
+
+
+def inbox(term: int) -> str:
+    """Return the queue of the term's leader. Each has its own, so a deposed one takes nothing away."""
+    return f"inbox/{term}/messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How this node takes part.
+
+    `spares`: so many nodes may wait for a place without limit. `places_are_given`: every node wishes for its group
+    rank, and of two that wish for the same only one gets in (`static`).
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    spares: int = 0
+    join_timeout_ns: int = 600 * SECOND
+    last_call_ns: int = 30 * SECOND
+    heartbeat_ns: int = 5 * SECOND
+    missing_beats: int = 3
+    places_are_given: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all nodes of a job must say alike, because any of them may become the leader; under the users' names."""
+
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    max_changes: int
+    heartbeat_ns: int
+    missing_beats: int
+    places_are_given: bool
+
+    @classmethod
+    def of(cls, rules: Rules, budget: Budget) -> Terms:
+        """Return the terms of a node with these rules and this budget."""
+        return cls(
+            rules.min_nodes,
+            rules.max_nodes,
+            budget.restarts,
+            budget.changes,
+            rules.heartbeat_ns,
+            rules.missing_beats,
+            rules.places_are_given,
+        )
+
+    def difference(self, jobs: Terms) -> str:
+        """Say in what these differ from the job's terms; empty if in nothing."""
+        pairs = ((name, getattr(self, name), getattr(jobs, name)) for name in self.__slots__)
+        return ", ".join(
+            f"{name}={ours} where the job has {theirs}" for name, ours, theirs in pairs if ours != theirs
+        )
+
+
+class Phase(StrEnum):
+    """What the job is doing."""
+
+    FORMING = "forming"  # round `number` waits for its nodes
+    RUNNING = "running"  # the nodes of the roster work
+    COMPLETED = "completed"  # all of them have succeeded
+    CLOSED = "closed"  # there will be no more rounds
+
+
+@dataclass(frozen=True, slots=True)
+class RosterKey:
+    """Where the roster of the last round that began is: two terms never write to the same place."""
+
+    term: int
+    number: int
+    parts: int
+
+    @property
+    def prefix(self) -> str:
+        """What the keys begin with."""
+        return f"roster/{self.term}.{self.number}/"
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the parts, in order."""
+        return [f"{self.prefix}{part}" for part in range(self.parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This node cannot take part, and why."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that the nodes have agreed on. Only the leader of the term writes it, until another takes over.
+
+    `version` makes every written state different from all others. `cause`: why round `number - 1` ended. `largest`: the
+    most nodes that a round has had. `joined` and `waiting` (how many nodes wait while others form or run a round) may
+    lag behind. `spares`: ids of those who wait without limit.
+    """
+
+    terms: Terms
+    leader: str
+    term: int = 1
+    version: int = 0
+    phase: Phase = Phase.FORMING
+    number: int = 0
+    roster: RosterKey | None = None
+    restarts: int = 0
+    changes: int = 0
+    cause: WorkerFailed | NodesLost | NodesWaiting | None = None
+    largest: int = 0
+    joined: int = 0
+    waiting: int = 0
+    spares: tuple[str, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    reason: str = ""  # why the job is closed
+    failure: Failure | None = None
+
+
+# What a node says to the leader. `seq` grows with everything that a node says, so what comes again is known.
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The node wants to be in a round later than `after`: it has no workers running."""
+
+    seq: int
+    node: Node
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """A worker of the node failed in this round."""
+
+    seq: int
+    id: str
+    round: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Succeed:
+    """All workers of the node have succeeded in this round."""
+
+    seq: int
+    id: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The node goes away, on purpose."""
+
+    seq: int
+    id: str
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """The node wants the job to end; `round` is the latest that it knows of."""
+
+    seq: int
+    id: str
+    host: str
+    round: int
+    reason: str
+
+
+Message = Join | Fail | Succeed | Leave | EndJob
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life: different each time. `succeeded`: the latest round in which all workers of the node succeeded.
+
+    It outlives the node, so a node that dies after its work was done is no loss.
+    """
+
+    count: int
+    succeeded: int

@@ -1,0 +1,124 @@
+"""How the workers of one node are started: with which output, on which cores, and from what.
+
+One for the life of an agent. Whoever supervises asks it for one worker after the other. Where they may have to be
+started again, `prepare` makes a template meanwhile; without one that can be used, each worker is a fresh process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+from ronde.launch.config import Binding, LaunchConfig
+from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
+from ronde.launch.plan import WorkerPlan
+from ronde.net.guard import Guard
+from ronde.net.host import host_name
+from ronde.net.processes import GroupLeader, Process
+
+if TYPE_CHECKING:
+    from ronde.launch.template import Template
+
+__all__ = ["Starter"]
+
+IMPORTS_NS = 120 * 10**9  # for which workers that are to come from a template wait for it
+
+
+class _Wishes(TypedDict):
+    stdout: int | None
+    stderr: int | None
+    keep: Sequence[int]
+    cores: Collection[int] | None
+
+
+class Starter:
+    """Starts workers.
+
+    `environment` is the launcher's own; `complain` shows what the user should know. Every worker inherits the
+    descriptors `keep`. Raises UsageError if the configuration cannot be followed here. Close it when all workers are
+    gone.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        environment: Mapping[str, str],
+        run_id: str,
+        complain: Complain,
+        *,
+        keep: Sequence[int] = (),
+    ) -> None:
+        self._environment = environment
+        self._keep = keep
+        self._complain = complain
+        self._spec = config.worker
+        self._cores: Sequence[Collection[int] | None] = [None] * config.worker.slots
+        if config.worker.binding is not Binding.NONE:
+            from ronde.launch.binding import shares, usable_machine  # only for jobs that want it
+
+            self._cores = shares(config.worker.binding, config.worker.slots, usable_machine())
+        self._guard = Guard()
+        self._template: Template | None = None
+        self._said = False  # why it cannot be used
+        self._outputs = RunOutputs(
+            config.outputs, run_id, complain, role=config.worker.role, host=host_name()
+        )
+
+    def start(
+        self, worker: WorkerPlan, attempt: int, several: bool = False
+    ) -> tuple[GroupLeader, WorkerOutput]:
+        """Start a worker in this attempt, which counts the rounds; `several` nodes may be there.
+
+        Raises OSError if that is not possible.
+        """
+        output = self._outputs.worker(attempt, worker.rank, worker.local_rank, several)
+        environment = {**self._environment, **worker.environment, **output.environment}
+        if self._spec.fork and self._template is None:
+            self.prepare(worker)
+            if self._template is not None:
+                self._template.is_ready(time.monotonic_ns() + IMPORTS_NS)
+        with output.files() as (stdout, stderr):
+            wishes = _Wishes(
+                stdout=stdout, stderr=stderr, keep=self._keep, cores=self._cores[worker.local_rank]
+            )
+            process = self._from_template(worker.argv, environment, wishes)
+            process = process or Process(worker.argv, environment, **wishes)
+        process.guard = self._guard
+        self._guard.add(process.pid)
+        return process, output
+
+    def prepare(self, worker: WorkerPlan) -> None:
+        """Begin to make a template of such workers, if that is wanted and possible."""
+        if self._template is not None or self._spec.preload == ():
+            return
+        from ronde.launch.template import Template, command_of  # only for jobs that may need it
+
+        if command_of(worker.argv) is None:
+            return
+        try:
+            environment = {**self._environment, **worker.environment}
+            self._template = Template(worker.argv, environment, self._spec.preload)
+        except OSError as error:
+            self._complain(f"there is no template for restarts: {error.strerror or error}")
+
+    def _from_template(
+        self, argv: Sequence[str], environment: Mapping[str, str], wishes: _Wishes
+    ) -> GroupLeader | None:
+        template = self._template
+        if template is None:
+            return None
+        process = template.start(argv, environment, **wishes)
+        if template.problem and not self._said:
+            self._said = True
+            self._complain(
+                f"workers do not come from the template, but do their own imports: {template.problem}"
+            )
+        return process
+
+    def close(self) -> None:
+        """Let go of what was only needed while workers ran."""
+        if self._template is not None:
+            self._template.close()
+        self._guard.close()
+        self._outputs.close()

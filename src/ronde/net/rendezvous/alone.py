@@ -1,0 +1,94 @@
+"""The rendezvous of a job that has one node: the same rules where there is nobody to meet.
+
+No store, no thread, no clock; and none of the machines that several nodes need, because a launcher should start soon.
+"""
+
+from __future__ import annotations
+
+from ronde.core.round import (
+    AllSucceeded,
+    Budget,
+    Failure,
+    JobClosed,
+    Node,
+    RendezvousEvent,
+    Round,
+    RoundBegan,
+    RoundEnded,
+    WorkerFailed,
+)
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
+from ronde.net.rendezvous.base import Rendezvous
+from ronde.net.rendezvous.config import RendezvousConfig
+from ronde.net.rendezvous.events import Events
+from ronde.records import replace
+
+__all__ = ["Alone", "make"]
+
+
+class Alone:
+    """The `Rendezvous` of a job that has one node. Raises UsageError if it may have more, or needs more."""
+
+    def __init__(self, config: RendezvousConfig) -> None:
+        if config.min_nodes != 1 or config.max_nodes != 1:
+            wanted = f"{config.min_nodes} to {config.max_nodes}"
+            raise UsageError(
+                f"the rendezvous 'alone' is for one node, not {wanted}: choose another by --rdzv-backend"
+            )
+        self._happened = Events()
+        self._budget = Budget()
+        self._round: Round | None = None  # the last one, with what it has added to the counts
+        self._running = False
+        self._over = False
+
+    def fileno(self) -> int:
+        return self._happened.fileno()
+
+    def events(self) -> list[RendezvousEvent]:
+        return self._happened.take()
+
+    def join(self, node: Node, budget: Budget) -> None:
+        if self._over:
+            return
+        self._budget, self._running = budget, True
+        last = self._round
+        self._round = replace(last, number=last.number + 1, nodes=(node,)) if last else Round(0, (node,), 0)
+        self._happened.put(RoundBegan(self._round))
+
+    def fail(self, failure: Failure) -> None:
+        ended = self._round
+        if not self._running or ended is None:
+            return
+        if ended.restarts >= self._budget.restarts:
+            self._close(JobClosed(failure.message, failure))
+            return
+        self._running = False
+        self._round = replace(ended, restarts=ended.restarts + 1)
+        self._happened.put(RoundEnded(ended.number, WorkerFailed(failure)))
+
+    def succeed(self) -> None:
+        if self._running and self._round:
+            self._close(AllSucceeded(self._round.number))
+
+    def end_job(self, reason: str) -> None:
+        if not self._over:
+            self._close(JobClosed(reason))
+
+    def leave(self, reason: str) -> None:
+        self._over, self._running = True, False
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._happened.close()
+
+    def _close(self, last: AllSucceeded | JobClosed) -> None:
+        self._over, self._running = True, False
+        self._happened.put(last)
+
+
+def make(config: RendezvousConfig, _: JobKey) -> Rendezvous:
+    """Return an `Alone`; it needs no key."""
+    return Alone(config)

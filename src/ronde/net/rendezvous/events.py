@@ -1,0 +1,46 @@
+"""Where the agent finds what has happened: a list, and a descriptor that is readable while there is something in it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from ronde.core.round import RendezvousEvent
+
+__all__ = ["Events"]
+
+
+class Events:
+    """Any thread may put, one takes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._list: list[RendezvousEvent] = []
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
+
+    def put(self, event: RendezvousEvent) -> None:
+        """Add an event; after `close` it is dropped."""
+        with self._lock:
+            if self._fd >= 0:
+                self._list.append(event)
+                os.eventfd_write(self._fd, 1)
+
+    def take(self) -> list[RendezvousEvent]:
+        """Return all events since the last call."""
+        with self._lock:
+            if self._list:
+                os.eventfd_read(self._fd)
+            events, self._list = self._list, []
+            return events
+
+    def close(self) -> None:
+        """Close the descriptor. A second call does nothing."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+                self._list = []

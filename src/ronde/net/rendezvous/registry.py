@@ -1,0 +1,68 @@
+"""Which kinds of rendezvous there are, by name. They are loaded when they are asked for.
+
+A third party registers a factory by an entry point of the group `ronde.rendezvous`, or by `register`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
+from ronde.net.rendezvous.base import Rendezvous
+from ronde.net.rendezvous.config import RendezvousConfig
+
+__all__ = ["Factory", "create", "register"]
+
+Factory = Callable[[RendezvousConfig, JobKey], Rendezvous]
+
+_GROUP = "ronde.rendezvous"  # of entry points
+_ENTRANCES = "ronde.net.rendezvous.entrances"
+_OURS = {
+    "alone": ("ronde.net.rendezvous.alone", "make"),
+    "static": (_ENTRANCES, "make_static"),
+    "tcp": (_ENTRANCES, "make_tcp"),
+    "c10d": (_ENTRANCES, "make_tcp"),
+    "file": (_ENTRANCES, "make_file"),
+    "etcd": (_ENTRANCES, "make_etcd"),
+    "etcd-v2": (_ENTRANCES, "make_etcd"),
+}
+_registered: dict[str, Factory] = {}
+
+
+def register(name: str, factory: Factory) -> None:
+    """Make `name` a backend of this process. Raises UsageError if there is one."""
+    if name in _OURS or name in _registered:
+        raise UsageError(f"there is already a rendezvous backend {name!r}")
+    _registered[name] = factory
+
+
+def create(config: RendezvousConfig, key: JobKey) -> Rendezvous:
+    """Return this node's part in the rendezvous that the config describes; `key`: the job's, for stores that need it.
+
+    Returns at once; whether a store can be reached is an event. Raises UsageError if the config makes no sense, an
+    address to be served is taken, or nobody knows the backend.
+    """
+    if not 1 <= config.min_nodes <= config.max_nodes:
+        raise UsageError(
+            f"{config.min_nodes} to {config.max_nodes} nodes make no sense: write MIN:MAX with 1 <= MIN <= MAX"
+        )
+    return _factory(config.backend)(config, key)
+
+
+def _factory(name: str) -> Factory:
+    if name in _registered:
+        return _registered[name]
+    if name in _OURS:
+        module, attribute = _OURS[name]
+        found: Factory = getattr(importlib.import_module(module), attribute)
+        return found
+    from importlib.metadata import entry_points  # slow, and seldom needed
+
+    points = {point.name: point for point in entry_points(group=_GROUP)}
+    if name in points:
+        loaded: Factory = points[name].load()
+        return loaded
+    known = ", ".join(sorted({*_OURS, *_registered, *points}))
+    raise UsageError(f"there is no rendezvous backend {name!r}: there are {known}")

@@ -1,0 +1,459 @@
+"""Answers the requests of a served store's clients from its table. No input or output, no clock: the server has those.
+
+The rules:
+  1. A session is one client, across its connections. A request with the number of the session's last one is the same
+     request once more, because the answer was lost: it gets the same answer, and nothing is done.
+  2. A request that must wait is parked under the key or queue that it waits for, and tried again by whoever changes
+     that. What comes of it is in `woken`. Who waits longest goes first.
+  3. With a journal, a turn is `begin`, any number of requests, then `keep` once `record` is written; or `refuse`, which
+     takes all of it back and answers anew, refusing what would change something. No answer may leave before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from ronde.errors import ProtocolError, UsageError
+from ronde.net.stores import wire
+from ronde.net.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
+from ronde.net.stores.table import Table
+from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, HEAD, Operation, Status, answer
+
+__all__ = ["Desk", "Parked", "Session"]
+
+REMEMBERED_NS = 600 * 10**9  # how long the last answer of a client that is gone is kept
+MAX_DEPARTED = 10_000
+NUMBER_BYTES = 40
+OK = answer(Status.OK)
+ABSENT = answer(Status.ABSENT)
+TIMEOUT_AT = 13  # where it stands in a request
+
+_Book = dict[bytes, dict["Session", None]]
+_unpack_head = HEAD.unpack_from
+
+
+class Session:
+    """One client. `number` and `answer` are of its last request with a number; `connection` is the server's."""
+
+    __slots__ = ("answer", "connection", "id", "number", "parked")
+
+    def __init__(self, id: bytes = b"") -> None:
+        self.id = id
+        self.number = 0
+        self.answer = OK
+        self.parked: Parked | None = None
+        self.connection: Any = None
+
+
+class Parked:
+    """A request that waits, under `names` in `book`; `retry` returns the answer, or where to wait on."""
+
+    __slots__ = ("book", "frame", "names", "number", "retry", "timeout_ns")
+
+    def __init__(self, book: _Book, names: tuple[bytes, ...], retry: Callable[[], bytes | Parked]) -> None:
+        self.book = book
+        self.names = names
+        self.retry = retry
+        self.frame = b""
+        self.number = 0
+        self.timeout_ns = 0
+
+
+class _Asked(NamedTuple):
+    """One request of a turn, or a parked one that was tried again, and what its session had answered before."""
+
+    session: Session
+    connection: Any
+    frame: bytes
+    number: int
+    answer: bytes
+
+
+_Handler = Callable[[Session, bytes, bytes], bytes | Parked]
+
+
+class Desk:
+    """All sessions of one store, and its table. `woken` has the answers for connections that had waited; empty it."""
+
+    def __init__(self) -> None:
+        self.table = Table()
+        self.woken: list[tuple[Any, bytes]] = []
+        self._refusal = ""
+        self._sessions: dict[bytes, Session] = {}
+        self._departed: dict[Session, int] = {}  # when, the longest gone first
+        self._waiting: _Book = {}
+        self._poppers: _Book = {}
+        self._fingerprints: dict[
+            bytes, tuple[bytes, bytes]
+        ] = {}  # of long values: value and fingerprint, by key
+        self._turn: list[_Asked] | None = None
+        by_operation: dict[int, _Handler] = {
+            Operation.SET: self._set,
+            Operation.GET: self._get,
+            Operation.WAIT: self._wait,
+            Operation.ADD: self._add,
+            Operation.COMPARE_SET: self._compare_set,
+            Operation.DELETE: self._delete,
+            Operation.CHECK: self._check,
+            Operation.NUM_KEYS: self._num_keys,
+            Operation.APPEND: self._append,
+            Operation.MULTI_GET: self._multi_get,
+            Operation.MULTI_SET: self._multi_set,
+            Operation.DELETE_PREFIX: self._delete_prefix,
+            Operation.PUSH: self._push,
+            Operation.POP: self._pop,
+            Operation.QUEUE_LEN: self._queue_len,
+            Operation.WATCH: self._watch,
+            Operation.HOLD: self._hold,
+            Operation.BYE: self._bye,
+        }
+        self._handlers = by_operation
+        self._named = frozenset(operation for operation in Operation if wire.is_named(operation))
+
+    # Sessions
+
+    def welcome(self, id: bytes) -> Session:
+        """Return the session of the client with this id, on another connection now; without an id, a new one."""
+        session = self._sessions.get(id)
+        if session is None:
+            session = Session(id)
+            if id:
+                self._sessions[id] = session
+        self._departed.pop(session, None)
+        self._unpark(session)
+        return session
+
+    def leave(self, session: Session, now_ns: int) -> None:
+        """Take note that a client is gone: it waits and holds no longer. It may come back."""
+        self._unpark(session)
+        for key in self.table.release(session):
+            self._changed(key)
+        if session.id in self._sessions:
+            self._departed[session] = now_ns
+        while self._departed:
+            oldest, left_ns = next(iter(self._departed.items()))
+            if now_ns - left_ns < REMEMBERED_NS and len(self._departed) <= MAX_DEPARTED:
+                break
+            del self._departed[oldest], self._sessions[oldest.id]
+
+    def _bye(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        self._sessions.pop(session.id, None)
+        raise ConnectionResetError("said goodbye")
+
+    # Requests
+
+    def ask(self, session: Session, frame: bytes) -> bytes | None:
+        """Return the answer to a whole frame; None if it is parked.
+
+        Raises ProtocolError if it makes no sense, ConnectionResetError if it is a goodbye.
+        """
+        if len(frame) < HEAD.size:
+            raise ProtocolError("a request to the store is too short")
+        _, operation, number, timeout_ns, size = _unpack_head(frame)
+        if session.parked is not None:
+            raise ProtocolError("a client of the store asks again while it waits for an answer")
+        if self._turn is not None:
+            self._turn.append(_Asked(session, session.connection, frame, session.number, session.answer))
+        if number and number == session.number:
+            return session.answer
+        end = HEAD.size + size
+        key = frame[HEAD.size : end]
+        handler = self._handlers.get(operation)
+        if (
+            handler is None
+            or len(key) != size
+            or size > KEY_LIMIT_BYTES
+            or (not size and operation in self._named)
+        ):
+            raise ProtocolError("a request to the store makes no sense, or has a key of the wrong length")
+        if self._refusal and operation in _CHANGING:
+            return answer(Status.REFUSED, self._refusal.encode())
+        try:
+            reply = handler(session, key, frame[end:])
+        except UsageError as error:
+            reply = answer(Status.REFUSED, str(error).encode())
+        if isinstance(reply, Parked):
+            if timeout_ns == 0:
+                return ABSENT
+            reply.frame, reply.number, reply.timeout_ns = frame, number, timeout_ns
+            self._park(session, reply)
+            return None
+        if number:
+            session.number, session.answer = number, reply
+        return reply
+
+    def expire(self, session: Session) -> bytes:
+        """Return the answer to a parked request whose time is over."""
+        self._unpark(session)
+        return ABSENT
+
+    # Waiting
+
+    def _park(self, session: Session, parked: Parked) -> None:
+        session.parked = parked
+        for name in parked.names:
+            parked.book.setdefault(name, {})[session] = None
+
+    def _unpark(self, session: Session) -> None:
+        parked, session.parked = session.parked, None
+        if parked is None:
+            return
+        for name in parked.names:
+            waiting = parked.book.get(name)
+            if waiting is not None:
+                waiting.pop(session, None)
+                if not waiting:
+                    del parked.book[name]
+
+    def _changed(self, key: bytes) -> None:
+        """Try again what waits for the key."""
+        for session in list(self._waiting.get(key, ())):
+            self._try_again(session)
+
+    def _try_again(self, session: Session) -> None:
+        parked = session.parked
+        assert parked is not None
+        if self._turn is not None:
+            self._turn.append(
+                _Asked(session, session.connection, parked.frame, session.number, session.answer)
+            )
+        reply = parked.retry()
+        if isinstance(reply, Parked):
+            if reply.names != parked.names:
+                self._unpark(session)
+                reply.frame, reply.number, reply.timeout_ns = parked.frame, parked.number, parked.timeout_ns
+                self._park(session, reply)
+            return
+        self._unpark(session)
+        if parked.number:
+            session.number, session.answer = parked.number, reply
+        if session.connection is not None:  # else its client is away, and asks once more when it is back
+            self.woken.append((session.connection, reply))
+
+    # Keys
+
+    def _set(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        if len(argument) > VALUE_LIMIT_BYTES:
+            raise _too_long(argument)
+        self.table.set(key, argument)
+        if key in self._waiting:
+            self._changed(key)
+        return OK
+
+    def _get(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+        value = self.table.get(key)
+        if value is None:
+            return Parked(self._waiting, (key,), partial(self._get, session, key, argument))
+        return ANSWER.pack(1 + len(value), 0) + value
+
+    def _wait(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+        return self._wait_for(wire.keys_from(argument)[::-1], None)
+
+    def _multi_get(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+        keys = wire.keys_from(argument)
+        return self._wait_for(keys[::-1], keys)
+
+    def _wait_for(self, left: list[bytes], wanted: list[bytes] | None) -> bytes | Parked:
+        """Wait for the keys in `left` from its end on, then return the values of all that are wanted."""
+        while True:
+            while left and self.table.get(left[-1]) is not None:
+                left.pop()
+            if left:
+                return Parked(self._waiting, (left[-1],), partial(self._wait_for, left, wanted))
+            if wanted is None:
+                return OK
+            values = self.table.multi_get(wanted)
+            if values is not None:
+                return answer(Status.OK, _within_frame(wire.pack_values(values)))
+            left = wanted[::-1]
+
+    def _add(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        try:
+            amount = int(argument[: NUMBER_BYTES + 1])
+        except ValueError:
+            raise ProtocolError("a number that is none came with a request to the store") from None
+        if len(argument) > NUMBER_BYTES:
+            raise ProtocolError("a number with too many digits came with a request to the store")
+        total = self.table.add(key, amount)
+        if key in self._waiting:
+            self._changed(key)
+        return answer(Status.OK, b"%d" % total)
+
+    def _compare_set(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        expected, desired = wire.split_expected(argument)
+        if len(desired) > VALUE_LIMIT_BYTES:
+            raise _too_long(desired)
+        value = self.table.compare_set(key, expected, desired)
+        if key in self._waiting:
+            self._changed(key)
+        return answer(Status.OK, value)
+
+    def _delete(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        if not self.table.delete(key):
+            return ABSENT
+        if key in self._waiting:
+            self._changed(key)
+        return OK
+
+    def _check(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        return OK if self.table.check(wire.keys_from(argument)) else ABSENT
+
+    def _num_keys(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        return answer(Status.OK, b"%d" % self.table.num_keys())
+
+    def _append(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        self.table.append(key, argument)
+        self._changed(key)
+        return OK
+
+    def _multi_set(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        values = {each: value or b"" for each, value in wire.pairs_from(argument).items()}
+        self.table.multi_set(values)
+        for each in values:
+            if each in self._waiting:
+                self._changed(each)
+        return OK
+
+    def _delete_prefix(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        keys, queues = self.table.delete_prefix(key)
+        for each in keys:
+            if each in self._waiting:
+                self._changed(each)
+        return answer(Status.OK, b"%d" % (len(keys) + len(queues)))
+
+    # Queues
+
+    def _push(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        if len(argument) > VALUE_LIMIT_BYTES:
+            raise _too_long(argument)
+        self.table.push(key, argument)
+        if key in self._poppers:
+            self._try_again(next(iter(self._poppers[key])))
+        return OK
+
+    def _pop(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+        value = self.table.pop(key)
+        if value is None:
+            return Parked(self._poppers, (key,), partial(self._pop, session, key, argument))
+        return answer(Status.OK, value)
+
+    def _queue_len(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        return answer(Status.OK, b"%d" % self.table.queue_len(key))
+
+    # Keys that tell
+
+    def _watch(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+        return self._watch_for(wire.known_from(argument))
+
+    def _watch_for(self, known: dict[bytes, bytes | None]) -> bytes | Parked:
+        changed: dict[bytes, bytes | None] = {}
+        for key, before in known.items():
+            value = self.table.get(key)
+            if (None if value is None else self._fingerprint(key, value)) != before:
+                changed[key] = value
+        if not changed:
+            return Parked(self._waiting, tuple(known), partial(self._watch_for, known))
+        return answer(Status.OK, _within_frame(wire.pack_pairs(changed)))
+
+    def _fingerprint(self, key: bytes, value: bytes) -> bytes:
+        """Return the fingerprint of the key's value; many may watch one long value, so that of a long one is kept."""
+        if len(value) <= wire.DIGEST_BYTES:
+            return wire.fingerprint(value)
+        before = self._fingerprints.get(key)
+        if before is None or before[0] is not value:
+            if (
+                len(self._fingerprints) > len(self._waiting) + 64
+            ):  # most of them are of keys that nobody watches now
+                self._fingerprints.clear()
+            before = self._fingerprints[key] = value, wire.fingerprint(value)
+        return before[1]
+
+    def _hold(self, session: Session, key: bytes, argument: bytes) -> bytes:
+        if len(argument) > VALUE_LIMIT_BYTES:
+            raise _too_long(argument)
+        self.table.hold(key, argument, session)
+        if key in self._waiting:
+            self._changed(key)
+        return OK
+
+    # Turns with a journal
+
+    def begin(self) -> None:
+        """Start a turn that can be taken back."""
+        self._turn = []
+        self.table.begin()
+
+    def record(self) -> bytes:
+        """Return what the turn has changed, for the journal; b"" if nothing."""
+        from ronde.net.stores import journal  # only where there is one
+
+        changes = journal.pack_changes(self.table.changes())
+        if not changes:
+            return b""
+        changed = {each.session: None for each in self._turn or () if each.session.number != each.number}
+        return changes + journal.pack_sessions(
+            (each.id, each.number, each.answer) for each in changed if each.id
+        )
+
+    def keep(self) -> None:
+        """Let the turn stand."""
+        self._turn = None
+        self.table.keep()
+
+    def refuse(self, reason: str) -> list[tuple[Any, bytes | None]]:
+        """Take the turn back, and return the answers that all its requests get instead; None: parked."""
+        turn, self._turn = self._turn or [], None
+        self.table.undo()
+        self.woken.clear()
+        for session, _, _, number, old in reversed(turn):
+            self._unpark(session)
+            session.number, session.answer = number, old
+        self._refusal = reason
+        answers: list[tuple[Any, bytes | None]] = []
+        for session, connection, frame, _, _ in turn:
+            if session.parked is None and session.connection is connection:
+                answers.append((connection, self.ask(session, frame)))
+        self._refusal = ""
+        answers += self.woken
+        self.woken.clear()
+        return answers
+
+    def remembered(self) -> list[tuple[bytes, int, bytes]]:
+        """Return id, number and answer of all sessions that have an answer to remember."""
+        return [(each.id, each.number, each.answer) for each in self._sessions.values() if each.number]
+
+    def remember(self, id: bytes, number: int, last: bytes, now_ns: int) -> None:
+        """Take over a session from a journal."""
+        session = self.welcome(id)
+        session.number, session.answer = number, last
+        self._departed[session] = now_ns
+
+
+_CHANGING = frozenset(
+    {
+        Operation.SET,
+        Operation.ADD,
+        Operation.COMPARE_SET,
+        Operation.DELETE,
+        Operation.APPEND,
+        Operation.MULTI_SET,
+        Operation.DELETE_PREFIX,
+        Operation.PUSH,
+        Operation.POP,
+    }
+)
+
+
+def _too_long(value: bytes) -> ProtocolError:
+    return ProtocolError(f"a value of {len(value)} bytes came where at most {VALUE_LIMIT_BYTES} are allowed")
+
+
+def _within_frame(value: bytes) -> bytes:
+    if len(value) >= FRAME_LIMIT_BYTES:
+        raise UsageError(
+            f"the values asked for have {len(value)} bytes, more than one answer may have ({FRAME_LIMIT_BYTES}); ask "
+            "for fewer at a time"
+        )
+    return value

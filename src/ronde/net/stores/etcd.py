@@ -1,0 +1,497 @@
+"""A store in an etcd cluster: for those who cannot lose the node that serves it.
+
+The rules:
+  1. Under the prefix, `k/` has the keys, `q/` the queues and `c/` a counter for each client. A queue's values are
+     keys of their own; the order of their creation is the order of the queue.
+  2. Every change is one transaction, which also counts up its client's counter, and only happens if that still has the
+     number that the client knows. So a change whose answer was lost can be sent again, to any member of the cluster: it
+     happens once, and the client learns whether it had happened already.
+  3. What depends on a value reads it first; the transaction compares that nobody has changed it, or it begins again.
+  4. Who waits reads, and then watches from the next revision on, so nothing is missed and nothing polled.
+  5. Held keys hang on a lease that a thread of its own keeps alive. If it runs out all the same (etcd out of reach for
+     too long), the thread takes a new one and holds the keys again.
+
+Whoever reaches etcd reads and writes everything: what protects a job there is etcd's TLS with client certificates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ronde.errors import PeerError, PeerLostError, UsageError
+from ronde.net.stores.base import check_key, check_prefix, check_value, waited_in_vain
+from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal, Stream, parse_endpoints
+from ronde.net.stores.etcd_lease import Lease
+from ronde.net.stores.table import Table
+
+__all__ = ["EtcdStore"]
+
+ANSWER_NS = 60 * 10**9  # how long a cluster that was there may be out of reach
+CLOSE_NS = 2 * 10**9
+LEASE_NS = 5 * 10**9
+MOST_KEYS_AT_ONCE = 127  # etcd's --max-txn-ops is 128, and one is the counter
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
+UNKNOWN_LEASE, COMPACTED = 5, 11  # gRPC's NOT_FOUND and OUT_OF_RANGE
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A key that is there: its value, the revision that last changed it, and whether somebody holds it."""
+
+    value: bytes
+    revision: str
+    held: bool
+
+    @classmethod
+    def of(cls, message: Message) -> _Found:
+        return cls(b64decode(message.get("value", "")), message["mod_revision"], "lease" in message)
+
+
+class EtcdStore:
+    """The `Store` under `prefix` in the etcd (3.4 or later) whose members answer at `endpoints`.
+
+    Endpoints are `host:port`, `http://host:port` or `https://host:port` with the files for TLS; as many as there are
+    members, because the store goes on with the others when one dies. `lease_ns` is how long held keys stay when this
+    process dies; etcd knows whole seconds and gives no less than 2. Tries to connect until `timeout_ns`: raises
+    TimeoutError with the last reason, or UsageError. In a forked child the object is a client of its own, without the
+    keys that its parent holds.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        prefix: str,
+        timeout_ns: int,
+        *,
+        lease_ns: int = LEASE_NS,
+        patience_ns: int = ANSWER_NS,
+        ca_file: str = "",
+        certificate_file: str = "",
+        key_file: str = "",
+    ) -> None:
+        self._endpoints = parse_endpoints(endpoints, ca_file, certificate_file, key_file)
+        check_key(prefix)
+        self._prefix = prefix
+        self._lease_ns = lease_ns
+        self._patience_ns = patience_ns
+        self._begin()
+        try:
+            self._gateway.reach(timeout_ns)
+        except Refusal as refusal:
+            raise UsageError(f"etcd at {self._endpoints} refuses this client: {refusal}") from None
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()  # one call at a time
+        self._gateway = Gateway(self._endpoints, self._patience_ns)
+        self._pid = os.getpid()
+        self._open = True
+        self._count = 0
+        self._client = secrets.token_hex(8).encode()
+        self._counter = self._name(b"c/", self._client)
+        self._items = itertools.count()
+        self._stream: Stream | None = None
+        self._lease: Lease | None = None
+
+    @property
+    def address(self) -> str:
+        return f"etcd:{self._endpoints}/{self._prefix}"
+
+    def set(self, key: str, value: bytes) -> None:
+        values = {self._key(key): check_value(key, value)}
+        self._call(lambda: self._put_all(values))
+
+    def get(self, key: str, timeout_ns: int) -> bytes:
+        return self._multi_get([key], timeout_ns)[0]
+
+    def wait(self, keys: list[str], timeout_ns: int) -> None:
+        missing = {self._key(key): key for key in keys}
+
+        def look() -> tuple[bool | None, int]:
+            found, revision = self._read(missing, values=False)
+            for name in found:
+                del missing[name]
+            return not missing or None, revision
+
+        if not self._until(look, lambda: [(name, "") for name in missing], timeout_ns):
+            raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._operate(key, lambda table, name: table.add(name, amount))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        check_value(key, expected), check_value(key, desired)
+        return self._operate(key, lambda table, name: table.compare_set(name, expected, desired))
+
+    def append(self, key: str, value: bytes) -> None:
+        self._operate(key, lambda table, name: table.append(name, value))
+
+    def delete_key(self, key: str) -> bool:
+        name = self._key(key)
+
+        def delete() -> bool:
+            while found := self._read([name])[0].get(name):
+                if self._commit([_unchanged(name, found)], [{"request_delete_range": {"key": name}}]):
+                    if self._lease:
+                        self._lease.let_go([name])
+                    return True
+            return False
+
+        return self._call(delete)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        names = {self._key(key) for key in keys}
+        return self._call(lambda: len(self._read(names, values=False)[0]) == len(names))
+
+    def num_keys(self) -> int:
+        return self._call(lambda: self._count_both(self._gateway.ask("kv/txn", {"success": self._both(b"")})))
+
+    def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
+        return self._multi_get(keys, timeout_ns) if keys else []
+
+    def multi_set(self, values: Mapping[str, bytes]) -> None:
+        if len(values) > MOST_KEYS_AT_ONCE:
+            raise UsageError(f"etcd sets at most {MOST_KEYS_AT_ONCE} keys at one moment, not {len(values)}")
+        named = {self._key(key): check_value(key, value) for key, value in values.items()}
+        if named:
+            self._call(lambda: self._put_all(named))
+
+    def delete_prefix(self, prefix: str) -> int:
+        encoded = check_prefix(prefix)
+        keys, queues = self._name(b"k/", encoded), self._name(b"q/", _escaped(encoded))
+        counts = self._both(encoded)
+        deletions = [
+            {"request_delete_range": {"key": name, "range_end": _end(name)}} for name in (keys, queues)
+        ]
+
+        def delete() -> int:
+            answer = self._commit([], [*counts, *deletions])
+            if answer is None:
+                raise AssertionError("nothing was compared")
+            if "responses" not in answer:  # lost; but etcd still knows how it was just before
+                before = {"revision": str(int(answer["header"]["revision"]) - 1)}
+                counted = [{"request_range": {**count["request_range"], **before}} for count in counts]
+                answer = self._gateway.ask("kv/txn", {"success": counted})
+            if self._lease:
+                gone = b64decode(keys)
+                self._lease.let_go([name for name in self._lease.names() if b64decode(name).startswith(gone)])
+            return self._count_both(answer)
+
+        return self._call(delete)
+
+    # Queues
+
+    def queue_push(self, queue: str, value: bytes) -> None:
+        name = _b64(b64decode(self._queue(queue)) + self._client + b"%d" % next(self._items))
+        check_value(queue, value)
+        self._call(lambda: self._commit([], [{"request_put": {"key": name, "value": _b64(value)}}]))
+
+    def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
+        first = self._queue(queue)
+        request = {"key": first, "range_end": _end(first), "limit": "1", "sort_target": "CREATE"}
+        request["sort_order"] = "ASCEND"
+
+        def pop() -> tuple[bytes | None, int]:
+            while True:
+                answer = self._gateway.ask("kv/range", request)
+                if "kvs" not in answer:
+                    return None, int(answer["header"]["revision"])
+                item = answer["kvs"][0]
+                deletion: Message = {"request_delete_range": {"key": item["key"]}}
+                if self._commit([_unchanged(item["key"], _Found.of(item))], [deletion]):
+                    return b64decode(item.get("value", "")), 0
+
+        value = self._until(pop, lambda: [(first, _end(first))], timeout_ns)
+        if value is None:
+            raise waited_in_vain(queue, self.address, timeout_ns)
+        return value
+
+    def queue_len(self, queue: str) -> int:
+        first = self._queue(queue)
+        request = {"key": first, "range_end": _end(first), "count_only": True}
+        return self._call(lambda: int(self._gateway.ask("kv/range", request).get("count", 0)))
+
+    # Keys that tell
+
+    def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
+        names = {self._key(key): key for key in known}
+
+        def look() -> tuple[dict[str, bytes | None] | None, int]:
+            found, revision = self._read(names)
+            values = {key: found[name].value if name in found else None for name, key in names.items()}
+            return {key: value for key, value in values.items() if value != known[key]} or None, revision
+
+        return self._until(look, lambda: [(name, "") for name in names], timeout_ns) or {}
+
+    def hold(self, key: str, value: bytes) -> None:
+        name = self._key(key)
+        check_value(key, value)
+
+        def hold() -> None:
+            if not self._lease:
+                self._lease = Lease(Gateway(self._endpoints, self._patience_ns), self._lease_ns)
+            while True:
+                put = {"key": name, "value": _b64(value), "lease": self._lease.number}
+                try:
+                    self._commit([], [{"request_put": put}])
+                    break
+                except Refusal as refusal:
+                    if refusal.code != UNKNOWN_LEASE:
+                        raise
+                    self._lease.renew()  # it has run out, and its thread has not noticed yet
+            self._lease.keep(name, put)
+
+        self._call(hold)
+
+    def fork(self) -> EtcdStore:
+        self._call(lambda: None)  # refuses if closed
+        other = object.__new__(EtcdStore)
+        other._endpoints, other._prefix = self._endpoints, self._prefix
+        other._lease_ns, other._patience_ns = self._lease_ns, self._patience_ns
+        other._begin()
+        return other
+
+    def close(self) -> None:
+        self._notice_fork()
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            self._end_stream()
+            try:
+                if self._lease:
+                    self._lease.close(CLOSE_NS)
+                if self._count:
+                    with suppress(PeerError, Refusal):  # etcd is gone, so it matters no more
+                        self._gateway.ask("kv/deleterange", {"key": self._counter}, CLOSE_NS)
+            finally:
+                self._gateway.hang_up()
+
+    def _notice_fork(self) -> None:
+        """Begin anew in a forked child: the connections, the counter and what is held are the parent's."""
+        if os.getpid() == self._pid:
+            return
+        self._gateway.hang_up()
+        self._end_stream()
+        if self._lease:
+            self._lease.abandon()
+        was_open = self._open
+        self._begin()
+        self._open = was_open
+
+    # One call
+
+    def _call(self, call: Callable[[], Answer]) -> Answer:
+        self._notice_fork()
+        with self._lock:
+            if not self._open:
+                raise UsageError(f"this client of the store at {self.address} has been closed")
+            try:
+                return call()
+            except Refusal as refusal:
+                raise UsageError(f"etcd at {self._endpoints} refused this: {refusal}") from None
+
+    def _multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
+        names = {self._key(key): None for key in keys}
+
+        def look() -> tuple[dict[str, _Found] | None, int]:
+            found, revision = self._read(names)
+            return found if len(found) == len(names) else None, revision
+
+        found = self._until(look, lambda: [(name, "") for name in names], timeout_ns)
+        if found is None:
+            raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
+        return [found[self._key(key)].value for key in keys]
+
+    def _operate(self, key: str, operate: Callable[[Table, bytes], Answer]) -> Answer:
+        """Change the value of one key as a table does."""
+        name, encoded = self._key(key), check_key(key)
+
+        def attempt() -> Answer:
+            while True:
+                found = self._read([name])[0].get(name)
+                table = Table()
+                if found:
+                    table.set(encoded, found.value)
+                answer = operate(table, encoded)
+                value = table.get(encoded)
+                if value is None or (found and value == found.value):
+                    return answer
+                put = {"key": name, "value": _b64(value), "ignore_lease": bool(found and found.held)}
+                if self._commit([_unchanged(name, found)], [{"request_put": put}]):
+                    return answer
+
+        return self._call(attempt)
+
+    def _put_all(self, values: Mapping[str, bytes]) -> None:
+        """Set the keys, and leave those held that are."""
+        held: set[str] = set()
+        while not self._commit(
+            [
+                {
+                    "key": name,
+                    "target": "LEASE",
+                    "result": "GREATER" if name in held else "EQUAL",
+                    "lease": "0",
+                }
+                for name in values
+            ],
+            [
+                {"request_put": {"key": name, "value": _b64(value), "ignore_lease": name in held}}
+                for name, value in values.items()
+            ],
+        ):
+            held = {name for name, found in self._read(values, values=False)[0].items() if found.held}
+
+    def _commit(self, compare: list[Message], operations: list[Message]) -> Message | None:
+        """Carry out the operations if the comparisons hold, once. Return the answer, or None if they do not hold.
+
+        An answer without "responses" says at which revision it had already happened, before the connection broke.
+        """
+        known = {"key": self._counter} | (
+            {"target": "VALUE", "value": _b64(b"%d" % self._count)}
+            if self._count
+            else {"target": "CREATE", "create_revision": "0"}
+        )
+        count = {"request_put": {"key": self._counter, "value": _b64(b"%d" % (self._count + 1))}}
+        answer = self._gateway.ask(
+            "kv/txn",
+            {
+                "compare": [known, *compare],
+                "success": [*operations, count],
+                "failure": [{"request_range": {"key": self._counter}}],
+            },
+        )
+        if answer.get("succeeded"):
+            self._count += 1
+            return answer
+        counters = answer["responses"][0]["response_range"].get("kvs", [])
+        number = int(b64decode(counters[0]["value"])) if counters else 0
+        if number == self._count:
+            return None
+        if number == self._count + 1:
+            self._count += 1
+            return {"header": {"revision": counters[0]["mod_revision"]}}
+        self._count = 0
+        self._client = secrets.token_hex(8).encode()
+        self._counter = self._name(b"c/", self._client)
+        raise PeerLostError(f"the store at {self.address} has lost what it knew; somebody has deleted it all")
+
+    def _read(self, names: Iterable[str], values: bool = True) -> tuple[dict[str, _Found], int]:
+        """Return which of the keys there are, all at one revision, and that revision."""
+        names = list(names)
+        found: dict[str, _Found] = {}
+        revision = "0"
+        for start in range(0, max(1, len(names)), MOST_KEYS_AT_ONCE):
+            ranges = [
+                {"request_range": {"key": name, "keys_only": not values, "revision": revision}}
+                for name in names[start : start + MOST_KEYS_AT_ONCE]
+            ]
+            try:
+                answer = self._gateway.ask("kv/txn", {"success": ranges})
+            except Refusal as refusal:
+                if refusal.code == COMPACTED and revision != "0":
+                    return self._read(names, values)
+                raise
+            if revision == "0":
+                revision = answer["header"]["revision"]
+            for response in answer.get("responses", ()):
+                for message in response["response_range"].get("kvs", ()):
+                    found[message["key"]] = _Found.of(message)
+        return found, int(revision)
+
+    def _until(
+        self,
+        look: Callable[[], tuple[Answer | None, int]],
+        ranges: Callable[[], list[tuple[str, str]]],
+        timeout_ns: int,
+    ) -> Answer | None:
+        """Return what is found as soon as it is not None, or None after the timeout.
+
+        The look says at which revision it was; what it has looked at is in the ranges.
+        """
+
+        def wait() -> Answer | None:
+            deadline_ns = time.monotonic_ns() + timeout_ns
+            pause_s = FIRST_PAUSE_S
+            while True:
+                found, revision = look()
+                if found is not None or time.monotonic_ns() >= deadline_ns:
+                    return found
+                watched = ranges()
+                if not watched:
+                    time.sleep(max(0, deadline_ns - time.monotonic_ns()) / 1e9)
+                    continue
+                try:
+                    self._watch_from(watched, revision).wait(revision, deadline_ns)
+                    pause_s = FIRST_PAUSE_S
+                except OSError:  # look again, perhaps at another member
+                    self._end_stream()
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+        return self._call(wait)
+
+    def _watch_from(self, ranges: list[tuple[str, str]], revision: int) -> Stream:
+        """Return a stream of what happens there after the revision: the one there is, if it is of the same keys."""
+        if not self._stream or self._stream.ranges != frozenset(ranges):
+            self._end_stream()
+            self._stream = Stream(self._gateway, ranges, revision + 1)
+        return self._stream
+
+    def _end_stream(self) -> None:
+        if self._stream:
+            self._stream.close()
+            self._stream = None
+
+    # Names, in etcd's base64
+
+    def _name(self, kind: bytes, name: bytes) -> str:
+        return _b64(self._prefix.encode() + b"/" + kind + name)
+
+    def _key(self, key: str) -> str:
+        return self._name(b"k/", check_key(key))
+
+    def _queue(self, queue: str) -> str:
+        """Return what the values of the queue begin with. Two zeros end a name, and one within is followed by 255."""
+        return self._name(b"q/", _escaped(check_key(queue)) + b"\0\0")
+
+    def _both(self, prefix: bytes) -> list[Message]:
+        keys, queues = self._name(b"k/", prefix), self._name(b"q/", _escaped(prefix))
+        return [
+            {"request_range": {"key": keys, "range_end": _end(keys), "count_only": True}},
+            {"request_range": {"key": queues, "range_end": _end(queues), "keys_only": True}},
+        ]
+
+    def _count_both(self, answer: Message) -> int:
+        keys, queues = (response["response_range"] for response in answer["responses"][:2])
+        names = {b64decode(item["key"]).rpartition(b"\0\0")[0] for item in queues.get("kvs", ())}
+        return int(keys.get("count", 0)) + len(names)
+
+
+def _b64(text: bytes) -> str:
+    return b64encode(text).decode()
+
+
+def _escaped(name: bytes) -> bytes:
+    return name.replace(b"\0", b"\0\xff")
+
+
+def _end(name: str) -> str:
+    """Return the first key after all that begin with this one (whose last byte is never 255)."""
+    text = b64decode(name)
+    return _b64(text[:-1] + bytes([text[-1] + 1]))
+
+
+def _unchanged(name: str, found: _Found | None) -> Message:
+    return {"key": name, "target": "MOD", "mod_revision": found.revision if found else "0"}

@@ -1,0 +1,278 @@
+"""Talks to etcd by its JSON gateway: one request after the other, and streams of watched keys.
+
+The gateway is part of etcd since 3.4 and as old as its clients' protocol, and everything it needs is in Python's own
+library. The libraries for that protocol itself bring gRPC and protocol buffers, whose versions quarrel with those of
+the frameworks in the same process.
+
+Whatever is asked here may be asked again of another member of the cluster after a failure, and so may happen twice:
+who asks says it so that this makes no difference.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from ronde import errors
+from ronde.errors import PeerLostError, UsageError
+
+__all__ = ["Endpoints", "Gateway", "Refusal", "Stream", "parse_endpoints"]
+
+ATTEMPT_NS = 5 * 10**9  # how long one member may take
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
+MOST_HEADER_BYTES, READ_BYTES = 1 << 16, 1 << 16
+KEEPALIVE_IDLE_S, KEEPALIVE_COUNT = 5, 3  # a stream says nothing for long, and its member's host may vanish
+TRANSIENT_CODES = {
+    1,
+    4,
+    10,
+    14,
+}  # cancelled, deadline exceeded, aborted, unavailable: ask again or another member
+DEFAULT_PORT = 2379
+
+Message = dict[str, Any]
+
+
+class Refusal(Exception):
+    """What etcd says to a request that makes no sense to it; `code` is gRPC's."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where the members of the cluster are, and how to connect to them."""
+
+    members: tuple[tuple[str, int], ...]
+    tls: ssl.SSLContext | None
+
+    def __str__(self) -> str:
+        return ",".join(_hostport(host, port) for host, port in self.members)
+
+    def connect(self, member: int, timeout_s: float) -> socket.socket:
+        """Return a connection. Raises OSError."""
+        host, port = self.members[member % len(self.members)]
+        sock = socket.create_connection((host, port), timeout_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return self.tls.wrap_socket(sock, server_hostname=host) if self.tls else sock
+        except BaseException:
+            sock.close()
+            raise
+
+    def host(self, member: int) -> str:
+        return _hostport(*self.members[member % len(self.members)])
+
+
+def parse_endpoints(
+    endpoints: str | Sequence[str], ca_file: str = "", certificate_file: str = "", key_file: str = ""
+) -> Endpoints:
+    """Return what `host:port`, `http://...` or `https://...` mean, several of them separated by commas.
+
+    Raises UsageError.
+    """
+    texts = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
+    members, schemes = [], set()
+    for text in texts:
+        url = urlsplit(text if "//" in text else f"//{text}", scheme="https" if ca_file else "http")
+        try:
+            host, port = url.hostname, url.port
+        except ValueError:
+            host, port = None, None
+        if not host or url.scheme not in ("http", "https") or url.path.strip("/") or url.username is not None:
+            raise UsageError(
+                f"{text!r} is not an endpoint of etcd: write host:port, [ipv6]:port or https://host:port"
+            )
+        members.append((host, port or DEFAULT_PORT))
+        schemes.add(url.scheme)
+    if len(schemes) != 1:
+        raise UsageError(f"the endpoints of etcd must all be http or all https, not {endpoints!r}")
+    if schemes == {"http"}:
+        return Endpoints(tuple(members), None)
+    try:
+        tls = ssl.create_default_context(cafile=ca_file or None)
+        if certificate_file:
+            tls.load_cert_chain(certificate_file, key_file or None)
+    except OSError as error:  # ssl.SSLError is one
+        files = ", ".join(filter(None, (ca_file, certificate_file, key_file)))
+        raise UsageError(f"cannot use the certificates in {files}: {error.strerror or error}") from None
+    return Endpoints(tuple(members), tls)
+
+
+class Gateway:
+    """One connection, to whichever member of the cluster answers. Not thread-safe."""
+
+    def __init__(self, endpoints: Endpoints, patience_ns: int) -> None:
+        self.endpoints = endpoints
+        self.patience_ns = patience_ns  # how long to try until the store counts as lost
+        self.member = random.randrange(len(endpoints.members))
+        self._connection: http.client.HTTPConnection | None = None
+
+    def ask(self, path: str, request: Message, timeout_ns: int | None = None) -> Message:
+        """Return etcd's answer. Raises Refusal, or PeerLostError if none comes before the timeout (or the patience)."""
+        body = json.dumps(request).encode()
+        deadline_ns = time.monotonic_ns() + (self.patience_ns if timeout_ns is None else timeout_ns)
+        pause_s = FIRST_PAUSE_S
+        failures = 0
+        while True:
+            try:
+                return self._attempt(path, body, deadline_ns)
+            except (OSError, http.client.HTTPException) as error:
+                reason = f"{self.endpoints.host(self.member)}: {getattr(error, 'strerror', None) or error}"
+            self.hang_up()
+            self.member += 1
+            failures += 1
+            left_s = (deadline_ns - time.monotonic_ns()) / 1e9
+            if left_s <= 0:
+                raise PeerLostError(f"lost the store at etcd:{self.endpoints}: {reason}")
+            if failures > len(self.endpoints.members):
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def reach(self, timeout_ns: int) -> None:
+        """Wait until the cluster answers. Raises TimeoutError with the last reason."""
+        try:
+            self.ask("kv/range", {"key": "AA==", "keys_only": True}, timeout_ns)
+        except PeerLostError as error:
+            reason = str(error).partition(": ")[2]
+            message = f"waited {timeout_ns / 1e9:g} s for the store at etcd:{self.endpoints}: {reason}"
+            raise errors.TimeoutError(message, operation="store", waited_ns=timeout_ns) from None
+
+    def hang_up(self) -> None:
+        """Close the connection; the next request opens one."""
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    def _attempt(self, path: str, body: bytes, deadline_ns: int) -> Message:
+        timeout_s = max(0.001, min(ATTEMPT_NS, deadline_ns - time.monotonic_ns()) / 1e9)
+        done = False
+        try:
+            connection = self._connect(timeout_s)
+            connection.request("POST", f"/v3/{path}", body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            answer = _message(response.read(), self.endpoints.host(self.member))
+            done = True
+        finally:
+            if not done:  # the answer may still come: never take it for that to another request
+                self.hang_up()
+        if response.status == 200 and "error" not in answer:
+            return answer
+        raise _failure(answer, response.status)
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        if not self._connection:
+            host, port = self.endpoints.members[self.member % len(self.endpoints.members)]
+            self._connection = http.client.HTTPConnection(host, port)
+            self._connection.sock = self.endpoints.connect(self.member, timeout_s)
+        self._connection.sock.settimeout(timeout_s)
+        return self._connection
+
+
+class Stream:
+    """What happens to some keys from a revision on: (key, end) pairs in etcd's base64, where an end makes it a range.
+
+    Raises OSError if it breaks or cannot be begun; then nothing is known of what has happened since.
+    """
+
+    def __init__(self, gateway: Gateway, ranges: Sequence[tuple[str, str]], revision: int) -> None:
+        self.ranges = frozenset(ranges)
+        requests = []
+        for key, end in ranges:
+            create = {"key": key, "start_revision": str(revision)} | ({"range_end": end} if end else {})
+            requests.append(json.dumps({"create_request": create}))
+        body = "\n".join(requests).encode()
+        # HTTP/1.0, so that the answer is just lines. Without a leader the stream shall end: it would hear of nothing.
+        head = (
+            f"POST /v3/watch HTTP/1.0\r\nHost: {gateway.endpoints.host(gateway.member)}\r\n"
+            f"Grpc-Metadata-hasleader: true\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._received = b""
+        self._sock = gateway.endpoints.connect(gateway.member, ATTEMPT_NS / 1e9)
+        try:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_IDLE_S)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
+            self._sock.sendall(head.encode() + body)
+            status, _, _ = self._until(b"\r\n\r\n", time.monotonic_ns() + ATTEMPT_NS).partition(b"\r\n")
+            if b" 200 " not in status:
+                raise OSError(f"etcd answered {status.decode(errors='replace')!r} to a watch")
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def wait(self, revision: int, deadline_ns: int) -> None:
+        """Return when something has happened after the revision, or at the deadline."""
+        while True:
+            try:
+                line = self._until(b"\n", deadline_ns)
+            except TimeoutError:
+                return
+            message = _message(line, "the stream")
+            result = message.get("result", {})
+            if "error" in message or result.get("canceled"):
+                raise OSError(
+                    f"etcd ended a watch: {message.get('error') or result.get('cancel_reason', '')}"
+                )
+            if any(int(event["kv"]["mod_revision"]) > revision for event in result.get("events", ())):
+                return
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _until(self, mark: bytes, deadline_ns: int) -> bytes:
+        """Return what comes before the mark; what has been received is kept if time is up."""
+        looked = 0
+        while (at := self._received.find(mark, looked)) < 0:
+            looked = max(0, len(self._received) - len(mark))
+            left_s = (deadline_ns - time.monotonic_ns()) / 1e9
+            if left_s <= 0:
+                raise TimeoutError
+            self._sock.settimeout(min(left_s, 1e6))
+            part = self._sock.recv(READ_BYTES)
+            if not part:
+                raise OSError("etcd hung up")
+            self._received += part
+        found, self._received = self._received[:at], self._received[at + len(mark) :]
+        return found
+
+
+def _message(text: bytes, whose: str) -> Message:
+    try:
+        message = json.loads(text)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        if text.strip() in (b"Not Found", b"404 page not found"):
+            raise UsageError(
+                f"{whose} is no etcd with the JSON gateway of version 3 (etcd 3.4 or later has it)"
+            )
+        raise OSError(f"no answer of etcd's: {text[:80].decode(errors='replace')!r}")
+    return message
+
+
+def _failure(answer: Message, status: int) -> Exception:
+    error = answer.get("error", "")
+    if isinstance(error, dict):  # from what could be a stream
+        answer, error = {"code": error.get("grpc_code", 0)}, error.get("message", "")
+    code, message = int(answer.get("code", 0)), str(error)
+    if "database space exceeded" in message:
+        return PeerLostError(f"etcd is full: {message}; compact and defragment it, or raise its quota")
+    if code in TRANSIENT_CODES or status in (502, 503, 504) or "too many requests" in message:
+        return OSError(message)
+    return Refusal(code, message)
+
+
+def _hostport(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,94 @@
+"""An etcd lease that a thread keeps alive, and the keys that hang on it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ronde.errors import PeerError
+from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal
+
+__all__ = ["Lease"]
+
+RENEWALS = 3  # in the time of the lease
+
+_log = logging.getLogger(__name__)
+
+
+class Lease:
+    """A lease of about `ttl_ns`; the gateway is its own. Raises PeerLostError or Refusal if there is none to be had."""
+
+    def __init__(self, gateway: Gateway, ttl_ns: int) -> None:
+        self._gateway = gateway
+        self._ttl_ns = ttl_ns
+        self._kept: dict[str, Message] = {}
+        self._lock = threading.Lock()  # of all that follows, and of the gateway
+        self._ended = threading.Event()
+        self.number = ""
+        self._granted_s = 0.0
+        self._grant()
+        self._thread = threading.Thread(target=self._run, name="ronde-etcd-lease", daemon=True)
+        self._thread.start()
+
+    def keep(self, name: str, put: Message) -> None:
+        """Put the key again, so, whenever the lease has run out."""
+        with self._lock:
+            self._kept[name] = put
+            if put["lease"] != self.number:  # it ran out since that was written
+                self._hold_all()
+
+    def names(self) -> list[str]:
+        """Return what hangs on the lease."""
+        with self._lock:
+            return list(self._kept)
+
+    def let_go(self, names: Iterable[str]) -> None:
+        """Keep these no longer."""
+        with self._lock:
+            for name in names:
+                self._kept.pop(name, None)
+
+    def renew(self) -> None:
+        """Make sure of the lease now. Raises PeerLostError."""
+        with self._lock:
+            self._renew()
+
+    def close(self, timeout_ns: int) -> None:
+        """Give the lease back, and with it the keys."""
+        self._ended.set()
+        self._thread.join()
+        with suppress(PeerError, Refusal):  # then it runs out
+            self._gateway.ask("lease/revoke", {"ID": self.number}, timeout_ns)
+        self._gateway.hang_up()
+
+    def abandon(self) -> None:
+        """Let go of the connection in a forked child; the lease is its parent's."""
+        self._gateway.hang_up()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._granted_s / RENEWALS):
+            try:
+                with self._lock:
+                    self._renew(int(self._granted_s * 1e9 / RENEWALS))
+            except (PeerError, Refusal) as error:
+                _log.warning("cannot keep alive what this process holds in etcd: %s", error)
+
+    def _renew(self, timeout_ns: int | None = None) -> None:
+        answer = self._gateway.ask("lease/keepalive", {"ID": self.number}, timeout_ns)
+        if int(answer.get("result", {}).get("TTL", 0)) > 0:
+            return
+        _log.warning("etcd was out of reach for longer than a lease; holding %d keys again", len(self._kept))
+        self._grant(timeout_ns)
+        self._hold_all(timeout_ns)
+
+    def _grant(self, timeout_ns: int | None = None) -> None:
+        seconds = max(1, -(-self._ttl_ns // 10**9))
+        answer = self._gateway.ask("lease/grant", {"TTL": str(seconds)}, timeout_ns)
+        self.number, self._granted_s = answer["ID"], float(answer["TTL"])
+
+    def _hold_all(self, timeout_ns: int | None = None) -> None:
+        for put in self._kept.values():
+            put["lease"] = self.number
+            self._gateway.ask("kv/put", put, timeout_ns)

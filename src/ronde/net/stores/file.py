@@ -1,0 +1,402 @@
+"""A store in a file, for any number of processes that share a file system, and no server.
+
+Who waits looks again every few milliseconds, because file systems tell nobody; so it is the store for meeting and for
+small jobs. Use one of the others for a job with hundreds of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import TypeVar
+
+from ronde.errors import UsageError
+from ronde.net.stores.base import check_key, check_prefix, check_value, waited_in_vain
+from ronde.net.stores.file_log import FileLog, Lives
+from ronde.net.stores.table import Table
+
+__all__ = ["FileStore"]
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
+COMPACT_BYTES = 1 << 20  # no smaller file is worth making a new one
+COMPACT_RATIO = 4  # how much larger than what is in it a file may be
+
+_HEAD = struct.Struct("!BHIQ")  # what, length of the name, length of the value, number
+
+Found = TypeVar("Found")
+
+
+class _What(IntEnum):
+    """What a record says. A record has several of them where several things changed at one moment."""
+
+    SET = 1
+    APPEND = 2
+    DELETE = 3
+    DELETE_PREFIX = 4
+    PUSH = 5
+    POP = 6
+    HOLD = 7  # the number is that of the client
+    RELEASE = 8
+    NUMBER = 9  # the number is the highest that a client has got
+
+
+def _entry(what: _What, name: bytes = b"", value: bytes = b"", number: int = 0) -> bytes:
+    return _HEAD.pack(what, len(name), len(value), number) + name + value
+
+
+class FileStore:
+    """The `Store` in the file at `path`, which is made if it is not there; nobody removes it.
+
+    A process that holds keys also makes `path` + ".alive". Raises UsageError if the path cannot be written, and
+    PeerLostError from any call if the file system is full (nothing has changed then), or the file gone or damaged.
+    In a forked child the object is a client of its own, without the keys that its parent holds.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.path.abspath(path)
+        self._open = True
+        self._lock = threading.Lock()  # one call at a time
+        self._forked = False
+        self._highest = 0  # number that a client has got
+        self._start()
+        with self._lock:
+            self._look(lambda _: None, ())  # says now if this is no store
+        _all.add(self)
+
+    @property
+    def address(self) -> str:
+        return f"file:{self._path}"
+
+    def set(self, key: str, value: bytes) -> None:
+        self._write([check_key(key)], _entry(_What.SET, check_key(key), check_value(key, value)))
+
+    def get(self, key: str, timeout_ns: int) -> bytes:
+        encoded = check_key(key)
+        value = self._until(lambda table: table.get(encoded), [encoded], timeout_ns)
+        if value is None:
+            raise waited_in_vain(key, self.address, timeout_ns)
+        return value
+
+    def wait(self, keys: list[str], timeout_ns: int) -> None:
+        missing = {check_key(key): key for key in keys}
+
+        def look(table: Table) -> bool | None:
+            for name in [name for name in missing if table.get(name) is not None]:
+                del missing[name]
+            return not missing or None
+
+        if not self._until(look, list(missing), timeout_ns):
+            raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
+
+    def add(self, key: str, amount: int) -> int:
+        encoded = check_key(key)
+
+        def add(table: Table) -> tuple[int, bytes]:
+            total = table.add(encoded, amount)
+            return total, _entry(_What.SET, encoded, b"%d" % total)
+
+        return self._change([encoded], add)
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        encoded = check_key(key)
+        check_value(key, expected), check_value(key, desired)
+
+        def compare_set(table: Table) -> tuple[bytes, bytes]:
+            before = table.get(encoded)
+            value = table.compare_set(encoded, expected, desired)
+            changed = table.get(encoded) != before
+            return value, _entry(_What.SET, encoded, desired) if changed else b""
+
+        return self._change([encoded], compare_set)
+
+    def delete_key(self, key: str) -> bool:
+        encoded = check_key(key)
+
+        def delete(table: Table) -> tuple[bool, bytes]:
+            was_there = table.delete(encoded)
+            return was_there, _entry(_What.DELETE, encoded) if was_there else b""
+
+        return self._change([encoded], delete)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        encoded = [check_key(key) for key in keys]
+        with self._lock:
+            return self._look(lambda table: table.check(encoded), encoded)
+
+    def num_keys(self) -> int:
+        with self._lock:
+            return self._look(Table.num_keys, None)
+
+    def append(self, key: str, value: bytes) -> None:
+        encoded = check_key(key)
+
+        def append(table: Table) -> tuple[None, bytes]:
+            table.append(encoded, value)
+            return None, _entry(_What.APPEND, encoded, value)
+
+        self._change([encoded], append)
+
+    def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
+        encoded = [check_key(key) for key in keys]
+        values = self._until(lambda table: table.multi_get(encoded), encoded, timeout_ns)
+        if values is None:
+            raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
+        return values
+
+    def multi_set(self, values: Mapping[str, bytes]) -> None:
+        encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
+        if encoded:
+            self._write(encoded, b"".join(_entry(_What.SET, key, value) for key, value in encoded.items()))
+
+    def delete_prefix(self, prefix: str) -> int:
+        encoded = check_prefix(prefix)
+
+        def delete_prefix(table: Table) -> tuple[int, bytes]:
+            keys, queues = table.delete_prefix(encoded)
+            count = len(keys) + len(queues)
+            return count, _entry(_What.DELETE_PREFIX, encoded) if count else b""
+
+        return self._change(None, delete_prefix)
+
+    def queue_push(self, queue: str, value: bytes) -> None:
+        self._write((), _entry(_What.PUSH, check_key(queue), check_value(queue, value)))
+
+    def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
+        encoded = check_key(queue)
+
+        def pop(table: Table) -> tuple[bytes | None, bytes]:
+            value = table.pop(encoded)
+            return value, b"" if value is None else _entry(_What.POP, encoded)
+
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        while True:
+            if not self._until(
+                lambda table: table.queue_len(encoded) or None, (), deadline_ns - time.monotonic_ns()
+            ):
+                raise waited_in_vain(queue, self.address, timeout_ns)
+            value = self._change((), pop)
+            if value is not None:  # else another client was quicker
+                return value
+
+    def queue_len(self, queue: str) -> int:
+        encoded = check_key(queue)
+        with self._lock:
+            return self._look(lambda table: table.queue_len(encoded), ())
+
+    def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
+        encoded = {check_key(key): value for key, value in known.items()}
+        found = self._until(lambda table: table.differing(encoded) or None, list(encoded), timeout_ns)
+        return {key.decode(): value for key, value in (found or {}).items()}
+
+    def hold(self, key: str, value: bytes) -> None:
+        encoded = check_key(key)
+        check_value(key, value)
+
+        def hold(table: Table) -> tuple[None, bytes]:
+            change = b""
+            if not self._lives.number:
+                self._lives.begin(self._highest + 1)
+                self._highest = self._lives.number
+                change = _entry(_What.NUMBER, number=self._lives.number)
+            table.hold(encoded, value, self._lives.number)
+            return None, change + _entry(_What.HOLD, encoded, value, self._lives.number)
+
+        was_alive = self._lives.number != 0
+        try:
+            self._change([encoded], hold)
+        except BaseException:
+            if not was_alive:  # nobody knows that we have the number
+                self._lives.close()
+            raise
+
+    def fork(self) -> FileStore:
+        if not self._open:
+            raise self._closed()
+        return FileStore(self._path)
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._open:
+                return
+            try:
+                if self._lives.number:
+                    self._release(self._lives.number)
+            finally:
+                self._open = False
+                self._let_go()
+
+    # Under the lock of the file
+
+    def _look(self, look: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
+        """Return what the look finds. `names` are the keys that it looks at, None all: who held them must be alive."""
+        self._ready()
+        with self._log.locked(exclusive=False) as anew:
+            self._catch_up(anew, exclusive=False)
+            if not self._dead(names):
+                return look(self._table)
+        return self._change_alone(names, lambda table: (look(table), b""))
+
+    def _write(self, names: Iterable[bytes], change: bytes) -> None:
+        def write(table: Table) -> tuple[None, bytes]:
+            self._apply(change)
+            return None, change
+
+        self._change(names, write)
+
+    def _change(
+        self, names: Iterable[bytes] | None, operate: Callable[[Table], tuple[Found, bytes]]
+    ) -> Found:
+        with self._lock:
+            return self._change_alone(names, operate)
+
+    def _change_alone(
+        self, names: Iterable[bytes] | None, operate: Callable[[Table], tuple[Found, bytes]]
+    ) -> Found:
+        """Operate on the table, and write down what that has changed. An operation that fails has changed nothing."""
+        self._ready()
+        with self._log.locked(exclusive=True) as anew:
+            self._catch_up(anew, exclusive=True)
+            buried = b""
+            for number in self._dead(names):
+                self._table.release(number)
+                buried += _entry(_What.RELEASE, number=number)
+            try:
+                if buried:
+                    self._log.append(buried)
+                found, change = operate(self._table)
+                if change:
+                    self._log.append(change)
+            except UsageError:
+                raise
+            except BaseException:
+                self._log.forget()  # the table may say what the file does not
+                raise
+            if self._log.size_bytes > self._compact_at:
+                self._compact()
+            return found
+
+    def _release(self, number: int) -> None:
+        def release(table: Table) -> tuple[None, bytes]:
+            return None, _entry(_What.RELEASE, number=number) if table.release(number) else b""
+
+        self._change_alone((), release)
+
+    def _catch_up(self, anew: bool, exclusive: bool) -> None:
+        if anew:
+            self._table = Table()
+            self._highest = 0
+        try:
+            for record in self._log.read(exclusive):
+                self._apply(record)
+        except BaseException:
+            self._log.forget()
+            raise
+
+    def _apply(self, record: bytes) -> None:
+        table, at = self._table, 0
+        while at < len(record):
+            what, name_bytes, value_bytes, number = _HEAD.unpack_from(record, at)
+            at += _HEAD.size
+            name = record[at : at + name_bytes]
+            value = record[at + name_bytes : at + name_bytes + value_bytes]
+            at += name_bytes + value_bytes
+            match what:
+                case _What.SET:
+                    table.set(name, value)
+                case _What.APPEND:
+                    table.append(name, value)
+                case _What.DELETE:
+                    table.delete(name)
+                case _What.DELETE_PREFIX:
+                    table.delete_prefix(name)
+                case _What.PUSH:
+                    table.push(name, value)
+                case _What.POP:
+                    table.pop(name)
+                case _What.HOLD:
+                    table.hold(name, value, number)
+                case _What.RELEASE:
+                    table.release(number)
+                case _What.NUMBER:
+                    self._highest = max(self._highest, number)
+
+    def _dead(self, names: Iterable[bytes] | None) -> list[int]:
+        """Return who held one of these keys and lives no more."""
+        holders = self._table.holders()
+        if not holders:
+            return []
+        numbers = set(holders.values() if names is None else (holders.get(name, 0) for name in names))
+        return [number for number in numbers - {0} if self._lives.is_dead(number)]
+
+    def _compact(self) -> None:
+        self._log.replace(self._content())
+        self._compact_at = max(COMPACT_BYTES, COMPACT_RATIO * self._log.size_bytes)
+
+    def _content(self) -> Iterator[bytes]:
+        yield _entry(_What.NUMBER, number=self._highest)
+        for key, value in self._table.items():
+            yield _entry(_What.SET, key, value)
+        for key, number in self._table.holders().items():
+            yield _entry(_What.HOLD, key, self._table.get(key) or b"", number)
+        for queue, values in self._table.queues():
+            for value in values:
+                yield _entry(_What.PUSH, queue, value)
+
+    # Between locks
+
+    def _until(
+        self, look: Callable[[Table], Found | None], names: Sequence[bytes], timeout_ns: int
+    ) -> Found | None:
+        """Return what is found as soon as it is not None, or None after the timeout."""
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        pause_s = FIRST_PAUSE_S
+        with self._lock:
+            while (found := self._look(look, names)) is None:
+                left_s = (deadline_ns - time.monotonic_ns()) / 1e9
+                if left_s <= 0:
+                    break
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            return found
+
+    def _start(self) -> None:
+        self._log = FileLog(self._path)
+        self._lives = Lives(self._path + ".alive")
+        self._table = Table()
+        self._compact_at = COMPACT_BYTES
+
+    def _ready(self) -> None:
+        if not self._open:
+            raise self._closed()
+        if self._forked:
+            self._start()
+            self._forked = False
+
+    def _let_go(self) -> None:
+        self._log.close()
+        self._lives.close()
+
+    def _closed(self) -> UsageError:
+        return UsageError(f"this client of the store at {self.address} has been closed")
+
+    def _after_fork(self) -> None:
+        """Let go of what the parent has opened: with it, this child would keep its parent's held keys alive."""
+        self._let_go()
+        self._lock = threading.Lock()
+        self._forked = True
+
+
+_all: weakref.WeakSet[FileStore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for store in list(_all):
+        store._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

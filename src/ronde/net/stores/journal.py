@@ -1,0 +1,285 @@
+"""The journal of a served store: a file from which the store is as it was, after its server has died or moved.
+
+    file   = header, records
+    record = length (4 bytes), CRC-32 (4), entries
+    entry  = kind (1 byte), length of the name (2), length of the value (4), name, value
+
+An entry says what something has become, so the meaning of requests may change without the journal. A record is all
+that one turn of the server has changed. It is on the disk before anybody is answered, and counts as a whole or not at
+all: the torn record at the end, of a server that died writing it, is cut off. A broken record before the end is damage,
+and an error.
+
+Held keys are not in it. When the file has grown to several times what it tells, it is written anew beside its place
+and moved there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ronde.errors import UsageError
+from ronde.net.stores.table import Table
+
+__all__ = ["Journal", "Remembered", "pack_changes", "pack_sessions", "read"]
+
+HEADER = b"ronde store journal, version 1\n"
+SMALLEST_REWRITE_BYTES = 16 << 20
+GROWTH = 4  # times what a new file would have
+PIECE_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+Remembered = tuple[bytes, int, bytes]  # a session's id, its last number, the answer to that
+
+_RECORD = struct.Struct("!II")
+_ENTRY = struct.Struct("!BHI")
+_NUMBER = struct.Struct("!Q")
+_KEY, _NO_KEY, _PUSH, _POP, _SESSION = 1, 2, 3, 4, 5
+_KINDS = {"push": _PUSH, "pop": _POP}
+
+
+def pack_changes(changes: Iterable[tuple[str, bytes, bytes | None]]) -> bytes:
+    """Return the entries for what `Table.changes` says."""
+    pieces = []
+    for kind, name, value in changes:
+        code = _KINDS.get(kind) or (_NO_KEY if value is None else _KEY)
+        pieces.append(_entry(code, name, b"" if code == _POP else value or b""))
+    return b"".join(pieces)
+
+
+def pack_sessions(sessions: Iterable[Remembered]) -> bytes:
+    """Return the entries for what clients were answered."""
+    return b"".join([_entry(_SESSION, id, _NUMBER.pack(number) + answer) for id, number, answer in sessions])
+
+
+def _entry(kind: int, name: bytes, value: bytes) -> bytes:
+    return _ENTRY.pack(kind, len(name), len(value)) + name + value
+
+
+def _pack_all(table: Table, sessions: Iterable[Remembered]) -> Iterator[bytes]:
+    for key, value in table.items():
+        yield _entry(_KEY, key, value)
+    for queue, values in table.queues():
+        for value in values:
+            yield _entry(_PUSH, queue, value)
+    yield pack_sessions(sessions)
+
+
+def read(path: Path, table: Table) -> tuple[list[Remembered], int]:
+    """Fill the table from a journal; return the sessions, and how many bytes of the file count.
+
+    Raises UsageError if it cannot be read or is damaged.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the journal {path}: {error.strerror}") from None
+    return _replay(data, path, table)
+
+
+def _replay(data: bytes, path: Path, table: Table) -> tuple[list[Remembered], int]:
+    if not data.startswith(HEADER):
+        if HEADER.startswith(data):  # its server died when it had just been made
+            return [], 0
+        raise UsageError(f"{path} is no journal of a store, or one of another version of Ronde")
+    sessions: dict[bytes, Remembered] = {}
+    place = len(HEADER)
+    while place < len(data):
+        end = _end_of_record(data, place)
+        if end == 0:
+            break
+        if end < 0:
+            raise UsageError(
+                f"the journal {path} is damaged at byte {place} of {len(data)}; take a copy of it that is whole"
+            )
+        for kind, name, value in _entries(data, place + _RECORD.size, end):
+            if kind == _SESSION:
+                sessions.pop(name, None)
+                sessions[name] = name, _NUMBER.unpack_from(value)[0], value[_NUMBER.size :]
+            else:
+                _apply(table, kind, name, value)
+        place = end
+    return list(sessions.values()), place
+
+
+def _end_of_record(data: bytes, place: int) -> int:
+    """Return where the record ends; 0 if it is torn, -1 if it is damaged."""
+    if len(data) - place < _RECORD.size:
+        return 0
+    length, checksum = _RECORD.unpack_from(data, place)
+    end = place + _RECORD.size + length
+    if (
+        length > 0
+        and end <= len(data)
+        and zlib.crc32(memoryview(data)[place + _RECORD.size : end]) == checksum
+    ):
+        return int(end)
+    # A file system may have put zeros where the end of the file was to be.
+    torn = end >= len(data) or not data[place:].strip(b"\0") or not data[end:].strip(b"\0")
+    return 0 if torn else -1
+
+
+def _entries(data: bytes, place: int, end: int) -> Iterator[tuple[int, bytes, bytes]]:
+    while place < end:
+        kind, name_length, length = _ENTRY.unpack_from(data, place)
+        place += _ENTRY.size + name_length + length
+        yield kind, data[place - length - name_length : place - length], data[place - length : place]
+
+
+def _apply(table: Table, kind: int, name: bytes, value: bytes) -> None:
+    if kind == _KEY:
+        table.set(name, value)
+    elif kind == _NO_KEY:
+        table.delete(name)
+    elif kind == _PUSH:
+        table.push(name, value)
+    elif kind == _POP:
+        table.pop(name)
+
+
+class Journal:
+    """The journal at `path`, made if it is not there; no other server may have it open.
+
+    First `load`, then `write` what changes; now and then `rewrite`, if it is `overgrown`. Raises UsageError if the file
+    cannot be used. `write` and `rewrite` raise OSError, after which the file is as it was before.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = _open(path)
+        self._size = 0
+        self._written_anew = 0  # the size of the file when it was last written anew
+        self._doubtful = False  # whether the end of the file may be something else than we think
+
+    def load(self, table: Table) -> list[Remembered]:
+        """Fill the table, and return the sessions that are remembered. Raises UsageError if the file is damaged."""
+        sessions, self._size = read(self._path, table)
+        torn = os.fstat(self._fd).st_size - self._size
+        if torn:
+            _log.warning("cut %d bytes off the journal %s, which its server did not finish", torn, self._path)
+        try:
+            if self._size == 0:
+                self._append(HEADER)
+            else:
+                os.ftruncate(self._fd, self._size)
+                os.lseek(self._fd, self._size, os.SEEK_SET)
+        except OSError as error:
+            raise UsageError(f"cannot write the journal {self._path}: {error.strerror}") from None
+        return sessions
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in the file yet."""
+        return os.fstat(self._fd).st_size <= len(HEADER)
+
+    @property
+    def overgrown(self) -> bool:
+        """Whether it is time to write the file anew."""
+        return self._size > max(SMALLEST_REWRITE_BYTES, GROWTH * self._written_anew)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a failed write could not be taken back: only `rewrite` helps."""
+        return self._doubtful
+
+    def write(self, entries: bytes) -> None:
+        """Append one record and see it to the disk."""
+        self._append(_record(entries))
+
+    def rewrite(self, table: Table, sessions: Iterable[Remembered]) -> None:
+        """Write the file anew with no more than what there is now."""
+        new = self._path.with_name(self._path.name + ".new")
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            size = 0
+            for piece in _pieces(table, sessions):
+                _write_all(fd, piece)
+                size += len(piece)
+            os.fsync(fd)
+            os.rename(new, self._path)
+        except BaseException:
+            os.close(fd)
+            with suppress(OSError):
+                os.unlink(new)
+            raise
+        os.close(self._fd)
+        self._fd = fd
+        self._size = self._written_anew = size
+        self._doubtful = False
+        _sync_folder(self._path)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _append(self, data: bytes) -> None:
+        try:
+            _write_all(self._fd, data)
+            os.fdatasync(self._fd)
+        except OSError:
+            # What a failed sync has left on the disk nobody knows. Later records are then written to a new file.
+            self._doubtful = True
+            os.ftruncate(self._fd, self._size)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            raise
+        self._size += len(data)
+
+
+def _pieces(table: Table, sessions: Iterable[Remembered]) -> Iterator[bytes]:
+    yield HEADER
+    pending: list[bytes] = []
+    size = 0
+    for entry in _pack_all(table, sessions):
+        pending.append(entry)
+        size += len(entry)
+        if size > PIECE_BYTES:
+            yield _record(b"".join(pending))
+            pending, size = [], 0
+    if size:
+        yield _record(b"".join(pending))
+
+
+def _record(entries: bytes) -> bytes:
+    return _RECORD.pack(len(entries), zlib.crc32(entries)) + entries
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _open(path: Path) -> int:
+    """Return the file, opened and locked. It may be moved away under us while a server still writes it anew."""
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"cannot open the journal {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            os.close(fd)
+            reason = "another store is using it" if isinstance(error, BlockingIOError) else error.strerror
+            raise UsageError(f"cannot open the journal {path}: {reason}") from None
+        os.close(fd)
+
+
+def _sync_folder(path: Path) -> None:
+    with suppress(OSError):  # some file systems cannot, and the file itself is safe
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,245 @@
+"""Simulates rendezvous: the real machines of up to 1,000 nodes over a store, in virtual time, under a seeded scheduler.
+
+    python -m tests.sim.rendezvous --seeds 100000           # some hundred run with the quick tests, this by night
+    python -m tests.sim.rendezvous --seed 7 --nodes 64      # again what has failed; the last events are printed
+
+Every node has a clock with an origin and a rate of its own, messages take random times, operations of the store fail
+(and may have been done), takers of a queue lose what they took. Nodes come late, die with or without a broken
+connection, come back as another, freeze and thaw, lose their connection for a moment, leave, or end the job; half of
+that hits the leader. Workers run for a while, fail, blame others, or succeed. After some time nothing bad happens any
+more, and everything must come to an end.
+
+What is checked: `rendezvous_checks`; and that within a bounded time every living node knows what has become of the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from tests.sim.common_order import Broken, require
+from tests.sim.rendezvous_checks import Checks
+from tests.sim.rendezvous_node import MS, S, SimNode
+from tests.sim.rendezvous_store import SimStore
+
+from ronde.core.rendezvous import Rules
+from ronde.core.rendezvous_effects import Set
+from ronde.core.round import Budget
+
+BAD_TIMES_NS = 90 * S
+JOIN_TIMEOUT_NS = 120 * S
+# After the bad times: a last freeze, silence, stragglers, last call, work, and nodes that do not come.
+BOUND_NS = BAD_TIMES_NS + 600 * S
+
+
+class Simulation:
+    def __init__(self, seed: int, nodes: int) -> None:
+        self.rng = rng = random.Random(f"{nodes} nodes with {seed}")
+        self.now_ns = 0
+        self.agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self.planned = 0
+        self.counts: Counter[str] = Counter()
+        self.events: deque[tuple[object, ...]] = deque(maxlen=80)
+        self.store = SimStore()
+        least = rng.choice((1, 1, max(nodes // 2, 1), max(nodes - 1, 1), nodes))
+        most = rng.choice((nodes, nodes, nodes + 2, max(nodes - 1, least)))
+        self.rules = Rules(
+            min_nodes=least,
+            max_nodes=most,
+            spares=rng.choice((0, 1)),
+            join_timeout_ns=JOIN_TIMEOUT_NS,
+            last_call_ns=rng.choice((0, S, 20 * S)),
+        )
+        self.budget = Budget(rng.choice((0, 2, 10)), rng.choice((-1, -1, -1, 3)))
+        self.checks = Checks(self.rules, self.budget)
+        self.typical_ns = rng.choice((100_000, MS, 20 * MS))
+        self.hiccup = rng.choice((0.0, 0.0, 0.003, 0.03))
+        self.failing = rng.choice((0.0, 0.0, 0.3))
+        self.nodes = [SimNode(self, host, 0) for host in range(nodes)]
+        spread_ns = rng.choice((1, S, 30 * S))
+        for node in self.nodes:
+            node.later(rng.randrange(spread_ns), node.start)
+        self.draw_fates(nodes)
+
+    def draw_fates(self, nodes: int) -> None:
+        rng = self.rng
+        for _ in range(rng.choice((0, 1, 1, 2, 5, 10))):
+            fate = rng.choice(
+                (self.kill, self.kill, self.power_off, self.freeze, self.freeze, self.cut, self.leave)
+            )
+            self.at(rng.randrange(BAD_TIMES_NS), fate)
+        for late in range(rng.choice((0, 0, 1, 3))):
+            self.at(rng.randrange(BAD_TIMES_NS), lambda late=late: self.add(nodes + late, 0))  # type: ignore[misc]
+        if rng.random() < 0.1:
+            self.at(rng.randrange(BAD_TIMES_NS), self.end_job)
+
+    # What the world does
+
+    def at(self, at_ns: int, do: Callable[[], None]) -> None:
+        self.planned += 1
+        heapq.heappush(self.agenda, (at_ns, self.planned, do))
+
+    def note(self, *what: object) -> None:
+        self.events.append((f"{self.now_ns / S:.3f}", *what))
+
+    def latency_ns(self) -> int:
+        return int(self.rng.expovariate(1 / self.typical_ns)) + 1000
+
+    def hiccups(self) -> bool:
+        has = self.hiccup > 0 and self.now_ns < BAD_TIMES_NS and self.rng.random() < self.hiccup
+        self.counts["hiccups"] += has
+        return has
+
+    def by_id(self, node: str) -> SimNode:
+        return next(each for each in self.nodes if each.node.id == node)
+
+    def freezes_before(self, node: SimNode, effect: Set) -> bool:
+        """Sometimes a leader stops in the worst of moments: when it is about to write a roster."""
+        is_roster = any(key.startswith("roster/") for key in effect.values)
+        freezes = is_roster and self.now_ns < BAD_TIMES_NS and self.rng.random() < 0.05
+        if freezes:
+            self.tell_fate(node, "freezes in the middle of writing")
+            node.freeze(self.rng.choice((16 * S, 20 * S, 60 * S)))
+        return freezes
+
+    def draw_work(self, node: SimNode) -> tuple[int, Callable[[], None]]:
+        """What the workers of a node do in a round, and when."""
+        bad = self.now_ns < BAD_TIMES_NS
+        if bad and self.rng.random() < self.failing / len(self.nodes):
+            return self.rng.randrange(20 * S), node.fail
+
+        def succeed() -> None:
+            assert node.round
+            self.checks.succeeded.setdefault(node.round.number, set()).add(node.node.id)
+            node.succeed()
+
+        # somewhere between: some nodes are earlier than others
+        return self.rng.randrange(10 * S, 40 * S), succeed
+
+    def victim(self) -> SimNode | None:
+        living = [node for node in self.nodes if node.is_alive and node.outcome is None]
+        leaders = [node for node in living if node.participant.is_leader]
+        if leaders and self.rng.random() < 0.5:
+            return self.rng.choice(leaders)
+        return self.rng.choice(living) if living else None
+
+    # Fates
+
+    def kill(self) -> None:
+        self.lose_one("dies", is_noticed=True)
+
+    def power_off(self) -> None:
+        self.lose_one("is without power", is_noticed=False)
+
+    def lose_one(self, what: str, is_noticed: bool) -> None:
+        if node := self.victim():
+            self.tell_fate(node, what)
+            node.die(is_noticed)
+            for other in self.nodes:
+                if other.round and node.round and other.is_alive and self.rng.random() < 0.3:
+                    other.later(self.rng.randrange(3 * S), lambda other=other: other.fail(blames_peer=True))  # type: ignore[misc]
+            if self.rng.random() < 0.6:
+                start = int(node.name.split(".")[1]) + 1
+                self.at(self.now_ns + self.rng.randrange(20 * S), lambda: self.add(node.host, start))
+
+    def freeze(self) -> None:
+        if node := self.victim():
+            self.tell_fate(node, "freezes")
+            node.freeze(self.rng.choice((S, 10 * S, 20 * S, 60 * S)))
+
+    def cut(self) -> None:
+        if node := self.victim():
+            self.tell_fate(node, "loses its connection")
+            node.lose_connection(comes_back=True)
+
+    def leave(self) -> None:
+        if node := self.victim():
+            self.tell_fate(node, "leaves")
+            node.is_harmed = True
+            node.perform(node.participant.leave("enough"))
+            node.later(self.rng.randrange(2 * S), node.close)
+
+    def end_job(self) -> None:
+        if node := self.victim():
+            self.tell_fate(node, "ends the job")
+            node.perform(node.participant.end_job("interrupted"))
+
+    def add(self, host: int, start: int) -> None:
+        node = SimNode(self, host, start)
+        self.nodes.append(node)
+        self.counts["late nodes"] += 1
+        self.note(node.name, "comes")
+        node.start()
+
+    def tell_fate(self, node: SimNode, what: str) -> None:
+        role = "the leader" if node.participant.is_leader else "a node"
+        if node.participant.is_leader:
+            self.checks.leader_harmed_ns = self.now_ns
+        self.counts[f"{role} {what}"] += 1
+        self.note(node.name, what)
+
+    # From the beginning to the end
+
+    def run(self) -> Counter[str]:
+        """Run to the end; returns what happened how often. Raises Broken, or whatever a machine raises."""
+        while self.agenda and not self.is_over():
+            self.now_ns, _, do = heapq.heappop(self.agenda)
+            require(self.now_ns < BOUND_NS, "it goes on for ever:", self.waiting())
+            do()
+        for node in self.nodes:
+            if node.is_alive or node.outcome:
+                self.counts[f"nodes: {self.checks.outcome(node)}"] += 1
+        self.counts["rounds"] += len(self.checks.rounds)
+        return self.counts
+
+    def is_over(self) -> bool:
+        return self.now_ns > BAD_TIMES_NS and not self.waiting()
+
+    def waiting(self) -> list[str]:
+        return [node.name for node in self.nodes if node.is_alive and node.outcome is None]
+
+
+def simulate(seed: int, nodes: int) -> Counter[str]:
+    """Run one simulation; returns what happened how often. Raises Broken with the command that does it again."""
+    simulation = Simulation(seed, nodes)
+    try:
+        return simulation.run()
+    except Exception as error:
+        story = "\n".join("  " + " ".join(map(str, event))[:400] for event in simulation.events)
+        raise Broken(
+            f"{type(error).__name__}: {error}\nlast events:\n{story}\n"
+            f"replay: python -m tests.sim.rendezvous --seed {seed} --nodes {nodes}"
+        ) from error
+
+
+def draw_nodes(seed: int) -> int:
+    rng = random.Random(seed)
+    return rng.choice((1, 2, 2, 3, 3, 4, rng.randint(5, 12), rng.randint(5, 30)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Simulate rendezvous with the real machines.")
+    parser.add_argument("--seeds", type=int, default=100, help="how many simulations (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--nodes", type=int, help="nodes (default: from the seed)")
+    arguments = parser.parse_args(argv)
+    seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            counts += simulate(seed, arguments.nodes or draw_nodes(seed))
+        except Broken as broken:
+            print(broken, flush=True)
+            return 1
+    print(
+        f"{len(seeds)} simulations:", ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

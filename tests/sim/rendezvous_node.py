@@ -1,0 +1,323 @@
+"""A simulated node: the real `Participant` with a shell in simulated time, and an agent that does something."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.sim.rendezvous_store import Taker, Values, Waiter
+
+from ronde.core.rendezvous import Participant
+from ronde.core.rendezvous_effects import (
+    Compare,
+    Compared,
+    Effect,
+    Event,
+    Hold,
+    Look,
+    Pop,
+    PopFailed,
+    Popped,
+    Seen,
+    Set,
+    Stored,
+    Tell,
+    Tick,
+    Watch,
+)
+from ronde.core.round import (
+    AllSucceeded,
+    Ejected,
+    Failure,
+    JobClosed,
+    Node,
+    NodesLost,
+    RendezvousBroken,
+    RendezvousEvent,
+    Round,
+    RoundBegan,
+    RoundEnded,
+)
+
+if TYPE_CHECKING:
+    from tests.sim.rendezvous import Simulation
+
+S = 10**9
+MS = 10**6
+
+
+class SimNode:
+    """One start of an agent."""
+
+    def __init__(self, sim: Simulation, host: int, start: int) -> None:
+        self.sim = sim
+        self.name = f"{host}.{start}"
+        rng = sim.rng
+        self.origin_ns = rng.randrange(10**18)
+        self.rate = 1 + rng.uniform(-1e-4, 1e-4)
+        self.node = Node(
+            f"n{self.name}", f"host{host}", f"10.0.0.{host}", 1, f"tcp:10.0.0.{host}:9", 1024 + start
+        )
+        self.host = host
+        self.participant = Participant(sim.rules)
+        self.is_alive = True
+        self.is_frozen = False
+        self.postponed: list[Callable[[], None]] = []
+        self.operations: deque[Effect] = deque()
+        self.is_busy = False
+        self.known: Values = {}
+        self.waiter: Waiter | None = None
+        self.watches = 0  # how many have been asked for: only the answer to the last one counts
+        self.queue: str | None = None
+        self.taker: Taker | None = None
+        self.tick_ns = -1  # of simulated time, when one is due
+        self.round: Round | None = None  # that it works in
+        self.succeeded: set[int] = set()
+        self.last_number = -1
+        self.work = 0  # what it does now: grows, so that what was planned before is void
+        self.outcome: RendezvousEvent | None = None
+        self.is_harmed = False  # something has happened to it, so that others may take it for dead
+        self.joined_ns = 0  # when it joined, or came back to life after that
+
+    # Time
+
+    def now_ns(self) -> int:
+        return self.origin_ns + int(self.sim.now_ns * self.rate)
+
+    def later(self, delay_ns: int, do: Callable[[], None]) -> None:
+        """Do it later, if this node is still there; if it is frozen, when it thaws."""
+
+        def now() -> None:
+            if self.is_frozen:
+                self.postponed.append(now)
+            elif self.is_alive:
+                do()
+
+        self.sim.at(self.sim.now_ns + delay_ns, now)
+
+    def schedule_tick(self) -> None:
+        due_ns = int((self.participant.wake_ns - self.origin_ns) / self.rate) + 1
+        due_ns = max(due_ns, self.sim.now_ns + 1)
+        if self.tick_ns < 0 or due_ns < self.tick_ns:
+            self.tick_ns = due_ns
+            self.later(due_ns - self.sim.now_ns, lambda: self.tick(due_ns))
+
+    def tick(self, due_ns: int) -> None:
+        if due_ns == self.tick_ns:
+            self.tick_ns = -1
+            if self.now_ns() >= self.participant.wake_ns:
+                self.step(Tick())
+            else:
+                self.schedule_tick()
+
+    # The shell
+
+    def step(self, event: Event) -> None:
+        self.perform(self.participant.step(self.now_ns(), event))
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Tell(event):
+                    self.told(event)
+                case Watch(known):
+                    self.known = dict(known)
+                    self.watch()
+                case Pop(queue):
+                    self.queue = queue
+                    self.pop()
+                case _:
+                    self.operations.append(effect)
+        self.next_operation()
+        self.schedule_tick()
+
+    def next_operation(self) -> None:
+        if self.operations and not self.is_busy:
+            self.is_busy = True
+            effect = self.operations[0]
+            if isinstance(effect, Set) and self.sim.freezes_before(self, effect):
+                self.later(0, lambda: self.ask(effect))
+            else:
+                self.ask(effect)
+
+    def ask(self, effect: Effect) -> None:
+        """Send it to the store; what fails is sent again, whether or not it has been done."""
+        sim = self.sim
+
+        def arrive() -> None:
+            if sim.hiccups():
+                self.later(sim.latency_ns() + sim.rng.randrange(S), lambda: self.ask(effect))
+                return
+            if not self.is_alive and isinstance(effect, Hold):
+                return  # what arrives after its sender's death has shown is not held
+            result = sim.store.execute(self.node.id, effect)
+            if sim.hiccups():
+                self.later(sim.latency_ns() + sim.rng.randrange(S), lambda: self.ask(effect))
+            else:
+                self.later(sim.latency_ns(), lambda: self.answered(effect, result))
+
+        sim.at(sim.now_ns + sim.latency_ns(), arrive)
+
+    def answered(self, effect: Effect, result: Values | bytes | None) -> None:
+        self.operations.popleft()
+        self.is_busy = False
+        if isinstance(effect, Look):
+            assert isinstance(result, dict)
+            self.step(Seen(effect.known, result))
+        elif isinstance(effect, Set):
+            self.step(Stored())
+        elif isinstance(effect, Compare):
+            assert isinstance(result, bytes)
+            self.step(Compared(result))
+        self.next_operation()
+
+    def watch(self) -> None:
+        self.watches += 1
+        number = self.watches
+        if self.waiter:
+            self.waiter.is_over = True
+
+        def arrive() -> None:
+            if number == self.watches and self.is_alive:
+                self.waiter = self.sim.store.watch(dict(self.known), answer)
+
+        def answer(changed: Values) -> None:
+            self.later(self.sim.latency_ns(), lambda: seen(changed))
+
+        def seen(changed: Values) -> None:
+            if number == self.watches:
+                self.known |= changed
+                self.watch()
+                self.step(Seen({}, changed))
+
+        self.sim.at(self.sim.now_ns + self.sim.latency_ns(), arrive)
+
+    def pop(self) -> None:
+        if self.taker:
+            self.taker.is_over = self.sim.rng.random() < 0.5  # it may still take something
+        queue, sim = self.queue, self.sim
+        if queue is None:
+            return
+
+        def arrive() -> None:
+            if self.is_alive and queue == self.queue:
+                self.taker = sim.store.pop(queue, answer)
+
+        def answer(values: tuple[bytes, ...]) -> None:
+            event: Event = PopFailed(queue) if sim.hiccups() else Popped(queue, values)
+            self.later(sim.latency_ns(), lambda: popped(event))
+
+        def popped(event: Event) -> None:
+            if queue == self.queue:
+                self.pop()
+                self.step(event)
+
+        sim.at(sim.now_ns + sim.latency_ns(), arrive)
+
+    # Fates
+
+    def die(self, is_noticed: bool) -> None:
+        """All at once; `is_noticed`: the connection breaks. Otherwise there is only silence."""
+        self.is_alive = False
+        self.is_harmed = True
+        self.work += 1
+        if self.waiter:
+            self.waiter.is_over = True
+        if self.taker:
+            self.taker.is_over = True
+        if is_noticed:
+            self.sim.at(self.sim.now_ns + self.sim.latency_ns(), lambda: self.lose_connection(False))
+
+    def lose_connection(self, comes_back: bool) -> None:
+        self.is_harmed = True
+        self.joined_ns = self.sim.now_ns
+        held = self.sim.store.lose(self.node.id)
+        if comes_back:
+            for key, value in held.items():
+                self.later(self.sim.rng.randrange(2 * S), lambda key=key, value=value: self.hold(key, value))  # type: ignore[misc]
+
+    def hold(self, key: str, value: bytes) -> None:
+        self.sim.store.held[self.node.id][key] = value
+        self.sim.store.put(key, value)
+
+    def freeze(self, for_ns: int) -> None:
+        if self.is_alive and not self.is_frozen:
+            self.is_frozen = self.is_harmed = True
+            self.sim.at(self.sim.now_ns + for_ns, self.thaw)
+
+    def thaw(self) -> None:
+        self.is_frozen = False
+        self.joined_ns = self.sim.now_ns
+        postponed, self.postponed = self.postponed, []
+        for do in postponed:
+            self.sim.at(self.sim.now_ns, do)
+
+    # The agent
+
+    def start(self) -> None:
+        self.joined_ns = self.sim.now_ns
+        self.perform(self.participant.join(self.now_ns(), self.node, self.sim.budget))
+
+    def plan(self, delay_ns: int, do: Callable[[], None]) -> None:
+        """What the agent does later, if nothing happens before."""
+        self.work += 1
+        work = self.work
+        self.later(delay_ns, lambda: do() if work == self.work else None)
+
+    def told(self, event: RendezvousEvent) -> None:
+        self.sim.note(self.name, "is told", event)
+        match event:
+            case RoundBegan(round):
+                self.sim.checks.began(self, round)
+                self.round = round
+                self.plan(*self.sim.draw_work(self))
+            case RoundEnded(number, cause):
+                self.sim.checks.ended(self, number, cause)
+                if isinstance(cause, NodesLost) and cause.nodes:
+                    self.sim.counts["rounds ended by losses"] += 1
+                self.join_again()
+            case Ejected():
+                self.sim.counts["ejected"] += 1
+                self.sim.checks.harmed(self, event)
+                self.join_again()
+            case AllSucceeded(number):
+                self.sim.checks.all_succeeded(self, number)
+                self.finish(event)
+            case RendezvousBroken():
+                self.sim.checks.gave_up(self, self.sim.nodes)
+                self.finish(event)
+            case JobClosed():
+                self.finish(event)
+
+    def join_again(self) -> None:
+        self.round = None
+        slow = self.sim.rng.random() < 0.02
+        self.is_harmed = self.is_harmed or slow
+        self.plan(self.sim.rng.randrange((60 if slow else 2) * S), self.start)
+
+    def succeed(self) -> None:
+        assert self.round
+        self.succeeded.add(self.round.number)
+        self.sim.note(self.name, "succeeds")
+        self.perform(self.participant.succeed(self.now_ns()))
+
+    def fail(self, blames_peer: bool = False) -> None:
+        if self.round:
+            self.sim.note(self.name, "fails")
+            self.sim.counts["failures"] += 1
+            failure = Failure(
+                self.round.group_rank, 0, self.node.host, 1, 1, f"by {self.name}", "", blames_peer
+            )
+            self.perform(self.participant.fail(failure))
+
+    def finish(self, event: RendezvousEvent) -> None:
+        self.round = None
+        self.outcome = event
+        self.work += 1
+        self.later(self.sim.rng.randrange(S), self.close)
+
+    def close(self) -> None:
+        if self.is_alive:
+            self.sim.note(self.name, "closes")
+            self.die(is_noticed=True)

@@ -1,0 +1,221 @@
+"""Runs the simulated rendezvous, and makes sure that it would notice if the machines were wrong."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from tests.sim.common_order import Broken
+from tests.sim.rendezvous import draw_nodes, main, simulate
+from tests.sim.rendezvous_store import SimStore, Values
+
+from ronde.core import rendezvous_leader, rendezvous_state
+from ronde.core.rendezvous import Participant
+from ronde.core.rendezvous_effects import Compare, Effect
+from ronde.core.rendezvous_leader import Leader
+from ronde.core.rendezvous_member import Member
+from ronde.core.rendezvous_state import Join, Message, RosterKey, State
+from ronde.core.round import Node
+
+BATCH = 75
+WHAT_HAPPENS = {
+    "a node dies",
+    "a node freezes",
+    "a node is without power",
+    "a node leaves",
+    "a node loses its connection",
+    "ejected",
+    "failures",
+    "late nodes",
+    "nodes: closed",
+    "nodes: not needed",
+    "nodes: succeeded",
+    "rounds",
+    "rounds ended by losses",
+    "the leader dies",
+    "the leader freezes",
+    "the leader is without power",
+    "the leader leaves",
+    "the leader loses its connection",
+}
+
+
+@pytest.mark.parametrize("first", range(0, 4 * BATCH, BATCH))
+def test_some_hundred_seeds_with_up_to_30_nodes(first: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + BATCH):
+        counts += simulate(seed, draw_nodes(seed))
+    assert set(counts) >= WHAT_HAPPENS, "the simulations have become dull"
+
+
+def test_200_nodes() -> None:
+    simulate(3, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_1000_nodes(seed: int) -> None:
+    simulate(seed, 1000)
+
+
+@pytest.mark.slow
+def test_2000_more_seeds() -> None:
+    for seed in range(10_000, 12_000):
+        simulate(seed, draw_nodes(seed))
+
+
+def test_a_seed_tells_the_same_story_again(capsys: pytest.CaptureFixture[str]) -> None:
+    stories = []
+    for _ in range(2):
+        assert main(["--seed", "7", "--nodes", "5"]) == 0
+        stories.append(capsys.readouterr().out)
+    assert stories[0] == stories[1]
+    assert stories[0].startswith("1 simulations:")
+
+
+# Machines, and a store, that are wrong in one way.
+
+
+def write_without_comparing(patch: pytest.MonkeyPatch) -> None:
+    execute = SimStore.execute
+
+    def broken(self: SimStore, client: str, effect: Effect) -> Values | bytes | None:
+        if isinstance(effect, Compare):
+            effect = Compare(self.values.get("state", b""), effect.desired)
+        return execute(self, client, effect)
+
+    patch.setattr(SimStore, "execute", broken)
+
+
+def never_say_anything_again(patch: pytest.MonkeyPatch) -> None:
+    say_join = Member._say_join
+
+    def broken(self: Member, state: State, after: int) -> None:
+        if self._said is None:
+            say_join(self, state, after)
+
+    patch.setattr(Member, "_say_join", broken)
+
+
+def heed_the_dead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leader, "lose", lambda self, now_ns, nodes, how: None)
+
+
+def follow_a_lost_leader(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Participant, "_claim", lambda self: None)
+
+
+def forget_silent_nodes(patch: pytest.MonkeyPatch) -> None:
+    hear = Leader.hear_beats
+
+    def broken(self: Leader, now_ns: int, beats: dict[str, object], asked: set[str]) -> None:
+        hear(self, now_ns, beats, set())  # type: ignore[arg-type]
+
+    patch.setattr(Leader, "hear_beats", broken)
+
+
+def deal_out_places_anew(patch: pytest.MonkeyPatch) -> None:
+    def broken(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
+        return tuple(sorted(nodes, key=lambda node: node.id[::-1]))
+
+    patch.setattr(rendezvous_leader, "assign_places", broken)
+
+
+def give_a_place_to_two(patch: pytest.MonkeyPatch) -> None:
+    begin = Leader._begin
+
+    def broken(self: Leader, now_ns: int, nodes: Sequence[Node]) -> None:
+        begin(self, now_ns, nodes)
+        if len(self.roster) > 2:
+            self.roster = (*self.roster[:-1], self.roster[0])
+
+    patch.setattr(Leader, "_begin", broken)
+
+
+def let_terms_write_to_one_roster(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RosterKey, "prefix", property(lambda self: f"roster/{self.number}/"))
+
+
+def complete_with_the_first(patch: pytest.MonkeyPatch) -> None:
+    note = Leader._note_success
+
+    def broken(self: Leader, node: str) -> None:
+        for each in list(self._by_id):
+            note(self, each)
+
+    patch.setattr(Leader, "_note_success", broken)
+
+
+def restart_for_ever(patch: pytest.MonkeyPatch) -> None:
+    end = Leader._end
+
+    def broken(self: Leader, now_ns: int, cause: rendezvous_state.Cause) -> None:
+        terms = self.state.terms
+        self.state = replace(self.state, terms=replace(terms, max_restarts=10**6, max_changes=-1))
+        end(self, now_ns, cause)
+        self.state = replace(self.state, terms=terms)
+
+    patch.setattr(Leader, "_end", broken)
+
+
+def take_every_join_for_a_new_one(patch: pytest.MonkeyPatch) -> None:
+    hear_join = Leader._hear_join
+
+    def broken(self: Leader, now_ns: int, join: Join) -> None:
+        hear_join(self, now_ns, replace(join, after=10**6))
+
+    patch.setattr(Leader, "_hear_join", broken)
+    hear = Leader.hear
+
+    def hear_again(self: Leader, now_ns: int, message: Message) -> None:
+        self._seqs.clear()
+        hear(self, now_ns, message)
+
+    patch.setattr(Leader, "hear", hear_again)
+
+
+def write_before_the_last_write_is_seen(patch: pytest.MonkeyPatch) -> None:
+    compare = Participant._compare
+
+    def broken(self: Participant, state: State) -> None:
+        compare(self, state)
+        if self._leader:
+            self._raw, self._state = self._writing or b"", state
+            self._writing = None
+
+    patch.setattr(Participant, "_compare", broken)
+
+
+BUGS = [
+    write_without_comparing,
+    never_say_anything_again,
+    heed_the_dead,
+    follow_a_lost_leader,
+    forget_silent_nodes,
+    deal_out_places_anew,
+    give_a_place_to_two,
+    let_terms_write_to_one_roster,
+    complete_with_the_first,
+    restart_for_ever,
+    take_every_join_for_a_new_one,
+    write_before_the_last_write_is_seen,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_bug_is_caught_and_can_be_replayed(
+    bug: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bug(monkeypatch)
+    assert main(["--seeds", "400"]) == 1, "nobody has noticed"
+    story = capsys.readouterr().out
+    replay = re.search(r"^replay: python -m tests.sim.rendezvous --seed (\d+) --nodes (\d+)$", story, re.M)
+    assert replay
+    with pytest.raises(Broken) as caught:
+        simulate(int(replay[1]), int(replay[2]))
+    assert str(caught.value) == story.rstrip("\n")
