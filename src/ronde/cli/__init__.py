@@ -11,12 +11,13 @@ from ronde.errors import UsageError
 __all__ = ["main", "version"]
 
 USAGE_ERROR, INTERRUPTED = 2, 130
-VERBS = ("run", "trace")  # the modules that do it, each loaded when it is asked for
+VERBS = ("run", "store", "trace")  # the modules that do it, each loaded when it is asked for
 
 HELP = """\
 usage: ronde run -n N [options] script.py [arguments]
 
   ronde run        start a program in several processes (ronde run --help tells more)
+  ronde store      serve a store where the nodes of a job meet (ronde store --help tells more)
   ronde trace      merge the timelines of several ranks (ronde trace --help tells more)
   ronde --version  print the version
   ronde --help     print this help
