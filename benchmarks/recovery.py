@@ -186,7 +186,8 @@ def _torchrun(ranks: int) -> list[str]:
 
 def _nodes(launcher: Sequence[str], port: int) -> Callable[[int], list[str]]:
     def words(index: int) -> list[str]:
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=recovery"]
+        serves = f"--rdzv-conf=is_host={str(index == 0).lower()}"
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=recovery", serves]
         return [*launcher, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *meeting]
 
     return words
