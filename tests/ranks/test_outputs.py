@@ -169,7 +169,8 @@ def test_an_exception_is_recorded(shown: Shown) -> None:
 def test_without_a_log_directory_nothing_is_left(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = shown.folder / "temporary"
     temporary.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)  # is to be found out anew
     assert shown.run(RECORD + "print(os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE']))", Outputs()) == 1
     assert str(temporary) in shown.out
     assert list(temporary.iterdir()) == []
