@@ -85,7 +85,9 @@ class StoreClient:
         sock = self._sock or self._opening
         if sock and self._lock.locked():
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for an answer, or to be connected
+                sock.shutdown(
+                    socket.SHUT_RDWR
+                )  # wakes the thread that waits for an answer, or to be connected
         with self._lock:
             if self._sock:
                 with suppress(OSError):  # it may have broken before
