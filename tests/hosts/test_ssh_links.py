@@ -59,7 +59,7 @@ def test_a_host_that_says_nothing_is_given_up() -> None:
         wait_for(world.is_empty)
         name = world.name(1)
     assert (code, out) == (2, "")
-    assert err.splitlines()[-1] == f"ronde: host {name}: did not answer within 5 s"
+    assert err.splitlines()[-1].startswith(f"ronde: host {name}: ")  # no answer, or no route
 
 
 def test_a_cut_link_ends_a_job_that_needs_all_hosts() -> None:
@@ -84,7 +84,7 @@ def test_a_cut_link_leaves_a_smaller_job_that_grows_again() -> None:
             world.hosts.reconnect(1)
             job.says("of 3", 6)
             job.interrupt()
-            job.end()
+            assert job.end()[0] == 130
         wait_for(world.is_empty)
 
 
@@ -99,7 +99,7 @@ def test_a_link_that_works_one_way_only_counts_as_cut(deaf: bool) -> None:
             job.says("of 1")
             wait_for(lambda: not world.processes(1))
             job.interrupt()
-            job.end()
+            assert job.end()[0] == 130
         wait_for(world.is_empty)
 
 
@@ -113,7 +113,7 @@ def test_hosts_are_added_and_removed_while_the_job_runs() -> None:
             job.says("rank 0 of 1 on host-2")
             wait_for(lambda: not world.processes(0))
             job.interrupt()
-            job.end()
+            assert job.end()[0] == 130
         wait_for(world.is_empty)
 
 
@@ -125,7 +125,7 @@ def test_a_killed_agent_takes_its_workers_with_it_and_is_started_again() -> None
             job.says("of 1")
             job.says("of 2", 4)
             job.interrupt()
-            job.end()
+            assert job.end()[0] == 130
         assert (
             "host " + world.name(1) + ": the connection by ssh broke, or its agent was killed" in job.last_err
         )
@@ -134,8 +134,8 @@ def test_a_killed_agent_takes_its_workers_with_it_and_is_started_again() -> None
 
 @pytest.mark.parametrize("rate", [None, "2mbit"], ids=["late", "slow"])
 def test_a_link_that_is_late_or_slow_is_no_reason_to_fail(rate: str | None) -> None:
-    with make_world(2, rate) as world, world.hosts.delayed(1, 100 if rate is None else 1):
+    with make_world(2, rate) as world, world.hosts.delayed(1, 25 if rate is None else 1):
         code, out, err = world.run(*QUICK, "-H", world.listed(0, 1), str(world.program), "reduce")
         wait_for(world.is_empty)
-    assert (code, err) == (0, "")
+    assert code == 0, err
     assert out.count("sum 2") == 2

@@ -74,10 +74,12 @@ class HostScript:
         self._loop.set_timer(self, time.monotonic_ns() + PATIENCE_NS, self._too_late)
 
     def close(self) -> None:
-        """Ask no more."""
-        self._loop.set_timer(self, None, self._again)
-        self._stop()
-        os.close(self._words)
+        """Ask no more. A second call does nothing."""
+        if self._words >= 0:
+            self._loop.set_timer(self, None, self._again)
+            self._stop()
+            os.close(self._words)
+            self._words = -1
 
     def _read(self) -> None:
         assert self._running is not None

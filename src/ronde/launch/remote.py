@@ -27,6 +27,7 @@ from ronde.launch.config import LaunchConfig
 from ronde.launch.config_text import config_from_text
 from ronde.launch.hosts import Assignment, ended_key, hello
 from ronde.net import addresses
+from ronde.net.host import host_name
 from ronde.net.stores.tcp import StoreClient
 
 __all__ = ["main"]
@@ -146,7 +147,11 @@ def _placed(config: LaunchConfig, store_address: str) -> LaunchConfig:
         else addresses.address_towards(store.host)
     )
     endpoint = config.rendezvous.endpoint or store_address.removeprefix("tcp:")
-    return replace(config, local_addr=own, rendezvous=replace(config.rendezvous, endpoint=endpoint))
+    outputs = config.outputs
+    if outputs.prefix is None:
+        outputs = replace(outputs, prefix=f"[{host_name()}:{{rank}}] ")  # for one host too: others may come
+    rendezvous = replace(config.rendezvous, endpoint=endpoint)
+    return replace(config, local_addr=own, rendezvous=rendezvous, outputs=outputs)
 
 
 if __name__ == "__main__":

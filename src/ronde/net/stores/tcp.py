@@ -65,6 +65,7 @@ class StoreClient:
         self._lock = threading.Lock()
         self._closed = False
         self._lost = ""
+        self._opening: socket.socket | None = None  # the one that is being connected, or was last
         self._sock: socket.socket | None = None
         _clients.add(self)
         self._sock = self._connect(time.monotonic_ns() + timeout_ns, timeout_ns)
@@ -81,10 +82,12 @@ class StoreClient:
 
     def close(self) -> None:
         self._closed = True
-        sock = self._sock
+        sock = self._sock or self._opening
         if sock and self._lock.locked():
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for an answer
+                sock.shutdown(
+                    socket.SHUT_RDWR
+                )  # wakes the thread that waits for an answer, or to be connected
         with self._lock:
             if self._sock:
                 with suppress(OSError):  # it may have broken before
@@ -306,7 +309,7 @@ class StoreClient:
             del failure  # its traceback has this frame, and would keep alive what the callers' frames hold
 
     def _open(self, endpoint: Endpoint, deadline_ns: int) -> socket.socket:
-        sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
+        sock = self._opening = socket.socket(endpoint.family, socket.SOCK_STREAM)
         try:
             attempt_ns = min(deadline_ns, time.monotonic_ns() + HANDSHAKE_NS)
             sock.settimeout(max(0.001, (attempt_ns - time.monotonic_ns()) / 1e9))
