@@ -134,7 +134,8 @@ def test_another_process_wakes_who_waits(where: Where, connect: Connect) -> None
     ]
     with Remote(where) as other:
         for wait, expected in waits:
-            other.call("delete_prefix", "")
+            for key in ("key", "other", "queue"):
+                other.call("delete_prefix", key)
 
             def change() -> None:
                 other.start("multi_set", {"key": b"1", "other": b"2"})

@@ -18,7 +18,6 @@ __all__ = [
     "VALUE_LIMIT_BYTES",
     "Store",
     "check_key",
-    "check_prefix",
     "check_value",
     "waited_in_vain",
 ]
@@ -78,7 +77,10 @@ class Store(Protocol):
         """Set all of them at one moment."""
 
     def delete_prefix(self, prefix: str) -> int:
-        """Remove all keys, queues too, that begin so, at one moment; return how many there were. All begin with ""."""
+        """Remove all keys, queues too, that begin so, at one moment; return how many there were.
+
+        A prefix has the limits of a key.
+        """
 
     # Queues have names of their own: the queue "a" and the key "a" have nothing to do with each other.
 
@@ -123,11 +125,6 @@ def check_key(key: str) -> bytes:
     if not 0 < len(encoded) <= KEY_LIMIT_BYTES:
         raise UsageError(f"a store's key has 1 to {KEY_LIMIT_BYTES} bytes; {key[:40]!r} has {len(encoded)}")
     return encoded
-
-
-def check_prefix(prefix: str) -> bytes:
-    """Return the prefix of keys as bytes. Raises UsageError if it is too long."""
-    return check_key(prefix) if prefix else b""
 
 
 def check_value(key: str, value: bytes) -> bytes:

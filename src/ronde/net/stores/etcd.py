@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ronde.errors import PeerError, PeerLostError, UsageError
-from ronde.net.stores.base import check_key, check_prefix, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal, Stream, parse_endpoints
 from ronde.net.stores.etcd_lease import Lease
 from ronde.net.stores.table import Table
@@ -167,7 +167,7 @@ class EtcdStore:
             self._call(lambda: self._put_all(named))
 
     def delete_prefix(self, prefix: str) -> int:
-        encoded = check_prefix(prefix)
+        encoded = check_key(prefix)
         keys, queues = self._name(b"k/", encoded), self._name(b"q/", _escaped(encoded))
         counts = self._both(encoded)
         deletions = [

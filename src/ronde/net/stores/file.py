@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 from ronde.errors import UsageError
-from ronde.net.stores.base import check_key, check_prefix, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.file_log import FileLog, Lives
 from ronde.net.stores.table import Table
 
@@ -154,7 +154,7 @@ class FileStore:
             self._write(encoded, b"".join(_entry(_What.SET, key, value) for key, value in encoded.items()))
 
     def delete_prefix(self, prefix: str) -> int:
-        encoded = check_prefix(prefix)
+        encoded = check_key(prefix)
 
         def delete_prefix(table: Table) -> tuple[int, bytes]:
             keys, queues = table.delete_prefix(encoded)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ronde.errors import UsageError
-from ronde.net.stores.base import check_key, check_prefix, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.table import Table
 
 __all__ = ["MemoryStore"]
@@ -98,7 +98,7 @@ class MemoryStore:
         self._change(lambda table: table.multi_set(encoded))
 
     def delete_prefix(self, prefix: str) -> int:
-        encoded = check_prefix(prefix)
+        encoded = check_key(prefix)
         keys, queues = self._change(lambda table: table.delete_prefix(encoded))
         return len(keys) + len(queues)
 
