@@ -296,7 +296,9 @@ class _Shell:
         remark = f"; the workers had been started again {times} before" if used else ""
         supervisor, finish, failure = self._supervisor, self._finish, exit.failure
         if supervisor and finish and finish.exit_code == exit.code:
-            if (failure is None and finish.reason == exit.reason) or (failure and supervisor.has(failure.rank, failure.pid)):
+            if (failure is None and finish.reason == exit.reason) or (
+                failure and supervisor.has(failure.rank, failure.pid)
+            ):
                 # What has been told at once may not be what turned out to be first.
                 first = None if finish.failed_rank is None else self._describe_failure(finish.failed_rank)
                 return report(finish, supervisor.group.workers, first, remark)
