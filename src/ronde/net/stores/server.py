@@ -24,6 +24,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 
 from ronde.errors import ProtocolError, UsageError
@@ -101,6 +102,7 @@ class StoreServer:
         self._accepting = True
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._stop, select.EPOLLIN)
+        _servers.add(self)
         self._thread = threading.Thread(target=self._run, name="ronde-store", daemon=True)
         self._thread.start()
 
@@ -139,6 +141,13 @@ class StoreServer:
             journal.close()
             raise
         return journal
+
+    def _let_go(self) -> None:
+        """Close what a forked child has inherited: it would keep connections open that its parent closes."""
+        for client in self._clients.values():
+            client.sock.close()
+        self._listener.close()
+        self._epoll.close()
 
     # The loop
 
@@ -437,6 +446,17 @@ class StoreServer:
                 self._drop(client)
             else:
                 self._deliver(client, self._desk.expire(client.session))
+
+
+_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
+
+
+def _let_all_go() -> None:
+    for server in _servers:
+        server._let_go()
+
+
+os.register_at_fork(after_in_child=_let_all_go)
 
 
 def notice_loss(sock: socket.socket) -> None:

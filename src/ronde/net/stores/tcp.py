@@ -5,17 +5,21 @@ The rules of a client:
   2. If the connection breaks, the client connects again and repeats the request under its number, so that it is done
      once, whether or not the server had done it before. It does so for as long as its patience lasts.
   3. It holds its keys again first.
+  4. A forked child lets go of the connection at once, or it would hide the death of its parent. If it goes on using the
+     client, that is another client from then on.
 """
 
 from __future__ import annotations
 
 import builtins
 import logging
+import os
 import secrets
 import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -24,7 +28,7 @@ from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.stores import wire
-from ronde.net.stores.base import KEY_LIMIT_BYTES, check_key, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer, notice_loss
 from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, MAX_TIMEOUT_NS, Operation, Status
 from ronde.settings import JobKey
@@ -62,6 +66,7 @@ class StoreClient:
         self._closed = False
         self._lost = ""
         self._sock: socket.socket | None = None
+        _clients.add(self)
         self._sock = self._connect(time.monotonic_ns() + timeout_ns, timeout_ns)
 
     @property
@@ -70,6 +75,8 @@ class StoreClient:
 
     def fork(self) -> StoreClient:
         """Return another client of the same store, for a thread of its own; it is closed by itself."""
+        if self._closed:
+            raise UsageError(f"the connection to the store at {self.address} has been closed")
         return StoreClient(self.address, self._key, max(self._patience_ns, HANDSHAKE_NS), self._patience_ns)
 
     def close(self) -> None:
@@ -134,9 +141,7 @@ class StoreClient:
         self._ask(Operation.MULTI_SET, b"", wire.pack_pairs(pairs), 0, True)
 
     def delete_prefix(self, prefix: str) -> int:
-        start = prefix.encode()
-        if len(start) > KEY_LIMIT_BYTES:
-            check_key(prefix)
+        start = check_key(prefix)
         count = int(self._ask(Operation.DELETE_PREFIX, start, b"", 0, True)[1])
         self._held = {key: value for key, value in self._held.items() if not key.startswith(start)}
         return count
@@ -219,7 +224,7 @@ class StoreClient:
         error: OSError | None = None,
     ) -> bytes:
         """Return the answer, by as many new connections as it takes."""
-        reason = str(error or "a call was interrupted, and its connection could not be used any more")
+        reason = str(error or "it was given up by a fork or an interrupted call")
         give_up_ns = time.monotonic_ns() + self._patience_ns
         while True:
             self._hang_up()
@@ -250,6 +255,13 @@ class StoreClient:
                 time.sleep(FIRST_PAUSE_S)
 
     # Connections
+
+    def _begin_anew(self) -> None:
+        """Be another client, in a forked child; whatever other threads of the parent were doing."""
+        self._lock = threading.Lock()
+        self._id = secrets.token_bytes(LABEL_BYTES)
+        self._held = {}
+        self._hang_up()
 
     def _hang_up(self) -> None:
         if self._sock:
@@ -311,6 +323,17 @@ class StoreClient:
             sock.close()
             raise
         return sock
+
+
+_clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
+
+
+def _begin_all_anew() -> None:
+    for client in _clients:
+        client._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_all_anew)
 
 
 def _packed(keys: Sequence[str]) -> bytes:

@@ -118,7 +118,6 @@ _NAMELESS = frozenset(
         Operation.NUM_KEYS,
         Operation.MULTI_GET,
         Operation.MULTI_SET,
-        Operation.DELETE_PREFIX,
         Operation.WATCH,
         Operation.BYE,
     }

@@ -1,0 +1,131 @@
+"""`ronde store`: serve a store from the command line, for agents and ranks to meet."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ronde.cli.options import Option, describe, parse
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
+
+__all__ = ["HELP", "run"]
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) <= 65535):
+        raise ValueError(text)
+    return int(text)
+
+
+OPTIONS = (
+    Option(
+        "store",
+        ("-p", "--port"),
+        "the port to serve at; 0: any free one",
+        metavar="N",
+        parse=_port,
+        right="a number from 0 to 65535",
+    ),
+    Option(
+        "store",
+        ("--host",),
+        "name or address of this machine to serve at (default: all of its addresses)",
+        metavar="ADDR",
+        right="a name or an address of this machine",
+    ),
+    Option(
+        "store",
+        ("--journal",),
+        "write every change to this file first, and go on from it when started again",
+        metavar="FILE",
+        right="a path",
+    ),
+    Option(
+        "store",
+        ("--seed",),
+        "begin with what is in this journal of another store; --journal must be a new file then",
+        metavar="FILE",
+        right="a path",
+    ),
+    Option(
+        "store",
+        ("--job-key-file",),
+        "read the job's key from this file (default: from RONDE_JOB_KEY)",
+        metavar="FILE",
+        right="a path",
+    ),
+    Option("information", ("-h", "--help"), "print this help"),
+)
+
+HELP = f"""\
+usage: ronde store --port N [options]
+
+Serves a store over TCP, where the nodes of a job meet, until Ctrl-C. Its address is printed. Who
+wants to use it must know the job's key: 64 hexadecimal digits, the same on all nodes, for example
+from: head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key
+
+    ronde store --port 29500 --job-key-file job.key --journal /shared/job.journal
+
+If the node with the store is lost, start it again on another one with the same journal, or with
+--seed and a copy of the journal. Clients that know both addresses (tcp:a:29500,tcp:b:29500) go on.
+{describe(OPTIONS)}"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the words after `ronde store` ask for and return the exit code. Raises UsageError."""
+    values, rest = parse(argv, OPTIONS)
+    if "--help" in values:
+        print(HELP, end="")
+        return 0
+    if rest:
+        raise UsageError(f"it takes nothing but options, not {rest[0]!r}: ronde store --port 29500")
+    port = values.get("--port")
+    if port is None:
+        raise UsageError("--port is missing: ronde store --port 29500, or --port 0 for any free one")
+    # Only now: help and mistakes are answered before the server is loaded.
+    from ronde.net.addresses import Address
+    from ronde.net.host import host_name
+    from ronde.net.stores.server import StoreServer
+    from ronde.settings import environment, resolve
+
+    key_file = values.get("--job-key-file")
+    key = resolve(environment()).job_key if key_file is None else _read_key(Path(str(key_file)))
+    if key is None:
+        raise UsageError(
+            "no job key: set RONDE_JOB_KEY to the job's 64 hexadecimal digits, or name a file with --job-key-file"
+        )
+    host = str(values.get("--host", "0.0.0.0"))
+    assert isinstance(port, int)
+    journal, seed = (
+        None if values.get(name) is None else Path(str(values[name])) for name in ("--journal", "--seed")
+    )
+    # Before the server's thread begins, so that a signal that comes at once ends it in good order.
+    endings = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, endings)
+    try:
+        server = StoreServer(str(Address(host=host.strip("[]"), port=port)), key, journal, seed)
+        shown = server.address
+        if "--host" not in values:
+            shown = shown.replace("0.0.0.0", host_name(), 1)
+        print(f"the store is at {shown}", flush=True)
+        signal.sigwait(endings)
+        server.close()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, endings)
+    print("the store has ended", file=sys.stderr)
+    return 0
+
+
+def _read_key(path: Path) -> JobKey:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"cannot read the job key from {path}: {reason}") from None
+    try:
+        return JobKey.from_hex(text.strip())
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
