@@ -177,6 +177,8 @@ class Simulation:
 
     def tell_fate(self, node: SimNode, what: str) -> None:
         role = "the leader" if node.participant.is_leader else "a node"
+        if node.participant.is_leader:
+            self.checks.leader_harmed_ns = self.now_ns
         self.counts[f"{role} {what}"] += 1
         self.note(node.name, what)
 

@@ -274,7 +274,7 @@ class Participant:
             self._leader_seen_ns = now_ns
             if beat in self._watched:
                 self._watched[beat] = changed[beat]
-        is_silent = beat in asked and beat not in changed
+        is_silent = self._is_judging and beat in asked and beat not in changed
         if beat in asked:
             self._is_judging = False
         if (alive in changed and changed[alive] is None) or is_silent:

@@ -335,7 +335,8 @@ class Leader:
                 self._close(f"{cause.reason}, and the nodes may change {state.terms.max_changes} times only")
                 return
             state = replace(state, changes=state.changes + 1)
-        self.state = replace(state, phase=Phase.FORMING, number=state.number + 1, cause=cause, joined=0)
+        forming = replace(state, phase=Phase.FORMING, number=state.number + 1, cause=cause)
+        self.state = replace(forming, joined=0, waiting=0, spares=())
         self._formed_ns = now_ns
         self._last_call_ns = None
         self._succeeded.clear()
