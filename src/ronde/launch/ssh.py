@@ -295,14 +295,12 @@ def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
     """Return the configuration of all agents; each gets its slots, and finds out the addresses by itself."""
     limits = _limits(config, hosts)
     is_fixed = limits.cooldown_ns is None and not limits.is_changing
-    most_slots = max(
-        (host.slots for host in hosts), default=config.discovery.slots if config.discovery else 1
-    )
     rendezvous = replace(
         config.rendezvous,
         backend=_backend(config, is_fixed and len(hosts) == 1),
         run_id=config.rendezvous.run_id or secrets.token_hex(8),
-        min_nodes=len(hosts) if is_fixed else -(-limits.min_slots // most_slots),
+        min_nodes=len(hosts) if is_fixed else 1,
+        min_slots=0 if is_fixed else limits.min_slots,
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
         options={"is_host": "false", **config.rendezvous.options},  # we are
