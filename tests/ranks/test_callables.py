@@ -52,6 +52,13 @@ def test_workers_are_ranks_of_a_world(capfd: pytest.CaptureFixture[str]) -> None
     assert capfd.readouterr() == ("", "")
 
 
+def test_workers_from_a_fork_server() -> None:
+    parents = ronde.run(functions.parent, np=3, start_method="forkserver")
+    assert len(set(parents)) == 1
+    assert "zygote.py" in parents[0]
+    assert ronde.run(functions.together, (10.0,), np=2, start_method="forkserver") == [21.0, 21.0]
+
+
 def test_big_results() -> None:
     size_bytes = 100 << 20
     (result,) = ronde.run(functions.big, (size_bytes,))

@@ -423,6 +423,13 @@ def test_workers_die_with_a_killed_launcher(launcher: Launcher) -> None:
     assert end(process)[0] == -signal.SIGKILL  # all pipes are at their end: the workers are gone too
 
 
+def test_what_workers_have_started_dies_with_a_killed_launcher(launcher: Launcher) -> None:
+    process = launcher.start("-n", "2", "sh", "-c", "sh -c 'echo ready; sleep 600; true'; true")
+    await_lines(process, 2)
+    process.kill()
+    assert end(process)[0] == -signal.SIGKILL  # likewise
+
+
 def test_a_worker_does_not_start_when_the_launcher_has_died() -> None:
     program = Path(__file__).parents[2] / "src/ronde/net/die_with_parent.py"
     dead = str(2**22 + 1)  # no process has such a number

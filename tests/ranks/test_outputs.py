@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,8 @@ from ronde.errors import UsageError
 from ronde.launch.agent import run_agent
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
 from ronde.launch.outputs import RunOutputs, fill_prefix
+from ronde.net.output import Sink
+from ronde.net.processes import Process
 from ronde.settings import environment
 
 HANGING_S = 100
@@ -106,10 +109,27 @@ def test_the_traceback_of_a_failure_is_shown_wherever_it_went(shown: Shown, how:
 def test_lines_may_have_another_prefix(shown: Shown) -> None:
     outputs = Outputs(prefix="{role}/${rank}.{local_rank}@{host}|")
     assert shown.run("print('x')", outputs, 1) == 0
-    assert shown.out == "default/0.0@|x\n"
+    assert shown.out == f"default/0.0@{socket.gethostname()}|x\n"
     assert shown.run("print('x')", Outputs(timestamps=True), 1) == 0
     assert shown.out.endswith(" [0] x\n")
     assert len(shown.out) == len("2026-01-01 00:00:00 [0] x\n")
+
+
+def test_with_several_nodes_lines_name_the_host(tmp_path: Path) -> None:
+    outputs = RunOutputs(Outputs(log_dir=str(tmp_path)), "run", print, host="here")
+    reader, writer = os.pipe()
+    sink = Sink(writer)
+    process = Process(["/bin/echo", "hello"], {})
+    for stream in outputs.worker(0, 5, 1, several=True).streams(process, sink, sink):
+        os.set_blocking(stream.fileno(), True)
+        while stream.pump():
+            pass
+        stream.close()
+    process.reap()
+    assert os.read(reader, 99) == b"[here:5] hello\n"
+    sink.close()
+    os.close(reader)
+    os.close(writer)
 
 
 def test_a_prefix_with_an_unknown_name_is_refused() -> None:
@@ -149,7 +169,8 @@ def test_an_exception_is_recorded(shown: Shown) -> None:
 def test_without_a_log_directory_nothing_is_left(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = shown.folder / "temporary"
     temporary.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)  # is to be found out anew
     assert shown.run(RECORD + "print(os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE']))", Outputs()) == 1
     assert str(temporary) in shown.out
     assert list(temporary.iterdir()) == []
@@ -172,7 +193,7 @@ def test_a_log_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"there can be no logs in .*/file/logs: Not a directory; --log-dir should"
     ):
-        RunOutputs(Outputs(log_dir=str(tmp_path / "file" / "logs")), "run", print)
+        RunOutputs(Outputs(log_dir=str(tmp_path / "file" / "logs")), "run", print, host="here")
 
 
 @pytest.mark.root

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ronde.launch.agent import run_agent
-from ronde.launch.config import LaunchConfig, WorkerSpec
+from ronde.launch.config import Binding, LaunchConfig, WorkerSpec
 from ronde.launch.template import Template, command_of
 from ronde.net.processes import GroupLeader, Process
 from ronde.settings import environment
@@ -126,28 +126,31 @@ print("main")
 """
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "print('out'); import sys; print('err', file=sys.stderr)",
-        "import sys; sys.exit(3)",
-        "import sys; sys.exit('a sentence')",
-        "def f():\n    raise ValueError('the cause')\nf()",
-        "import helper",
-        "this is no Python",
-        "import os; os._exit(7)",
-        "import os; os.kill(os.getpid(), 9)",
-        "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(60)",
-        AT_THE_END,
-        "class C:\n    def __del__(self): print('deleted')\nc = C()",
-        "import sys\nsys.excepthook = lambda *a: print('hook', a[0])\nraise ValueError",
-    ],
-)
-def test_a_worker_ends_as_a_process_of_its_own(templates: Templates, text: str) -> None:
-    write("script.py", text)
+ENDINGS = [
+    "print('out'); import sys; print('err', file=sys.stderr)",
+    "import sys; sys.exit(3)",
+    "import sys; sys.exit('a sentence')",
+    "def f():\n    raise ValueError('the cause')\nf()",
+    "import helper",
+    "this is no Python",
+    "import os; os._exit(7)",
+    "import os; os.kill(os.getpid(), 9)",
+    "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(60)",
+    AT_THE_END,
+    "class C:\n    def __del__(self): print('deleted')\nc = C()",
+    "import sys\nsys.excepthook = lambda *a: print('hook', a[0])\nraise ValueError",
+]
+
+
+def test_a_worker_ends_as_a_process_of_its_own(templates: Templates) -> None:
+    write("script.py", "pass")
     write("helper.py", "raise OSError('in the helper')")
-    fresh, forked = both(templates, [sys.executable, "script.py"])
-    assert forked == fresh
+    argv = [sys.executable, "script.py"]
+    template = templates.ready(argv)
+    for text in ENDINGS:
+        write("script.py", text)
+        fresh, forked = end(Process(argv, environment())), end(template.start(argv, environment()))
+        assert forked == fresh, text
 
 
 def test_a_program_that_makes_processes(templates: Templates) -> None:
@@ -330,6 +333,21 @@ def test_all_workers_may_come_from_a_template(capfd: pytest.CaptureFixture[str])
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] True", "[1] True"]
 
 
+def test_ronde_works_in_workers_from_a_template(capfd: pytest.CaptureFixture[str]) -> None:
+    text = """
+        import numpy, ronde
+        loaded = "ronde.engine.process" in sys.modules
+        ronde.init()
+        print(loaded, ronde.allreduce(numpy.ones(3), name="a", op=ronde.Sum))
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), 9)
+    """
+    assert run_job(text, fork=True, max_restarts=1, environment={"OMP_NUM_THREADS": "3"}) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert {line[4:] for line in lines} == {"True [2. 2. 2.]"}
+    assert len(lines) >= 3
+
+
 def test_without_a_template_restarts_work_too(capfd: pytest.CaptureFixture[str]) -> None:
     text = FORKED + "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': sys.exit(5)\nprint(forked)"
     assert run_job(text, max_restarts=1, preload=()) == 0
@@ -345,3 +363,11 @@ def test_a_template_that_is_unfit_is_said_to_be(capfd: pytest.CaptureFixture[str
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[0] 0", "[1] 1"]
     assert "ronde: workers do not come from the template, but do their own imports: the imports have" in err
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_workers_are_bound(capfd: pytest.CaptureFixture[str], fork: bool) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    assert run_job("print(len(os.sched_getaffinity(0)))", binding=Binding.CORES, fork=fork) == 0
+    counts = [int(line[4:]) for line in capfd.readouterr().out.splitlines()]
+    assert sum(counts) == max(2, len(cores))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ronde.cli.options import nearest
@@ -26,6 +25,7 @@ from ronde.launch.config import (
     Std,
     WorkerSpec,
 )
+from ronde.records import replace
 
 if TYPE_CHECKING:
     from ronde.core.slurm import Step
@@ -179,15 +179,13 @@ def _with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig
                 f"{asked.origin(name)} and a list of hosts contradict each other: -H numbers the hosts by itself "
                 "and lets them meet here"
             )
-    least, most = asked.value("--nnodes", (hosts, hosts))
-    _check_range(asked, least, most)
-    if hosts and most != hosts:
+    if asked.has("--nnodes") and asked.value("--nnodes") != (hosts, hosts):
         raise UsageError(
-            f"{asked.origin('--nnodes')} says {most} machines, but {hosts} of the hosts are needed: leave it out, "
-            "or name as many hosts"
+            f"{asked.origin('--nnodes')} and a list of hosts contradict each other: the hosts say how many machines "
+            "there are, and --min-np how few workers will do"
         )
-    if asked.has("--min-num-proc") or not hosts:
-        least, most = 1, hosts or MANY_NODES
+    is_fixed = hosts and not asked.has("--min-num-proc")
+    least, most = (hosts, hosts) if is_fixed else (1, hosts or MANY_NODES)
     backend = _backend(asked, here) or TCP
     if backend == STATIC:
         raise UsageError("a list of hosts needs no static rendezvous: leave --rdzv-backend out")
@@ -261,6 +259,7 @@ def _rendezvous(asked: RunArguments, here: Here) -> RendezvousConfig:
 def _meeting(
     asked: RunArguments, here: Here, backend: str, least: int, most: int, endpoint: str | None = None
 ) -> RendezvousConfig:
+    by_ssh = asked.has("--hosts", "--hostfile", "--host-discovery-script")
     conf: Mapping[str, str] = asked.value("--rdzv-conf", {})
     timed = _conf_times(asked, conf)
     timed.setdefault(
@@ -272,7 +271,7 @@ def _meeting(
     return RendezvousConfig(
         backend=backend,
         endpoint="" if backend == ALONE else endpoint or _endpoint(asked, backend, most),
-        run_id=asked.value("--rdzv-id", "" if backend == ALONE else "none"),
+        run_id=asked.value("--rdzv-id", "" if backend == ALONE or by_ssh else "none"),
         min_nodes=least,
         max_nodes=most,
         node_rank=rank if rank is not None else 0 if backend == STATIC else -1,
@@ -417,6 +416,7 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
         max_changes=asked.value("--reset-limit", -1),
         environment=worker_settings(asked, here.environment),
         preload=() if preload == ("none",) else preload,
+        fork=asked.value("--start-method", "spawn") != "spawn",
         binding=BINDINGS.get(asked.value("--numa-binding", ""), binding),
         patience_ns=asked.value("--shutdown-timeout", 5 * SECOND),
     )
@@ -424,7 +424,7 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
 
 def _outputs(asked: RunArguments, slots: int, here: Here) -> Outputs:
     """Return where output goes; `slots` is 0 if other machines may have other numbers of workers."""
-    tee = asked.value("--tee", {-1: 3} if asked.has("--output-filename") else {})
+    tee = asked.value("--tee", {-1: Std.ALL} if asked.has("--output-filename") else {})
     which = {"--redirects": asked.value("--redirects", {}), "--tee": tee}
     for option, streams in which.items():
         for rank in streams:
@@ -438,16 +438,12 @@ def _outputs(asked: RunArguments, slots: int, here: Here) -> Outputs:
         prefix = template.replace("${role_name}", "{role}").replace("${", "{")
     return Outputs(
         log_dir=asked.value("--log-dir", asked.value("--output-filename")),
-        redirects=_streams(which["--redirects"]),
-        tee=_streams(which["--tee"]),
+        redirects=which["--redirects"],
+        tee=which["--tee"],
         filter=asked.value("--local-ranks-filter"),
         prefix=prefix,
         timestamps=asked.has("--prefix-output-with-timestamp"),
     )
-
-
-def _streams(numbers: Mapping[int, int]) -> dict[int, Std]:
-    return {rank: Std(number) for rank, number in numbers.items() if number or rank >= 0}
 
 
 def _interface(asked: RunArguments) -> str | None:

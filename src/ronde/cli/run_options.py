@@ -94,6 +94,14 @@ _WORKERS = (
     ),
     Option(
         WORKERS,
+        ("--start-method",),
+        "fork or forkserver: workers come from the template the first time too, which waits for its imports "
+        "(default: spawn)",
+        metavar="HOW",
+        **one_of("spawn", "fork", "forkserver"),
+    ),
+    Option(
+        WORKERS,
         ("--monitor-interval",),
         "how often to look whether somebody has stopped a worker; its end is noticed at once (default: 0.1)",
         metavar="S",

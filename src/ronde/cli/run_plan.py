@@ -71,7 +71,8 @@ def _hosts(config: LaunchConfig) -> Iterator[str]:
 
 
 def _rendezvous(meeting: RendezvousConfig) -> Iterator[str]:
-    yield f"rendezvous: {meeting.backend} at {meeting.endpoint or 'a store in this process'}, named {meeting.run_id}"
+    place, name = meeting.endpoint or "a store in this process", meeting.run_id or "by chance"
+    yield f"rendezvous: {meeting.backend} at {place}, named {name}"
     yield f"    machines: {_nodes(meeting)}" + (f", and {meeting.spares} spare" if meeting.spares else "")
     if meeting.node_rank >= 0:
         yield f"    this one is number {meeting.node_rank}"

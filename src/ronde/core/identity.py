@@ -5,7 +5,7 @@ The launchers, and the order in which they are looked for (the one that is neare
   2. Open MPI's mpirun; 3. MPICH's mpiexec and its relatives; 4. Slurm's srun.
 
 Where the ranks meet, the first that applies:
-  - an address given to `ronde.init`: rank 0 serves a store there;
+  - an address given to `ronde.init`: rank 0 serves a store there; a file is there for all;
   - RONDE_STORE: the launcher serves a store there;
   - torchrun's agent: its own store listens at MASTER_ADDR and MASTER_PORT;
   - MASTER_ADDR and MASTER_PORT: rank 0 serves a store there;
@@ -48,9 +48,9 @@ class Surroundings:
 class MeetingPoint:
     """Where the ranks of a job find each other.
 
-    `address` is that of a store, `unix:@name` or `tcp:host:port`; `served_by` the rank that serves it there, None if
-    it is served already; `is_torch` says that it is torch.distributed's store. `job` names the job: the same text on
-    all its ranks, another one for any other job.
+    `address` is that of a store, `unix:@name`, `tcp:host:port` or `file:/path`; `served_by` the rank that serves it
+    there, None if it is served already; `is_torch` says that it is torch.distributed's store. `job` names the job: the
+    same text on all its ranks, another one for any other job.
     """
 
     address: str
@@ -230,7 +230,7 @@ def _number(environ: Environment, name: str) -> int:
 def _meeting(environ: Environment, here: Surroundings, place: _Place, store: str | None) -> MeetingPoint:
     launcher_store = environ.get("RONDE_STORE")
     if store and store != launcher_store:
-        return MeetingPoint(store, 0, store)
+        return MeetingPoint(store, None if store.startswith("file:") else 0, store)
     if launcher_store:
         return MeetingPoint(launcher_store, None, launcher_store)
     address = _master(environ)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ronde.core import node_list
 from ronde.errors import UsageError
+from ronde.records import dataclass
 
 __all__ = ["Step", "find_step"]
 

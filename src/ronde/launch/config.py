@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 
 from ronde.net.rendezvous.config import RendezvousConfig
+from ronde.records import dataclass, field
 
 __all__ = [
     "Binding",
@@ -54,7 +54,7 @@ class Binding(Enum):
 
     NONE = "none"
     CORES = "cores"  # an equal share of the usable cores each
-    NUMA = "numa"  # the cores of a NUMA node each, in turn
+    NUMA = "numa"  # the cores of a NUMA node each
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib import metadata
 
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig, Ssh
 from ronde.net.authentication import PROTOCOL_VERSION
+from ronde.records import dataclass, field
 
 __all__ = [
     "HELLO",

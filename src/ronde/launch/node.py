@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from ronde.core.round import Node
 from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.net.host import host_name
 from ronde.net.processes import free_port
-from ronde.settings import JobKey
 
 __all__ = ["describe_node", "job_key", "own_address"]
 

@@ -20,14 +20,15 @@ import threading
 import time
 from dataclasses import asdict, replace
 
+from ronde.environment import environment
 from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
+from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.config_text import config_from_text
 from ronde.launch.hosts import Assignment, ended_key, hello
 from ronde.net import addresses
 from ronde.net.host import host_name
 from ronde.net.stores.tcp import StoreClient
-from ronde.settings import JobKey, environment
 
 __all__ = ["main"]
 

@@ -26,6 +26,7 @@ from ronde.core import host_health as health
 from ronde.core.host_list import Host
 from ronde.core.round import Failure
 from ronde.errors import RondeError, UsageError
+from ronde.job_key import JobKey
 from ronde.launch.agent_process import AgentProcess, Chorus, Phase
 from ronde.launch.config import LaunchConfig
 from ronde.launch.config_text import config_to_text
@@ -38,7 +39,6 @@ from ronde.net.addresses import address_of_interface, addresses_here, is_loopbac
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox
 from ronde.net.stores.tcp import StoreClient, StoreServer
-from ronde.settings import JobKey
 
 __all__ = ["run_hosts"]
 

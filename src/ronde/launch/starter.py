@@ -7,12 +7,14 @@ started again, `prepare` makes a template meanwhile; without one that can be use
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
 
-from ronde.launch.config import LaunchConfig
+from ronde.launch.config import Binding, LaunchConfig
 from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
+from ronde.net.guard import Guard
+from ronde.net.host import host_name
 from ronde.net.processes import GroupLeader, Process
 
 if TYPE_CHECKING:
@@ -23,12 +25,19 @@ __all__ = ["Starter"]
 IMPORTS_NS = 120 * 10**9  # for which workers that are to come from a template wait for it
 
 
+class _Wishes(TypedDict):
+    stdout: int | None
+    stderr: int | None
+    keep: Sequence[int]
+    cores: Collection[int] | None
+
+
 class Starter:
     """Starts workers.
 
-    `environment` is the launcher's own; `host` this machine's name if there are several nodes; `complain` shows what
-    the user should know. Every worker inherits the descriptors `keep`. Raises UsageError if the configuration cannot be
-    followed here. Close it when all workers are gone.
+    `environment` is the launcher's own; `complain` shows what the user should know. Every worker inherits the
+    descriptors `keep`. Raises UsageError if the configuration cannot be followed here. Close it when all workers are
+    gone.
     """
 
     def __init__(
@@ -38,29 +47,45 @@ class Starter:
         run_id: str,
         complain: Complain,
         *,
-        host: str = "",
         keep: Sequence[int] = (),
     ) -> None:
         self._environment = environment
         self._keep = keep
         self._complain = complain
         self._spec = config.worker
+        self._cores: Sequence[Collection[int] | None] = [None] * config.worker.slots
+        if config.worker.binding is not Binding.NONE:
+            from ronde.launch.binding import shares, usable_machine  # only for jobs that want it
+
+            self._cores = shares(config.worker.binding, config.worker.slots, usable_machine())
+        self._guard = Guard()
         self._template: Template | None = None
         self._said = False  # why it cannot be used
-        self._outputs = RunOutputs(config.outputs, run_id, complain, role=config.worker.role, host=host)
+        self._outputs = RunOutputs(
+            config.outputs, run_id, complain, role=config.worker.role, host=host_name()
+        )
 
-    def start(self, worker: WorkerPlan, attempt: int) -> tuple[GroupLeader, WorkerOutput]:
-        """Start a worker in this attempt, which counts the rounds. Raises OSError if that is not possible."""
-        output = self._outputs.worker(attempt, worker.rank, worker.local_rank)
+    def start(
+        self, worker: WorkerPlan, attempt: int, several: bool = False
+    ) -> tuple[GroupLeader, WorkerOutput]:
+        """Start a worker in this attempt, which counts the rounds; `several` nodes may be there.
+
+        Raises OSError if that is not possible.
+        """
+        output = self._outputs.worker(attempt, worker.rank, worker.local_rank, several)
         environment = {**self._environment, **worker.environment, **output.environment}
         if self._spec.fork and self._template is None:
             self.prepare(worker)
             if self._template is not None:
                 self._template.is_ready(time.monotonic_ns() + IMPORTS_NS)
         with output.files() as (stdout, stderr):
-            process = self._from_template(worker.argv, environment, stdout, stderr)
-            if process is None:
-                process = Process(worker.argv, environment, stdout=stdout, stderr=stderr, keep=self._keep)
+            wishes = _Wishes(
+                stdout=stdout, stderr=stderr, keep=self._keep, cores=self._cores[worker.local_rank]
+            )
+            process = self._from_template(worker.argv, environment, wishes)
+            process = process or Process(worker.argv, environment, **wishes)
+        process.guard = self._guard
+        self._guard.add(process.pid)
         return process, output
 
     def prepare(self, worker: WorkerPlan) -> None:
@@ -78,12 +103,12 @@ class Starter:
             self._complain(f"there is no template for restarts: {error.strerror or error}")
 
     def _from_template(
-        self, argv: Sequence[str], environment: Mapping[str, str], stdout: int | None, stderr: int | None
+        self, argv: Sequence[str], environment: Mapping[str, str], wishes: _Wishes
     ) -> GroupLeader | None:
         template = self._template
         if template is None:
             return None
-        process = template.start(argv, environment, stdout=stdout, stderr=stderr, keep=self._keep)
+        process = template.start(argv, environment, **wishes)
         if template.problem and not self._said:
             self._said = True
             self._complain(
@@ -95,4 +120,5 @@ class Starter:
         """Let go of what was only needed while workers ran."""
         if self._template is not None:
             self._template.close()
+        self._guard.close()
         self._outputs.close()

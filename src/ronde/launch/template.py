@@ -8,7 +8,6 @@ uses it then starts a process of its own, as if there were no template.
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import select
 import socket
@@ -22,7 +21,7 @@ from ronde.net.processes import GroupLeader, Process
 __all__ = ["Template", "command_of"]
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "zygote.py")
-START_NS = 5 * 10**9  # within which a fork must have happened
+START_NS = 15 * 10**9  # within which a fork must have happened, on however busy a machine
 # Read when the interpreter or a library starts, so that a fork cannot have others.
 _READ_EARLY = re.compile(
     r"PYTHON|LD_|(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB|MALLOC)_|GLIBC_TUNABLES$"
@@ -115,6 +114,8 @@ class Template:
         }
         worker = _Forked(stdout, stderr)
         try:
+            import pickle  # only now: the first workers are not to wait for it
+
             with _memory_file(pickle.dumps(request)) as body:
                 fds = [body.fileno(), *worker.theirs, *keep]
                 socket.send_fds(self._control, [b"F"], fds)

@@ -23,6 +23,7 @@ of CONTROL_FD, a socket whose messages are:
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
@@ -128,9 +129,10 @@ class Zygote:
             request: dict[str, Any] = pickle.load(file)
         zygote = os.getpid()
         try:
+            self._check_room(request["keep"], fds)
             pid = os.fork()
         except OSError as error:
-            self._control.send(f"E{error.strerror}".encode())
+            self._control.send(f"E{error.strerror or error}".encode())
             for fd in (stdout, stderr, status, *kept):
                 os.close(fd)
             return None
@@ -143,6 +145,14 @@ class Zygote:
         self._workers[pidfd] = pid, status
         self._poll.register(pidfd, select.POLLIN)
         return None
+
+    def _check_room(self, numbers: list[int], received: list[int]) -> None:
+        """Raise OSError if a number that a worker's descriptor is to have belongs to an imported module."""
+        ours = {self._control.fileno(), *received, *self._workers}
+        ours |= {status for _, status in self._workers.values()}
+        for number in set(numbers) - ours:
+            if os.path.exists(f"/proc/self/fd/{number}"):
+                raise OSError(f"the imports have opened descriptor {number}")
 
     def _become(
         self, zygote: int, request: dict[str, Any], ours: tuple[int, int, int], kept: list[int]
@@ -161,7 +171,12 @@ class Zygote:
             os.close(fd)
         self._control.send(b"S%d" % os.getpid())
         self._control.close()
-        for fd, number in zip(kept, request["keep"]):
+        # First out of each other's way, then to the numbers that they are to have.
+        above = max(request["keep"], default=0) + 1
+        moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in kept]
+        for fd in kept:
+            os.close(fd)
+        for fd, number in zip(moved, request["keep"]):
             os.dup2(fd, number)
             os.close(fd)
         if request["cores"] is not None:

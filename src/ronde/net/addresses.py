@@ -10,9 +10,9 @@ import errno
 import fcntl
 import socket
 import struct
-from dataclasses import dataclass
 
 from ronde.errors import UsageError
+from ronde.records import dataclass
 
 __all__ = [
     "Address",

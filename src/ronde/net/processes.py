@@ -19,9 +19,19 @@ from collections.abc import Collection, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import IO, Any
 
+from ronde.net.guard import Guard
+
 __all__ = ["INTERRUPTS", "GroupLeader", "Process", "SignalInbox", "free_port", "usable_cores"]
 
-_DIE_WITH_PARENT = os.path.join(os.path.dirname(__file__), "die_with_parent.py")
+_HERE = os.path.dirname(__file__)
+_START_WORKER = os.path.join(
+    _HERE, "start_worker"
+)  # a program of the wheel; the other one is for where it is missing
+_STARTER = (
+    (_START_WORKER,)
+    if os.access(_START_WORKER, os.X_OK)
+    else (sys.executable, "-I", "-S", os.path.join(_HERE, "die_with_parent.py"))
+)
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,6 +46,7 @@ class GroupLeader(ABC):
     pidfd: int
     stdout: IO[bytes] | None
     stderr: IO[bytes] | None
+    guard: Guard | None = None  # that has been told of it
 
     @abstractmethod
     def reap(self) -> int:
@@ -48,11 +59,16 @@ class GroupLeader(ABC):
             os.killpg(self.pid, signum)
 
     def open_group(self) -> list[int]:
-        """Return a pidfd of every living process in the group, to be closed by the caller."""
+        """Return a pidfd of every living process in the group, to be closed by the caller.
+
+        After `reap()`: if there is none, the group is gone for good, and not guarded any more.
+        """
         pidfds = []
         try:
             os.killpg(self.pid, 0)
         except (ProcessLookupError, PermissionError):
+            if self.guard is not None:
+                self.guard.discard(self.pid)
             return []
         for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
             if _living_in_group(pid) == self.pid:
@@ -84,7 +100,7 @@ class Process(GroupLeader):
     ) -> None:
         allowed = "any" if cores is None else ",".join(map(str, sorted(cores)))
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(os.getpid()), allowed, *argv],
+            [*_STARTER, str(os.getpid()), allowed, *argv],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if stdout is None else stdout,

@@ -81,7 +81,7 @@ def test_how_many_workers(line: str, gpus: int, slots: int) -> None:
         ("--master-port 5", "alone", "", (1, 1), -1),
         ("-H a:2,b:2", "tcp", "", (2, 2), -1),
         ("-H a:2,b:2 --rdzv-backend etcd --rdzv-endpoint e:2379", "etcd", "e:2379", (2, 2), -1),
-        ("-H a:2,b:2 --nnodes 1:2", "tcp", "", (1, 2), -1),
+        ("-H a:2,b:2 --nnodes 2", "tcp", "", (2, 2), -1),
         ("-H a:2,b:2 -n 4 --min-np 2", "tcp", "", (1, 2), -1),
     ],
 )
@@ -139,6 +139,8 @@ def test_workers_and_output() -> None:
     assert found.outputs.redirects == {-1: Std.ALL}
     assert found.outputs.tee == {0: Std.OUT, 1: Std.NONE}
     assert config("--preload none").worker.preload == ()
+    assert config("--start-method forkserver").worker.fork
+    assert config("--start-method spawn") == config("")
     assert config("--numa-binding exclusive").worker.binding is Binding.CORES
     horovods = config("--output-filename /o --prefix-output-with-timestamp").outputs
     assert (horovods.log_dir, horovods.tee, horovods.timestamps) == ("/o", {-1: Std.ALL}, True)
@@ -174,7 +176,7 @@ def test_workers_and_output() -> None:
         ),
         ("-np 5 -H a:2,b:2", "5 workers need 5 slots, but a:2,b:2 has 4"),
         ("-H a:2 --nproc-per-node 4", "--nproc-per-node 4 contradicts a:2: leave it out"),
-        ("-H a:2,b:2 --nnodes 3", "--nnodes says 3 machines, but 2 of the hosts are needed"),
+        ("-H a:2,b:2 --nnodes 3", "--nnodes and a list of hosts contradict each other"),
         ("-H a:2 --node-rank 0", "--node-rank and a list of hosts contradict each other"),
         (
             "-H a:2 --rdzv-backend static",

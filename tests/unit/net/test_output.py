@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pty
 import termios
 import tty
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from ronde.net.output import (
     BACKLOG_BYTES,
     ERASE_TO_END,
     LineSplitter,
+    LogFile,
     LogView,
     Piece,
     Sink,
@@ -22,6 +25,7 @@ from ronde.net.output import (
     Tail,
     TerminalView,
     View,
+    tail_of_file,
 )
 
 A = Source(0, "stdout", b"[0] ")
@@ -210,3 +214,39 @@ def test_a_stream_is_drained_though_its_pipe_stays_open() -> None:
     for fd in (pipe, shown, out):
         os.close(fd)
     sink.close()
+
+
+def test_a_copy_gets_the_bytes_as_they_come(tmp_path: Path) -> None:
+    problems: list[OSError] = []
+    source, pipe = os.pipe()
+    tail = Tail()
+    copy = LogFile(str(tmp_path / "copy"), problems.append)
+    stream = Stream(os.fdopen(source, "rb", buffering=0), A, None, tail, copy)
+    assert not stream.held_up
+    for data in (b"on", b"e\r\n\xff\0", b"two"):
+        os.write(pipe, data)
+        stream.pump()
+    os.close(pipe)
+    assert stream.pump() is None
+    stream.close()
+    assert (tmp_path / "copy").read_bytes() == b"one\r\n\xff\0two"
+    assert tail.lines() == [b"one", b"\xff\0two"]
+    assert tail_of_file(str(tmp_path / "copy")) == tail.lines()
+    assert problems == []
+
+
+def test_a_copy_that_cannot_go_on_says_so_once() -> None:
+    problems: list[OSError] = []
+    copy = LogFile("/dev/full", problems.append)
+    copy.write(b"lost")
+    copy.write(b"lost")
+    copy.close()
+    assert [problem.errno for problem in problems] == [errno.ENOSPC]
+
+
+def test_the_tail_of_a_file_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"".join(b"%09d\n" % number for number in range(10_000)))
+    lines = tail_of_file(str(tmp_path / "log"), size_bytes=50)
+    assert lines[-1] == b"000009999"
+    assert sum(map(len, lines)) <= 50
+    assert tail_of_file(str(tmp_path / "nothing")) == []

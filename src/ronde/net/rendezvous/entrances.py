@@ -6,12 +6,12 @@ import socket
 from collections.abc import Callable
 
 from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.over_store import OverStore
 from ronde.net.stores.base import Store
 from ronde.net.stores.prefix import PrefixStore
-from ronde.settings import JobKey
 
 __all__ = ["DEFAULT_PORT", "make_etcd", "make_file", "make_static", "make_tcp"]
 

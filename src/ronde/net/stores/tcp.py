@@ -25,13 +25,13 @@ from contextlib import suppress
 
 from ronde import errors
 from ronde.errors import PeerLostError, ProtocolError, UsageError
+from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer, notice_loss
 from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, MAX_TIMEOUT_NS, Operation, Status
-from ronde.settings import JobKey
 
 __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
 

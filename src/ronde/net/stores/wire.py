@@ -14,7 +14,6 @@ below; then the key is empty.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
@@ -219,6 +218,8 @@ def fingerprint(value: bytes) -> bytes:
 
 
 def digest_of(value: bytes) -> bytes:
+    import hashlib  # only now: it loads a large library
+
     return hashlib.blake2b(value, digest_size=DIGEST_BYTES).digest()
 
 
