@@ -134,7 +134,7 @@ def test_a_killed_agent_takes_its_workers_with_it_and_is_started_again() -> None
 
 @pytest.mark.parametrize("rate", [None, "2mbit"], ids=["late", "slow"])
 def test_a_link_that_is_late_or_slow_is_no_reason_to_fail(rate: str | None) -> None:
-    with make_world(2, rate) as world, world.hosts.delayed(1, 100 if rate is None else 1):
+    with make_world(2, rate) as world, world.hosts.delayed(1, 25 if rate is None else 1):
         code, out, err = world.run(*QUICK, "-H", world.listed(0, 1), str(world.program), "reduce")
         wait_for(world.is_empty)
     assert code == 0, err

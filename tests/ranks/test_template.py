@@ -126,28 +126,31 @@ print("main")
 """
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "print('out'); import sys; print('err', file=sys.stderr)",
-        "import sys; sys.exit(3)",
-        "import sys; sys.exit('a sentence')",
-        "def f():\n    raise ValueError('the cause')\nf()",
-        "import helper",
-        "this is no Python",
-        "import os; os._exit(7)",
-        "import os; os.kill(os.getpid(), 9)",
-        "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(60)",
-        AT_THE_END,
-        "class C:\n    def __del__(self): print('deleted')\nc = C()",
-        "import sys\nsys.excepthook = lambda *a: print('hook', a[0])\nraise ValueError",
-    ],
-)
-def test_a_worker_ends_as_a_process_of_its_own(templates: Templates, text: str) -> None:
-    write("script.py", text)
+ENDINGS = [
+    "print('out'); import sys; print('err', file=sys.stderr)",
+    "import sys; sys.exit(3)",
+    "import sys; sys.exit('a sentence')",
+    "def f():\n    raise ValueError('the cause')\nf()",
+    "import helper",
+    "this is no Python",
+    "import os; os._exit(7)",
+    "import os; os.kill(os.getpid(), 9)",
+    "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(60)",
+    AT_THE_END,
+    "class C:\n    def __del__(self): print('deleted')\nc = C()",
+    "import sys\nsys.excepthook = lambda *a: print('hook', a[0])\nraise ValueError",
+]
+
+
+def test_a_worker_ends_as_a_process_of_its_own(templates: Templates) -> None:
+    write("script.py", "pass")
     write("helper.py", "raise OSError('in the helper')")
-    fresh, forked = both(templates, [sys.executable, "script.py"])
-    assert forked == fresh
+    argv = [sys.executable, "script.py"]
+    template = templates.ready(argv)
+    for text in ENDINGS:
+        write("script.py", text)
+        fresh, forked = end(Process(argv, environment())), end(template.start(argv, environment()))
+        assert forked == fresh, text
 
 
 def test_a_program_that_makes_processes(templates: Templates) -> None:

@@ -121,9 +121,14 @@ def _here(asked: RunArguments, variables: Mapping[str, str]) -> Here:
         from ronde.core.slurm import find_step
 
         step = find_step(variables)
-    return Here(
+    here = Here(
         variables, usable_cores(), gpus, _hostfile(asked.value("--hostfile")), step=step, uid=os.geteuid()
     )
+    if asked.value("--rdzv-backend", "tcp") not in here.backends:
+        from ronde.net.rendezvous.registry import names  # looks for what is installed, which takes a while
+
+        here = here._replace(backends=names())
+    return here
 
 
 def _hostfile(path: str | None) -> str:

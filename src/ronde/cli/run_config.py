@@ -79,7 +79,8 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         ssh=Ssh(asked.value("--ssh-port"), asked.value("--ssh-identity-file")),
         min_workers=least or number,
         max_workers=most,
-        start_timeout_ns=_timeout(asked, here, "--start-timeout", "START_TIMEOUT", 300 * SECOND),
+        cooldown_ns=asked.value("--blacklist-cooldown-range"),
+        start_timeout_ns=_start_timeout(asked, here),
         verbose=asked.has("--verbose"),
         monitor_interval_ns=asked.value("--monitor-interval", SECOND // 10),
     )
@@ -168,7 +169,7 @@ def _discovery(asked: RunArguments) -> Discovery | None:
         return None
     each = asked.value("--nproc-per-node")
     slots = asked.value("--slots-per-host", each if isinstance(each, int) else 1)
-    return Discovery(asked.value("--host-discovery-script"), slots, asked.value("--blacklist-cooldown-range"))
+    return Discovery(asked.value("--host-discovery-script"), slots)
 
 
 def _with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
@@ -276,6 +277,7 @@ def _meeting(
         max_nodes=most,
         node_rank=rank if rank is not None else 0 if backend == STATIC else -1,
         spares=asked.value("--spares", 0),
+        start_timeout_ns=_start_timeout(asked, here),
         options=conf,
         **timed,
     )
@@ -395,6 +397,10 @@ def _timeout(asked: RunArguments, here: Here, option: str, variable: str, defaul
     return default
 
 
+def _start_timeout(asked: RunArguments, here: Here) -> int:
+    return _timeout(asked, here, "--start-timeout", "START_TIMEOUT", 300 * SECOND)
+
+
 # Workers and their output
 
 
@@ -414,12 +420,20 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
         role=asked.value("--role", "default"),
         max_restarts=asked.value("--max-restarts", 0),
         max_changes=asked.value("--reset-limit", -1),
-        environment=worker_settings(asked, here.environment),
+        environment={**_exports(asked, here), **worker_settings(asked, here.environment)},
         preload=() if preload == ("none",) else preload,
         fork=asked.value("--start-method", "spawn") != "spawn",
         binding=BINDINGS.get(asked.value("--numa-binding", ""), binding),
         patience_ns=asked.value("--shutdown-timeout", 5 * SECOND),
     )
+
+
+def _exports(asked: RunArguments, here: Here) -> dict[str, str]:
+    exports: tuple[str, ...] = asked.value("--export", ())
+    for name in exports:
+        if name not in here.environment:
+            raise UsageError(f"{asked.origin('--export')} {name}: there is no variable of this name here")
+    return {name: here.environment[name] for name in exports}
 
 
 def _outputs(asked: RunArguments, slots: int, here: Here) -> Outputs:

@@ -18,6 +18,7 @@ __all__ = [
     "ranks",
     "seconds",
     "streams",
+    "variable_names",
     "whole",
     "workers",
 ]
@@ -141,3 +142,11 @@ def level(text: str) -> str:
     if word not in ("debug", "info", "warning", "error", "critical"):
         raise ValueError(text)
     return word
+
+
+def variable_names(text: str) -> tuple[str, ...]:
+    """Names of variables, without values."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(name and "=" not in name for name in found):
+        raise ValueError(text)
+    return found

@@ -66,8 +66,9 @@ def inbox(term: int) -> str:
 class Rules:
     """How this node takes part.
 
-    `spares`: so many nodes may wait for a place without limit. `places_are_given`: every node wishes for its group
-    rank, and of two that wish for the same only one gets in (`static`).
+    `min_slots`: what all nodes of a round must have together. `spares`: so many nodes may wait for a place without
+    limit. `places_are_given`: every node wishes for its group rank, and of two that wish for the same only one gets in
+    (`static`).
     """
 
     min_nodes: int = 1
@@ -78,6 +79,7 @@ class Rules:
     heartbeat_ns: int = 5 * SECOND
     missing_beats: int = 3
     places_are_given: bool = False
+    min_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def ssh_command(
         "ServerAliveInterval": max(1, rendezvous.heartbeat_ns // 10**9),
         "ServerAliveCountMax": rendezvous.missing_beats,
     }
-    words = [program, "-T", "-a", "-x", *(f"-o{option}={value}" for option, value in options.items())]
+    words = [program, "-T", *(f"-o{option}={value}" for option, value in options.items())]
     if ssh.port is not None:
         words.append(f"-p{ssh.port}")
     if ssh.identity_file is not None:

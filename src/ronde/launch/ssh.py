@@ -44,7 +44,6 @@ __all__ = ["run_hosts"]
 
 SECOND = 10**9
 FAILED, USAGE_ERROR = 1, 2
-COOLDOWN_NS = (10 * SECOND, 300 * SECOND)  # of a listed host that failed, where the job may be smaller
 LAST_CALL_NS = SECOND  # hosts that start together arrive together; later ones make a new round
 MOST_NODES = 10_000
 GOODBYE_NS = 15 * SECOND  # for agents to end after the job has, beyond the patience with their workers
@@ -278,14 +277,18 @@ class _Launcher:
                 self._screen.say(line)
 
 
+def _is_fixed(config: LaunchConfig, hosts: tuple[Host, ...]) -> bool:
+    """Return whether the job needs all hosts, from the first moment to the last."""
+    return not config.discovery and not 0 < config.min_workers < sum(host.slots for host in hosts)
+
+
 def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
     slots = sum(host.slots for host in hosts)
-    is_fixed = not config.discovery and not 0 < config.min_workers < slots
-    cooldown_ns = config.discovery.cooldown_ns if config.discovery else None if is_fixed else COOLDOWN_NS
+    is_fixed = _is_fixed(config, hosts)
     return health.Limits(
         min_slots=config.min_workers or slots or 1,
         max_slots=config.max_workers or None,
-        cooldown_ns=cooldown_ns,
+        cooldown_ns=None if is_fixed else config.cooldown_ns,
         patience_ns=config.rendezvous.join_timeout_ns,
         is_changing=config.discovery is not None,
     )
@@ -294,15 +297,13 @@ def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
 def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
     """Return the configuration of all agents; each gets its slots, and finds out the addresses by itself."""
     limits = _limits(config, hosts)
-    is_fixed = limits.cooldown_ns is None and not limits.is_changing
-    most_slots = max(
-        (host.slots for host in hosts), default=config.discovery.slots if config.discovery else 1
-    )
+    is_fixed = _is_fixed(config, hosts)
     rendezvous = replace(
         config.rendezvous,
         backend=_backend(config, is_fixed and len(hosts) == 1),
         run_id=config.rendezvous.run_id or secrets.token_hex(8),
-        min_nodes=len(hosts) if is_fixed else -(-limits.min_slots // most_slots),
+        min_nodes=len(hosts) if is_fixed else 1,
+        min_slots=0 if is_fixed else limits.min_slots,
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
         options={"is_host": "false", **config.rendezvous.options},  # we are
@@ -323,8 +324,8 @@ def _serve(
 
     It is served on the interface that the user names. Otherwise on all, because each host may reach us by another one.
     """
-    if config.interface:
-        reachable = [address_of_interface(config.interface)]
+    if given := config.interface or config.local_addr:
+        reachable = [address_of_interface(given)]
         server = _listen(reachable, key)
     elif all_here:
         reachable = ["127.0.0.1"]

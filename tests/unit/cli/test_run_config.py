@@ -124,7 +124,8 @@ def test_hosts() -> None:
     some = config(
         "--host-discovery-script /s --slots 2 -np 4 --max-np 8 --blacklist-cooldown-range 1 2 --reset-limit 3"
     )
-    assert some.discovery == Discovery("/s", 2, (SECOND, 2 * SECOND))
+    assert some.discovery == Discovery("/s", 2)
+    assert some.cooldown_ns == (SECOND, 2 * SECOND)
     assert (some.min_workers, some.max_workers, some.worker.max_changes) == (4, 8, 3)
     assert some.rendezvous.min_nodes == 1
 
@@ -339,3 +340,11 @@ def test_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert "    [ ] TensorFlow: " in shown
     assert main(["run", "--chek-build"]) == 2
     assert "did you mean --check-build?" in capsys.readouterr().err
+
+
+def test_variables_that_travel_to_other_hosts() -> None:
+    assert config("-H a,b -x A,B", A="1", B="x y").worker.environment == {"A": "1", "B": "x y"}
+    with pytest.raises(UsageError, match="-x B: there is no variable of this name here"):
+        config("-H a,b -x A,B", A="1")
+    with pytest.raises(UsageError, match="-x A=1 makes no sense: it should be names of variables"):
+        config("-H a,b -x A=1")

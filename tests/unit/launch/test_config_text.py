@@ -33,9 +33,10 @@ FULL = LaunchConfig(
     outputs=Outputs("logs", {0: Std.OUT, -1: Std.ALL}, {1: Std.ERR}, frozenset({0, 2}), "[{rank}]"),
     interface="eth0",
     hosts=(("a", 2), ("b", 1)),
-    discovery=Discovery("./find", 2, (1, 2)),
+    discovery=Discovery("./find", 2),
     ssh=Ssh(22, "id"),
     min_workers=2,
+    cooldown_ns=(1, 2),
 )
 
 

@@ -25,7 +25,6 @@ import socket
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ronde.errors import ProtocolError, UsageError
