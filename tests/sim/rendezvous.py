@@ -37,6 +37,8 @@ BOUND_NS = BAD_TIMES_NS + 600 * S
 
 
 class Simulation:
+    node_type = SimNode
+
     def __init__(self, seed: int, nodes: int) -> None:
         self.rng = rng = random.Random(f"{nodes} nodes with {seed}")
         self.now_ns = 0
@@ -59,7 +61,7 @@ class Simulation:
         self.typical_ns = rng.choice((100_000, MS, 20 * MS))
         self.hiccup = rng.choice((0.0, 0.0, 0.003, 0.03))
         self.failing = rng.choice((0.0, 0.0, 0.3))
-        self.nodes = [SimNode(self, host, 0) for host in range(nodes)]
+        self.nodes = [self.node_type(self, host, 0) for host in range(nodes)]
         spread_ns = rng.choice((1, S, 30 * S))
         for node in self.nodes:
             node.later(rng.randrange(spread_ns), node.start)
@@ -187,7 +189,7 @@ class Simulation:
             node.perform(node.participant.end_job("interrupted"))
 
     def add(self, host: int, start: int) -> None:
-        node = SimNode(self, host, start)
+        node = self.node_type(self, host, start)
         self.nodes.append(node)
         self.counts["late nodes"] += 1
         self.come(node)
