@@ -212,6 +212,7 @@ def serve() -> None:
             method, arguments = pickle.load(calls)
         except EOFError:
             break
+        answer: Any
         try:
             if method == "fork and sleep":
                 answer = os.fork()

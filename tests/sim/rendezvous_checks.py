@@ -37,6 +37,7 @@ class Checks:
         self.causes: dict[int, Cause] = {}
         self.succeeded: dict[int, set[str]] = {}
         self.completed: int | None = None
+        self.leader_harmed_ns = -PATIENCE_NS  # a new leader begins a new last call
         self.closed: JobClosed | None = None
 
     def began(self, node: SimNode, round: Round) -> None:
@@ -64,7 +65,7 @@ class Checks:
         require(fits, f"round {number} has {len(round.nodes)} nodes")
         require(round.restarts <= budget.restarts, "more restarts than the budget allows")
         require(budget.changes < 0 or round.changes <= budget.changes, "more changes than the budget allows")
-        require(round.restarts + round.changes == number, "a round that nothing has ended")
+        require(round.restarts + round.changes <= number, "a round that nothing has ended")
         if before := self.rounds.get(number - 1):
             kept = {node.id: place for place, node in enumerate(before.nodes)}
             for place, node in enumerate(round.nodes):
@@ -96,7 +97,7 @@ class Checks:
         there = [each for each in nodes if each.is_alive and each.outcome is None and not each.is_frozen]
         waiting = [each for each in there if each.round is None and now_ns - each.joined_ns > PATIENCE_NS]
         working = [each.round for each in there if each.round]
-        if not working:
+        if not working and now_ns - self.leader_harmed_ns > PATIENCE_NS:
             require(len(waiting) < rules.min_nodes, node.name, "gives up, but enough nodes wait with it")
         for round in working:
             size = len({each.id for each in round.nodes})

@@ -194,6 +194,8 @@ class Leader:
             return
         if state.phase == Phase.RUNNING and node.id in self._survivors:
             self.lose(now_ns, {node.id}, "has given up the round")
+        if self.state.phase == Phase.FORMING and join.after >= self.state.number:
+            self.state = replace(self.state, number=join.after + 1)  # our store had lost its memory
         if self.state.phase in (Phase.FORMING, Phase.RUNNING):
             self._wanting[node.id] = node
             self._pulses[node.id] = _Pulse(None, now_ns)
@@ -335,7 +337,8 @@ class Leader:
                 self._close(f"{cause.reason}, and the nodes may change {state.terms.max_changes} times only")
                 return
             state = replace(state, changes=state.changes + 1)
-        self.state = replace(state, phase=Phase.FORMING, number=state.number + 1, cause=cause, joined=0)
+        forming = replace(state, phase=Phase.FORMING, number=state.number + 1, cause=cause)
+        self.state = replace(forming, joined=0, waiting=0, spares=())
         self._formed_ns = now_ns
         self._last_call_ns = None
         self._succeeded.clear()

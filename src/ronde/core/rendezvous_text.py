@@ -37,7 +37,7 @@ def decode(data: bytes, *kinds: type[Word]) -> Word:
     try:
         found = json.loads(data)
         version = found.pop("ronde")
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ProtocolError(f"this is no message of a rendezvous: {data[:60]!r}") from None
     if version != VERSION:
         raise VersionError(
@@ -67,7 +67,7 @@ def decode_roster(parts: tuple[bytes, ...]) -> tuple[Node, ...]:
         unpacker = zlib.decompressobj()
         try:
             version, listed = json.loads(unpacker.decompress(part, PART_LIMIT_BYTES))
-        except (ValueError, zlib.error):
+        except (ValueError, TypeError, RecursionError, zlib.error):
             raise ProtocolError(f"this is no roster of a rendezvous: {part[:60]!r}") from None
         if version != VERSION:
             raise VersionError(f"another node speaks version {version}, this one speaks {VERSION}")

@@ -13,7 +13,14 @@ from typing import Protocol
 
 from ronde.errors import TimeoutError, UsageError
 
-__all__ = ["KEY_LIMIT_BYTES", "VALUE_LIMIT_BYTES", "Store", "check_key", "check_value", "waited_in_vain"]
+__all__ = [
+    "KEY_LIMIT_BYTES",
+    "VALUE_LIMIT_BYTES",
+    "Store",
+    "check_key",
+    "check_value",
+    "waited_in_vain",
+]
 
 KEY_LIMIT_BYTES = 1024
 VALUE_LIMIT_BYTES = 1 << 20

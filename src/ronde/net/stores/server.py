@@ -356,7 +356,7 @@ class StoreServer:
             self._deliver(client, reply)
 
     def _deliver(self, client: _Client, reply: bytes) -> None:
-        if client.session.connection is not client:
+        if client is None or client.session.connection is not client:
             return  # dropped in the meantime
         client.timer = 0
         try:

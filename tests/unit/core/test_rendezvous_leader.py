@@ -1,0 +1,226 @@
+"""The leader alone: when rounds begin and end, what they cost, who is dead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ronde.core.rendezvous_leader import STRAGGLER_NS, Leader
+from ronde.core.rendezvous_state import (
+    Beat,
+    EndJob,
+    Fail,
+    Join,
+    Leave,
+    Message,
+    Phase,
+    Rules,
+    State,
+    Succeed,
+    Terms,
+)
+from ronde.core.round import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
+
+S = 10**9
+BOOM = Failure(0, 0, "h", 1, 1, "boom")
+
+
+class Office:
+    """A leader, with nodes that talk to it."""
+
+    def __init__(self, rules: Rules, budget: Budget = Budget(1)) -> None:  # noqa: B008
+        self.now_ns = 0
+        self.seq = 0
+        self.leader = Leader(rules, State(Terms.of(rules, budget), "a"), (), 0)
+
+    @property
+    def state(self) -> State:
+        return self.leader.state
+
+    def at(self, seconds: float) -> Office:
+        self.now_ns = int(seconds * S)
+        self.leader.tick(self.now_ns)
+        return self
+
+    def say(self, message: Message) -> None:
+        self.seq += 1
+        self.leader.hear(self.now_ns, replace(message, seq=self.seq))
+
+    def join(self, *names: str, after: int = -1, wish: int = -1) -> Office:
+        for name in names:
+            self.say(Join(0, Node(name, f"host-{name}", "", 1, "", 1, wish=wish), after))
+        return self
+
+    def lose(self, *names: str) -> Office:
+        self.leader.lose(self.now_ns, names, "lost the connection to the others")
+        return self
+
+    @property
+    def roster(self) -> str:
+        assert self.state.phase == Phase.RUNNING
+        return "".join(node.id for node in self.leader.roster)
+
+    @property
+    def is_forming(self) -> bool:
+        return self.state.phase == Phase.FORMING
+
+
+def running(names: str, rules: Rules, budget: Budget = Budget(1)) -> Office:  # noqa: B008
+    office = Office(rules, budget).join(*names)
+    if office.is_forming:
+        office.at(rules.last_call_ns / S)
+    assert office.roster == names
+    return office
+
+
+def test_a_full_world_begins_at_once() -> None:
+    assert Office(Rules(2, 3)).join("a", "b", "c").roster == "abc"
+
+
+def test_the_last_call_begins_with_the_minimum_and_is_not_prolonged() -> None:
+    office = Office(Rules(2, 4)).at(5).join("a", "b").at(20).join("c").at(34.9)
+    assert office.is_forming
+    assert office.at(35).roster == "abc"
+
+
+def test_too_few_wait_and_then_there_is_a_last_call() -> None:
+    office = running("abc", Rules(2, 3)).lose("b", "c").join("a", after=0)
+    assert office.at(100).is_forming
+    office.at(101).join("x", after=0)
+    assert office.at(130.9).is_forming
+    assert office.at(131).roster == "ax"
+
+
+def test_a_shrinking_world_waits_for_nobody() -> None:
+    office = running("abc", Rules(1, 5)).at(50).lose("b").join("c", after=0)
+    assert office.is_forming
+    assert office.join("a", after=0).roster == "ac"
+    assert office.state.changes == 1
+    assert isinstance(office.state.cause, NodesLost)
+    assert office.state.cause.reason == "host-b lost the connection to the others"
+
+
+def test_who_does_not_come_is_left_behind() -> None:
+    office = running("ab", Rules(1, 2)).at(50).lose("x")
+    office.say(Fail(0, "a", 0, BOOM))
+    office.join("a", after=0).at(50 + STRAGGLER_NS / S - 1)
+    assert office.is_forming
+    assert office.at(50 + STRAGGLER_NS / S).roster == "a"
+
+
+def test_a_late_node_comes_in_after_the_last_call_or_when_the_world_is_full() -> None:
+    office = running("ab", Rules(1, 4)).at(50).join("c", after=0)
+    assert office.roster == "ab"
+    assert office.at(79).roster == "ab"
+    office.at(80)
+    assert office.state.cause == NodesWaiting(1)
+    assert office.join("a", "b", after=0).roster == "abc"
+    office.join("d", after=1)
+    assert office.state.cause == NodesWaiting(1)
+    assert office.join("a", "b", "c", after=1).roster == "abcd"
+    assert office.join("e", after=2).roster == "abcd"
+
+
+def test_a_world_that_was_larger_is_made_whole_at_once() -> None:
+    office = running("abc", Rules(1, 9)).at(50).lose("c").join("a", "b", after=0)
+    assert office.roster == "ab"
+    assert office.join("c2", after=1).is_forming
+
+
+def test_nobody_comes_in_once_somebody_has_succeeded() -> None:
+    office = running("a", Rules(1, 2))
+    office.say(Succeed(0, "a", 0))
+    assert office.state.phase == Phase.COMPLETED
+    office = running("ab", Rules(1, 3))
+    office.say(Succeed(0, "a", 0))
+    assert office.join("c", after=0).roster == "ab"
+
+
+def test_restarts_are_counted_and_end() -> None:
+    office = running("ab", Rules(2, 2))
+    office.say(Fail(0, "b", 0, BOOM))
+    assert office.state.cause == WorkerFailed(BOOM)
+    office.join("a", "b", after=0)
+    assert (office.roster, office.state.restarts) == ("ab", 1)
+    office.say(Fail(0, "a", 0, BOOM))  # of the round before
+    assert office.roster == "ab"
+    office.say(Fail(0, "a", 1, BOOM))
+    assert (office.state.phase, office.state.failure) == (Phase.CLOSED, BOOM)
+    assert "host-x" not in office.state.reason
+
+
+def test_changes_have_a_budget_of_their_own() -> None:
+    office = running("abc", Rules(1, 3), Budget(0, 1)).lose("c").join("a", "b", after=0)
+    assert office.join("d", after=1).roster == "ab", "late nodes wait when no change is left"
+    office.lose("b")
+    assert office.state.phase == Phase.CLOSED
+    assert "host-b" in office.state.reason
+
+
+def test_a_failure_that_blames_a_peer_waits_for_a_better_one() -> None:
+    blaming = replace(BOOM, message="lost rank 1", blames_peer=True)
+    office = running("abc", Rules(1, 3))
+    office.say(Fail(0, "a", 0, blaming))
+    assert office.roster == "abc"
+    office.say(Fail(0, "b", 0, BOOM))
+    assert office.state.cause == WorkerFailed(BOOM)
+
+    office = running("abc", Rules(1, 3))
+    office.say(Fail(0, "a", 0, blaming))
+    office.lose("c")
+    assert isinstance(office.state.cause, NodesLost)
+    assert office.state.restarts == 0
+
+    office = running("abc", Rules(1, 3))
+    office.leader.hear_beats(0, {name: Beat(1, -1) for name in "abc"}, "abc")
+    office.say(Fail(0, "a", 0, blaming))
+    office.leader.hear_beats(0, {name: Beat(2, -1) for name in "abc"}, "abc")
+    assert office.state.cause == WorkerFailed(blaming), "all live, so it was the cause"
+
+
+def test_who_succeeded_and_died_is_no_loss() -> None:
+    office = running("ab", Rules(1, 2))
+    office.leader.hear_beats(0, {"a": Beat(9, 0)}, "a")  # its last words
+    assert office.lose("a").roster == "ab"
+    office.say(Succeed(0, "b", 0))
+    assert office.state.phase == Phase.COMPLETED
+
+
+def test_silence() -> None:
+    rules = Rules(1, 2, heartbeat_ns=2 * S)
+    office = running("ab", rules)
+    for second in range(1, 6):
+        assert office.leader.tick(second * S)
+        office.leader.hear_beats(second * S, {"a": Beat(second, -1)}, "ab")
+        if second == 1:
+            office.leader.hear_beats(second * S, {"b": Beat(1, -1)}, "b")
+    assert office.is_forming
+    assert isinstance(office.state.cause, NodesLost)
+    assert office.state.cause.reason == "host-b was silent for 6 s"
+
+
+def test_a_judge_who_overslept_starts_again() -> None:
+    rules = Rules(1, 2, heartbeat_ns=2 * S)
+    office = running("ab", rules)
+    assert office.leader.tick(100 * S)
+    office.leader.hear_beats(100 * S, {}, "ab")
+    assert office.roster == "ab"
+
+
+def test_leaving_and_ending() -> None:
+    office = running("abc", Rules(1, 3))
+    office.say(Leave(0, "c", "host-c", "preempted"))
+    assert isinstance(office.state.cause, NodesLost)
+    assert office.state.cause.reason == "host-c left: preempted"
+    office.say(EndJob(0, "x", "host-x", 0, "a stranger of an old round"))
+    assert office.is_forming
+    office.say(EndJob(0, "a", "host-a", 0, "Ctrl-C"))
+    assert (office.state.phase, office.state.reason) == (Phase.CLOSED, "host-a: Ctrl-C")
+
+
+def test_given_places() -> None:
+    office = Office(Rules(2, 2, places_are_given=True)).join("a", wish=1).join("b", wish=1)
+    assert office.is_forming
+    assert office.join("c", wish=0).roster == "ca"
+    office.join("d", wish=2, after=0)
+    assert office.state.refused[0].id == "d"
+    assert "--node-rank 2 is not within 0 to 1" in office.state.refused[0].reason

@@ -1,0 +1,104 @@
+"""The messages of a rendezvous: what is written is read, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ronde.core.rendezvous_state import (
+    PART_NODES,
+    Beat,
+    EndJob,
+    Fail,
+    Join,
+    Leave,
+    Phase,
+    Refused,
+    RosterKey,
+    Rules,
+    State,
+    Succeed,
+    Terms,
+)
+from ronde.core.rendezvous_text import decode, decode_roster, decode_state, encode, encode_roster
+from ronde.core.round import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
+from ronde.errors import ProtocolError, VersionError
+
+NODE = Node("a", "höst", "::1", 8, "tcp:[::1]:1", 29500, "trainer", 3)
+FAILURE = Failure(1, 0, "h", 42, -9, "killed\n", "why", True)
+TERMS = Terms.of(Rules(1, 4), Budget(2, -1))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        Join(1, NODE, -1),
+        Fail(2, "a", 7, FAILURE),
+        Succeed(3, "a", 7),
+        Leave(4, "a", "h", ""),
+        EndJob(5, "a", "h", 7, "Ctrl-C"),
+        Beat(6, -1),
+        State(TERMS, "a"),
+        State(TERMS, "a", 2, 9, Phase.RUNNING, 3, RosterKey(2, 3, 1), 1, 2, WorkerFailed(FAILURE), 4),
+        State(TERMS, "a", cause=NodesLost((NODE, NODE), "gone"), spares=("x", "y")),
+        State(TERMS, "a", cause=NodesWaiting(2), refused=(Refused("b", "no"),), failure=FAILURE),
+    ],
+)
+def test_what_is_written_is_read(word: object) -> None:
+    assert decode(encode(word), type(word)) == word
+
+
+def test_a_roster_is_cut_into_parts() -> None:
+    nodes = tuple(Node(f"{i}", f"node{i}", "10.0.0.1", 8, "tcp:10.0.0.1:1", 1) for i in range(PART_NODES + 1))
+    parts = encode_roster(nodes)
+    assert len(parts) == 2
+    assert max(map(len, parts)) < 1 << 20
+    assert decode_roster(tuple(parts)) == nodes
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b'{"ronde":1}',
+        b'{"ronde":1,"Join":{}}',
+        b'{"ronde":1,"Beat":{"count":"1","succeeded":0}}',
+        b'{"ronde":1,"Beat":{"count":true,"succeeded":0}}',
+        b'{"ronde":1,"Beat":{"count":1,"succeeded":0,"more":0}}',
+        b'{"ronde":1,"Beat":{"count":1}}',
+        b'{"ronde":1,"Beat":[1,0]}',
+        b'{"ronde":1,"Succeed":{"seq":1,"id":"a","round":1}}',
+        b'{"ronde":1,"Beat":{"count":1,"succeeded":0},"Join":{}}',
+    ],
+)
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(data, Beat, Join)
+
+
+def test_wrong_contents_of_a_state_are_refused() -> None:
+    good = json.loads(encode(State(TERMS, "a")))
+    for field, value in (
+        ("phase", "asleep"),
+        ("cause", {"Node": {}}),
+        ("spares", "a"),
+        ("roster", 1),
+        ("terms", None),
+    ):
+        bad = {"ronde": 1, "State": good["State"] | {field: value}}
+        with pytest.raises(ProtocolError):
+            decode_state(json.dumps(bad).encode())
+
+
+def test_another_version_says_so() -> None:
+    with pytest.raises(VersionError, match="version 2"):
+        decode(b'{"ronde":2,"Anything":{}}', Beat)
+
+
+def test_a_broken_roster_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        decode_roster((b"not packed",))
