@@ -88,14 +88,12 @@ def test_a_cut_link_leaves_a_smaller_job_that_grows_again() -> None:
         wait_for(world.is_empty)
 
 
-@pytest.mark.parametrize("deaf", [True, False], ids=["the host hears nothing", "the host is not heard"])
-def test_a_link_that_works_one_way_only_counts_as_cut(deaf: bool) -> None:
+def test_a_host_that_hears_and_is_not_heard_counts_as_cut_off() -> None:
     with make_world(2) as world:
         options = (*QUICK, *discovery(world, 0, 1), "--min-np", "1")
         with world.start(*options, str(world.program), "sleep") as job:
             job.says("of 2", 2)
-            ends = (SWITCH, 1) if deaf else (1, SWITCH)
-            world.hosts.block(*ends)
+            world.hosts.block(1, SWITCH)
             job.says("of 1")
             wait_for(lambda: not world.processes(1))
             job.interrupt()
@@ -132,9 +130,8 @@ def test_a_killed_agent_takes_its_workers_with_it_and_is_started_again() -> None
         wait_for(world.is_empty)
 
 
-@pytest.mark.parametrize("rate", [None, "2mbit"], ids=["late", "slow"])
-def test_a_link_that_is_late_or_slow_is_no_reason_to_fail(rate: str | None) -> None:
-    with make_world(2, rate) as world, world.hosts.delayed(1, 25 if rate is None else 1):
+def test_a_link_that_is_late_and_slow_is_no_reason_to_fail() -> None:
+    with make_world(2, rate="2mbit") as world, world.hosts.delayed(1, 25):
         code, out, err = world.run(*QUICK, "-H", world.listed(0, 1), str(world.program), "reduce")
         wait_for(world.is_empty)
     assert code == 0, err
