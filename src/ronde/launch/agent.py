@@ -136,8 +136,7 @@ class _Shell:
         stack.callback(self._screen.close)
         self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
-        host = host_name() if meeting.max_nodes > 1 else ""
-        self._starter = Starter(config, environment, self._run_id, self._say, host=host, keep=keep)
+        self._starter = Starter(config, environment, self._run_id, self._say, keep=keep)
         stack.callback(self._starter.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
@@ -269,7 +268,7 @@ class _Shell:
         plan = _plan(self._config, round, self._environment, self._key, self._run_id)
         self._supervisor = Supervisor(
             plan,
-            partial(self._starter.start, attempt=round.number, several=len(round.nodes) > 1),
+            partial(self._starter.start, attempt=round.number),
             policy,
             self._loop,
             self._screen,
