@@ -72,7 +72,9 @@ class _Launcher:
         self._ssh, self._start_ns = config.ssh, config.start_timeout_ns
         self._agents: dict[str, AgentProcess] = {}
         self._chorus = Chorus()
-        self._reached = False  # whether all hosts that the job needs have answered at some time
+        self._reached = (
+            False  # whether all hosts that the job needs have answered at some time, and understood
+        )
         self._word: dict[str, Any] | None = None  # how the job ended, in the words of an agent
         self._reason = ""  # ... or why we ended it
         self._code = 0
@@ -223,6 +225,8 @@ class _Launcher:
         if stopped:
             self._tell(health.Gone(agent.name))
         elif word is None or (word["exit_code"] not in (0, FAILED) and not word["failures"]):
+            if word and word["exit_code"] == USAGE_ERROR:
+                self._reached = False  # what is asked for is at fault, not the host
             self._tell(health.HostFailed(agent.name, word["reason"] if word else agent.why))
         else:
             self._word, self._code = word, word["exit_code"]
