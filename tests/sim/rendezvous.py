@@ -37,6 +37,8 @@ BOUND_NS = BAD_TIMES_NS + 600 * S
 
 
 class Simulation:
+    node_type = SimNode
+
     def __init__(self, seed: int, nodes: int) -> None:
         self.rng = rng = random.Random(f"{nodes} nodes with {seed}")
         self.now_ns = 0
@@ -59,7 +61,7 @@ class Simulation:
         self.typical_ns = rng.choice((100_000, MS, 20 * MS))
         self.hiccup = rng.choice((0.0, 0.0, 0.003, 0.03))
         self.failing = rng.choice((0.0, 0.0, 0.3))
-        self.nodes = [SimNode(self, host, 0) for host in range(nodes)]
+        self.nodes = [self.node_type(self, host, 0) for host in range(nodes)]
         spread_ns = rng.choice((1, S, 30 * S))
         for node in self.nodes:
             node.later(rng.randrange(spread_ns), node.start)
@@ -68,10 +70,8 @@ class Simulation:
     def draw_fates(self, nodes: int) -> None:
         rng = self.rng
         for _ in range(rng.choice((0, 1, 1, 2, 5, 10))):
-            fate = rng.choice(
-                (self.kill, self.kill, self.power_off, self.freeze, self.freeze, self.cut, self.leave)
-            )
-            self.at(rng.randrange(BAD_TIMES_NS), fate)
+            fates = (self.kill, self.kill, self.power_off, self.freeze, self.freeze, self.cut, self.leave)
+            self.at(rng.randrange(BAD_TIMES_NS), rng.choice((*fates, self.lose_store)))
         for late in range(rng.choice((0, 0, 1, 3))):
             self.at(rng.randrange(BAD_TIMES_NS), lambda late=late: self.add(nodes + late, 0))  # type: ignore[misc]
         if rng.random() < 0.1:
@@ -120,8 +120,11 @@ class Simulation:
         # somewhere between: some nodes are earlier than others
         return self.rng.randrange(10 * S, 40 * S), succeed
 
+    def living(self) -> list[SimNode]:
+        return [node for node in self.nodes if node.is_alive and node.outcome is None]
+
     def victim(self) -> SimNode | None:
-        living = [node for node in self.nodes if node.is_alive and node.outcome is None]
+        living = [node for node in self.living() if not node.is_protected]
         leaders = [node for node in living if node.participant.is_leader]
         if leaders and self.rng.random() < 0.5:
             return self.rng.choice(leaders)
@@ -156,6 +159,23 @@ class Simulation:
             self.tell_fate(node, "loses its connection")
             node.lose_connection(comes_back=True)
 
+    def lose_store(self) -> None:
+        """The store dies, sometimes with a node. All others find another one, which is empty."""
+        knowing = [node for node in self.living() if node.knows_all() and not node.is_frozen]
+        if not knowing:
+            return  # it would be another job
+        keeper = max(knowing, key=lambda node: node.version())
+        keeper.is_protected = True
+        if self.rng.random() < 0.5:
+            self.kill()
+        self.counts["the store is lost"] += 1
+        self.note("the store", "is lost")
+        self.checks.leader_harmed_ns = self.now_ns
+        self.store.forget()
+        for node in self.nodes:
+            if node.is_alive:
+                node.lose_store()
+
     def leave(self) -> None:
         if node := self.victim():
             self.tell_fate(node, "leaves")
@@ -169,9 +189,16 @@ class Simulation:
             node.perform(node.participant.end_job("interrupted"))
 
     def add(self, host: int, start: int) -> None:
-        node = SimNode(self, host, start)
+        node = self.node_type(self, host, start)
         self.nodes.append(node)
         self.counts["late nodes"] += 1
+        self.come(node)
+
+    def come(self, node: SimNode) -> None:
+        """Who comes when the store is lost does not find another one before that is known."""
+        if any(each.is_protected for each in self.living()):
+            self.at(self.now_ns + S // 10, lambda: self.come(node))
+            return
         self.note(node.name, "comes")
         node.start()
 

@@ -71,6 +71,8 @@ class SimNode:
         self.watches = 0  # how many have been asked for: only the answer to the last one counts
         self.queue: str | None = None
         self.taker: Taker | None = None
+        self.is_protected = False  # nothing happens to it
+        self.store = 0  # counts the stores that were lost
         self.tick_ns = -1  # of simulated time, when one is due
         self.round: Round | None = None  # that it works in
         self.succeeded: set[int] = set()
@@ -137,25 +139,34 @@ class SimNode:
             self.is_busy = True
             effect = self.operations[0]
             if isinstance(effect, Set) and self.sim.freezes_before(self, effect):
-                self.later(0, lambda: self.ask(effect))
+                store = self.store
+                self.later(0, lambda: self.ask(effect) if store == self.store else None)
             else:
                 self.ask(effect)
 
     def ask(self, effect: Effect) -> None:
         """Send it to the store; what fails is sent again, whether or not it has been done."""
-        sim = self.sim
+        sim, store = self.sim, self.store
 
         def arrive() -> None:
+            if store != self.store:
+                return
             if sim.hiccups():
-                self.later(sim.latency_ns() + sim.rng.randrange(S), lambda: self.ask(effect))
+                self.later(sim.latency_ns() + sim.rng.randrange(S), again)
                 return
             if not self.is_alive and isinstance(effect, Hold):
                 return  # what arrives after its sender's death has shown is not held
             result = sim.store.execute(self.node.id, effect)
             if sim.hiccups():
-                self.later(sim.latency_ns() + sim.rng.randrange(S), lambda: self.ask(effect))
+                self.later(sim.latency_ns() + sim.rng.randrange(S), again)
             else:
-                self.later(sim.latency_ns(), lambda: self.answered(effect, result))
+                self.later(
+                    sim.latency_ns(), lambda: self.answered(effect, result) if store == self.store else None
+                )
+
+        def again() -> None:
+            if store == self.store:
+                self.ask(effect)
 
         sim.at(sim.now_ns + sim.latency_ns(), arrive)
 
@@ -196,12 +207,12 @@ class SimNode:
     def pop(self) -> None:
         if self.taker:
             self.taker.is_over = self.sim.rng.random() < 0.5  # it may still take something
-        queue, sim = self.queue, self.sim
+        queue, sim, store = self.queue, self.sim, self.store
         if queue is None:
             return
 
         def arrive() -> None:
-            if self.is_alive and queue == self.queue:
+            if self.is_alive and queue == self.queue and store == self.store:
                 self.taker = sim.store.pop(queue, answer)
 
         def answer(values: tuple[bytes, ...]) -> None:
@@ -209,7 +220,7 @@ class SimNode:
             self.later(sim.latency_ns(), lambda: popped(event))
 
         def popped(event: Event) -> None:
-            if queue == self.queue:
+            if queue == self.queue and store == self.store:
                 self.pop()
                 self.step(event)
 
@@ -240,6 +251,37 @@ class SimNode:
     def hold(self, key: str, value: bytes) -> None:
         self.sim.store.held[self.node.id][key] = value
         self.sim.store.put(key, value)
+
+    def lose_store(self) -> None:
+        """Whatever is under way is lost; after a while there is another store."""
+        self.is_harmed = True
+        self.store += 1
+        self.watches += 1
+        self.queue, self.is_busy = None, True
+        store = self.store
+        self.later(self.sim.rng.randrange(3 * S), lambda: self.find_store() if store == self.store else None)
+
+    def knows_all(self) -> bool:
+        state = self.participant.state
+        return state is not None and state.roster is not None and state.roster == self.participant._roster_key
+
+    def version(self) -> int:
+        return self.participant.state.version if self.participant.state else -1
+
+    def find_store(self) -> None:
+        self.operations.clear()
+        self.is_busy = False
+        self.joined_ns = self.sim.now_ns
+        if self.participant.has_joined:
+            self.perform(self.participant.moved(self.now_ns()))
+            self.watch_over()
+
+    def watch_over(self) -> None:
+        """What a protected node knows must not get lost before it is in the store."""
+        if self.participant._is_settling:
+            self.later(S // 10, self.watch_over)
+        else:
+            self.is_protected = False
 
     def freeze(self, for_ns: int) -> None:
         if self.is_alive and not self.is_frozen:

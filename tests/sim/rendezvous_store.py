@@ -124,6 +124,11 @@ class SimStore:
             takers[0].is_over = True
             takers[0].answer(taken)
 
+    def forget(self) -> None:
+        """Everything is gone, and all who wait with it: this is another store."""
+        for content in (self.values, self.queues, self.held, self.waiting, self.taking):
+            content.clear()
+
     def lose(self, client: str) -> dict[str, bytes]:
         """The client's connection is gone; returns what it held."""
         held = self.held.pop(client, {})

@@ -40,6 +40,7 @@ WHAT_HAPPENS = {
     "the leader is without power",
     "the leader leaves",
     "the leader loses its connection",
+    "the store is lost",
 }
 
 
@@ -182,7 +183,7 @@ def write_before_the_last_write_is_seen(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: Participant, state: State) -> None:
         compare(self, state)
-        if self._leader:
+        if self._office:
             self._raw, self._state = self._writing or b"", state
             self._writing = None
 

@@ -231,7 +231,7 @@ class Agent:
             case RoundEnded(number, cause):
                 return self._round_ended(number, cause)
             case Ejected(reason):
-                return [Say(reason), *self._again(reason)]
+                return [Say(reason), *self._again()]
             case AllSucceeded(number):
                 at_barrier = self.state is State.SUCCEEDED and self._round and self._round.number == number
                 return self._leave_for_good(Exit(0, "all nodes have succeeded")) if at_barrier else []
@@ -254,9 +254,9 @@ class Agent:
         if self._round is None or self._round.number != number:
             return []
         text = self._describe(cause, self._round)
-        return [Say(text), *self._again(text)]
+        return [Say(text), *self._again()]
 
-    def _again(self, reason: str) -> list[Effect]:
+    def _again(self) -> list[Effect]:
         """Join again, once the workers are gone."""
         self._round, self._failure, self._deadline_ns = None, None, None
         if self._exit or self._interrupted:
@@ -265,7 +265,7 @@ class Agent:
         if not self._alive:
             return [Join()]
         self._rejoin = True
-        return [StopWorkers(reason)]
+        return [StopWorkers("the round is over")]
 
     def _closed(self, event: JobClosed) -> list[Effect]:
         if self._interrupted or self._exit:

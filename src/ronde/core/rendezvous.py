@@ -12,7 +12,9 @@ Rules
 3. A leader whose held key is gone, or that is silent for `missing_beats` heartbeats, is replaced by whoever is first to
    write a state with the next term. Each term has an inbox of its own, and everybody says again what is not heeded.
 4. No clock value travels. Silence is judged by each node's own clock, and only after looking once more.
-5. What the shell is asked to do, it does in order and until it works: doing it twice does no harm. The exception is
+5. A store may lose its memory, or be replaced by another one. Then whoever knows more than the store claims to lead,
+   with all that it knows; so what is known by most of all wins, and the job goes on from there.
+6. What the shell is asked to do, it does in order and until it works: doing it twice does no harm. The exception is
    taking messages out of the inbox: if that fails, some may be lost, so the leader begins a new term.
 
 The shell passes in what happens (`step`), does what comes back, and calls with `Tick` at `wake_ns`.
@@ -20,7 +22,7 @@ The shell passes in what happens (`step`), does what comes back, and calls with 
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 
 from ronde.core.rendezvous_effects import (
@@ -44,25 +46,20 @@ from ronde.core.rendezvous_effects import (
 )
 from ronde.core.rendezvous_leader import Leader
 from ronde.core.rendezvous_member import Member
+from ronde.core.rendezvous_office import Office
 from ronde.core.rendezvous_state import (
     ALIVE,
     STATE,
     Beat,
-    EndJob,
-    Fail,
-    Join,
-    Leave,
-    Message,
     Phase,
     RosterKey,
     Rules,
     State,
-    Succeed,
     alive_key,
     beat_key,
     inbox,
 )
-from ronde.core.rendezvous_text import decode, decode_roster, decode_state, encode, encode_roster
+from ronde.core.rendezvous_text import decode_roster, decode_state, encode, encode_roster
 from ronde.core.round import Budget, Failure, Node
 from ronde.errors import ProtocolError
 
@@ -80,18 +77,19 @@ class Participant:
         self._id = ""
         self._state: State | None = None
         self._raw = b""  # the state as it was read
-        self._leader: Leader | None = None  # while this node leads
+        self._office: Office | None = None  # while this node leads
         self._writing: bytes | None = None  # the state that a Compare is to make true
         self._expected: State | None = None  # what it replaces
         self._claiming = False  # that write makes this node the leader
         self._silent_leader = ""  # whose place it takes
-        self._backlog: deque[Event] = deque()  # for the leader
         self._watched: dict[str, bytes | None] = {}
         self._roster_key: RosterKey | None = None  # that of `_roster`
         self._roster: tuple[Node, ...] = ()
         self._roster_parts: dict[str, bytes] = {}
-        self._beats: dict[str, bytes | None] = {}  # as they were read last, by node
-        self._dying: set[str] = set()  # nodes whose keys have gone, and whose last words are being read
+        self._gone: set[str] = set()  # nodes that died with the last store
+        self._has_restored = False  # whether the state was restored by us: who is not there may be on its way
+        self._may_wait = False  # for others who know more
+        self._is_settling = False  # whether the store is the one that we know is not clear
         self._count = 0
         self._succeeded = -1
         self._beat_ns = 0  # when our heart beats next
@@ -141,8 +139,26 @@ class Participant:
 
     def give_up(self, reason: str) -> list[Effect]:
         """The store is lost for good."""
-        self._leader = None
+        self._office = None
         self._member.give_up(reason)
+        return self._take()
+
+    def moved(self, now_ns: int, gone: Collection[str] = ()) -> list[Effect]:
+        """All operations under way are lost; the store may have lost its memory, or be another one.
+
+        `gone`: nodes that are known to have died with it. All others may still be on their way.
+        """
+        self._step_down()
+        self._gone = set(gone)
+        self._may_wait = True
+        self._writing, self._claiming, self._is_judging = None, False, False
+        self._leader_lost = self._leader_silent = False
+        self._leader_seen_ns = self._heard_ns = now_ns
+        self._watched = {}
+        self._is_settling = True
+        self._effects.append(Hold(alive_key(self._id), ALIVE))
+        self._beat(now_ns)
+        self._look_for_state()
         return self._take()
 
     def num_nodes_waiting(self) -> int:
@@ -154,7 +170,7 @@ class Participant:
     @property
     def is_leader(self) -> bool:
         """Whether this node leads, as far as it knows."""
-        return self._leader is not None
+        return self._office is not None
 
     @property
     def has_joined(self) -> bool:
@@ -164,7 +180,7 @@ class Participant:
     @property
     def others(self) -> list[str]:
         """The ids of the nodes that this one knows of; the leader knows of all."""
-        known = self._leader.nodes if self._leader else [node.id for node in self._roster]
+        known = self._office.leader.nodes if self._office else [node.id for node in self._roster]
         return [node for node in known if node != self._id]
 
     @property
@@ -178,9 +194,9 @@ class Participant:
         times = [self._beat_ns]
         if self._member.wake_ns is not None:
             times.append(self._member.wake_ns)
-        if self._leader and self._is_open():
+        if self._office and self._is_open():
             if self._writing is None:
-                times.append(self._leader.wake_ns)
+                times.append(self._office.leader.wake_ns)
         elif self._is_open() and not self._is_judging and not self._leader_lost:
             times.append(self._leader_seen_ns + self._silence_ns)
         return min(times)
@@ -201,7 +217,8 @@ class Participant:
             case Compared(value):
                 self._compared(now_ns, value)
             case Popped() | PopFailed():
-                self._backlog.append(event)
+                if self._office:
+                    self._office.put(event)
         self._lead(now_ns)
         return self._take()
 
@@ -226,11 +243,13 @@ class Participant:
             self._leader_seen_ns = self._heard_ns = now_ns
         if now_ns >= self._beat_ns:
             self._beat(now_ns)
+            if self._is_settling and self._writing is None:
+                self._look_for_state()
         self._member.tick(now_ns)
         if now_ns - self._heard_ns >= self._silence_ns:
             self._member.cut_off(f"the store has not answered for {self._silence_ns / 1e9:g} s")
         is_due = now_ns >= self._leader_seen_ns + self._silence_ns
-        if self._state and not self._leader and self._is_open() and is_due and not self._is_judging:
+        if self._state and not self._office and self._is_open() and is_due and not self._is_judging:
             self._is_judging = True
             leader = self._state.leader
             known = self._watched.get(beat_key(leader))
@@ -247,7 +266,7 @@ class Participant:
     # Looking
 
     def _look_for_state(self) -> None:
-        self._effects.append(Look({STATE: self._raw or None}))
+        self._effects.append(Look({STATE: None}))
 
     def _look_for_roster(self) -> None:
         if self._state and self._state.roster:
@@ -257,14 +276,16 @@ class Participant:
     def _see(self, now_ns: int, asked: Values, changed: Values) -> None:
         if not asked:
             self._watched |= {key: value for key, value in changed.items() if key in self._watched}
-        if STATE in asked and STATE not in changed and not self._raw:
+        if STATE in asked and self._is_settling:
+            self._settle(now_ns, changed.get(STATE) or b"")
+        elif STATE in asked and STATE not in changed and not self._raw:
             self._found()
-        if value := changed.get(STATE):
+        elif value := changed.get(STATE):
             self._see_state(now_ns, value)
-        if self._state and not self._leader:
+        if self._office:
+            self._office.put(Seen(asked, changed))
+        elif self._state:
             self._see_leader(now_ns, self._state.leader, asked, changed)
-        if self._leader:
-            self._backlog.append(Seen(asked, changed))
         if any(key.startswith("roster/") for key in changed):
             self._see_roster(now_ns, changed)
 
@@ -285,15 +306,10 @@ class Participant:
     def _see_state(self, now_ns: int, raw: bytes) -> None:
         if raw == self._raw:
             return
-        try:
-            state = decode_state(raw)
-        except ProtocolError as error:
-            self._member.give_up(str(error))
-            return
-        before = self._state
-        if before and state.version <= before.version:
+        state, before = self._decoded(raw), self._state
+        if state is None or (before and state.version <= before.version):
             return  # an older one that took longer
-        if self._leader and state.leader != self._id:
+        if self._office and state.leader != self._id:
             self._step_down()
         self._state, self._raw = state, raw
         if before is None or before.leader != state.leader or before.term != state.term:
@@ -316,7 +332,7 @@ class Participant:
             return
         self._roster_key, self._roster, self._roster_parts = state.roster, roster, {}
         self._member.see(state, roster)
-        if state.leader == self._id and not self._leader and not self._claiming:
+        if state.leader == self._id and not self._office and not self._claiming:
             self._take_office(now_ns)
 
     def _renew_watch(self) -> None:
@@ -324,12 +340,14 @@ class Participant:
         if self._state is None:
             return
         watched: dict[str, bytes | None] = {STATE: self._raw}
-        if self._leader:
-            watched |= {alive_key(node): ALIVE for node in self._leader.nodes}
-            self._leader.unwatched.clear()
+        if self._office:
+            alive = None if self._has_restored else ALIVE  # they may still be on their way
+            watched |= {alive_key(node): alive for node in self._office.leader.nodes}
+            self._has_restored = False
+            self._office.leader.unwatched.clear()
         elif self._state.leader != self._id and self._is_open():
-            alive, beat = alive_key(self._state.leader), beat_key(self._state.leader)
-            watched |= {alive: ALIVE, beat: self._watched.get(beat)}
+            leader = self._state.leader
+            watched |= {alive_key(leader): ALIVE, beat_key(leader): self._watched.get(beat_key(leader))}
         if watched.keys() != self._watched.keys():
             self._watched = watched
             self._effects.append(Watch(dict(watched)))
@@ -350,6 +368,47 @@ class Participant:
             self._compare(replace(state, leader=self._id, term=state.term + 1, version=state.version + 1))
             self._claiming = True
 
+    def _settle(self, now_ns: int, raw: bytes) -> None:
+        """Is this the state as we know it, a newer one, or has the store forgotten something?"""
+        mine, theirs = self._state, self._decoded(raw) if raw else None
+        self._is_settling = False
+        if mine is None and theirs is None:
+            self._found()
+        elif mine is None or (theirs and (raw == self._raw or theirs.version > mine.version)):
+            self._see_state(now_ns, raw)
+            self._renew_watch()
+            if theirs and theirs.leader == self._id:  # we are not any more: what was under way is lost
+                self._leader_lost = True
+                self._claim()
+        else:
+            self._is_settling = True  # until it is written, or somebody else who knows more has done it
+            may_wait, self._may_wait = self._may_wait, False
+            if mine.roster == self._roster_key and not (mine.roster is None and may_wait):
+                self._restore(mine, theirs, raw)
+
+    def _restore(self, mine: State, theirs: State | None, raw: bytes) -> None:
+        """Write what we know into a store that knows less."""
+        if mine.roster:
+            self._effects.append(Set(dict(zip(mine.roster.keys, encode_roster(self._roster)))))
+        known = [state for state in (mine, theirs) if state]
+        restored = replace(
+            mine,
+            leader=self._id,
+            term=max(state.term for state in known) + 1,
+            version=max(state.version for state in known) + 1,
+            number=mine.number + (mine.phase == Phase.FORMING),  # somebody may have seen that one begin
+        )
+        self._raw = raw
+        self._compare(restored)
+        self._claiming = self._has_restored = True
+
+    def _decoded(self, raw: bytes) -> State | None:
+        try:
+            return decode_state(raw)
+        except ProtocolError as error:
+            self._member.give_up(str(error))
+            return None
+
     def _compare(self, state: State) -> None:
         self._writing, self._expected = encode(state), self._state
         self._effects.append(Compare(self._raw, self._writing))
@@ -358,6 +417,11 @@ class Participant:
         written, self._writing = self._writing, None
         has_claimed, self._claiming = self._claiming, False
         before, self._expected = self._expected, None
+        was_settling, self._is_settling = self._is_settling, False
+        if was_settling and value != written:
+            self._has_restored = False
+            self._settle(now_ns, value)
+            return
         self._see_state(now_ns, value)
         state = self._state
         if value != written or state is None or self._raw != written:
@@ -367,8 +431,8 @@ class Participant:
             elif self._leader_lost:
                 self._claim()
         elif not has_claimed:
-            if self._leader:
-                self._leader.state = replace(self._leader.state, version=state.version)
+            if self._office:
+                self._office.leader.state = replace(self._office.leader.state, version=state.version)
                 self._clear_up(before, state)
         elif state.roster is None or state.roster == self._roster_key:
             self._take_office(now_ns)
@@ -378,112 +442,49 @@ class Participant:
     def _take_office(self, now_ns: int) -> None:
         state = self._state
         assert state is not None
-        leader = self._leader = Leader(self._rules, state, self._roster if state.roster else (), now_ns)
-        self._beats = {}
-        self._dying = set()
-        self._backlog.clear()
+        office = self._office = Office(self._rules, state, self._roster if state.roster else (), now_ns)
         self._effects.append(Pop(inbox(state.term)))
         if state.term > 1:
             self._effects.append(Forget(inbox(state.term - 1)))
         if self._silent_leader:
             beat = self._watched.get(beat_key(self._silent_leader))
-            self._see_nodes(now_ns, leader, {}, {beat_key(self._silent_leader): beat})
-            leader.lose(now_ns, {self._silent_leader}, f"was silent for {self._silence_ns / 1e9:g} s")
+            how = f"was silent for {self._silence_ns / 1e9:g} s"
+            office.succeed(now_ns, self._silent_leader, beat, how)
             self._silent_leader = ""
+        if self._has_restored and self._gone:
+            office.leader.lose(now_ns, self._gone, "was lost, and the store with it")
         self._renew_watch()
 
     def _step_down(self) -> None:
-        if self._leader:
-            self._leader = None
-            self._backlog.clear()
+        if self._office:
+            self._office = None
             self._effects.append(Pop(None))
 
     # Leading
 
     def _lead(self, now_ns: int) -> None:
-        """Give the leader what has happened, piece by piece, until it has something to write."""
-        leader = self._leader
-        if leader is None:
+        """Let the leader go on, until it has something to write."""
+        office = self._office
+        if office is None or self._state is None:
             return
-        while self._writing is None and self._leader is leader:
-            if leader.is_urgent:
-                self._write(leader)
-            elif self._backlog:
-                self._pass_on(now_ns, leader, self._backlog.popleft())
-            elif self._is_open() and now_ns >= leader.wake_ns:
-                self._tick_leader(now_ns, leader)
-            else:
-                break
-        self._watch_more(leader)
+        if self._writing is None:
+            has_decided = office.work(now_ns)
+            self._effects += office.effects
+            office.effects.clear()
+            if has_decided:
+                self._write(office.leader, self._state)
+        new = len(office.leader.unwatched)
+        if new and (office.must_watch or 4 * new > len(self._watched)):
+            self._renew_watch()  # not at once for each who comes, because a watch names all that are watched
+        office.must_watch = False
 
-    def _tick_leader(self, now_ns: int, leader: Leader) -> None:
-        if leader.tick(now_ns):
-            self._effects.append(Look({beat_key(node): self._beats.get(node) for node in leader.nodes}))
-            self._watch_more(leader, is_time=True)
-            if self._state and replace(leader.state, version=self._state.version) != self._state:
-                leader.is_urgent = True
-
-    def _write(self, leader: Leader) -> None:
-        assert self._state is not None
-        leader.is_urgent = False
+    def _write(self, leader: Leader, state: State) -> None:
         key = leader.state.roster
-        if key and key != self._state.roster:
+        if key and key != state.roster:
             self._roster_key, self._roster = key, leader.roster
-            self._watch_more(leader, is_time=True)
-            self._effects.append(Set(dict(zip(key.keys, encode_roster(leader.roster)))))
-        self._compare(replace(leader.state, version=self._state.version + 1))
-
-    def _pass_on(self, now_ns: int, leader: Leader, event: Event) -> None:
-        assert self._state is not None
-        match event:
-            case Popped(queue, values) if queue == inbox(self._state.term):
-                if len(values) > 1:
-                    self._backlog.extendleft(Popped(queue, (value,)) for value in reversed(values))
-                elif values:
-                    self._hear(now_ns, leader, values[0])
-            case PopFailed(queue) if queue == inbox(self._state.term):
-                leader.ask_again()
-            case Seen(asked, changed):
-                self._see_nodes(now_ns, leader, asked, changed)
-
-    def _hear(self, now_ns: int, leader: Leader, value: bytes) -> None:
-        try:
-            message: Message = decode(value, Join, Fail, Succeed, Leave, EndJob)  # type: ignore[assignment]
-        except ProtocolError:
-            return  # of another version: that node learns of it by our state
-        if isinstance(message, Join):
-            self._beats.pop(message.node.id, None)
-        leader.hear(now_ns, message)
-
-    def _see_nodes(self, now_ns: int, leader: Leader, asked: Values, changed: Values) -> None:
-        beats: dict[str, Beat | None] = {}
-        gone: set[str] = set()
-        for key, value in changed.items():
-            kind, _, node = key.partition("/")
-            if kind == "beat":
-                self._beats[node] = value
-                beats[node] = decode(value, Beat) if value is not None else None
-            elif kind == "alive" and value is None and node in leader.nodes:
-                gone.add(node)
-        asked_of = {key.partition("/")[2] for key in asked if key.startswith("beat/")}
-        if beats or asked_of:
-            leader.hear_beats(now_ns, beats, asked_of)
-        # Who has gone may have said something last, and may have come back
-        looked_after = {node for node in self._dying if alive_key(node) in asked}
-        self._dying -= looked_after
-        lost = {node for node in looked_after if alive_key(node) not in changed}
-        if lost:
-            leader.lose(now_ns, lost, "lost the connection to the others")
-        if gone := gone - self._dying:
-            self._dying |= gone
-            known: dict[str, bytes | None] = {beat_key(node): self._beats.get(node) for node in gone}
-            self._effects.append(Look(known | {alive_key(node): None for node in gone}))
-
-    def _watch_more(self, leader: Leader, is_time: bool = False) -> None:
-        """Watch those who came since; not at once for each of them, because a watch names all that are watched."""
-        new = len(leader.unwatched)
-        if new and (is_time or 4 * new > len(self._watched)):
             self._renew_watch()
+            self._effects.append(Set(dict(zip(key.keys, encode_roster(leader.roster)))))
+        self._compare(replace(leader.state, version=state.version + 1))
 
     def _clear_up(self, before: State | None, state: State) -> None:
         """A state has been written: what the one before needed may go."""

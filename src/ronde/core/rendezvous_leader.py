@@ -194,6 +194,8 @@ class Leader:
             return
         if state.phase == Phase.RUNNING and node.id in self._survivors:
             self.lose(now_ns, {node.id}, "has given up the round")
+        if self.state.phase == Phase.FORMING and join.after >= self.state.number:
+            self.state = replace(self.state, number=join.after + 1)  # our store had lost its memory
         if self.state.phase in (Phase.FORMING, Phase.RUNNING):
             self._wanting[node.id] = node
             self._pulses[node.id] = _Pulse(None, now_ns)

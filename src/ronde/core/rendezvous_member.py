@@ -24,6 +24,7 @@ from ronde.core.rendezvous_state import (
     Leave,
     Message,
     Phase,
+    RosterKey,
     Rules,
     State,
     Succeed,
@@ -69,6 +70,7 @@ class Member:
         self._terms: Terms | None = None
         self._state: State | None = None
         self._number = -1  # of the round that this node is or was in
+        self._roster_key: RosterKey | None = None  # of that round: with its term, so that it is this round
         self._said: tuple[int, int] | None = None  # term and `after` of the last Join
         self._wish: Message | None = None  # what else is not heeded yet
         self._wish_term = -1
@@ -100,7 +102,7 @@ class Member:
     @property
     def may_lead(self) -> bool:
         """Whether this node takes part, so that it can take over."""
-        return self._place in (_Place.JOINING, _Place.WORKING) and not isinstance(self._wish, Leave)
+        return self._node is not None and not self._is_over() and not isinstance(self._wish, Leave)
 
     @property
     def num_waiting(self) -> int:
@@ -207,7 +209,7 @@ class Member:
         if state.phase == Phase.CLOSED:
             self._tell_last(JobClosed(state.reason, state.failure))
         elif state.phase == Phase.COMPLETED:
-            if self._number == state.number and self._place == _Place.WORKING:
+            if self._roster_key == state.roster and self._place == _Place.WORKING:
                 self._tell_last(AllSucceeded(state.number))
             else:
                 self._tell_last(JobClosed("the job has completed", completed=True))
@@ -239,13 +241,13 @@ class Member:
         self._say_join(state, state.number)
 
     def _begin(self, state: State, roster: tuple[Node, ...], group_rank: int) -> None:
-        self._number = state.number
+        self._number, self._roster_key = state.number, state.roster
         began = Round(state.number, roster, group_rank, state.restarts, state.changes)
         self._tell(RoundBegan(began), _Place.WORKING)
 
     def _consider_working(self, state: State) -> None:
         assert self._node is not None
-        if self._consider_end(state) or state.number == self._number:
+        if self._consider_end(state) or (state.phase == Phase.RUNNING and state.roster == self._roster_key):
             return
         cause = state.cause
         if state.phase == Phase.FORMING and state.number == self._number + 1 and cause is not None:
@@ -261,6 +263,7 @@ class Member:
 
     def _say_join(self, state: State, after: int) -> None:
         assert self._node is not None
+        after = max(after, self._number)  # a store that lost its memory may be behind
         if self._said != (state.term, after):
             self._said = state.term, after
             self.says.append(Join(self._next_seq(), self._node, after))

@@ -13,13 +13,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 
 from ronde.core import agent as machine
 from ronde.core.agent import Agent
 from ronde.core.round import Budget, Failure, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
-from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.frozen import FrozenWatch
 from ronde.launch.loop import Loop, Order
@@ -35,7 +35,7 @@ from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox, usable_cores
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.registry import create
-from ronde.records import dataclass, field
+from ronde.settings import JobKey
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
 
@@ -136,7 +136,8 @@ class _Shell:
         stack.callback(self._screen.close)
         self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
-        self._starter = Starter(config, environment, self._run_id, self._say, keep=keep)
+        host = host_name() if meeting.max_nodes > 1 else ""
+        self._starter = Starter(config, environment, self._run_id, self._say, host=host, keep=keep)
         stack.callback(self._starter.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
@@ -268,7 +269,7 @@ class _Shell:
         plan = _plan(self._config, round, self._environment, self._key, self._run_id)
         self._supervisor = Supervisor(
             plan,
-            partial(self._starter.start, attempt=round.number, several=len(round.nodes) > 1),
+            partial(self._starter.start, attempt=round.number),
             policy,
             self._loop,
             self._screen,
@@ -277,7 +278,8 @@ class _Shell:
         )
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
-        if again:
+        nodes = self._config.rendezvous
+        if again or nodes.min_nodes < nodes.max_nodes:
             self._starter.prepare(plan.workers[0])
 
     def _open_store(self) -> RoundStore:
@@ -294,15 +296,22 @@ class _Shell:
         used = self._round.restarts if self._round else 0
         times = "once" if used == 1 else f"{used} times"
         remark = f"; the workers had been started again {times} before" if used else ""
-        supervisor, finish, failure = self._supervisor, self._finish, exit.failure
-        if supervisor and finish and finish.exit_code == exit.code:
-            if (failure is None and finish.reason == exit.reason) or (
-                failure and supervisor.has(failure.rank, failure.pid)
-            ):
-                # What has been told at once may not be what turned out to be first.
-                first = None if finish.failed_rank is None else self._describe_failure(finish.failed_rank)
-                return report(finish, supervisor.group.workers, first, remark)
-        return report_elsewhere(exit.reason, failure, remark) if exit.code else []
+        if exit.code == 0:
+            return []
+        if self._is_ours(exit) and self._supervisor and self._finish:
+            failed = self._finish.failed_rank
+            # What has been told at once may not be what turned out to be first.
+            first = None if failed is None else self._describe_failure(failed)
+            return report(self._finish, self._supervisor.group.workers, first, remark)
+        return report_elsewhere(exit.reason, exit.failure, remark)
+
+    def _is_ours(self, exit: machine.Exit) -> bool:
+        """Return whether it is over because of what our workers did last."""
+        if self._finish is None or self._supervisor is None or self._finish.exit_code != exit.code:
+            return False
+        if exit.failure is None:
+            return self._finish.reason == exit.reason
+        return self._supervisor.has(exit.failure.rank, exit.failure.pid)
 
     def _result(self, exit: machine.Exit) -> RunResult:
         workers = self._supervisor.group.workers.values() if self._supervisor else ()

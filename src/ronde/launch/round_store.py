@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RoundStore"]
 
-MOMENT_NS = 50_000_000
+MOMENT_NS = 200_000_000
 BACKLOG = 4096
 
 

@@ -168,7 +168,7 @@ def test_an_ended_round_does_not_touch_a_later_one() -> None:
 
 def test_who_was_taken_for_dead_comes_back() -> None:
     story = running()
-    assert story.after(Ejected("silent for 15 s")) == [StopWorkers("silent for 15 s")]
+    assert story.after(Ejected("silent for 15 s")) == [StopWorkers("the round is over")]
     assert story.after(Gone(143, "")) == [Join()]
 
 

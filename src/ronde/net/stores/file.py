@@ -64,8 +64,11 @@ class FileStore:
         self._forked = False
         self._highest = 0  # number that a client has got
         self._start()
-        with self._lock:
+        try:
             self._look(lambda _: None, ())  # says now if this is no store
+        except BaseException:
+            self._let_go()
+            raise
         _all.add(self)
 
     @property
