@@ -94,6 +94,7 @@ def command(name: str, script: Path, ranks: int) -> list[str]:
 def turn(words: list[str], lines: int) -> float:
     """Run the command and return how long it took, in ms. Raises RuntimeError if it did not do what it should."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun says something if it is not set
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode
     began = time.perf_counter()
     done = subprocess.run(words, check=False, capture_output=True, text=True, env=environment)
     took_ms = (time.perf_counter() - began) * 1e3

@@ -115,16 +115,37 @@ def test_torchrun(script: str, options: list[str]) -> None:
     )
 
 
-def test_open_mpi(script: str) -> None:
-    beside_python = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        pytest.skip("needs mpirun")
-    version = subprocess.run([mpirun, "--version"], check=False, capture_output=True, text=True).stdout
-    if "Open MPI" not in version:
-        pytest.skip("mpirun is not Open MPI's")
-    lines = run([mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, script])
-    assert lines == EXPECTED
+@pytest.mark.parametrize("kind", ["Open MPI", "MPICH"])
+def test_mpirun(script: str, kind: str) -> None:
+    """Each of them where it is, beside this Python or in PATH."""
+    signs = {"Open MPI": ("Open MPI",), "MPICH": ("MPICH", "HYDRA")}[kind]
+    for folder in dict.fromkeys([str(Path(sys.executable).parent), *os.get_exec_path()]):
+        mpirun = shutil.which("mpirun", path=folder)
+        said = (
+            mpirun
+            and subprocess.run([mpirun, "--version"], check=False, capture_output=True, text=True).stdout
+        )
+        if mpirun and said and any(sign in said for sign in signs):
+            break
+    else:
+        pytest.skip(f"needs the mpirun of {kind}")
+    options = ["--allow-run-as-root", "--oversubscribe"] if kind == "Open MPI" else []
+    assert run([mpirun, *options, "-n", "2", sys.executable, script]) == EXPECTED
+
+
+@pytest.mark.parametrize("rest", [[], ["init_method=env://"]], ids=["", "env://"])
+def test_srun_as_it_sets_the_environment(script: str, rest: list[str]) -> None:
+    """A real Slurm is in tests/clusters."""
+    step = {
+        "SLURM_JOB_ID": 7,
+        "SLURM_STEP_ID": free_port(),
+        "SLURM_STEP_NUM_TASKS": 2,
+        "SLURM_STEP_NUM_NODES": 1,
+    }
+    environments = [
+        environment(SLURM_PROCID=rank, SLURM_STEP_NODELIST="localhost", **step) for rank in range(2)
+    ]
+    assert run_by_hand([[sys.executable, script, *rest]] * 2, environments) == EXPECTED
 
 
 def test_ronde_run_by_mpirun(script: str) -> None:

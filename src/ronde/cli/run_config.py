@@ -80,7 +80,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         min_workers=least or number,
         max_workers=most,
         cooldown_ns=asked.value("--blacklist-cooldown-range"),
-        start_timeout_ns=_timeout(asked, here, "--start-timeout", "START_TIMEOUT", 300 * SECOND),
+        start_timeout_ns=_start_timeout(asked, here),
         verbose=asked.has("--verbose"),
         monitor_interval_ns=asked.value("--monitor-interval", SECOND // 10),
     )
@@ -277,6 +277,7 @@ def _meeting(
         max_nodes=most,
         node_rank=rank if rank is not None else 0 if backend == STATIC else -1,
         spares=asked.value("--spares", 0),
+        start_timeout_ns=_start_timeout(asked, here),
         options=conf,
         **timed,
     )
@@ -394,6 +395,10 @@ def _timeout(asked: RunArguments, here: Here, option: str, variable: str, defaul
             except ValueError:
                 raise UsageError(f"{name}={text} makes no sense: it should be a number of seconds") from None
     return default
+
+
+def _start_timeout(asked: RunArguments, here: Here) -> int:
+    return _timeout(asked, here, "--start-timeout", "START_TIMEOUT", 300 * SECOND)
 
 
 # Workers and their output

@@ -136,8 +136,7 @@ class _Shell:
         stack.callback(self._screen.close)
         self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
-        host = host_name() if meeting.max_nodes > 1 else ""
-        self._starter = Starter(config, environment, self._run_id, self._say, host=host, keep=keep)
+        self._starter = Starter(config, environment, self._run_id, self._say, keep=keep)
         stack.callback(self._starter.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 

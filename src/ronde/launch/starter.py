@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Starter"]
 
 IMPORTS_NS = 120 * 10**9  # for which workers that are to come from a template wait for it
+HEAD_START_NS = 5 * 10**9  # for which others wait at most: meanwhile nobody heeds signals
 
 
 class _Wishes(TypedDict):
@@ -61,6 +62,7 @@ class Starter:
         self._guard = Guard()
         self._template: Template | None = None
         self._said = False  # why it cannot be used
+        self._attempt = -1  # the last one
         self._outputs = RunOutputs(
             config.outputs, run_id, complain, role=config.worker.role, host=host_name()
         )
@@ -74,10 +76,9 @@ class Starter:
         """
         output = self._outputs.worker(attempt, worker.rank, worker.local_rank, several)
         environment = {**self._environment, **worker.environment, **output.environment}
-        if self._spec.fork and self._template is None:
-            self.prepare(worker)
-            if self._template is not None:
-                self._template.is_ready(time.monotonic_ns() + IMPORTS_NS)
+        if attempt != self._attempt:
+            self._attempt = attempt
+            self._await_template(worker)
         with output.files() as (stdout, stderr):
             wishes = _Wishes(
                 stdout=stdout, stderr=stderr, keep=self._keep, cores=self._cores[worker.local_rank]
@@ -101,6 +102,17 @@ class Starter:
             self._template = Template(worker.argv, environment, self._spec.preload)
         except OSError as error:
             self._complain(f"there is no template for restarts: {error.strerror or error}")
+
+    def _await_template(self, worker: WorkerPlan) -> None:
+        """Before the first worker of an attempt: wait for the template, where that is sooner than to import anew."""
+        waits_ns = 0
+        if self._spec.fork and self._template is None:
+            self.prepare(worker)
+            waits_ns = IMPORTS_NS
+        elif self._template is not None:  # fresh workers would have to do first what it has done since
+            waits_ns = min(time.monotonic_ns() - self._template.begun_ns, HEAD_START_NS)
+        if self._template is not None:
+            self._template.is_ready(time.monotonic_ns() + waits_ns)
 
     def _from_template(
         self, argv: Sequence[str], environment: Mapping[str, str], wishes: _Wishes

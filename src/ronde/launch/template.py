@@ -52,8 +52,9 @@ class Template:
     """A process that becomes workers.
 
     `argv` is a worker's command with `command_of` not None, `environment` a worker's. `modules` are to be imported;
-    None: those that the script's text names and that are worth it. Raises OSError if there is no room for a process.
-    It dies with the thread that makes it; close it when it is not needed any more.
+    None: those that the script's text names and that are worth it. It began at `begun_ns` (of `time.monotonic_ns()`).
+    Raises OSError if there is no room for a process. It dies with the thread that makes it; close it when it is not
+    needed any more.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Template:
         self._same = list(argv[: at + 1])  # of all commands that it serves
         self._environment = {name: value for name, value in environment.items() if name not in _OF_ONE_WORKER}
         self._ready = False
+        self.begun_ns = time.monotonic_ns()
         self.problem = ""  # why it cannot be used
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         wanted = "?" if modules is None else ",".join(modules)

@@ -165,6 +165,10 @@ def address_towards(host: str) -> str:
         with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
             probe.connect(endpoint.sockaddr)
             return str(probe.getsockname()[0])
+    except socket.gaierror as error:
+        raise UsageError(
+            f"the host name {host!r} cannot be resolved ({error.strerror}): correct it, or write an address"
+        ) from None
     except OSError as error:
         raise UsageError(f"no network interface reaches {host}: {error.strerror}") from None
 

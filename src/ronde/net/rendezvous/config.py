@@ -25,6 +25,7 @@ class RendezvousConfig:
     `backend`: a name in the registry; `alone` for one node without a store. `endpoint`: host:port, a path, or URLs, as
     the backend reads it. `options`: --rdzv-conf, as given. `node_rank`: this node's group rank where that is given.
     `min_slots`: of all nodes of a round together. `spares`: how many nodes may wait for a place without limit.
+    `start_timeout_ns`: how long to wait for the store where they meet.
     """
 
     backend: str = "alone"
@@ -39,6 +40,7 @@ class RendezvousConfig:
     heartbeat_ns: int = 5 * SECOND
     missing_beats: int = 3
     exit_barrier_ns: int = 300 * SECOND
+    start_timeout_ns: int = 300 * SECOND
     options: Mapping[str, str] = field(default_factory=dict)
     min_slots: int = 0
 
