@@ -12,6 +12,7 @@ nothing runs on after us, whatever becomes of us.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -35,7 +36,7 @@ from ronde.launch.hosts import Assignment, agent_command, ended_key, is_here, ss
 from ronde.launch.loop import Loop, Order
 from ronde.launch.report import report_elsewhere
 from ronde.launch.screen import Screen
-from ronde.net.addresses import address_of_interface, addresses_here, is_loopback
+from ronde.net.addresses import address_of_interface, address_towards, addresses_here
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox
 from ronde.net.stores.tcp import StoreClient, StoreServer
@@ -46,6 +47,7 @@ SECOND = 10**9
 FAILED, USAGE_ERROR = 1, 2
 LAST_CALL_NS = SECOND  # hosts that start together arrive together; later ones make a new round
 MOST_NODES = 10_000
+SOMEWHERE_ELSE = "192.0.2.1"  # belongs to nobody (RFC 5737): asking for the way there sends nothing
 GOODBYE_NS = 15 * SECOND  # for agents to end after the job has, beyond the patience with their workers
 
 
@@ -335,13 +337,23 @@ def _serve(
         reachable = ["127.0.0.1"]
         server = _listen(reachable, key)
     else:
-        reachable = [address for address in own_addresses if not is_loopback(address)]
+        likely = _towards_others(config, own_addresses)
+        reachable = list(dict.fromkeys([*likely, *own_addresses]))
         server = _listen(["::", "0.0.0.0"], key)
     if not reachable:
         server.close()
         raise UsageError("this machine has no network interface by which other hosts could reach it")
     port = server.address.rpartition(":")[2]
     return tuple(_tcp(address, port) for address in reachable), server
+
+
+def _towards_others(config: LaunchConfig, own_addresses: list[str]) -> list[str]:
+    """Return the likely address by which other hosts reach this one, if there is any."""
+    others = [name.rpartition("@")[2] for name, _ in config.hosts if not is_here(name, own_addresses)]
+    for name in (*others[:1], SOMEWHERE_ELSE):  # a name may be known to ssh alone
+        with contextlib.suppress(UsageError):
+            return [address_towards(name)]
+    return []
 
 
 def _listen(addresses: list[str], key: JobKey) -> StoreServer:
