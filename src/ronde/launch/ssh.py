@@ -18,6 +18,7 @@ import os
 import secrets
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -74,9 +75,8 @@ class _Launcher:
         self._ssh, self._start_ns = config.ssh, config.start_timeout_ns
         self._agents: dict[str, AgentProcess] = {}
         self._chorus = Chorus()
-        self._reached = (
-            False  # whether all hosts that the job needs have answered at some time, and understood
-        )
+        self._events: deque[health.Event] = deque()
+        self._reached = False  # whether as many as the job needs have answered, and none has refused
         self._word: dict[str, Any] | None = None  # how the job ended, in the words of an agent
         self._reason = ""  # ... or why we ended it
         self._code = 0
@@ -138,7 +138,7 @@ class _Launcher:
             self._interrupt(signum)
 
     def _interrupt(self, signum: int) -> None:
-        self._hurry = self._over
+        self._hurry = self._over and not self._agents
         self._interrupts += 1
         if not self._reason and not self._word:
             self._end(f"interrupted by {signal.Signals(signum).name}", 128 + signum, signum)
@@ -150,7 +150,16 @@ class _Launcher:
         self._tell(health.Offered(hosts))
 
     def _tell(self, event: health.Event) -> None:
-        for effect in self._health.step(time.monotonic_ns(), event):
+        """Step the machine, one event after the other, also if performing one brings the next."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            self._perform(self._health.step(time.monotonic_ns(), self._events[0]))
+            self._events.popleft()
+
+    def _perform(self, effects: list[health.Effect]) -> None:
+        for effect in effects:
             match effect:
                 case health.Start(host):
                     self._start(host)
@@ -186,25 +195,27 @@ class _Launcher:
             config=config_to_text(config),
         )
         connect_s = max(1, self._start_ns // SECOND)
-        argv = (
-            agent_command()
-            if here
-            else ssh_command(host.name, self._ssh, config, self._environment, connect_s)
-        )
-        agent = AgentProcess(
-            host.name,
-            assignment,
-            argv,
-            self._environment,
-            self._loop,
-            self._screen,
-            self._chorus,
-            self._began,
-            self._ended,
-            by_ssh=not here,
-        )
+        argv = agent_command()
+        if not here:
+            argv = ssh_command(host.name, self._ssh, config, self._environment, connect_s)
+        try:
+            agent = AgentProcess(
+                host.name,
+                assignment,
+                argv,
+                self._environment,
+                self._loop,
+                self._screen,
+                self._chorus,
+                self._began,
+                self._ended,
+                by_ssh=not here,
+            )
+        except OSError as error:
+            return self._tell(health.HostFailed(host.name, f"cannot start {argv[0]}: {error.strerror}"))
         self._agents[host.name] = agent
-        self._loop.set_timer(agent, time.monotonic_ns() + self._start_ns, lambda: self._too_late(agent))
+        at_ns = time.monotonic_ns() + self._start_ns
+        return self._loop.set_timer(agent, at_ns, lambda: self._too_late(agent))
 
     def _began(self, agent: AgentProcess) -> None:
         self._loop.set_timer(agent, None, lambda: None)
@@ -261,10 +272,12 @@ class _Launcher:
         if self._script:
             self._script.close()
             self._script = None
+        for agent in self._agents.values():
+            if agent.phase is Phase.WAITING:
+                agent.kill()
         spec = self._config.worker
-        self._loop.set_timer(
-            self, time.monotonic_ns() + spec.grace_ns + 2 * spec.patience_ns + GOODBYE_NS, self._hang_up
-        )
+        wait_ns = spec.grace_ns + 2 * spec.patience_ns + GOODBYE_NS
+        self._loop.set_timer(self, time.monotonic_ns() + wait_ns, self._hang_up)
 
     def _hang_up(self) -> None:
         for agent in list(self._agents.values()):
