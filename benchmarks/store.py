@@ -13,8 +13,8 @@ import multiprocessing
 import os
 import resource
 import statistics
-import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import timedelta
@@ -26,7 +26,7 @@ from ronde.settings import JobKey
 
 CASES = ("set", "set-seen", "get", "add", "compare_set", "wait")
 CONTESTANTS = ("ronde", "torch")
-PROCESSES = 4  # that the clients are spread over, in threads
+HOLDERS = 4  # processes for the idle connections
 VALUE = b"v" * 16
 MINUTE_NS = 60 * 10**9
 Operation = Callable[[], object]
@@ -68,18 +68,17 @@ def wait_for_end(pipe: Connection) -> None:
         pass
 
 
-def work(contestant: str, address: str, key: str, names: Sequence[str], pipe: Connection) -> None:
-    """Be the clients with these names: for each (case, seconds) that comes, send the latencies (ns) of all of them."""
+def work(contestant: str, address: str, key: str, name: str, pipe: Connection) -> None:
+    """Be one client: for each (case, begin, end) that comes, on the monotonic clock, send its latencies (ns)."""
     connect = connect_torch if contestant == "torch" else connect_ronde
-    clients = [connect(address, key) for _ in names]
+    client = connect(address, key)
     pipe.send(None)
     while True:
         try:
-            case, seconds = pipe.recv()
+            case, begin, end = pipe.recv()
         except EOFError:
             return
-        operations = [operation(case, contestant, client, name) for client, name in zip(clients, names)]
-        pipe.send(measure(operations, seconds))
+        pipe.send(measure(operation(case, contestant, client, name), begin, end))
 
 
 def connect_ronde(address: str, key: str) -> StoreClient:
@@ -117,29 +116,16 @@ def operation(case: str, contestant: str, client: Any, name: str) -> Operation:
     return calls[case]
 
 
-def measure(operations: Sequence[Operation], seconds: float) -> list[int]:
-    """Call each operation in a thread of its own, one after the other, for some time; return the latencies (ns)."""
-    latencies: list[list[int]] = [[] for _ in operations]
-    over = threading.Event()
-    start = threading.Barrier(len(operations) + 1)
-
-    def repeat(call: Operation, mine: list[int]) -> None:
-        clock = time.perf_counter_ns
-        start.wait()
-        while not over.is_set():
-            began = clock()
-            call()
-            mine.append(clock() - began)
-
-    threads = [threading.Thread(target=repeat, args=each) for each in zip(operations, latencies)]
-    for thread in threads:
-        thread.start()
-    start.wait()
-    time.sleep(seconds)
-    over.set()
-    for thread in threads:
-        thread.join()
-    return [latency for mine in latencies for latency in mine]
+def measure(call: Operation, begin: float, end: float) -> array[int]:
+    """Call one after the other from begin to end; return the latencies (ns)."""
+    latencies = array("q")
+    clock = time.perf_counter_ns  # the monotonic clock of Linux, too
+    time.sleep(max(0.0, begin - time.monotonic()))
+    now, over = clock(), round(end * 1e9)
+    while now < over:
+        call()
+        latencies.append(-now + (now := clock()))
+    return latencies
 
 
 def idle(address: str, key: str, count: int, pipe: Connection) -> None:
@@ -155,10 +141,10 @@ def idle(address: str, key: str, count: int, pipe: Connection) -> None:
 
 
 class Child:
-    """A process and the pipe to it; it ends when that is closed."""
+    """A process and the pipe to it; it ends when that is closed. All are forked from one that has loaded everything."""
 
     def __init__(self, target: Callable[..., None], *arguments: object) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
         self._process.start()
@@ -170,21 +156,18 @@ class Child:
 
 
 class Crew:
-    """All clients of one contestant, in several processes."""
+    """All clients of one contestant, each a process."""
 
     def __init__(self, contestant: str, address: str, key: str, clients: int) -> None:
-        processes = min(clients, PROCESSES)
-        names = [str(number) for number in range(clients)]
-        self._children = [
-            Child(work, contestant, address, key, names[first::processes]) for first in range(processes)
-        ]
+        self._children = [Child(work, contestant, address, key, str(number)) for number in range(clients)]
         for child in self._children:
             child.pipe.recv()
 
     def turn(self, case: str, seconds: float) -> tuple[float, float]:
         """Return operations per second and the p99 of their latencies (us)."""
+        begin = time.monotonic() + 0.02 + 0.0005 * len(self._children)  # when all have heard of it
         for child in self._children:
-            child.pipe.send((case, seconds))
+            child.pipe.send((case, begin, begin + seconds))
         latencies = sorted(latency for child in self._children for latency in child.pipe.recv())
         return len(latencies) / seconds, latencies[int(0.99 * len(latencies))] / 1e3
 
@@ -201,8 +184,8 @@ def compare(addresses: dict[str, str], key: str, clients: int, arguments: argpar
         turns: dict[str, list[tuple[float, float]]] = {name: [] for name in crews}
         for crew in crews.values():
             crew.turn(case, 0.1)  # to warm up
-        for _ in range(arguments.rounds):
-            for name, crew in crews.items():
+        for number in range(arguments.rounds):
+            for name, crew in list(crews.items())[:: 1 if number % 2 else -1]:
                 turns[name].append(crew.turn(case, arguments.seconds))
         for name, results in turns.items():
             speed, p99 = (statistics.median(each) for each in zip(*results))
@@ -226,15 +209,14 @@ def with_idle(address: str, key: str, count: int, arguments: argparse.Namespace)
     rows = []
     crew = Crew("ronde", address, key, 1)
     for others in (0, count):
-        share = others // PROCESSES
-        holders = [Child(idle, address, key, share) for _ in range(PROCESSES if share else 0)]
+        holders = [Child(idle, address, key, others // HOLDERS) for _ in range(HOLDERS if others else 0)]
         for holder in holders:
             holder.pipe.recv()
         speed, p99 = (
             statistics.median(each)
             for each in zip(*(crew.turn("get", arguments.seconds) for _ in range(arguments.rounds)))
         )
-        rows.append(Row(f"get beside {share * PROCESSES} idle", 1, "ronde", round(speed), round(p99, 1)))
+        rows.append(Row(f"get beside {others} idle", 1, "ronde", round(speed), round(p99, 1)))
         print_case(rows[-1:])
         for holder in holders:
             holder.end()
@@ -249,7 +231,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 200])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=CONTESTANTS)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one turn")
     parser.add_argument("--idle", type=int, default=5000, help="idle connections; 0 leaves that out")
     parser.add_argument("--csv", help="write the results here")
@@ -257,6 +239,9 @@ def main() -> None:
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    multiprocessing.set_forkserver_preload(
+        ["__main__", *(["torch.distributed"] if "torch" in arguments.contestants else [])]
+    )
 
     key = JobKey.generate().hex()
     servers = {name: Child(serve, name, key) for name in arguments.contestants}

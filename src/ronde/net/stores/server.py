@@ -50,6 +50,7 @@ REPAIR_NS = 10**9  # how often to try again if the journal cannot be written
 
 _log = logging.getLogger(__name__)
 _length_of = LENGTH.unpack_from
+_READABLE, _WRITABLE = select.EPOLLIN, select.EPOLLOUT
 
 
 class _Client:
@@ -220,7 +221,7 @@ class StoreServer:
             client = _Client(sock, Handshake(Role.SERVER, self._key, STORE_PURPOSE), time.monotonic_ns())
             self._clients[client.fd] = client
             self._strangers[client] = None
-            self._epoll.register(client.fd, select.EPOLLIN)
+            self._epoll.register(client.fd, _READABLE)
             self._set_timer(client, HANDSHAKE_NS)
 
     def _has_room_for_a_stranger(self) -> bool:
@@ -247,7 +248,7 @@ class StoreServer:
 
     def _go_on_accepting(self) -> None:
         if not self._accepting:
-            self._epoll.register(self._door, select.EPOLLIN)
+            self._epoll.register(self._door, _READABLE)
             self._accepting = True
 
     def _drop(self, client: _Client) -> None:
@@ -268,10 +269,22 @@ class StoreServer:
 
     def _serve(self, client: _Client, event: int) -> None:
         try:
-            if event & select.EPOLLOUT:
+            if event & _WRITABLE:
                 self._flush(client)
-            if event & ~select.EPOLLOUT:
-                self._read(client)
+            if event == _WRITABLE:
+                return
+            if client.handshake is not None:
+                self._greet(client, client.handshake)
+                return
+            data = client.recv(READ_BYTES)
+            if (
+                not client.inbox
+                and len(data) > LENGTH.size
+                and _length_of(data)[0] + LENGTH.size == len(data)
+            ):
+                self._ask(client, data)
+            else:
+                self._read(client, data)
         except BlockingIOError:
             pass
         except OSError:
@@ -284,17 +297,11 @@ class StoreServer:
             if client.fd in self._clients:
                 self._drop(client)
 
-    def _read(self, client: _Client) -> None:
-        if client.handshake is not None:
-            self._greet(client, client.handshake)
-            return
-        data = client.recv(READ_BYTES)
-        inbox = client.inbox
-        if not inbox and len(data) > 4 and _length_of(data)[0] + 4 == len(data):
-            self._ask(client, data)
-            return
+    def _read(self, client: _Client, data: bytes) -> None:
+        """Take a part of a request."""
         if not data:
             raise ConnectionResetError("hung up")
+        inbox = client.inbox
         inbox += data
         if len(inbox) < LENGTH.size:
             return
@@ -304,9 +311,8 @@ class StoreServer:
         if len(inbox) > length:
             raise ProtocolError("a client of the store asks again before it has its answer")
         if len(inbox) == length:
-            frame = bytes(inbox)
             client.inbox = bytearray()
-            self._ask(client, frame)
+            self._ask(client, bytes(inbox))
 
     def _greet(self, client: _Client, handshake: Handshake) -> None:
         data = client.recv(handshake.wanted - len(client.inbox))
@@ -340,7 +346,12 @@ class StoreServer:
         elif self._journal:
             self._answers.append((client, reply))
         else:
-            self._send(client, reply)
+            try:
+                sent = client.send(reply)
+            except BlockingIOError:
+                sent = 0
+            if sent != len(reply):
+                self._send_later(client, reply[sent:])
         if desk.woken and not self._journal:
             self._deliver_to_woken()
 
@@ -370,13 +381,13 @@ class StoreServer:
 
     def _send_later(self, client: _Client, data: bytes) -> None:
         client.outbox = data
-        self._epoll.modify(client.fd, select.EPOLLIN | select.EPOLLOUT)
+        self._epoll.modify(client.fd, _READABLE | _WRITABLE)
 
     def _flush(self, client: _Client) -> None:
         sent = client.send(client.outbox)
         client.outbox = client.outbox[sent:]
         if not client.outbox:
-            self._epoll.modify(client.fd, select.EPOLLIN)
+            self._epoll.modify(client.fd, _READABLE)
 
     # The journal
 

@@ -39,6 +39,10 @@ PATIENCE_NS = 10 * 10**9
 ANSWER_NS = 60 * 10**9  # how long the server may take, beyond the time that a request waits for its key
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
 READ_BYTES = 1 << 14
+_pack = wire.HEAD.pack
+_HEAD_REST = wire.HEAD.size - wire.LENGTH.size
+_unpack_answer = ANSWER.unpack_from
+_ANSWER_BYTES = ANSWER.size
 _TIMEVAL = struct.Struct("@ll")
 
 _log = logging.getLogger(__name__)
@@ -200,7 +204,9 @@ class StoreClient:
                     data = self._ask_again(operation, key, argument, timeout_ns, number, began_ns)
                 else:
                     try:
-                        sock.sendall(wire.request(operation, key, argument, timeout_ns, number))
+                        size = len(key)
+                        length = _HEAD_REST + size + len(argument)
+                        sock.sendall(_pack(length, operation, number, timeout_ns, size) + key + argument)
                         data = _receive(sock, began_ns + timeout_ns)
                     except OSError as error:
                         data = self._ask_again(operation, key, argument, timeout_ns, number, began_ns, error)
@@ -208,10 +214,10 @@ class StoreClient:
             finally:
                 if not answered:  # the answer may still come: never take it for that to another request
                     self._hang_up()
-        status = data[ANSWER.size - 1]
+        status, value = data[_ANSWER_BYTES - 1], data[_ANSWER_BYTES:]
         if status == Status.REFUSED:
-            raise UsageError(data[ANSWER.size :].decode())
-        return status, data[ANSWER.size :]
+            raise UsageError(value.decode())
+        return status, value
 
     def _ask_again(
         self,
@@ -342,13 +348,18 @@ def _packed(keys: Sequence[str]) -> bytes:
 
 def _receive(sock: socket.socket, due_ns: int) -> bytes:
     """Return the frame of an answer. Raises OSError if it does not come within ANSWER_NS after `due_ns`."""
-    data = _piece(sock, READ_BYTES, due_ns)
-    if len(data) < ANSWER.size:
-        data += _rest(sock, ANSWER.size - len(data), due_ns)
-    length = ANSWER.unpack_from(data)[0] + ANSWER.size - 1
-    if length > 2 * FRAME_LIMIT_BYTES:
+    try:
+        data = sock.recv(READ_BYTES)
+    except BlockingIOError:
+        data = _piece(sock, READ_BYTES, due_ns)
+    if len(data) >= _ANSWER_BYTES and _unpack_answer(data)[0] + wire.LENGTH.size == len(data):
+        return data
+    if len(data) < _ANSWER_BYTES:
+        data += _rest(sock, _ANSWER_BYTES - len(data), due_ns)
+    length = _unpack_answer(data)[0] + wire.LENGTH.size
+    if length > 2 * FRAME_LIMIT_BYTES or length < len(data):
         raise ProtocolError("an answer of the store makes no sense")
-    return data if len(data) == length else data + _rest(sock, length - len(data), due_ns)
+    return data + _rest(sock, length - len(data), due_ns)
 
 
 def _rest(sock: socket.socket, length: int, due_ns: int) -> bytes:
