@@ -268,7 +268,7 @@ class _Shell:
         plan = _plan(self._config, round, self._environment, self._key, self._run_id)
         self._supervisor = Supervisor(
             plan,
-            partial(self._starter.start, attempt=round.number, several=len(round.nodes) > 1),
+            partial(self._starter.start, attempt=round.number),
             policy,
             self._loop,
             self._screen,
