@@ -60,6 +60,13 @@ def test_a_job_of_two_nodes(slurm: Slurm) -> None:
         for rank in range(2 * CPUS)
     ]
 
+    # Several agents on a node.
+    done = slurm.run("srun", "-N2", "-n4", *RONDE_RUN, "-n", "1", str(slurm.folder / "reduce.py"))
+    assert done.returncode == 0, done.stderr
+    assert said(done.stdout) == [
+        f"rank {rank} of 4 on n{rank // 2 + 1}: group {rank}, sum 6" for rank in range(4)
+    ]
+
     # A failing rank fails the step, and is named.
     done = slurm.run("srun", "-N2", *RONDE_RUN, "-n", "1", str(slurm.folder / "fail.py"))
     assert done.returncode == 1

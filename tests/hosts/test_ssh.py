@@ -63,6 +63,21 @@ def test_the_first_failure_ends_all_and_is_told_once(world: World) -> None:
     assert err.splitlines()[-1] == "    RuntimeError: it is me"
 
 
+def test_a_restart_is_told_once(world: World) -> None:
+    hosts = world.listed(0, 1)
+    code, _, err = world.run("--max-restarts", "1", "-H", hosts, str(world.program), "fail", "1")
+    assert code == 1
+    assert err.count("starting all workers again (restart 1 of 1)\n") == 1
+    assert err.count("ronde: the traceback of rank 1 was:") == 1
+
+
+def test_what_cannot_be_followed_on_a_host_is_one_sentence(world: World) -> None:
+    code, out, err = world.run("-H", world.listed(0), "--log-dir", "/proc/logs", str(world.program))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ronde: host {world.name(0)}: there can be no logs in /proc/logs: ")
+    assert len(err.splitlines()) == 1
+
+
 def test_ctrl_c_ends_everything_everywhere(world: World) -> None:
     with world.start("-H", world.listed(0, 1), str(world.program), "sleep") as job:
         job.says("rank", 2)

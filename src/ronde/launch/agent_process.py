@@ -192,9 +192,7 @@ class AgentProcess:
         self._complaints, self._splitter = Tail(), LineSplitter()
         self._streams = {
             Stream(self._stdout, Source(0, f"stdout of {self.name}", b""), self._screen.out),
-            Stream(
-                self._stderr, Source(0, f"stderr of {self.name}", b""), self._screen.err, self._complaints
-            ),
+            _Complaints(self._stderr, self.name, self._chorus, self._screen.err, self._complaints),
         }
         self._began(self)
 

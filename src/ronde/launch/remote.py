@@ -99,11 +99,13 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
         raise UsageError(f"cannot work in {assignment.directory}: {error.strerror}") from None
     store = _find_store(assignment, here.get("SSH_CONNECTION", ""), config.start_timeout_ns)
     try:
-        config = _placed(config, store.address)
-        from ronde.launch.agent import run_agent  # while others still connect
+        from ronde.launch.agent import RunResult, run_agent  # while others still connect
 
         variables = {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key}
-        result = run_agent(config, variables, report=False)  # the launcher does
+        try:
+            result = run_agent(_placed(config, store.address), variables, report=False)  # the launcher does
+        except UsageError as error:
+            result = RunResult(USAGE_ERROR, str(error))
         failures = [asdict(failure) for failure in result.failures.values()]
         word = {"exit_code": result.exit_code, "reason": result.reason, "failures": failures}
         if not line.has_ended:  # there is somebody to tell

@@ -12,11 +12,13 @@ nothing runs on after us, whatever becomes of us.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -35,7 +37,7 @@ from ronde.launch.hosts import Assignment, agent_command, ended_key, is_here, ss
 from ronde.launch.loop import Loop, Order
 from ronde.launch.report import report_elsewhere
 from ronde.launch.screen import Screen
-from ronde.net.addresses import address_of_interface, addresses_here, is_loopback
+from ronde.net.addresses import address_of_interface, address_towards, addresses_here
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox
 from ronde.net.stores.tcp import StoreClient, StoreServer
@@ -46,6 +48,7 @@ SECOND = 10**9
 FAILED, USAGE_ERROR = 1, 2
 LAST_CALL_NS = SECOND  # hosts that start together arrive together; later ones make a new round
 MOST_NODES = 10_000
+SOMEWHERE_ELSE = "192.0.2.1"  # belongs to nobody (RFC 5737): asking for the way there sends nothing
 GOODBYE_NS = 15 * SECOND  # for agents to end after the job has, beyond the patience with their workers
 
 
@@ -72,7 +75,8 @@ class _Launcher:
         self._ssh, self._start_ns = config.ssh, config.start_timeout_ns
         self._agents: dict[str, AgentProcess] = {}
         self._chorus = Chorus()
-        self._reached = False  # whether all hosts that the job needs have answered at some time
+        self._events: deque[health.Event] = deque()
+        self._reached = False  # whether as many as the job needs have answered, and none has refused
         self._word: dict[str, Any] | None = None  # how the job ended, in the words of an agent
         self._reason = ""  # ... or why we ended it
         self._code = 0
@@ -134,7 +138,7 @@ class _Launcher:
             self._interrupt(signum)
 
     def _interrupt(self, signum: int) -> None:
-        self._hurry = self._over
+        self._hurry = self._over and not self._agents
         self._interrupts += 1
         if not self._reason and not self._word:
             self._end(f"interrupted by {signal.Signals(signum).name}", 128 + signum, signum)
@@ -146,7 +150,16 @@ class _Launcher:
         self._tell(health.Offered(hosts))
 
     def _tell(self, event: health.Event) -> None:
-        for effect in self._health.step(time.monotonic_ns(), event):
+        """Step the machine, one event after the other, also if performing one brings the next."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            self._perform(self._health.step(time.monotonic_ns(), self._events[0]))
+            self._events.popleft()
+
+    def _perform(self, effects: list[health.Effect]) -> None:
+        for effect in effects:
             match effect:
                 case health.Start(host):
                     self._start(host)
@@ -182,25 +195,27 @@ class _Launcher:
             config=config_to_text(config),
         )
         connect_s = max(1, self._start_ns // SECOND)
-        argv = (
-            agent_command()
-            if here
-            else ssh_command(host.name, self._ssh, config, self._environment, connect_s)
-        )
-        agent = AgentProcess(
-            host.name,
-            assignment,
-            argv,
-            self._environment,
-            self._loop,
-            self._screen,
-            self._chorus,
-            self._began,
-            self._ended,
-            by_ssh=not here,
-        )
+        argv = agent_command()
+        if not here:
+            argv = ssh_command(host.name, self._ssh, config, self._environment, connect_s)
+        try:
+            agent = AgentProcess(
+                host.name,
+                assignment,
+                argv,
+                self._environment,
+                self._loop,
+                self._screen,
+                self._chorus,
+                self._began,
+                self._ended,
+                by_ssh=not here,
+            )
+        except OSError as error:
+            return self._tell(health.HostFailed(host.name, f"cannot start {argv[0]}: {error.strerror}"))
         self._agents[host.name] = agent
-        self._loop.set_timer(agent, time.monotonic_ns() + self._start_ns, lambda: self._too_late(agent))
+        at_ns = time.monotonic_ns() + self._start_ns
+        return self._loop.set_timer(agent, at_ns, lambda: self._too_late(agent))
 
     def _began(self, agent: AgentProcess) -> None:
         self._loop.set_timer(agent, None, lambda: None)
@@ -223,6 +238,8 @@ class _Launcher:
         if stopped:
             self._tell(health.Gone(agent.name))
         elif word is None or (word["exit_code"] not in (0, FAILED) and not word["failures"]):
+            if word and word["exit_code"] == USAGE_ERROR:
+                self._reached = False  # what is asked for is at fault, not the host
             self._tell(health.HostFailed(agent.name, word["reason"] if word else agent.why))
         else:
             self._word, self._code = word, word["exit_code"]
@@ -255,10 +272,12 @@ class _Launcher:
         if self._script:
             self._script.close()
             self._script = None
+        for agent in self._agents.values():
+            if agent.phase is Phase.WAITING:
+                agent.kill()
         spec = self._config.worker
-        self._loop.set_timer(
-            self, time.monotonic_ns() + spec.grace_ns + 2 * spec.patience_ns + GOODBYE_NS, self._hang_up
-        )
+        wait_ns = spec.grace_ns + 2 * spec.patience_ns + GOODBYE_NS
+        self._loop.set_timer(self, time.monotonic_ns() + wait_ns, self._hang_up)
 
     def _hang_up(self) -> None:
         for agent in list(self._agents.values()):
@@ -331,13 +350,23 @@ def _serve(
         reachable = ["127.0.0.1"]
         server = _listen(reachable, key)
     else:
-        reachable = [address for address in own_addresses if not is_loopback(address)]
+        likely = _towards_others(config, own_addresses)
+        reachable = list(dict.fromkeys([*likely, *own_addresses]))
         server = _listen(["::", "0.0.0.0"], key)
     if not reachable:
         server.close()
         raise UsageError("this machine has no network interface by which other hosts could reach it")
     port = server.address.rpartition(":")[2]
     return tuple(_tcp(address, port) for address in reachable), server
+
+
+def _towards_others(config: LaunchConfig, own_addresses: list[str]) -> list[str]:
+    """Return the likely address by which other hosts reach this one, if there is any."""
+    others = [name.rpartition("@")[2] for name, _ in config.hosts if not is_here(name, own_addresses)]
+    for name in (*others[:1], SOMEWHERE_ELSE):  # a name may be known to ssh alone
+        with contextlib.suppress(UsageError):
+            return [address_towards(name)]
+    return []
 
 
 def _listen(addresses: list[str], key: JobKey) -> StoreServer:
