@@ -28,8 +28,7 @@ WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 class Doors:
     """The listening sockets of a store at `address`, open from the start; `address` has the port that it really has.
 
-    A `listener` that waits at the address already becomes theirs. Raises UsageError if the address is taken or not
-    ours.
+    A `listener` that waits there already is one of them. Raises UsageError if the address is taken or not ours.
     """
 
     def __init__(self, address: Address, key: JobKey, listener: socket.socket | None = None) -> None:
