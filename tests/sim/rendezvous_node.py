@@ -17,7 +17,6 @@ from ronde.core.rendezvous_effects import (
     Hold,
     Look,
     Pop,
-    PopFailed,
     Popped,
     Seen,
     Set,
@@ -218,8 +217,10 @@ class SimNode:
                 self.taker = sim.store.pop(queue, answer)
 
         def answer(values: tuple[bytes, ...]) -> None:
-            event: Event = PopFailed(queue) if sim.hiccups() else Popped(queue, values)
-            self.later(sim.latency_ns(), lambda: popped(event))
+            if sim.hiccups():  # they are lost, with the connection
+                self.later(sim.latency_ns(), self.reconnect)
+            else:
+                self.later(sim.latency_ns(), lambda: popped(Popped(queue, values)))
 
         def popped(event: Event) -> None:
             if queue == self.queue and store == self.store:
@@ -278,6 +279,11 @@ class SimNode:
 
     def version(self) -> int:
         return self.participant.state.version if self.participant.state else -1
+
+    def reconnect(self) -> None:
+        """Its connection breaks."""
+        self.lose_connection(comes_back=False)
+        self.lose_store()
 
     def find_store(self) -> None:
         self.operations.clear()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from enum import Enum, auto
 
-from ronde.errors import UsageError
+from ronde.core.round import Node
+from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import Address, is_loopback, parse_tcp, resolve
+from ronde.net.addresses import Address, is_loopback, parse, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.over_store import OverStore
 from ronde.net.stores.base import Store
@@ -18,19 +22,25 @@ __all__ = ["DEFAULT_PORT", "make_etcd", "make_file", "make_static", "make_tcp"]
 DEFAULT_PORT = 29400
 LINGER_NS = 2 * 10**9
 SECOND = 10**9
+RECONNECT_NS = 10 * SECOND  # how long to look for a store that was lost
+KNOCK_NS = SECOND
+KNOCK_AGAIN_S = 0.05
 LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd gives no shorter one
 
 
 class TcpEntrance:
     """To a store at `address`, which this node serves if it can and should (`serve`; None: if the address is its own).
 
-    Raises UsageError if it should and cannot.
+    If the process that serves it dies, the others meet again at the store of the agent of lowest group rank that lives,
+    unless that is not wanted (`rehost`). One that cannot be reached may live for others: that is a loss.
+    Raises UsageError if this node should serve and cannot.
     """
 
-    def __init__(self, address: Address, key: JobKey, serve: bool | None, prefix: str) -> None:
+    def __init__(self, address: Address, key: JobKey, serve: bool | None, config: RendezvousConfig) -> None:
         self._address = address
         self._key = key
-        self._prefix = prefix
+        self._prefix = _prefix(config)
+        self._rehost = config.max_nodes > 1 and config.truth("rehost") is not False
         self._server = None
         if serve or (serve is None and is_ours(address.host)):
             from ronde.net.stores.server import StoreServer
@@ -42,14 +52,77 @@ class TcpEntrance:
                     raise
 
     def enter(self, timeout_ns: int) -> Store:
-        from ronde.net.stores.tcp import StoreClient
+        return self._client(str(self._address), timeout_ns)
 
-        return PrefixStore(StoreClient(str(self._address), self._key, timeout_ns), self._prefix)
+    def _client(self, address: str, timeout_ns: int) -> Store:
+        from ronde.net.stores.tcp import PATIENCE_NS, StoreClient
+
+        patience_ns = 0 if self._rehost else PATIENCE_NS  # we look for it ourselves
+        return PrefixStore(StoreClient(address, self._key, timeout_ns, patience_ns), self._prefix)
+
+    def enter_again(
+        self, nodes: Sequence[Node], go_on: Callable[[], bool]
+    ) -> tuple[Store, Collection[str]] | None:
+        if not self._rehost:
+            return None
+        deadline_ns = time.monotonic_ns() + RECONNECT_NS
+        while go_on() and time.monotonic_ns() < deadline_ns:
+            answer = _knock(self._address)
+            if answer is _Door.SHUT:
+                return self._enter_another(nodes, go_on)
+            if answer is _Door.OPEN:
+                with suppress(TimeoutError, PeerLostError):
+                    return self.enter(KNOCK_NS), ()
+            time.sleep(KNOCK_AGAIN_S)
+        return None
+
+    def _enter_another(
+        self, nodes: Sequence[Node], go_on: Callable[[], bool]
+    ) -> tuple[Store, Collection[str]] | None:
+        """Everybody looks in the same order, so everybody finds the same one."""
+        gone: set[str] = set()
+        for node in nodes:
+            address = parse(node.store)
+            if go_on() and _knock(address) is _Door.OPEN:
+                with suppress(TimeoutError, PeerLostError):
+                    store = self._client(node.store, KNOCK_NS)
+                    self._address = address
+                    return store, gone
+            gone.add(node.id)
+        return None
 
     def close(self, others: Callable[[int], None]) -> None:
         if self._server:
             others(LINGER_NS)
             self._server.close()
+
+
+class _Door(Enum):
+    """What becomes of a connection attempt."""
+
+    OPEN = auto()
+    SHUT = auto()  # its machine says that nobody is there
+    SILENT = auto()  # nobody says anything, so nobody knows
+
+
+def _knock(address: Address) -> _Door:
+    answer = _Door.SILENT
+    try:
+        endpoints = resolve(address)
+    except OSError:
+        return answer
+    for endpoint in endpoints:
+        with socket.socket(endpoint.family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(KNOCK_NS / 1e9)
+            try:
+                sock.connect(endpoint.sockaddr)
+            except (ConnectionRefusedError, FileNotFoundError):
+                answer = _Door.SHUT
+            except OSError:
+                continue
+            else:
+                return _Door.OPEN
+    return answer
 
 
 class FileEntrance:
@@ -63,6 +136,9 @@ class FileEntrance:
         from ronde.net.stores.file import FileStore
 
         return PrefixStore(FileStore(self._path), self._prefix)
+
+    def enter_again(self, nodes: Sequence[Node], go_on: Callable[[], bool]) -> None:
+        return None  # there is no other one
 
     def close(self, others: Callable[[int], None]) -> None:
         pass
@@ -90,6 +166,9 @@ class EtcdEntrance:
             key_file=options.get("ssl_cert_key", ""),
         )
 
+    def enter_again(self, nodes: Sequence[Node], go_on: Callable[[], bool]) -> None:
+        return None  # there is no other one
+
     def close(self, others: Callable[[int], None]) -> None:
         pass
 
@@ -97,9 +176,10 @@ class EtcdEntrance:
 def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
     """Return the rendezvous over a store at host:port, which the node serves whose address it is.
 
-    The option `is_host` says of this node that it serves the store, or that it does not.
+    The option `is_host` says of this node that it serves the store, or that it does not; `rehost=false` that the loss
+    of the store is the end of the job.
     """
-    entrance = TcpEntrance(_address(config), key, config.truth("is_host"), _prefix(config))
+    entrance = TcpEntrance(_address(config), key, config.truth("is_host"), config)
     return OverStore(config.rules(), entrance, config.node_rank, config.start_timeout_ns)
 
 
@@ -113,7 +193,7 @@ def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
         raise UsageError(
             f"the rendezvous 'static' needs a fixed number of nodes, not {config.min_nodes} to {config.max_nodes}"
         )
-    entrance = TcpEntrance(_address(config), key, config.node_rank == 0, _prefix(config))
+    entrance = TcpEntrance(_address(config), key, config.node_rank == 0, config)
     return OverStore(config.rules(places_are_given=True), entrance, config.node_rank, config.start_timeout_ns)
 
 
