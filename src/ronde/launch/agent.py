@@ -93,12 +93,18 @@ def _plan(
         run_id=run_id,
         master=(config.master_addr, config.master_port),
         columns=_terminal_columns(),
+        host=_prefixed_host(config),
     )
 
 
 def _terminal_columns() -> int | None:
     """Return the width of the terminal that shows progress bars; None if there is none, or it does not say."""
     return (os.get_terminal_size(2).columns or None) if os.isatty(2) else None
+
+
+def _prefixed_host(config: LaunchConfig) -> str:
+    """Return what lines of output say of the host: nothing if there is only one."""
+    return host_name() if config.rendezvous.max_nodes > 1 else ""
 
 
 def _run_id(config: LaunchConfig) -> str:
@@ -136,8 +142,9 @@ class _Shell:
         stack.callback(self._screen.close)
         self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
-        host = host_name() if meeting.max_nodes > 1 else ""
-        self._starter = Starter(config, environment, self._run_id, self._say, host=host, keep=keep)
+        self._starter = Starter(
+            config, environment, self._run_id, self._say, host=_prefixed_host(config), keep=keep
+        )
         stack.callback(self._starter.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
