@@ -38,6 +38,7 @@ BOUND_NS = BAD_TIMES_NS + 600 * S
 
 class Simulation:
     node_type = SimNode
+    module = "tests.sim.rendezvous"
 
     def __init__(self, seed: int, nodes: int) -> None:
         self.rng = rng = random.Random(f"{nodes} nodes with {seed}")
@@ -64,14 +65,14 @@ class Simulation:
         self.nodes = [self.node_type(self, host, 0) for host in range(nodes)]
         spread_ns = rng.choice((1, S, 30 * S))
         for node in self.nodes:
-            node.later(rng.randrange(spread_ns), node.start)
+            node.later(rng.randrange(spread_ns), lambda node=node: self.come(node))  # type: ignore[misc]
         self.draw_fates(nodes)
 
     def draw_fates(self, nodes: int) -> None:
         rng = self.rng
         for _ in range(rng.choice((0, 1, 1, 2, 5, 10))):
             fates = (self.kill, self.kill, self.power_off, self.freeze, self.freeze, self.cut, self.leave)
-            self.at(rng.randrange(BAD_TIMES_NS), rng.choice((*fates, self.lose_store)))
+            self.at(rng.randrange(BAD_TIMES_NS), rng.choice((*fates, self.lose_store, self.restart_store)))
         for late in range(rng.choice((0, 0, 1, 3))):
             self.at(rng.randrange(BAD_TIMES_NS), lambda late=late: self.add(nodes + late, 0))  # type: ignore[misc]
         if rng.random() < 0.1:
@@ -176,6 +177,20 @@ class Simulation:
             if node.is_alive:
                 node.lose_store()
 
+    def restart_store(self) -> None:
+        """The store is away for a moment, and remembers all but who holds what. That must be no loss of one of many."""
+        self.counts["the store restarts"] += 1
+        self.note("the store", "restarts")
+        self.checks.leader_harmed_ns = self.now_ns
+        few = len(self.living()) <= 3
+        held = self.store.restart()
+        for node in self.nodes:
+            may_look_dead = few or node.participant.is_leader
+            node.is_harmed = node.is_harmed or may_look_dead
+            for key, value in held.get(node.node.id, {}).items():
+                node.joined_ns = self.now_ns
+                node.hold_again(key, value, self.rng.randrange(5 * S))
+
     def leave(self) -> None:
         if node := self.victim():
             self.tell_fate(node, "leaves")
@@ -230,16 +245,16 @@ class Simulation:
         return [node.name for node in self.nodes if node.is_alive and node.outcome is None]
 
 
-def simulate(seed: int, nodes: int) -> Counter[str]:
+def simulate(seed: int, nodes: int, kind: type[Simulation] = Simulation) -> Counter[str]:
     """Run one simulation; returns what happened how often. Raises Broken with the command that does it again."""
-    simulation = Simulation(seed, nodes)
+    simulation = kind(seed, nodes)
     try:
         return simulation.run()
     except Exception as error:
         story = "\n".join("  " + " ".join(map(str, event))[:400] for event in simulation.events)
         raise Broken(
             f"{type(error).__name__}: {error}\nlast events:\n{story}\n"
-            f"replay: python -m tests.sim.rendezvous --seed {seed} --nodes {nodes}"
+            f"replay: python -m {kind.module} --seed {seed} --nodes {nodes}"
         ) from error
 
 
@@ -248,7 +263,7 @@ def draw_nodes(seed: int) -> int:
     return rng.choice((1, 2, 2, 3, 3, 4, rng.randint(5, 12), rng.randint(5, 30)))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, kind: type[Simulation] = Simulation) -> int:
     parser = argparse.ArgumentParser(description="Simulate rendezvous with the real machines.")
     parser.add_argument("--seeds", type=int, default=100, help="how many simulations (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="only this one")
@@ -258,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
-            counts += simulate(seed, arguments.nodes or draw_nodes(seed))
+            counts += simulate(seed, arguments.nodes or draw_nodes(seed), kind)
         except Broken as broken:
             print(broken, flush=True)
             return 1

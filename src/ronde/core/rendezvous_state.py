@@ -11,7 +11,7 @@ Keys, all under the job's prefix
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ronde.core.round import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
@@ -177,6 +177,16 @@ class State:
     refused: tuple[Refused, ...] = ()
     reason: str = ""  # why the job is closed
     failure: Failure | None = None
+
+    def restored(self, leader: str, found: State | None) -> State:
+        """Return what to write into a store that has lost this state, and has this older one (or none)."""
+        return replace(
+            self,
+            leader=leader,
+            term=max(self.term, found.term if found else 0) + 1,
+            version=max(self.version, found.version if found else 0) + 1,
+            number=self.number + (self.phase == Phase.FORMING),  # somebody may have seen that one begin
+        )
 
 
 # What a node says to the leader. `seq` grows with everything that a node says, so what comes again is known.
