@@ -116,11 +116,11 @@ def test_lines_may_have_another_prefix(shown: Shown) -> None:
 
 
 def test_with_several_nodes_lines_name_the_host(tmp_path: Path) -> None:
-    outputs = RunOutputs(Outputs(log_dir=str(tmp_path)), "run", print, host="here")
+    outputs = RunOutputs(Outputs(log_dir=str(tmp_path)), "run", print, host="here", several=True)
     reader, writer = os.pipe()
     sink = Sink(writer)
     process = Process(["/bin/echo", "hello"], {})
-    for stream in outputs.worker(0, 5, 1, several=True).streams(process, sink, sink):
+    for stream in outputs.worker(0, 5, 1).streams(process, sink, sink):
         os.set_blocking(stream.fileno(), True)
         while stream.pump():
             pass

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from ronde.records import dataclass, field
 from functools import partial
 
 from ronde.core import agent as machine
@@ -35,7 +35,7 @@ from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox, usable_cores
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.registry import create
-from ronde.settings import JobKey
+from ronde.job_key import JobKey
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
 

@@ -60,18 +60,27 @@ def fill_prefix(template: str, rank: int, local_rank: int, host: str, role: str)
 class RunOutputs:
     """The output of everything that one launcher starts, in all attempts.
 
-    `host` is this machine's name. Raises UsageError if there can be no log directory. Close it when all workers are
-    gone.
+    `host` is this machine's name, and `several` says that the job may have others. Raises UsageError if there can be no
+    log directory. Close it when all workers are gone.
     """
 
     def __init__(
-        self, outputs: Outputs, run_id: str, complain: Complain, *, role: str = "default", host: str
+        self,
+        outputs: Outputs,
+        run_id: str,
+        complain: Complain,
+        *,
+        host: str,
+        role: str = "default",
+        several: bool = False,
     ) -> None:
         self._outputs = outputs
         self._complain = complain
         self._role = role
         self._host = host
-        fill_prefix(outputs.prefix or "", 0, 0, host, role)  # so that it is refused here
+        default = "[{host}:{rank}] " if several else "[{rank}] "
+        self._template = default if outputs.prefix is None else outputs.prefix
+        fill_prefix(self._template, 0, 0, host, role)  # so that it is refused here
         wants_files = any(
             std is not Std.NONE for each in (outputs.redirects, outputs.tee) for std in each.values()
         )
@@ -96,12 +105,9 @@ class RunOutputs:
                 "can be written or made"
             ) from None
 
-    def worker(self, attempt: int, rank: int, local_rank: int, several: bool = False) -> WorkerOutput:
-        """Return the output of one worker in one attempt; earlier attempts keep theirs. `several`: nodes are there."""
-        template = self._outputs.prefix
-        if template is None:
-            template = "[{host}:{rank}] " if several else "[{rank}] "
-        prefix = fill_prefix(template, rank, local_rank, self._host, self._role)
+    def worker(self, attempt: int, rank: int, local_rank: int) -> WorkerOutput:
+        """Return the output of one worker in one attempt; earlier attempts keep theirs."""
+        prefix = fill_prefix(self._template, rank, local_rank, self._host, self._role)
         folder = os.path.join(self.directory, f"attempt_{attempt}", str(local_rank)) if self.directory else ""
         if folder:
             try:

@@ -64,17 +64,17 @@ class Starter:
         self._said = False  # why it cannot be used
         self._attempt = -1  # the last one
         self._outputs = RunOutputs(
-            config.outputs, run_id, complain, role=config.worker.role, host=host_name()
+            config.outputs,
+            run_id,
+            complain,
+            role=config.worker.role,
+            host=host_name(),
+            several=config.rendezvous.max_nodes > 1,
         )
 
-    def start(
-        self, worker: WorkerPlan, attempt: int, several: bool = False
-    ) -> tuple[GroupLeader, WorkerOutput]:
-        """Start a worker in this attempt, which counts the rounds; `several` nodes may be there.
-
-        Raises OSError if that is not possible.
-        """
-        output = self._outputs.worker(attempt, worker.rank, worker.local_rank, several)
+    def start(self, worker: WorkerPlan, attempt: int) -> tuple[GroupLeader, WorkerOutput]:
+        """Start a worker in this attempt, which counts the rounds. Raises OSError if that is not possible."""
+        output = self._outputs.worker(attempt, worker.rank, worker.local_rank)
         environment = {**self._environment, **worker.environment, **output.environment}
         if attempt != self._attempt:
             self._attempt = attempt

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ronde.cli.run_arguments import parse_arguments
-from ronde.cli.run_config import Here, configure
+from ronde.cli.run_config import configure
+from ronde.cli.run_here import Here
 from ronde.core.slurm import find_step
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig

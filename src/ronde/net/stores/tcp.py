@@ -30,7 +30,8 @@ from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, waited_in_vain
-from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer, notice_loss
+from ronde.net.stores.doors import notice_loss, short_ways
+from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer
 from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, MAX_TIMEOUT_NS, Operation, Status
 
 __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
@@ -305,6 +306,9 @@ class StoreClient:
                 failure = error
                 continue
             for endpoint in endpoints:
+                for shorter in short_ways(endpoint, self._key):
+                    with suppress(OSError):
+                        return self._open(shorter, deadline_ns)
                 try:
                     return self._open(endpoint, deadline_ns)
                 except OSError as error:
