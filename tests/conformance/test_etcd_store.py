@@ -125,8 +125,8 @@ def relay(etcd: EtcdCluster) -> Iterator[Relay]:
 )
 @pytest.mark.parametrize("skipped", [0, 1])
 def test_a_change_whose_answer_is_lost_happens_once(
-    connect: Callable[..., EtcdStore],
     relay: Relay,
+    connect: Callable[..., EtcdStore],
     call: Callable[[EtcdStore], object],
     answer: object,
     after: bytes | None,
@@ -142,7 +142,7 @@ def test_a_change_whose_answer_is_lost_happens_once(
 
 
 def test_a_push_and_a_pop_whose_answers_are_lost_happen_once(
-    connect: Callable[..., EtcdStore], relay: Relay
+    relay: Relay, connect: Callable[..., EtcdStore]
 ) -> None:
     direct, store = connect(), connect(relay.endpoint)
     for number in range(4):
@@ -157,7 +157,7 @@ def test_a_push_and_a_pop_whose_answers_are_lost_happen_once(
     assert direct.queue_len("q") == 0
 
 
-def test_a_watch_goes_on_when_its_connection_breaks(connect: Callable[..., EtcdStore], relay: Relay) -> None:
+def test_a_watch_goes_on_when_its_connection_breaks(relay: Relay, connect: Callable[..., EtcdStore]) -> None:
     direct, store = connect(), connect(relay.endpoint)
     answers: list[object] = []
     thread = threading.Thread(target=lambda: answers.append(store.watch({"key": None}, LONG)))
@@ -394,7 +394,7 @@ def test_by_tls_with_certificates_on_both_sides(certificates: dict[str, str]) ->
         assert not other.check(["held"])
         other.close()
         for ca_file in ("", ca):
-            with pytest.raises(TimeoutError, match=r"waited 0.2 s .*(certificate|reset|closed)"):
+            with pytest.raises(TimeoutError, match=r"waited 0.2 s .*(certificate|reset|closed|EOF)"):
                 EtcdStore(with_scheme, "job", SECOND // 5, ca_file=ca_file)
     with pytest.raises(UsageError, match="cannot use the certificates in /no/such: No such file"):
         EtcdStore("https://127.0.0.1:1", "job", 0, ca_file="/no/such")
