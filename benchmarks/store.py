@@ -13,20 +13,22 @@ import multiprocessing
 import os
 import resource
 import statistics
-import threading
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ronde.net.addresses import Endpoint
+from ronde.net.stores import tcp
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
 
 CASES = ("set", "set-seen", "get", "add", "compare_set", "wait")
-CONTESTANTS = ("ronde", "torch")
-PROCESSES = 4  # that the clients are spread over, in threads
+CONTESTANTS = ("ronde", "ronde-tcp", "torch")
+HOLDERS = 4  # processes for the idle connections
 VALUE = b"v" * 16
 MINUTE_NS = 60 * 10**9
 Operation = Callable[[], object]
@@ -68,25 +70,30 @@ def wait_for_end(pipe: Connection) -> None:
         pass
 
 
-def work(contestant: str, address: str, key: str, names: Sequence[str], pipe: Connection) -> None:
-    """Be the clients with these names: for each (case, seconds) that comes, send the latencies (ns) of all of them."""
-    connect = connect_torch if contestant == "torch" else connect_ronde
-    clients = [connect(address, key) for _ in names]
+def work(contestant: str, address: str, key: str, name: str, pipe: Connection) -> None:
+    """Be one client: for each (case, begin, end) that comes, on the monotonic clock, send its latencies (ns)."""
+    if contestant == "ronde-tcp":
+        tcp.short_ways = no_short_way
+    client = connect_torch(address) if contestant == "torch" else connect_ronde(address, key)
     pipe.send(None)
     while True:
         try:
-            case, seconds = pipe.recv()
+            case, begin, end = pipe.recv()
         except EOFError:
             return
-        operations = [operation(case, contestant, client, name) for client, name in zip(clients, names)]
-        pipe.send(measure(operations, seconds))
+        pipe.send(measure(operation(case, contestant, client, name), begin, end))
 
 
 def connect_ronde(address: str, key: str) -> StoreClient:
     return StoreClient(address, JobKey.from_hex(key), MINUTE_NS)
 
 
-def connect_torch(address: str, key: str) -> Any:
+def no_short_way(endpoint: Endpoint, key: JobKey) -> Iterator[Endpoint]:
+    """Let the client take TCP even to a store on its own host, as clients on others must."""
+    return iter(())
+
+
+def connect_torch(address: str) -> Any:
     from torch.distributed import TCPStore
 
     return TCPStore(
@@ -117,33 +124,21 @@ def operation(case: str, contestant: str, client: Any, name: str) -> Operation:
     return calls[case]
 
 
-def measure(operations: Sequence[Operation], seconds: float) -> list[int]:
-    """Call each operation in a thread of its own, one after the other, for some time; return the latencies (ns)."""
-    latencies: list[list[int]] = [[] for _ in operations]
-    over = threading.Event()
-    start = threading.Barrier(len(operations) + 1)
-
-    def repeat(call: Operation, mine: list[int]) -> None:
-        clock = time.perf_counter_ns
-        start.wait()
-        while not over.is_set():
-            began = clock()
-            call()
-            mine.append(clock() - began)
-
-    threads = [threading.Thread(target=repeat, args=each) for each in zip(operations, latencies)]
-    for thread in threads:
-        thread.start()
-    start.wait()
-    time.sleep(seconds)
-    over.set()
-    for thread in threads:
-        thread.join()
-    return [latency for mine in latencies for latency in mine]
+def measure(call: Operation, begin: float, end: float) -> array[int]:
+    """Call one after the other from begin to end; return the latencies (ns)."""
+    latencies = array("q")
+    clock = time.perf_counter_ns  # the monotonic clock of Linux, too
+    time.sleep(max(0.0, begin - time.monotonic()))
+    now, over = clock(), round(end * 1e9)
+    while now < over:
+        call()
+        latencies.append(-now + (now := clock()))
+    return latencies
 
 
 def idle(address: str, key: str, count: int, pipe: Connection) -> None:
     """Hold connections that say nothing, until the pipe ends."""
+    tcp.short_ways = no_short_way
     clients = [connect_ronde(address, key) for _ in range(count)]
     pipe.send(None)
     wait_for_end(pipe)
@@ -155,10 +150,10 @@ def idle(address: str, key: str, count: int, pipe: Connection) -> None:
 
 
 class Child:
-    """A process and the pipe to it; it ends when that is closed."""
+    """A process and the pipe to it; it ends when that is closed. All are forked from one that has loaded everything."""
 
     def __init__(self, target: Callable[..., None], *arguments: object) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
         self._process.start()
@@ -170,21 +165,18 @@ class Child:
 
 
 class Crew:
-    """All clients of one contestant, in several processes."""
+    """All clients of one contestant, each a process."""
 
     def __init__(self, contestant: str, address: str, key: str, clients: int) -> None:
-        processes = min(clients, PROCESSES)
-        names = [str(number) for number in range(clients)]
-        self._children = [
-            Child(work, contestant, address, key, names[first::processes]) for first in range(processes)
-        ]
+        self._children = [Child(work, contestant, address, key, str(number)) for number in range(clients)]
         for child in self._children:
             child.pipe.recv()
 
     def turn(self, case: str, seconds: float) -> tuple[float, float]:
         """Return operations per second and the p99 of their latencies (us)."""
+        begin = time.monotonic() + 0.02 + 0.0005 * len(self._children)  # when all have heard of it
         for child in self._children:
-            child.pipe.send((case, seconds))
+            child.pipe.send((case, begin, begin + seconds))
         latencies = sorted(latency for child in self._children for latency in child.pipe.recv())
         return len(latencies) / seconds, latencies[int(0.99 * len(latencies))] / 1e3
 
@@ -201,8 +193,8 @@ def compare(addresses: dict[str, str], key: str, clients: int, arguments: argpar
         turns: dict[str, list[tuple[float, float]]] = {name: [] for name in crews}
         for crew in crews.values():
             crew.turn(case, 0.1)  # to warm up
-        for _ in range(arguments.rounds):
-            for name, crew in crews.items():
+        for number in range(arguments.rounds):
+            for name, crew in list(crews.items())[:: 1 if number % 2 else -1]:
                 turns[name].append(crew.turn(case, arguments.seconds))
         for name, results in turns.items():
             speed, p99 = (statistics.median(each) for each in zip(*results))
@@ -214,27 +206,28 @@ def compare(addresses: dict[str, str], key: str, clients: int, arguments: argpar
 
 
 def print_case(rows: Sequence[Row]) -> None:
-    cells = [f"{row.contestant} {row.ops_per_s:>9,.0f}/s p99 {row.p99_us:>9,.0f} us" for row in rows]
-    if len(rows) == 2:
-        cells.append(f"{rows[0].ops_per_s / rows[1].ops_per_s:5.2f}x")
-        cells.append(f"p99 {rows[0].p99_us / rows[1].p99_us:5.2f}x")
-    print(f"{rows[0].case:<12} {rows[0].clients:>4} clients   " + "   ".join(cells), flush=True)
+    rival = rows[-1] if rows[-1].contestant == "torch" else None
+    print(f"{rows[0].case:<20} {rows[0].clients:>4} clients", end="")
+    for row in rows:
+        print(f"   {row.contestant:>9} {row.ops_per_s:>8,.0f}/s p99 {row.p99_us:>7,.0f} us", end="")
+        if rival and row is not rival:
+            print(f"  {row.ops_per_s / rival.ops_per_s:5.2f} {row.p99_us / rival.p99_us:5.2f}", end="")
+    print(flush=True)
 
 
 def with_idle(address: str, key: str, count: int, arguments: argparse.Namespace) -> list[Row]:
     """Measure one client's `get` alone, and beside idle connections; return both."""
     rows = []
-    crew = Crew("ronde", address, key, 1)
+    crew = Crew("ronde-tcp", address, key, 1)
     for others in (0, count):
-        share = others // PROCESSES
-        holders = [Child(idle, address, key, share) for _ in range(PROCESSES if share else 0)]
+        holders = [Child(idle, address, key, others // HOLDERS) for _ in range(HOLDERS if others else 0)]
         for holder in holders:
             holder.pipe.recv()
         speed, p99 = (
             statistics.median(each)
             for each in zip(*(crew.turn("get", arguments.seconds) for _ in range(arguments.rounds)))
         )
-        rows.append(Row(f"get beside {share * PROCESSES} idle", 1, "ronde", round(speed), round(p99, 1)))
+        rows.append(Row(f"get beside {others} idle", 1, "ronde-tcp", round(speed), round(p99, 1)))
         print_case(rows[-1:])
         for holder in holders:
             holder.end()
@@ -249,7 +242,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 200])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=CONTESTANTS)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one turn")
     parser.add_argument("--idle", type=int, default=5000, help="idle connections; 0 leaves that out")
     parser.add_argument("--csv", help="write the results here")
@@ -257,6 +250,9 @@ def main() -> None:
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    multiprocessing.set_forkserver_preload(
+        ["__main__", *(["torch.distributed"] if "torch" in arguments.contestants else [])]
+    )
 
     key = JobKey.generate().hex()
     servers = {name: Child(serve, name, key) for name in arguments.contestants}
@@ -264,8 +260,8 @@ def main() -> None:
     rows: list[Row] = []
     for clients in arguments.clients:
         rows += compare(addresses, key, clients, arguments)
-    if arguments.idle and "ronde" in addresses:
-        rows += with_idle(addresses["ronde"], key, arguments.idle, arguments)
+    if arguments.idle and "ronde-tcp" in addresses:
+        rows += with_idle(addresses["ronde-tcp"], key, arguments.idle, arguments)
     for server in servers.values():
         server.end()
     if arguments.csv:

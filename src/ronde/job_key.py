@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from ronde.errors import UsageError
 
@@ -30,7 +29,7 @@ class JobKey:
     @classmethod
     def from_hex(cls, text: str) -> JobKey:
         """Return the key that `hex()` wrote. Raises UsageError, without repeating the text, if it is not one."""
-        if not re.fullmatch(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", text):
+        if len(text) != 2 * KEY_BYTES or not set(text) <= set("0123456789abcdefABCDEF"):
             raise UsageError(
                 f"a job key is written as {2 * KEY_BYTES} hexadecimal digits; this text of {len(text)} is not"
             )

@@ -1,7 +1,7 @@
 """Everything a user can set, resolved once: arguments of the call, then `RONDE_*` variables, then defaults.
 
 The dataclass `Settings` is the one table: names, variables, units, defaults and help. `python -m ronde.settings`
-prints it as docs/settings.md. No other module reads the process environment.
+prints it as docs/settings.md.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ronde.environment import environment, set_defaults
 from ronde.errors import UsageError
 from ronde.job_key import KEY_BYTES, JobKey
 from ronde.setting_values import (
@@ -47,17 +47,6 @@ __all__ = [
 
 PREFIX = "RONDE_"
 _log = logging.getLogger(__name__)
-
-
-def environment() -> dict[str, str]:
-    """Return a copy of the environment of this process."""
-    return dict(os.environ)
-
-
-def set_defaults(**variables: str) -> None:
-    """Set what is not set in the environment of this process, for a library that is about to read it."""
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
 
 
 def _setting(

@@ -47,7 +47,7 @@ def where(kind: str, opened: tuple[Callable[[], Store], Where | None]) -> Where:
     if opened[1] is None:
         assert kind in IN_ONE_PROCESS
         pytest.skip("a store of one process")
-    if kind in ("unix", "unix-path", "tcp6", "prefix-tcp"):
+    if kind == "prefix-tcp":
         pytest.skip("like tcp")
     return opened[1]
 

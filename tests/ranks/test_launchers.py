@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import sys
 import numpy, ronde
 
 arguments = dict(word.split("=", 1) for word in sys.argv[1:])
-for name in ("rank", "size"):
+for name in ("rank", "size", "world_size"):
     if name in arguments:
         arguments[name] = int(arguments[name])
 for _ in range(2):  # to leave and to join again works, whoever started it
@@ -27,6 +28,22 @@ for _ in range(2):  # to leave and to join again works, whoever started it
     places = world.allgather(numpy.array([[world.rank, world.local_rank, world.local_size]])).tolist()
     ronde.shutdown()
 sys.stdout.write(f"rank {world.rank} of {world.size}: {total} {places}\\n")  # in one piece, even under python -u
+"""
+TORCH_PROGRAM = """
+import os
+import torch
+import torch.distributed as dist
+
+totals = []
+for _ in range(2):
+    dist.init_process_group("gloo")
+    x = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(x)
+    totals.append(x.item())
+    size = dist.get_world_size()
+    dist.barrier()
+    dist.destroy_process_group()
+print(f"rank {os.environ['RANK']} of {size}: {totals[0]} {totals[1]}")
 """
 EXPECTED = [f"rank {rank} of 2: 3 [[0, 0, 2], [1, 1, 2]]" for rank in range(2)]
 
@@ -98,16 +115,37 @@ def test_torchrun(script: str, options: list[str]) -> None:
     )
 
 
-def test_open_mpi(script: str) -> None:
-    beside_python = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        pytest.skip("needs mpirun")
-    version = subprocess.run([mpirun, "--version"], check=False, capture_output=True, text=True).stdout
-    if "Open MPI" not in version:
-        pytest.skip("mpirun is not Open MPI's")
-    lines = run([mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, script])
-    assert lines == EXPECTED
+@pytest.mark.parametrize("kind", ["Open MPI", "MPICH"])
+def test_mpirun(script: str, kind: str) -> None:
+    """Each of them where it is, beside this Python or in PATH."""
+    signs = {"Open MPI": ("Open MPI",), "MPICH": ("MPICH", "HYDRA")}[kind]
+    for folder in dict.fromkeys([str(Path(sys.executable).parent), *os.get_exec_path()]):
+        mpirun = shutil.which("mpirun", path=folder)
+        said = (
+            mpirun
+            and subprocess.run([mpirun, "--version"], check=False, capture_output=True, text=True).stdout
+        )
+        if mpirun and said and any(sign in said for sign in signs):
+            break
+    else:
+        pytest.skip(f"needs the mpirun of {kind}")
+    options = ["--allow-run-as-root", "--oversubscribe"] if kind == "Open MPI" else []
+    assert run([mpirun, *options, "-n", "2", sys.executable, script]) == EXPECTED
+
+
+@pytest.mark.parametrize("rest", [[], ["init_method=env://"]], ids=["", "env://"])
+def test_srun_as_it_sets_the_environment(script: str, rest: list[str]) -> None:
+    """A real Slurm is in tests/clusters."""
+    step = {
+        "SLURM_JOB_ID": 7,
+        "SLURM_STEP_ID": free_port(),
+        "SLURM_STEP_NUM_TASKS": 2,
+        "SLURM_STEP_NUM_NODES": 1,
+    }
+    environments = [
+        environment(SLURM_PROCID=rank, SLURM_STEP_NODELIST="localhost", **step) for rank in range(2)
+    ]
+    assert run_by_hand([[sys.executable, script, *rest]] * 2, environments) == EXPECTED
 
 
 def test_ronde_run_by_mpirun(script: str) -> None:
@@ -129,6 +167,63 @@ def test_arguments(script: str, store: str) -> None:
     store = "store=" + store.format(port=free_port())
     commands = [[sys.executable, script, f"rank={rank}", "size=2", store] for rank in range(2)]
     assert run_by_hand(commands, [environment()] * 2) == EXPECTED
+
+
+@pytest.mark.parametrize("size", ["size", "world_size"])
+def test_init_method_by_tcp(script: str, size: str) -> None:
+    there = f"init_method=tcp://127.0.0.1:{free_port()}"
+    commands = [[sys.executable, script, f"rank={rank}", f"{size}=2", there] for rank in range(2)]
+    assert run_by_hand(commands, [environment()] * 2) == EXPECTED
+
+
+def test_init_method_by_a_file_that_is_used_again(script: str, tmp_path: Path) -> None:
+    """The second time after a rank that was killed while it waited for the other one."""
+    there = f"init_method=file://{tmp_path}/store"
+    commands = [[sys.executable, script, f"rank={rank}", "world_size=2", there] for rank in range(2)]
+    assert run_by_hand(commands, [environment()] * 2) == EXPECTED
+    lonely = subprocess.Popen(commands[1], env=environment())
+    with_its_record = re.compile(rb"world 0/0/1")
+    while not with_its_record.search((tmp_path / "store").read_bytes()):
+        assert lonely.poll() is None
+        time.sleep(0.01)
+    lonely.kill()
+    lonely.wait()
+    assert run_by_hand(commands, [environment()] * 2) == EXPECTED
+    ranks = [environment(RANK=rank, WORLD_SIZE=2) for rank in range(2)]
+    assert run_by_hand([[sys.executable, script, there]] * 2, ranks) == EXPECTED
+
+
+def test_init_method_by_a_file_with_one_rank_twice(script: str, tmp_path: Path) -> None:
+    command = [sys.executable, script, "rank=1", "world_size=2", f"init_method=file://{tmp_path}/store"]
+    first = subprocess.Popen(command, env=environment())
+    try:
+        while not (tmp_path / "store").exists() or b"world 0/0/1" not in (tmp_path / "store").read_bytes():
+            time.sleep(0.01)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
+        assert done.returncode != 0
+        assert re.search(
+            rf"UsageError: two processes say that they are rank 1 .*: the other one is process {first.pid} on",
+            done.stderr,
+        )
+    finally:
+        first.kill()
+        first.wait()
+
+
+@pytest.mark.parametrize("init_method", ["env://", "tcp://127.0.0.1:{port}"])
+def test_init_method_within_ronde_run(script: str, init_method: str) -> None:
+    there = "init_method=" + init_method.format(port=free_port())
+    lines = run([sys.executable, "-m", "ronde", "run", "-n", "2", script, there])
+    assert lines == [f"[{rank}] {line}" for rank, line in enumerate(EXPECTED)]
+
+
+@pytest.mark.slow
+def test_torch_scripts_run_unchanged(tmp_path: Path) -> None:
+    """torch.distributed's own env:// under `ronde run`, twice in a row in each process."""
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TORCH_PROGRAM)
+    lines = run([sys.executable, "-m", "ronde", "run", "--nproc_per_node=2", str(tmp_path / "train.py")])
+    assert lines == [f"[{rank}] rank {rank} of 2: 3.0 3.0" for rank in range(2)]
 
 
 def test_a_lone_process(script: str) -> None:

@@ -64,14 +64,14 @@ class Simulation:
         self.nodes = [self.node_type(self, host, 0) for host in range(nodes)]
         spread_ns = rng.choice((1, S, 30 * S))
         for node in self.nodes:
-            node.later(rng.randrange(spread_ns), node.start)
+            node.later(rng.randrange(spread_ns), lambda node=node: self.come(node))  # type: ignore[misc]
         self.draw_fates(nodes)
 
     def draw_fates(self, nodes: int) -> None:
         rng = self.rng
         for _ in range(rng.choice((0, 1, 1, 2, 5, 10))):
             fates = (self.kill, self.kill, self.power_off, self.freeze, self.freeze, self.cut, self.leave)
-            self.at(rng.randrange(BAD_TIMES_NS), rng.choice((*fates, self.lose_store)))
+            self.at(rng.randrange(BAD_TIMES_NS), rng.choice((*fates, self.lose_store, self.restart_store)))
         for late in range(rng.choice((0, 0, 1, 3))):
             self.at(rng.randrange(BAD_TIMES_NS), lambda late=late: self.add(nodes + late, 0))  # type: ignore[misc]
         if rng.random() < 0.1:
@@ -175,6 +175,20 @@ class Simulation:
         for node in self.nodes:
             if node.is_alive:
                 node.lose_store()
+
+    def restart_store(self) -> None:
+        """The store is away for a moment, and remembers all but who holds what. That must be no loss of one of many."""
+        self.counts["the store restarts"] += 1
+        self.note("the store", "restarts")
+        self.checks.leader_harmed_ns = self.now_ns
+        few = len(self.living()) <= 3
+        held = self.store.restart()
+        for node in self.nodes:
+            may_look_dead = few or node.participant.is_leader
+            node.is_harmed = node.is_harmed or may_look_dead
+            for key, value in held.get(node.node.id, {}).items():
+                node.joined_ns = self.now_ns
+                node.hold_again(key, value, self.rng.randrange(5 * S))
 
     def leave(self) -> None:
         if node := self.victim():

@@ -72,6 +72,7 @@ class SimNode:
         self.queue: str | None = None
         self.taker: Taker | None = None
         self.is_protected = False  # nothing happens to it
+        self.to_hold: tuple[str, bytes] | None = None  # before anything else is asked
         self.store = 0  # counts the stores that were lost
         self.tick_ns = -1  # of simulated time, when one is due
         self.round: Round | None = None  # that it works in
@@ -156,6 +157,7 @@ class SimNode:
                 return
             if not self.is_alive and isinstance(effect, Hold):
                 return  # what arrives after its sender's death has shown is not held
+            self.hold()
             result = sim.store.execute(self.node.id, effect)
             if sim.hiccups():
                 self.later(sim.latency_ns() + sim.rng.randrange(S), again)
@@ -246,11 +248,20 @@ class SimNode:
         held = self.sim.store.lose(self.node.id)
         if comes_back:
             for key, value in held.items():
-                self.later(self.sim.rng.randrange(2 * S), lambda key=key, value=value: self.hold(key, value))  # type: ignore[misc]
+                self.hold_again(key, value, self.sim.rng.randrange(2 * S))
 
-    def hold(self, key: str, value: bytes) -> None:
-        self.sim.store.held[self.node.id][key] = value
-        self.sim.store.put(key, value)
+    def hold_again(self, key: str, value: bytes, delay_ns: int) -> None:
+        """The client notices that its connection was lost, and connects again."""
+
+        self.to_hold = key, value
+        self.later(delay_ns, self.hold)
+
+    def hold(self) -> None:
+        if self.to_hold and self.is_alive:
+            key, value = self.to_hold
+            self.to_hold = None
+            self.sim.store.held[self.node.id][key] = value
+            self.sim.store.put(key, value)
 
     def lose_store(self) -> None:
         """Whatever is under way is lost; after a while there is another store."""

@@ -129,6 +129,19 @@ class SimStore:
         for content in (self.values, self.queues, self.held, self.waiting, self.taking):
             content.clear()
 
+    def restart(self) -> dict[str, dict[str, bytes]]:
+        """All connections break at one moment, and nothing else is lost; returns what was held, by client."""
+        held = dict(self.held)
+        self.held.clear()
+        for keys in held.values():
+            for key in keys:
+                self.values.pop(key, None)
+        for key in [key for keys in held.values() for key in keys]:
+            for waiter in self.waiting.pop(key, ()):
+                if not waiter.is_over and not self.try_to_answer(waiter):
+                    self.waiting[key].append(waiter)
+        return held
+
     def lose(self, client: str) -> dict[str, bytes]:
         """The client's connection is gone; returns what it held."""
         held = self.held.pop(client, {})

@@ -41,6 +41,7 @@ WHAT_HAPPENS = {
     "the leader leaves",
     "the leader loses its connection",
     "the store is lost",
+    "the store restarts",
 }
 
 

@@ -120,7 +120,7 @@ def test_names_say_what_a_module_is_for() -> None:
         assert not VAGUE_NAMES & set(Path(ours).with_suffix("").parts), f"{path}: name it after its purpose"
 
 
-def test_only_settings_reads_the_environment() -> None:
+def test_one_module_reads_the_environment() -> None:
     zygote = (
         "src/ronde/launch/zygote.py"  # puts a worker's environment in place, and may import nothing of ours
     )
@@ -132,8 +132,8 @@ def test_only_settings_reads_the_environment() -> None:
                 used.add(node.attr)
             if isinstance(node, ast.ImportFrom) and node.module == "os":
                 used |= {alias.name for alias in node.names}
-        assert path in ("src/ronde/settings.py", zygote) or not used & names, (
-            f"{path}: read it in settings.py"
+        assert path in ("src/ronde/environment.py", zygote) or not used & names, (
+            f"{path}: use ronde.environment"
         )
     for path, text in sources(".cc", ".h", under="cpp"):
         assert not re.search(r"\b(secure_)?getenv\b|\benviron\b", NOT_CODE.sub("", text)), (

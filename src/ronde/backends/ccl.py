@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ronde.backends.base import Backend, Place
+from ronde.environment import set_defaults
 from ronde.errors import TimeoutError
-from ronde.settings import set_defaults
 from ronde.types import DType, Kind, Max, Min, Product, ReduceOp, Sum
 
 __all__ = ["CCL", "is_installed"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from ronde.backends.base import Backend, Place
 from ronde.backends.exit import at_exit
-from ronde.settings import environment
+from ronde.environment import environment
 from ronde.types import DType, Kind, ReduceOp
 
 __all__ = ["MPI"]

@@ -229,12 +229,6 @@ _OTHERS = (
         right="a number of milliseconds",
         place="params.cycle_time_ms",
     ),
-    _idle(
-        ("--start-method",),
-        "workers are commands, which are started afresh; see --preload",
-        "HOW",
-        **one_of("spawn", "fork", "forkserver"),
-    ),
     _idle(("--event-log-handler",), "there are no torchrun events", "NAME", **one_of("null", "console")),
     _idle(("--gloo",), f"{OURS}; its own links or a backend carry the tensors (docs/backends.md)"),
     _idle(("--mpi",), f"{OURS}; --launcher mpi starts workers by mpirun, RONDE_BACKENDS=mpi uses MPI"),

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ronde.cli.options import describe, read
 from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
-from ronde.errors import UsageError
-
-if TYPE_CHECKING:
-    from ronde.cli.run_config import Here
 
 __all__ = ["full_help", "run", "short_help"]
 
@@ -55,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
             print(text(), end="")
             return 0
     # Only now: help and mistakes in words are answered before anything else is loaded.
-    from ronde.settings import environment
+    from ronde.environment import environment
 
     variables = environment()
     if "--check-build" in words:
@@ -68,6 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     from ronde.cli.run_config import configure
+    from ronde.cli.run_here import look
     from ronde.cli.run_settings import idle_options
     from ronde.launch.command import find_command
 
@@ -79,7 +75,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         run_path=asked.has("--run-path"),
         search_path=variables.get("PATH"),
     )
-    config = configure(asked, command, _here(asked, variables))
+    config = configure(asked, command, look(asked, variables))
     for sentence in idle_options(asked):
         print(f"ronde: {sentence}", file=sys.stderr)
     if asked.value("--launcher") == "mpi":
@@ -95,35 +91,13 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
         print(describe_launch(config, variables), end="")
         return 0
+    if config.hosts or config.discovery:
+        from ronde.launch.ssh import run_hosts
+
+        return run_hosts(config, variables)
     from ronde.launch.agent import run_agent
 
     return run_agent(config, variables).exit_code
-
-
-def _here(asked: RunArguments, variables: Mapping[str, str]) -> Here:
-    """Look at this machine, as far as the options ask for it."""
-    from ronde.cli.run_config import Here
-    from ronde.net.processes import usable_cores
-
-    counts = {asked.value("--num-proc"), asked.value("--nproc-per-node")}
-    gpus = 0
-    if counts & {"gpu", "auto"}:
-        from ronde.launch.gpus import usable_gpus
-
-        gpus = usable_gpus(variables)
-    return Here(variables, usable_cores(), gpus, _hostfile(asked.value("--hostfile")))
-
-
-def _hostfile(path: str | None) -> str:
-    if path is None:
-        return ""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read the hostfile {path}: {getattr(error, 'strerror', 'it is not a text')}"
-        ) from None
 
 
 def _version() -> str:

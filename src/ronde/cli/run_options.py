@@ -18,6 +18,7 @@ from ronde.cli.run_values import (
     ranks,
     seconds,
     streams,
+    variable_names,
     workers,
 )
 
@@ -91,6 +92,14 @@ _WORKERS = (
         metavar="NAMES",
         parse=names,
         right="names of modules with commas between them, or none",
+    ),
+    Option(
+        WORKERS,
+        ("--start-method",),
+        "fork or forkserver: workers come from the template the first time too, which waits for its imports "
+        "(default: spawn)",
+        metavar="HOW",
+        **one_of("spawn", "fork", "forkserver"),
     ),
     Option(
         WORKERS,
@@ -298,6 +307,14 @@ _HOSTS = (
         "the network interface (by name) of all connections between machines",
         metavar="NAME",
         right="the name of one network interface, like eth0",
+    ),
+    Option(
+        HOSTS,
+        ("-x", "--export"),
+        "variables of this environment that workers on all hosts get, beside those that always travel: A,B",
+        metavar="NAMES",
+        parse=variable_names,
+        right="names of variables with commas between, like HF_HOME,TOKEN",
     ),
     Option(
         HOSTS,

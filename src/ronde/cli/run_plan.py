@@ -59,11 +59,12 @@ def _hosts(config: LaunchConfig) -> Iterator[str]:
     for name, slots in config.hosts:
         yield f"host {name}: {_plural(slots, 'worker')}"
     if found := config.discovery:
-        cooldown = "for good"
-        if found.cooldown_ns:
-            cooldown = f"for {found.cooldown_ns[0] / 1e9:g} to {found.cooldown_ns[1] / 1e9:g} s"
         yield f"hosts: printed by {found.script}, with {_plural(found.slots, 'slot')} where it gives no number"
-        yield f"    a host that fails is left alone {cooldown}"
+    if found or config.min_workers:
+        cooldown = "for good"
+        if config.cooldown_ns:
+            cooldown = f"for {config.cooldown_ns[0] / 1e9:g} to {config.cooldown_ns[1] / 1e9:g} s"
+        yield f"a host that fails is left alone {cooldown}"
     if config.hosts or config.discovery:
         port = f", port {config.ssh.port}" if config.ssh.port else ""
         key = f", key {config.ssh.identity_file}" if config.ssh.identity_file else ""
@@ -71,7 +72,8 @@ def _hosts(config: LaunchConfig) -> Iterator[str]:
 
 
 def _rendezvous(meeting: RendezvousConfig) -> Iterator[str]:
-    yield f"rendezvous: {meeting.backend} at {meeting.endpoint or 'a store in this process'}, named {meeting.run_id}"
+    place, name = meeting.endpoint or "a store in this process", meeting.run_id or "by chance"
+    yield f"rendezvous: {meeting.backend} at {place}, named {name}"
     yield f"    machines: {_nodes(meeting)}" + (f", and {meeting.spares} spare" if meeting.spares else "")
     if meeting.node_rank >= 0:
         yield f"    this one is number {meeting.node_rank}"

@@ -18,6 +18,7 @@ __all__ = [
     "ranks",
     "seconds",
     "streams",
+    "variable_names",
     "whole",
     "workers",
 ]
@@ -77,17 +78,11 @@ def one_of(*choices: str) -> dict[str, Any]:
     return {"parse": parse, "right": f"{', '.join(choices[:-1])} or {choices[-1]}"}
 
 
-def streams(text: str) -> dict[int, int]:
-    """`3`, or `0:1,1:2`: the streams (1 stdout, 2 stderr, 3 both, 0 neither) by local rank, -1 for all others."""
-    if text in ("0", "1", "2", "3"):
-        return {-1: int(text)}
-    found = {}
-    for part in text.split(","):
-        rank, _, stream = part.partition(":")
-        if stream not in ("0", "1", "2", "3"):
-            raise ValueError(text)
-        found[whole(rank)] = int(stream)
-    return found
+def streams(text: str) -> Any:
+    """`3`, or `0:1,1:2`: streams by local rank."""
+    from ronde.launch.config import parse_streams  # only now: help needs none of it
+
+    return parse_streams(text)
 
 
 def ranks(text: str) -> frozenset[int]:
@@ -147,3 +142,11 @@ def level(text: str) -> str:
     if word not in ("debug", "info", "warning", "error", "critical"):
         raise ValueError(text)
     return word
+
+
+def variable_names(text: str) -> tuple[str, ...]:
+    """Names of variables, without values."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(name and "=" not in name for name in found):
+        raise ValueError(text)
+    return found

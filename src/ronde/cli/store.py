@@ -86,10 +86,11 @@ def run(argv: Sequence[str]) -> int:
     if port is None:
         raise UsageError("--port is missing: ronde store --port 29500, or --port 0 for any free one")
     # Only now: help and mistakes are answered before the server is loaded.
+    from ronde.environment import environment
     from ronde.net.addresses import Address
     from ronde.net.host import host_name
     from ronde.net.stores.server import StoreServer
-    from ronde.settings import environment, resolve
+    from ronde.settings import resolve
 
     key_file = values.get("--job-key-file")
     key = resolve(environment()).job_key if key_file is None else _read_key(Path(str(key_file)))

@@ -24,12 +24,13 @@ from typing import Any
 from ronde.comm.lanes import Lanes
 from ronde.core.placement import Topology, place
 from ronde.errors import MismatchError, PeerLostError, ProtocolError, TimeoutError, VersionError
+from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse
 from ronde.net.authentication import PROTOCOL_VERSION
 from ronde.net.connections import Channel, Slot, named_ranks, open_connections
 from ronde.net.host import host_key, host_name
 from ronde.net.stores.base import Store
-from ronde.settings import JobKey, Settings
+from ronde.settings import Settings
 
 __all__ = ["Exchange", "Lanes", "Wiring", "exchange_through", "wire"]
 

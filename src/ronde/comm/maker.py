@@ -12,7 +12,8 @@ from ronde.comm.affinity import core_of, starting_threads_on
 from ronde.comm.bootstrap import RECORD_LIMIT_BYTES, Exchange, Wiring, wire
 from ronde.comm.communicator import Communicator
 from ronde.errors import UsageError
-from ronde.settings import JobKey, Settings
+from ronde.job_key import JobKey
+from ronde.settings import Settings
 
 __all__ = ["CommunicatorMaker"]
 

@@ -18,10 +18,12 @@ from ronde.comm.bootstrap import exchange_through
 from ronde.comm.communicator import Communicator
 from ronde.comm.maker import CommunicatorMaker
 from ronde.core.identity import Identity, MeetingPoint, identify
+from ronde.core.init_method import interpret
 from ronde.errors import NotInitializedError
+from ronde.job_key import JobKey
 from ronde.net.host import surroundings
 from ronde.net.meeting import Meeting, meet
-from ronde.settings import JobKey, Settings
+from ronde.settings import Settings
 
 __all__ = ["init", "is_initialized", "meeting", "shutdown", "world"]
 
@@ -51,20 +53,26 @@ def init(
     rank: int | None = None,
     size: int | None = None,
     store: str | None = None,
+    *,
+    init_method: str | None = None,
+    world_size: int | None = None,
     **overrides: object,
 ) -> None:
     """Join the world; returns when all ranks have joined. All ranks call it; a second call does nothing.
 
     Without arguments, the launcher's environment says who this process is; without a launcher it is alone, of size 1.
-    `rank`, `size`: instead of a launcher. `store`: where the ranks meet then, `tcp:host:port` or `unix:@name`; rank 0
-    serves it. `overrides`: settings by name (docs/settings.md), before `RONDE_*` variables. Raises UsageError for
-    nonsense and contradictions, TimeoutError that names the ranks that did not come, AuthenticationError.
+    `rank`, `size` (or `world_size`): instead of a launcher. `store`: where the ranks meet then, `tcp:host:port` or
+    `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in the words of torch.distributed,
+    `env://`, `tcp://host:port` or `file:///path` (see core/init_method). `overrides`: settings by name
+    (docs/settings.md), before `RONDE_*` variables. Raises UsageError for nonsense and contradictions, TimeoutError that
+    names the ranks that did not come, AuthenticationError.
     """
     _forget_if_forked()
     if _process.world is not None:
         return
     environ = settings.environment()
-    identity = identify(environ, surroundings(environ), rank, size, store)
+    wish = interpret(init_method, rank, size, world_size, store, environ)
+    identity = identify(wish.environ, surroundings(environ), wish.rank, wish.size, wish.store)
     logs.begin(identity.rank)
     wanted = settings.resolve(environ, **overrides)
     logs.follow(wanted, identity.rank)

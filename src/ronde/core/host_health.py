@@ -146,7 +146,7 @@ class _Record:
     is_out: bool = False  # failed for good
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HostHealth:
     """The machine; the first event is `Offered`."""
 
@@ -187,10 +187,11 @@ class HostHealth:
         record.running, record.stopping = None, False
         if was_stopping or self._over:
             return
-        self._last_failure = f"{name}: {reason}"
+        self._last_failure = f"host {name}: {reason}"
         if self.limits.cooldown_ns is None:
             record.is_out = True
-            yield Say(self._last_failure)
+            if self._may_recover():  # else it is the reason why the job ends
+                yield Say(self._last_failure)
             return
         shorter, longer = self.limits.cooldown_ns
         if record.failures and now_ns - record.since_ns >= longer:

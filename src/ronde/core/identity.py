@@ -5,7 +5,7 @@ The launchers, and the order in which they are looked for (the one that is neare
   2. Open MPI's mpirun; 3. MPICH's mpiexec and its relatives; 4. Slurm's srun.
 
 Where the ranks meet, the first that applies:
-  - an address given to `ronde.init`: rank 0 serves a store there;
+  - an address given to `ronde.init`: rank 0 serves a store there; a file is there for all;
   - RONDE_STORE: the launcher serves a store there;
   - torchrun's agent: its own store listens at MASTER_ADDR and MASTER_PORT;
   - MASTER_ADDR and MASTER_PORT: rank 0 serves a store there;
@@ -23,7 +23,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ronde.core import node_list
+from ronde.core import slurm
 from ronde.errors import UsageError
 
 __all__ = ["Identity", "MeetingPoint", "Surroundings", "detect", "identify"]
@@ -31,9 +31,6 @@ __all__ = ["Identity", "MeetingPoint", "Surroundings", "detect", "identify"]
 Environment = Mapping[str, str]
 
 ARGUMENTS = "ronde.init(rank=, size=)"
-
-# Below the ports that systems give to outgoing connections, above those of well-known services.
-FIRST_SLURM_PORT, SLURM_PORTS = 12_000, 20_000
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,9 @@ class Surroundings:
 class MeetingPoint:
     """Where the ranks of a job find each other.
 
-    `address` is that of a store, `unix:@name` or `tcp:host:port`; `served_by` the rank that serves it there, None if
-    it is served already; `is_torch` says that it is torch.distributed's store. `job` names the job: the same text on
-    all its ranks, another one for any other job.
+    `address` is that of a store, `unix:@name`, `tcp:host:port` or `file:/path`; `served_by` the rank that serves it
+    there, None if it is served already; `is_torch` says that it is torch.distributed's store. `job` names the job: the
+    same text on all its ranks, another one for any other job.
     """
 
     address: str
@@ -74,7 +71,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class _Place:
-    """What a launcher says, before we know where to meet: `job` and `hosts` are empty if it does not say.
+    """What a launcher says, before we know where to meet: `job` is empty if it does not say.
 
     `is_one_host` tells whether all ranks are on one host; `names` are the variables of rank and size.
     """
@@ -85,7 +82,7 @@ class _Place:
     names: tuple[str, str]
     is_one_host: bool = False
     job: str = ""
-    hosts: str = ""
+    step: slurm.Step | None = None
 
 
 def identify(
@@ -190,19 +187,17 @@ def _from_hydra(environ: Environment) -> _Place | None:
 
 
 def _from_slurm(environ: Environment) -> _Place | None:
-    """Slurm sets most of its variables in batch scripts too, where no task has been started: only a step has an id."""
-    step = environ.get("SLURM_STEP_ID")
-    if not step or not environ.get("SLURM_PROCID"):
+    step = slurm.find_step(environ)
+    if step is None:
         return None
-    size_name = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    place = _counted(environ, "SLURM_PROCID", size_name, "Slurm")
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    job = environ.get("SLURM_JOB_ID", "")
-    return replace(
-        place,
-        job=job and f"slurm {job}.{step} restart {environ.get('SLURM_RESTART_COUNT', '0')}",
-        is_one_host=environ.get("SLURM_STEP_NUM_NODES") == "1",
-        hosts=hosts,
+    return _Place(
+        step.task,
+        step.tasks,
+        "Slurm",
+        ("SLURM_PROCID", step.size_name),
+        is_one_host=step.is_one_host,
+        job=step.job,
+        step=step,
     )
 
 
@@ -235,7 +230,7 @@ def _number(environ: Environment, name: str) -> int:
 def _meeting(environ: Environment, here: Surroundings, place: _Place, store: str | None) -> MeetingPoint:
     launcher_store = environ.get("RONDE_STORE")
     if store and store != launcher_store:
-        return MeetingPoint(store, 0, store)
+        return MeetingPoint(store, None if store.startswith("file:") else 0, store)
     if launcher_store:
         return MeetingPoint(launcher_store, None, launcher_store)
     address = _master(environ)
@@ -250,9 +245,8 @@ def _meeting(environ: Environment, here: Surroundings, place: _Place, store: str
     if place.job and place.is_one_host:
         name = hashlib.sha256(place.job.encode()).hexdigest()[:16]
         return MeetingPoint(f"unix:@ronde-{here.uid}-{name}", 0, f"{place.job} of user {here.uid}")
-    if place.job and place.hosts:
-        host = node_list.expand(place.hosts)[0]
-        port = FIRST_SLURM_PORT + int(hashlib.sha256(place.job.encode()).hexdigest(), 16) % SLURM_PORTS
+    if place.job and place.step and place.step.hosts:
+        host, port = place.step.endpoint()
         return MeetingPoint(f"tcp:{host}:{port}", 0, f"{place.job} of user {here.uid}")
     raise _nowhere(place)
 

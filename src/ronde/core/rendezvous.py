@@ -81,7 +81,8 @@ class Participant:
         self._writing: bytes | None = None  # the state that a Compare is to make true
         self._expected: State | None = None  # what it replaces
         self._claiming = False  # that write makes this node the leader
-        self._silent_leader = ""  # whose place it takes
+        self._silent_leader = self._lost_leader = ""  # whose place it takes
+        self._is_new = False  # in office
         self._watched: dict[str, bytes | None] = {}
         self._roster_key: RosterKey | None = None  # that of `_roster`
         self._roster: tuple[Node, ...] = ()
@@ -108,10 +109,7 @@ class Participant:
         self._id = node.id
         self._member.join(now_ns, node, budget)
         if is_first:
-            self._effects.append(Hold(alive_key(node.id), ALIVE))
-            self._beat(now_ns)
-            self._look_for_state()
-            self._leader_seen_ns = self._heard_ns = now_ns
+            self._arrive(now_ns)
         elif self._leader_lost:
             self._claim()
         return self._take()
@@ -153,13 +151,16 @@ class Participant:
         self._may_wait = True
         self._writing, self._claiming, self._is_judging = None, False, False
         self._leader_lost = self._leader_silent = False
-        self._leader_seen_ns = self._heard_ns = now_ns
         self._watched = {}
         self._is_settling = True
+        self._arrive(now_ns)
+        return self._take()
+
+    def _arrive(self, now_ns: int) -> None:
+        self._leader_seen_ns = self._heard_ns = now_ns
         self._effects.append(Hold(alive_key(self._id), ALIVE))
         self._beat(now_ns)
-        self._look_for_state()
-        return self._take()
+        self._effects.append(Look({STATE: None}))
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait, as far as this one knows."""
@@ -244,7 +245,7 @@ class Participant:
         if now_ns >= self._beat_ns:
             self._beat(now_ns)
             if self._is_settling and self._writing is None:
-                self._look_for_state()
+                self._effects.append(Look({STATE: None}))
         self._member.tick(now_ns)
         if now_ns - self._heard_ns >= self._silence_ns:
             self._member.cut_off(f"the store has not answered for {self._silence_ns / 1e9:g} s")
@@ -264,9 +265,6 @@ class Participant:
         return self._state is not None and self._state.phase in (Phase.FORMING, Phase.RUNNING)
 
     # Looking
-
-    def _look_for_state(self) -> None:
-        self._effects.append(Look({STATE: None}))
 
     def _look_for_roster(self) -> None:
         if self._state and self._state.roster:
@@ -298,7 +296,11 @@ class Participant:
         is_silent = self._is_judging and beat in asked and beat not in changed
         if beat in asked:
             self._is_judging = False
-        if (alive in changed and changed[alive] is None) or is_silent:
+        # If our own key is missing, the store has been away: silence will decide
+        is_gone = (
+            self._watched.get(alive, ALIVE) is None and self._watched.get(alive_key(self._id)) is not None
+        )
+        if (is_gone and changed.keys() & {alive, alive_key(self._id)}) or is_silent:
             self._leader_lost = True
             self._leader_silent = is_silent
             self._claim()
@@ -341,13 +343,18 @@ class Participant:
             return
         watched: dict[str, bytes | None] = {STATE: self._raw}
         if self._office:
-            alive = None if self._has_restored else ALIVE  # they may still be on their way
-            watched |= {alive_key(node): alive for node in self._office.leader.nodes}
-            self._has_restored = False
+            # Who is not there when we begin may be on its way, if the store has been away
+            known = {} if self._is_new else self._watched
+            new = None if self._is_new else ALIVE
+            self._is_new = False
+            for key in map(alive_key, self._office.leader.nodes):
+                watched[key] = known.get(key, new)
+            watched |= {alive_key(node): new for node in self._office.leader.unwatched}
             self._office.leader.unwatched.clear()
         elif self._state.leader != self._id and self._is_open():
             leader = self._state.leader
             watched |= {alive_key(leader): ALIVE, beat_key(leader): self._watched.get(beat_key(leader))}
+            watched[alive_key(self._id)] = ALIVE
         if watched.keys() != self._watched.keys():
             self._watched = watched
             self._effects.append(Watch(dict(watched)))
@@ -365,41 +372,34 @@ class Participant:
         state = self._state
         if state and self._is_open() and self._member.may_lead and self._writing is None:
             self._silent_leader = state.leader if self._leader_silent else ""
+            self._lost_leader = "" if self._leader_silent or state.leader == self._id else state.leader
             self._compare(replace(state, leader=self._id, term=state.term + 1, version=state.version + 1))
             self._claiming = True
 
     def _settle(self, now_ns: int, raw: bytes) -> None:
         """Is this the state as we know it, a newer one, or has the store forgotten something?"""
         mine, theirs = self._state, self._decoded(raw) if raw else None
-        self._is_settling = False
-        if mine is None and theirs is None:
-            self._found()
-        elif mine is None or (theirs and (raw == self._raw or theirs.version > mine.version)):
+        may_wait, self._may_wait = self._may_wait, False
+        is_known = theirs and (mine is None or raw == self._raw or theirs.version > mine.version)
+        self._is_settling = not is_known  # until it is written, by us or somebody who knows more
+        if theirs and is_known:
             self._see_state(now_ns, raw)
             self._renew_watch()
-            if theirs and theirs.leader == self._id:  # we are not any more: what was under way is lost
+            if theirs.leader == self._id:  # we are not any more: what was under way is lost
                 self._leader_lost = True
                 self._claim()
-        else:
-            self._is_settling = True  # until it is written, or somebody else who knows more has done it
-            may_wait, self._may_wait = self._may_wait, False
-            if mine.roster == self._roster_key and not (mine.roster is None and may_wait):
-                self._restore(mine, theirs, raw)
+        elif mine and mine.roster == self._roster_key and (mine.roster or not may_wait):
+            self._restore(mine, theirs, raw)
+        elif not mine and not may_wait:
+            self._is_settling = False
+            self._found()
 
     def _restore(self, mine: State, theirs: State | None, raw: bytes) -> None:
         """Write what we know into a store that knows less."""
         if mine.roster:
             self._effects.append(Set(dict(zip(mine.roster.keys, encode_roster(self._roster)))))
-        known = [state for state in (mine, theirs) if state]
-        restored = replace(
-            mine,
-            leader=self._id,
-            term=max(state.term for state in known) + 1,
-            version=max(state.version for state in known) + 1,
-            number=mine.number + (mine.phase == Phase.FORMING),  # somebody may have seen that one begin
-        )
         self._raw = raw
-        self._compare(restored)
+        self._compare(mine.restored(self._id, theirs))
         self._claiming = self._has_restored = True
 
     def _decoded(self, raw: bytes) -> State | None:
@@ -442,6 +442,7 @@ class Participant:
     def _take_office(self, now_ns: int) -> None:
         state = self._state
         assert state is not None
+        self._is_new = True
         office = self._office = Office(self._rules, state, self._roster if state.roster else (), now_ns)
         self._effects.append(Pop(inbox(state.term)))
         if state.term > 1:
@@ -451,8 +452,12 @@ class Participant:
             how = f"was silent for {self._silence_ns / 1e9:g} s"
             office.succeed(now_ns, self._silent_leader, beat, how)
             self._silent_leader = ""
+        elif self._lost_leader:
+            office.put(Seen({}, {alive_key(self._lost_leader): None}))
+            self._lost_leader = ""
         if self._has_restored and self._gone:
             office.leader.lose(now_ns, self._gone, "was lost, and the store with it")
+        self._has_restored = False
         self._renew_watch()
 
     def _step_down(self) -> None:

@@ -254,8 +254,8 @@ class Leader:
     def _consider_beginning(self, now_ns: int) -> None:
         rules = self._rules
         fitting = self._fitting(())
-        if len(fitting) < rules.min_nodes:
-            self._too_few = self._too_few or len(self._survivors) < rules.min_nodes
+        if not self._are_enough(fitting):
+            self._too_few = self._too_few or not self._are_enough(self._survivors.values())
             self._last_call_ns = None
             return
         if self._stragglers() and now_ns < self._formed_ns + self._straggler_ns():
@@ -266,6 +266,10 @@ class Leader:
             if now_ns < self._last_call_ns:
                 return
         self._begin(now_ns, fitting)
+
+    def _are_enough(self, nodes: Collection[Node]) -> bool:
+        rules = self._rules
+        return len(nodes) >= rules.min_nodes and sum(node.slots for node in nodes) >= rules.min_slots
 
     def _fitting(self, taken: Collection[Node]) -> list[Node]:
         """Those who want in and find a place besides those who have one: survivors first, then by arrival."""
@@ -342,7 +346,7 @@ class Leader:
         self._formed_ns = now_ns
         self._last_call_ns = None
         self._succeeded.clear()
-        self._too_few = len(self._survivors) < self._rules.min_nodes
+        self._too_few = not self._are_enough(self._survivors.values())
         self.is_urgent = True
         self._decide(now_ns)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ronde.core.rendezvous_effects import Effect, Event, Look, PopFailed, Popped, Seen, Values
 from ronde.core.rendezvous_leader import Leader
 from ronde.core.rendezvous_state import (
+    ALIVE,
     Beat,
     EndJob,
     Fail,
@@ -38,6 +39,7 @@ class Office:
         self.must_watch = False  # those who came since
         self._backlog: deque[Event] = deque()
         self._beats: dict[str, bytes | None] = {}  # as they were read last, by node
+        self._is_missing = False  # our own key: that is not because we are dead
         self._dying: set[str] = set()  # nodes whose keys have gone, and whose last words are being read
 
     def put(self, event: Event) -> None:
@@ -104,6 +106,10 @@ class Office:
                 beats[node] = _beat(value)
             elif kind == "alive" and value is None and node in leader.nodes:
                 gone.add(node)
+        ours = alive_key(leader.state.leader)
+        self._is_missing = changed.get(ours, None if self._is_missing else ALIVE) is None
+        if self._is_missing or (len(gone) > 1 and 2 * len(gone) >= len(leader.nodes)):
+            gone = set()  # it is rather the store that has been away: let silence decide
         asked_of = {key.partition("/")[2] for key in asked if key.startswith("beat/")}
         if beats or asked_of:
             leader.hear_beats(now_ns, beats, asked_of)

@@ -11,7 +11,7 @@ Keys, all under the job's prefix
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ronde.core.round import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
@@ -66,8 +66,9 @@ def inbox(term: int) -> str:
 class Rules:
     """How this node takes part.
 
-    `spares`: so many nodes may wait for a place without limit. `places_are_given`: every node wishes for its group
-    rank, and of two that wish for the same only one gets in (`static`).
+    `min_slots`: what all nodes of a round must have together. `spares`: so many nodes may wait for a place without
+    limit. `places_are_given`: every node wishes for its group rank, and of two that wish for the same only one gets in
+    (`static`).
     """
 
     min_nodes: int = 1
@@ -78,6 +79,7 @@ class Rules:
     heartbeat_ns: int = 5 * SECOND
     missing_beats: int = 3
     places_are_given: bool = False
+    min_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,16 @@ class State:
     refused: tuple[Refused, ...] = ()
     reason: str = ""  # why the job is closed
     failure: Failure | None = None
+
+    def restored(self, leader: str, found: State | None) -> State:
+        """Return what to write into a store that has lost this state, and has this older one (or none)."""
+        return replace(
+            self,
+            leader=leader,
+            term=max(self.term, found.term if found else 0) + 1,
+            version=max(self.version, found.version if found else 0) + 1,
+            number=self.number + (self.phase == Phase.FORMING),  # somebody may have seen that one begin
+        )
 
 
 # What a node says to the leader. `seq` grows with everything that a node says, so what comes again is known.

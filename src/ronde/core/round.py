@@ -6,7 +6,7 @@ for all of them when a node is lost, a worker fails, or somebody else wants to t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ronde.records import dataclass
 
 __all__ = [
     "AllSucceeded",

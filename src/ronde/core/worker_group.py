@@ -33,9 +33,10 @@ in which it learned of it, performs the effects in order, and decides nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+
+from ronde.records import dataclass
 
 __all__ = [
     "Event",

@@ -52,22 +52,26 @@ def init(
     size: int | None = None,
     store: str | None = None,
     *,
+    init_method: str | None = None,
+    world_size: int | None = None,
     process_sets: Iterable[ProcessSet | Sequence[int]] | str | None = None,
     **overrides: object,
 ) -> None:
     """Join the world; returns when all ranks have joined. All ranks call it; a second call does nothing.
 
     Without arguments, the launcher's environment says who this process is; without a launcher it is alone, of size 1.
-    `rank`, `size`: instead of a launcher. `store`: where the ranks meet then, `tcp:host:port` or `unix:@name`; rank 0
-    serves it. `process_sets`: added at once (see `add_process_set`); the word "dynamic" stands for none, as more can be
-    added at any time. `overrides`: settings by name (docs/settings.md), before `RONDE_*` variables. Raises UsageError
-    for nonsense and contradictions, TimeoutError that names the ranks that did not come, AuthenticationError.
+    `rank`, `size` (or `world_size`): instead of a launcher. `store`: where the ranks meet then, `tcp:host:port` or
+    `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in the words of torch.distributed,
+    `env://`, `tcp://host:port` or `file:///path`. `process_sets`: added at once (see `add_process_set`); the word
+    "dynamic" stands for none, as more can be added at any time. `overrides`: settings by name (docs/settings.md),
+    before `RONDE_*` variables. Raises UsageError for nonsense and contradictions, TimeoutError that names the ranks
+    that did not come, AuthenticationError.
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise UsageError(f'process_sets is a list of process sets, or "dynamic", not {process_sets!r}')
     if comm.is_initialized():
         return
-    comm.init(rank, size, store, **overrides)
+    comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
     wanted = settings.resolve(settings.environment(), **overrides)
     world = comm.world()
     try:

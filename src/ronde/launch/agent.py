@@ -13,13 +13,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 
 from ronde.core import agent as machine
 from ronde.core.agent import Agent
 from ronde.core.round import Budget, Failure, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
+from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.frozen import FrozenWatch
 from ronde.launch.loop import Loop, Order
@@ -35,7 +35,7 @@ from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox, usable_cores
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.registry import create
-from ronde.settings import JobKey
+from ronde.records import dataclass, field
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ronde.launch.config import Binding
 
@@ -13,8 +13,7 @@ __all__ = ["Core", "shares", "usable_machine"]
 _CORES = "/sys/devices/system/cpu"
 
 
-@dataclass(frozen=True, order=True)
-class Core:
+class Core(NamedTuple):
     """A processor of the kernel's, in the order in which they are given away: near ones are neighbours.
 
     Hardware threads of one `physical` core share its caches, and the cores of a NUMA `node` its memory.

@@ -19,11 +19,11 @@ from multiprocessing.spawn import get_preparation_data
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from ronde.core.round import Failure
+from ronde.environment import environment as own_environment
 from ronde.errors import RemoteError, UsageError
 from ronde.launch.agent import RunResult, run_agent
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.preload import LATER, WORTH_IT
-from ronde.settings import environment as own_environment
 
 __all__ = ["ElasticLaunch", "run"]
 

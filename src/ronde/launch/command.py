@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -32,8 +31,11 @@ def find_command(
     if run_path or (name.endswith(".py") and not no_python):
         _check_file(name, "script", os.R_OK, "it may not be read")
         return [sys.executable, name, *arguments]
-    if os.sep not in name and not os.path.isfile(name) and (found := shutil.which(name, path=search_path)):
-        return [found, *arguments]
+    if os.sep not in name and not os.path.isfile(name):
+        import shutil  # only now: it takes long to load
+
+        if found := shutil.which(name, path=search_path):
+            return [found, *arguments]
     _check_file(name, "program", os.X_OK, "it is not executable (chmod +x would make it so)")
     return [os.path.join(".", name), *arguments]
 

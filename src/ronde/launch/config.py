@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 
 from ronde.net.rendezvous.config import RendezvousConfig
+from ronde.records import dataclass, field
 
 __all__ = [
     "Binding",
@@ -112,13 +112,11 @@ class Ssh:
 class Discovery:
     """A program that prints the hosts that are there now, one in a line, as `name` or `name:slots`.
 
-    `slots`: of a host without a number. `cooldown_ns`: how long a host that failed is left alone, at first and at most;
-    None: for good.
+    `slots`: of a host without a number.
     """
 
     script: str
     slots: int = 1
-    cooldown_ns: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,8 @@ class LaunchConfig:
     address by which other nodes reach this one, else it is found out. `interface`: the network interface that has that
     address, on every host. `hosts`: (name, slots) of machines on which to start agents by SSH, and `discovery`: what
     finds them; neither for this machine only. `min_workers`, `max_workers`: with these two, how many workers of all
-    hosts together the job needs and takes; 0: as many as there are slots, no limit. `start_timeout_ns`: until all
+    hosts together the job needs and takes; 0: as many as there are slots, no limit. `cooldown_ns`: how long a host that
+    failed is left alone, at first and at most; None: for good. `start_timeout_ns`: until all
     nodes have been reached and the store has answered.
     """
 
@@ -145,6 +144,7 @@ class LaunchConfig:
     ssh: Ssh = field(default_factory=Ssh)
     min_workers: int = 0
     max_workers: int = 0
+    cooldown_ns: tuple[int, int] | None = None
     start_timeout_ns: int = 300 * SECOND
     verbose: bool = False
     monitor_interval_ns: int = SECOND // 10

@@ -14,13 +14,15 @@ _NVIDIA, _AMD = (
 )
 
 
-def usable_gpus(environment: Mapping[str, str]) -> int:
-    """Return how many GPUs of NVIDIA or AMD this machine has and the environment lets programs see."""
-    if nvidia := len(glob.glob("/dev/nvidia[0-9]*")):
+def usable_gpus(environment: Mapping[str, str], root: str = "/") -> int:
+    """Return how many GPUs of NVIDIA or AMD this machine has and the environment lets programs see.
+
+    `root`: where the machine's files are.
+    """
+    if nvidia := len(glob.glob(f"{root}dev/nvidia[0-9]*")):
         return _visible(nvidia, _NVIDIA, environment)
-    return _visible(
-        sum(map(_is_gpu, glob.glob("/sys/class/kfd/kfd/topology/nodes/*/gpu_id"))), _AMD, environment
-    )
+    nodes = glob.glob(f"{root}sys/class/kfd/kfd/topology/nodes/*/gpu_id")
+    return _visible(sum(map(_is_gpu, nodes)), _AMD, environment)
 
 
 def _visible(present: int, variables: tuple[str, ...], environment: Mapping[str, str]) -> int:

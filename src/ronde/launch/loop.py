@@ -5,8 +5,9 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
+
+from ronde.records import dataclass
 
 __all__ = ["Loop", "Order"]
 

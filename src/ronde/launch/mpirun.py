@@ -12,13 +12,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.launch.plan import assignments
 from ronde.net.processes import usable_cores
-from ronde.settings import JobKey
+from ronde.records import dataclass, field
 
 __all__ = ["MpiPlan", "plan_here", "plan_mpi", "run_here"]
 

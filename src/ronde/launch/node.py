@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from ronde.core.round import Node
 from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.net.host import host_name
 from ronde.net.processes import free_port
-from ronde.settings import JobKey
 
 __all__ = ["describe_node", "job_key", "own_address"]
 
@@ -25,7 +25,12 @@ def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
     if config.rendezvous.max_nodes == 1:
         return JobKey.generate()
     given = environment.get("RONDE_JOB_KEY")
-    return JobKey.from_hex(given) if given else JobKey.derived_from(f"run {config.rendezvous.run_id}")
+    if not given:
+        return JobKey.derived_from(f"run {config.rendezvous.run_id}")
+    try:
+        return JobKey.from_hex(given)
+    except UsageError as error:
+        raise UsageError(f"RONDE_JOB_KEY: {error}") from None
 
 
 def own_address(config: LaunchConfig) -> str:

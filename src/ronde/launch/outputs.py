@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.config import Outputs, Std
 from ronde.net.output import LogFile, Sink, Source, Stream, Tail, tail_of_file
@@ -94,14 +93,13 @@ class RunOutputs:
         log_dir = self._outputs.log_dir
         try:
             if log_dir is None:
-                return tempfile.mkdtemp(prefix="ronde_")
+                return _new_directory(_temporary_place(), "ronde_")
             os.makedirs(log_dir, exist_ok=True)
-            prefix = run_id.replace(os.sep, "_") + "_"
-            return tempfile.mkdtemp(prefix=prefix, dir=os.path.abspath(log_dir))
+            return _new_directory(os.path.abspath(log_dir), run_id.replace(os.sep, "_") + "_")
         except OSError as error:
             if self._is_temporary:
                 return ""  # nobody has asked for files
-            where = log_dir or f"{tempfile.gettempdir()}, where they would be without --log-dir"
+            where = log_dir or f"{_temporary_place()}, where they would be without --log-dir"
             raise UsageError(
                 f"there can be no logs in {where}: {error.strerror or error}; --log-dir should name a directory that "
                 "can be written or made"
@@ -113,7 +111,7 @@ class RunOutputs:
         folder = os.path.join(self.directory, f"attempt_{attempt}", str(local_rank)) if self.directory else ""
         if folder:
             try:
-                shutil.rmtree(folder, ignore_errors=True)  # of the same attempt, as torchrun does
+                _remove(folder)  # of the same attempt, as torchrun does
                 os.makedirs(folder)
             except OSError as error:
                 self._complain(
@@ -130,7 +128,33 @@ class RunOutputs:
     def close(self) -> None:
         """Remove what was only needed while workers ran."""
         if self.temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            _remove(self.temporary)
+
+
+# The modules tempfile and shutil do this too, but take longer to load than a worker takes to start.
+
+
+def _temporary_place() -> str:
+    named = environment().get("TMPDIR", "")
+    return os.path.abspath(named) if os.path.isdir(named) else "/tmp"
+
+
+def _new_directory(place: str, prefix: str) -> str:
+    """Make a directory that is ours alone. Raises OSError."""
+    path = os.path.join(place, prefix + os.urandom(6).hex())
+    os.mkdir(path, 0o700)
+    return path
+
+
+def _remove(folder: str) -> None:
+    """Remove a directory with everything in it, as far as that is possible."""
+    for path, folders, files in os.walk(folder, topdown=False):
+        for name in files + folders:
+            inner = os.path.join(path, name)
+            with suppress(OSError):
+                (os.unlink if name in files or os.path.islink(inner) else os.rmdir)(inner)
+    with suppress(OSError):
+        os.rmdir(folder)
 
 
 class WorkerOutput:

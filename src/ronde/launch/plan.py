@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ronde.core.ranks import WorkerRanks, ranks_of
 from ronde.core.round import Round
+from ronde.job_key import JobKey
 from ronde.launch.config import WorkerSpec
-from ronde.settings import JobKey
+from ronde.records import dataclass, field
 
 __all__ = ["LaunchPlan", "WorkerPlan", "assignments", "plan_workers"]
 

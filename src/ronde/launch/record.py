@@ -8,16 +8,14 @@ The format is that of torch's `@record`, so either side may be torch's:
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
-from ronde.settings import environment
+from ronde.environment import environment
+from ronde.records import dataclass
 
 __all__ = ["ErrorHandler", "ErrorReport", "read_error_file", "record"]
 
@@ -47,6 +45,9 @@ class ErrorHandler:
         path = environment().get("TORCHELASTIC_ERROR_FILE")
         if not path:
             return
+        import json  # only in a worker that fails
+        import traceback
+
         text = "".join(traceback.format_exception(error))
         info = {"py_callstack": text, "timestamp": str(int(time.time())), "timestamp_ns": time.time_ns()}
         message = {"message": f"{type(error).__name__}: {error}", "extraInfo": info}
@@ -110,6 +111,8 @@ def read_error_file(path: str) -> ErrorReport | None:
         return None
     if not text:
         return None
+    import json  # only after a failure
+
     try:
         message = json.loads(text)["message"]
         if not isinstance(message, dict):

@@ -11,8 +11,8 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from ronde.job_key import JobKey
 from ronde.launch.loop import Loop, Order
-from ronde.settings import JobKey
 
 if TYPE_CHECKING:
     from ronde.net.stores.server import StoreServer

@@ -8,7 +8,6 @@ uses it then starts a process of its own, as if there were no template.
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import select
 import socket
@@ -117,6 +116,8 @@ class Template:
         }
         worker = _Forked(stdout, stderr)
         try:
+            import pickle  # only now: the first workers are not to wait for it
+
             with _memory_file(pickle.dumps(request)) as body:
                 fds = [body.fileno(), *worker.theirs, *keep]
                 socket.send_fds(self._control, [b"F"], fds)

@@ -10,15 +10,16 @@ import errno
 import fcntl
 import socket
 import struct
-from dataclasses import dataclass
 
 from ronde.errors import UsageError
+from ronde.records import dataclass
 
 __all__ = [
     "Address",
     "Endpoint",
     "address_of_interface",
     "address_towards",
+    "addresses_here",
     "is_loopback",
     "listen",
     "parse",
@@ -164,6 +165,10 @@ def address_towards(host: str) -> str:
         with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
             probe.connect(endpoint.sockaddr)
             return str(probe.getsockname()[0])
+    except socket.gaierror as error:
+        raise UsageError(
+            f"the host name {host!r} cannot be resolved ({error.strerror}): correct it, or write an address"
+        ) from None
     except OSError as error:
         raise UsageError(f"no network interface reaches {host}: {error.strerror}") from None
 
@@ -178,16 +183,34 @@ def address_of_interface(interface: str) -> str:
     names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
         raise UsageError(f"there is no network interface {interface!r} here; there are " + ", ".join(names))
+    address = _ipv4_of_interface(interface) or _ipv6_of_interface(interface)
+    if address is None:
+        raise UsageError(f"the network interface {interface!r} has no address")
+    return address
+
+
+def addresses_here() -> list[str]:
+    """Return numeric addresses by which others may reach this machine: one of each interface and family, IPv4 first."""
+    ipv4: list[str] = []
+    ipv6: list[str] = []
+    for _, name in socket.if_nameindex():
+        for found, find in ((ipv4, _ipv4_of_interface), (ipv6, _ipv6_of_interface)):
+            address = find(name)
+            if address is not None and not is_loopback(address):
+                found.append(address)
+    return [*ipv4, *ipv6]
+
+
+def _ipv4_of_interface(interface: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", interface.encode())
         try:
             return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
         except OSError:
-            pass
-    return _ipv6_of_interface(interface)
+            return None
 
 
-def _ipv6_of_interface(interface: str) -> str:
+def _ipv6_of_interface(interface: str) -> str | None:
     global_scope = "00"
     try:
         with open("/proc/net/if_inet6") as table:
@@ -197,4 +220,4 @@ def _ipv6_of_interface(interface: str) -> str:
                     return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     except FileNotFoundError:
         pass
-    raise UsageError(f"the network interface {interface!r} has no address")
+    return None

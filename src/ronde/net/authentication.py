@@ -14,15 +14,14 @@ This module does no input or output, except for `authenticate`, which drives one
 
 from __future__ import annotations
 
-import hmac
-import secrets
+import os
 import socket
 import struct
 from enum import Enum
 
 from ronde.errors import AuthenticationError, VersionError
+from ronde.job_key import JobKey
 from ronde.net.frames import receive_exactly, send_all
-from ronde.settings import JobKey
 
 __all__ = ["LABEL_BYTES", "PROTOCOL_VERSION", "Handshake", "Role", "authenticate"]
 
@@ -49,7 +48,7 @@ class Handshake:
         self._key = key
         self._purpose = purpose.encode()
         label = label.ljust(LABEL_BYTES, b"\0")
-        self._hello = _HELLO.pack(MAGIC, PROTOCOL_VERSION, label, secrets.token_bytes(NONCE_BYTES))
+        self._hello = _HELLO.pack(MAGIC, PROTOCOL_VERSION, label, os.urandom(NONCE_BYTES))
         self._peer_hello = b""
         self._peer_version = 0
         self.peer_label = b""
@@ -64,6 +63,8 @@ class Handshake:
 
         Raises VersionError, or AuthenticationError if the other end does not know the key.
         """
+        import hmac  # only now: it loads a large library, and a launcher should be up soon
+
         if not self._peer_hello:
             return self._take_hello(data)
         # A client hangs up on a server of another version. A server answers first, so that the client can say why.

@@ -22,9 +22,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, TimeoutError
+from ronde.job_key import JobKey
 from ronde.net.addresses import Address, resolve
 from ronde.net.authentication import Handshake, Role
-from ronde.settings import JobKey
 
 __all__ = ["Channel", "Slot", "named_ranks", "open_connections"]
 

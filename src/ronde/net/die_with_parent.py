@@ -2,6 +2,8 @@
 
     python -I -S die_with_parent.py PARENT_PID CORES COMMAND [ARGUMENT]...
 
+The program start_worker (cpp/start_worker.cc) does the same, faster, where it was built.
+
 CORES are numbers with commas between them, to which the command is bound, or "any". COMMAND is a path. This runs
 between fork and exec of every worker, as a program of its own because Python code between the two is unsafe where
 threads run. The wish to die with the parent survives exec. It is bound to the *thread* that forked: the launcher starts

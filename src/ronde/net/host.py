@@ -58,3 +58,8 @@ def _ancestor(command: str) -> int:
             return pid
         pid = int(rest.split()[1])
     return 0
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ronde.core.identity import MeetingPoint
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.net import addresses
 from ronde.net.stores.base import Store
 from ronde.net.stores.tcp import StoreClient, StoreServer
-from ronde.settings import JobKey, Settings
+from ronde.settings import Settings
 
 __all__ = ["Meeting", "meet"]
+
+FILE = "file:"
+ELSEWHERE = "192.0.2.1"  # of no machine: reached like everything that is not in our own networks
 
 
 @dataclass
@@ -35,9 +40,12 @@ class Meeting:
 def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
     """Return the meeting at `point`, within `settings.start_timeout_ns`.
 
-    Raises UsageError if the address is taken or not ours, TimeoutError if nobody serves it, AuthenticationError.
+    Raises UsageError if the address is taken or not ours or the file not to be written, TimeoutError if nobody serves
+    it, AuthenticationError.
     """
     key = settings.job_key or JobKey.derived_from(point.job)
+    if point.address.startswith(FILE):
+        return _meet_in_file(point.address.removeprefix(FILE), rank, settings, key)
     target = addresses.parse(point.address)
     timeout_ns = settings.start_timeout_ns
     if point.is_torch:
@@ -57,6 +65,28 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
         if server:
             server.close()
         raise
+
+
+def _meet_in_file(path: str, rank: int, settings: Settings, key: JobKey) -> Meeting:
+    from ronde.net.file_session import join_session
+    from ronde.net.stores.file import FileStore
+
+    file = FileStore(path)
+    try:
+        named = settings.interface
+        address = addresses.address_of_interface(named) if named else _outward_address()
+        return Meeting(join_session(file, rank), key, address)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _outward_address() -> str:
+    """Return the address by which this machine would reach others; a loopback one if it cannot."""
+    try:
+        return addresses.address_towards(ELSEWHERE)
+    except UsageError:
+        return "127.0.0.1"
 
 
 def _data_address(settings: Settings, store: addresses.Address) -> str:

@@ -25,8 +25,9 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from typing import IO, NamedTuple, Protocol
+
+from ronde.records import dataclass, field, replace
 
 __all__ = [
     "LineSplitter",

@@ -23,7 +23,15 @@ from ronde.net.guard import Guard
 
 __all__ = ["INTERRUPTS", "GroupLeader", "Process", "SignalInbox", "free_port", "usable_cores"]
 
-_DIE_WITH_PARENT = os.path.join(os.path.dirname(__file__), "die_with_parent.py")
+_HERE = os.path.dirname(__file__)
+_START_WORKER = os.path.join(
+    _HERE, "start_worker"
+)  # a program of the wheel; the other one is for where it is missing
+_STARTER = (
+    (_START_WORKER,)
+    if os.access(_START_WORKER, os.X_OK)
+    else (sys.executable, "-I", "-S", os.path.join(_HERE, "die_with_parent.py"))
+)
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -92,7 +100,7 @@ class Process(GroupLeader):
     ) -> None:
         allowed = "any" if cores is None else ",".join(map(str, sorted(cores)))
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(os.getpid()), allowed, *argv],
+            [*_STARTER, str(os.getpid()), allowed, *argv],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if stdout is None else stdout,

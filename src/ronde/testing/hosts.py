@@ -18,7 +18,8 @@ import pathlib
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -142,6 +143,49 @@ class Hosts:
     def reconnect(self, host: int) -> None:
         """Plug the cable in again."""
         _ip("link", "set", self._name(host), "master", self._switch)
+
+    def block(self, sender: int, receiver: int) -> None:
+        """Lose all that one host sends to the other, and tell nobody; the other way it still works.
+
+        Either may be SWITCH, the machine itself.
+        """
+        # Frames go to an address that no interface has.
+        for address in self._addresses(receiver):
+            nowhere = ("lladdr", "02:00:00:00:00:00", "dev", self._interface(sender), "nud", "permanent")
+            _ip(*self._inside(sender), "neigh", "replace", address, *nowhere)
+
+    def unblock(self, sender: int, receiver: int) -> None:
+        """Let what one host sends reach the other again."""
+        for address in self._addresses(receiver):
+            _ip(*self._inside(sender), "neigh", "delete", address, "dev", self._interface(sender))
+
+    @contextlib.contextmanager
+    def delayed(self, host: int, delay_ms: int) -> Iterator[None]:
+        """Make everything that the host sends or gets take so much longer, for the length of a `with` block."""
+        name, ends = self._name(host), (f"{self._name(host)}a", f"{self._name(host)}b")
+        with contextlib.ExitStack() as undo:
+            _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+            undo.callback(_ip, "link", "delete", ends[0])
+            _ip("link", "set", ends[0], "up")
+            _ip("link", "set", ends[1], "master", self._switch, "up")
+            self.disconnect(host)
+            undo.callback(self.reconnect, host)
+            relay = [sys.executable, "-m", "ronde.testing.delay", name, ends[0], str(delay_ms)]
+            process = undo.enter_context(subprocess.Popen(relay, stdout=subprocess.PIPE))
+            undo.callback(process.kill)
+            assert process.stdout is not None
+            if process.stdout.readline() != b"ready\n":
+                raise RuntimeError("the relay that delays packets has failed")
+            yield
+
+    def _inside(self, host: int) -> tuple[str, ...]:
+        return () if host == SWITCH else ("-n", self._name(host))
+
+    def _interface(self, host: int) -> str:
+        return self._switch if host == SWITCH else "eth0"
+
+    def _addresses(self, host: int) -> tuple[str, str]:
+        return self.ipv4(host), self.ipv6(host)
 
     def _name(self, host: int) -> str:
         """Of the host's namespace, and of its socket in the switch."""

@@ -14,6 +14,7 @@ from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
 from ronde.cli.run_settings import idle_options, worker_settings
 from ronde.errors import UsageError
 from ronde.launch.command import find_command
+from ronde.launch.config import Std
 from ronde.settings import resolve
 
 SECOND = 10**9
@@ -43,7 +44,12 @@ def parse(line: str, **environment: str) -> RunArguments:
         ("-m package.train -n 4", "package.train", ("-n", "4"), {"--module": True}),
         ("--no_python ./run.py x", "./run.py", ("x",), {"--no-python": True}),
         ("--nnodes 2:4 t.py", "t.py", (), {"--nnodes": (2, 4)}),
-        ("-r 3 -t 0:1,1:2 t.py", "t.py", (), {"--redirects": {-1: 3}, "--tee": {0: 1, 1: 2}}),
+        (
+            "-r 3 -t 0:1,1:2 t.py",
+            "t.py",
+            (),
+            {"--redirects": {-1: Std.ALL}, "--tee": {0: Std.OUT, 1: Std.ERR}},
+        ),
         ("--local_ranks_filter=0,2 t.py", "t.py", (), {"--local-ranks-filter": frozenset({0, 2})}),
         ("--rdzv-conf a=1,b=2 t.py", "t.py", (), {"--rdzv-conf": {"a": "1", "b": "2"}}),
         ("-Ha:2,b t.py", "t.py", (), {"--hosts": "a:2,b"}),
@@ -207,7 +213,7 @@ def test_every_setting_behind_an_option_exists() -> None:
 
 
 def test_what_means_nothing_here_is_said_once() -> None:
-    asked = parse("--cycle_time_ms 5 --gloo t.py", PET_START_METHOD="spawn")
+    asked = parse("--cycle_time_ms 5 --gloo t.py", PET_DISABLE_CACHE="1")
     assert [sentence.split(":")[0] for sentence in idle_options(asked)] == [
         "--cycle_time_ms means nothing here",
         "--gloo means nothing here",

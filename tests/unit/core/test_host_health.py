@@ -63,7 +63,7 @@ def test_a_failing_host_is_set_aside_for_longer_and_longer() -> None:
     now = 0
     for wait in (10, 20, 35, 35):
         effects = health.step(now, HostFailed("b", "no route"))
-        assert effects[0] == Say(f"b: no route; it is set aside for {wait} s")
+        assert effects[0] == Say(f"host b: no route; it is set aside for {wait} s")
         assert effects[1:] == [SetTimer(now + wait * S)]
         assert not started(health.step(now + wait * S - 1, Timer()))
         now += wait * S
@@ -75,15 +75,15 @@ def test_a_failing_host_is_set_aside_for_longer_and_longer() -> None:
 def test_a_fixed_job_ends_with_the_first_host_that_fails() -> None:
     health = HostHealth(Limits(min_slots=4))
     health.step(0, offered("a:2,b:2"))
-    assert health.step(1, HostFailed("b", "refused"))[-1] == GiveUp("b: refused")
+    assert health.step(1, HostFailed("b", "refused"))[-1] == GiveUp("host b: refused")
     assert health.step(2, Timer()) == []
 
 
 def test_a_smaller_job_goes_on_without_the_host_that_failed_for_good() -> None:
     health = HostHealth(Limits(min_slots=2))
     health.step(0, offered("a:2,b:2"))
-    assert health.step(1, HostFailed("b", "refused")) == [Say("b: refused"), SetTimer(None)]
-    assert health.step(2, HostFailed("a", "lost"))[-1] == GiveUp("a: lost")
+    assert health.step(1, HostFailed("b", "refused")) == [Say("host b: refused"), SetTimer(None)]
+    assert health.step(2, HostFailed("a", "lost"))[-1] == GiveUp("host a: lost")
 
 
 def test_too_few_slots_are_waited_for_while_more_may_come() -> None:
@@ -94,7 +94,7 @@ def test_too_few_slots_are_waited_for_while_more_may_come() -> None:
     assert health.step(30 * S, HostFailed("b", "lost"))[-1] == SetTimer(90 * S)
     (gives_up,) = health.step(90 * S, Timer())
     assert gives_up == GiveUp(
-        "there have been fewer than 4 slots for 60 s: 2 on the hosts that work (a:2); the last failure was b: lost"
+        "there have been fewer than 4 slots for 60 s: 2 on the hosts that work (a:2); the last failure was host b: lost"
     )
 
 

@@ -224,3 +224,15 @@ def test_given_places() -> None:
     office.join("d", wish=2, after=0)
     assert office.state.refused[0].id == "d"
     assert "--node-rank 2 is not within 0 to 1" in office.state.refused[0].reason
+
+
+def test_nodes_must_have_slots_enough_together() -> None:
+    rules = Rules(1, 9, last_call_ns=S, min_slots=3)
+    office = Office(rules)
+    office.say(Join(0, Node("a", "host-a", "", 1, "", 1), -1))
+    assert office.at(2).is_forming
+    office.say(Join(0, Node("b", "host-b", "", 2, "", 1), -1))
+    assert office.at(3).roster == "ab"
+    office.lose("a")
+    office.say(Join(0, Node("b", "host-b", "", 2, "", 1), 0))
+    assert office.at(60).is_forming

@@ -10,6 +10,7 @@ from ronde.net.addresses import (
     Address,
     address_of_interface,
     address_towards,
+    addresses_here,
     is_loopback,
     listen,
     parse,
@@ -121,3 +122,10 @@ def test_the_address_of_an_interface() -> None:
     assert address_of_interface("fd00::1") == "fd00::1"
     with pytest.raises(UsageError, match=r"there is no network interface 'eth77' here; there are .*\blo\b"):
         address_of_interface("eth77")
+
+
+def test_the_addresses_of_this_machine_are_its_own_and_reachable() -> None:
+    for address in addresses_here():
+        assert not is_loopback(address)
+        listener, _ = listen(Address(host=address))
+        listener.close()

@@ -5,8 +5,6 @@ No store, no thread, no clock; and none of the machines that several nodes need,
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ronde.core.round import (
     AllSucceeded,
     Budget,
@@ -20,10 +18,11 @@ from ronde.core.round import (
     WorkerFailed,
 )
 from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.events import Events
-from ronde.settings import JobKey
+from ronde.records import replace
 
 __all__ = ["Alone", "make"]
 

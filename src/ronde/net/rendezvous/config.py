@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
+from ronde.records import dataclass, field
 
 if TYPE_CHECKING:
     from ronde.core.rendezvous import Rules
@@ -24,7 +24,8 @@ class RendezvousConfig:
 
     `backend`: a name in the registry; `alone` for one node without a store. `endpoint`: host:port, a path, or URLs, as
     the backend reads it. `options`: --rdzv-conf, as given. `node_rank`: this node's group rank where that is given.
-    `spares`: how many nodes may wait for a place without limit.
+    `min_slots`: of all nodes of a round together. `spares`: how many nodes may wait for a place without limit.
+    `start_timeout_ns`: how long to wait for the store where they meet.
     """
 
     backend: str = "alone"
@@ -39,7 +40,9 @@ class RendezvousConfig:
     heartbeat_ns: int = 5 * SECOND
     missing_beats: int = 3
     exit_barrier_ns: int = 300 * SECOND
+    start_timeout_ns: int = 300 * SECOND
     options: Mapping[str, str] = field(default_factory=dict)
+    min_slots: int = 0
 
     def rules(self, places_are_given: bool = False) -> Rules:
         """Return what of this the machines need."""
@@ -54,6 +57,7 @@ class RendezvousConfig:
             self.heartbeat_ns,
             self.missing_beats,
             places_are_given,
+            self.min_slots,
         )
 
     def truth(self, option: str) -> bool | None:

@@ -6,12 +6,12 @@ import socket
 from collections.abc import Callable
 
 from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.over_store import OverStore
 from ronde.net.stores.base import Store
 from ronde.net.stores.prefix import PrefixStore
-from ronde.settings import JobKey
 
 __all__ = ["DEFAULT_PORT", "make_etcd", "make_file", "make_static", "make_tcp"]
 
@@ -100,7 +100,7 @@ def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
     The option `is_host` says of this node that it serves the store, or that it does not.
     """
     entrance = TcpEntrance(_address(config), key, config.truth("is_host"), _prefix(config))
-    return OverStore(config.rules(), entrance, config.node_rank)
+    return OverStore(config.rules(), entrance, config.node_rank, config.start_timeout_ns)
 
 
 def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
@@ -114,14 +114,19 @@ def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
             f"the rendezvous 'static' needs a fixed number of nodes, not {config.min_nodes} to {config.max_nodes}"
         )
     entrance = TcpEntrance(_address(config), key, config.node_rank == 0, _prefix(config))
-    return OverStore(config.rules(places_are_given=True), entrance, config.node_rank)
+    return OverStore(config.rules(places_are_given=True), entrance, config.node_rank, config.start_timeout_ns)
 
 
 def make_file(config: RendezvousConfig, _: JobKey) -> OverStore:
     """Return the rendezvous in a file on a file system that all nodes share."""
     if not config.endpoint:
         raise UsageError("the rendezvous 'file' needs the path of a file: --rdzv-endpoint PATH")
-    return OverStore(config.rules(), FileEntrance(config.endpoint, _prefix(config)), config.node_rank)
+    return OverStore(
+        config.rules(),
+        FileEntrance(config.endpoint, _prefix(config)),
+        config.node_rank,
+        config.start_timeout_ns,
+    )
 
 
 def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
@@ -133,7 +138,9 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
     from ronde.net.stores.etcd_gateway import parse_endpoints
 
     parse_endpoints(config.endpoint, "", "", "")  # says now what is wrong with it
-    return OverStore(config.rules(), EtcdEntrance(config, _prefix(config)), config.node_rank)
+    return OverStore(
+        config.rules(), EtcdEntrance(config, _prefix(config)), config.node_rank, config.start_timeout_ns
+    )
 
 
 def _prefix(config: RendezvousConfig) -> str:

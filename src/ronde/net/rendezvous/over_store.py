@@ -50,6 +50,8 @@ NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
 LONGEST_WAIT_NS = 60 * 10**9
 CLOSE_NS = 3 * 10**9
 CONNECT_NS = 10**9  # of one attempt, so that `close` need not wait longer
+LEAST_NS = 10**8  # of the last one
+REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
 
 _log = logging.getLogger(__name__)
 
@@ -69,10 +71,16 @@ class _Stopped(Exception):
 
 
 class OverStore:
-    """One node's part; see `base.Rendezvous`. `wish`: the group rank that is given to this node, -1 if none is."""
+    """One node's part; see `base.Rendezvous`.
 
-    def __init__(self, rules: Rules, entrance: Entrance, wish: int = -1) -> None:
+    `wish`: the group rank that is given to this node, -1 if none is. `start_timeout_ns`: how long the store may take.
+    """
+
+    def __init__(
+        self, rules: Rules, entrance: Entrance, wish: int = -1, start_timeout_ns: int = 300 * 10**9
+    ) -> None:
         self._rules = rules
+        self._start_timeout_ns = min(start_timeout_ns, rules.join_timeout_ns)
         self._entrance = entrance
         self._wish = wish
         self._participant = Participant(rules)
@@ -175,16 +183,17 @@ class OverStore:
 
     def _enter(self) -> Store | None:
         """Return the store, as soon as it is there. Raises what is wrong with it."""
-        deadline_ns = time.monotonic_ns() + self._rules.join_timeout_ns
+        deadline_ns = time.monotonic_ns() + self._start_timeout_ns
         has_told = False
         while not self._is_closing:
             left_ns = deadline_ns - time.monotonic_ns()
             try:
-                return self._entrance.enter(max(min(left_ns, CONNECT_NS), 1))
+                return self._entrance.enter(max(min(left_ns, CONNECT_NS), LEAST_NS))
             except TimeoutError as error:
-                if left_ns <= 0:
-                    waited = f"waited {self._rules.join_timeout_ns / 1e9:g} s"
-                    raise TimeoutError(f"{waited}; {error}") from None
+                if left_ns <= CONNECT_NS:
+                    message = str(error).partition("for the store ")[2] or str(error)
+                    waited = f"waited {self._start_timeout_ns / 1e9:g} s for the store {message}"
+                    raise TimeoutError(f"{waited}; {REMEDY}") from None
                 if not has_told:
                     self._events.put(Notice(str(error)))
                 has_told = True

@@ -9,11 +9,11 @@ import importlib
 from collections.abc import Callable
 
 from ronde.errors import UsageError
+from ronde.job_key import JobKey
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.settings import JobKey
 
-__all__ = ["Factory", "create", "register"]
+__all__ = ["Factory", "create", "names", "register"]
 
 Factory = Callable[[RendezvousConfig, JobKey], Rendezvous]
 
@@ -64,5 +64,11 @@ def _factory(name: str) -> Factory:
     if name in points:
         loaded: Factory = points[name].load()
         return loaded
-    known = ", ".join(sorted({*_OURS, *_registered, *points}))
-    raise UsageError(f"there is no rendezvous backend {name!r}: there are {known}")
+    raise UsageError(f"there is no rendezvous backend {name!r}: there are {', '.join(names())}")
+
+
+def names() -> list[str]:
+    """Return the names of all backends, with those that others have installed."""
+    from importlib.metadata import entry_points
+
+    return sorted({*_OURS, *_registered, *(point.name for point in entry_points(group=_GROUP))})

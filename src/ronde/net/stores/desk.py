@@ -16,16 +16,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ronde.errors import ProtocolError, UsageError
-from ronde.net.stores import journal, wire
+from ronde.net.stores import wire
 from ronde.net.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
-from ronde.net.stores.table import Table
+from ronde.net.stores.table import NUMBER_BYTES, Table
 from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, HEAD, Operation, Status, answer
 
 __all__ = ["Desk", "Parked", "Session"]
 
 REMEMBERED_NS = 600 * 10**9  # how long the last answer of a client that is gone is kept
 MAX_DEPARTED = 10_000
-NUMBER_BYTES = 40
 OK = answer(Status.OK)
 ABSENT = answer(Status.ABSENT)
 TIMEOUT_AT = 13  # where it stands in a request
@@ -110,7 +109,7 @@ class Desk:
             Operation.BYE: self._bye,
         }
         self._handlers = by_operation
-        self._named = frozenset(operation for operation in Operation if wire.is_named(operation))
+        self._named = frozenset(operation for operation in wire.OPERATIONS if wire.is_named(operation))
 
     # Sessions
 
@@ -271,15 +270,16 @@ class Desk:
 
     def _add(self, session: Session, key: bytes, argument: bytes) -> bytes:
         try:
-            amount = int(argument[: NUMBER_BYTES + 1])
+            amount = int(argument) if len(argument) <= NUMBER_BYTES else None
         except ValueError:
-            raise ProtocolError("a number that is none came with a request to the store") from None
-        if len(argument) > NUMBER_BYTES:
-            raise ProtocolError("a number with too many digits came with a request to the store")
+            amount = None
+        if amount is None:
+            raise ProtocolError("a number that is none, or too long, came with a request to the store")
         total = self.table.add(key, amount)
         if key in self._waiting:
             self._changed(key)
-        return answer(Status.OK, b"%d" % total)
+        number = b"%d" % total
+        return ANSWER.pack(1 + len(number), 0) + number
 
     def _compare_set(self, session: Session, key: bytes, argument: bytes) -> bytes:
         expected, desired = wire.split_expected(argument)
@@ -387,6 +387,8 @@ class Desk:
 
     def record(self) -> bytes:
         """Return what the turn has changed, for the journal; b"" if nothing."""
+        from ronde.net.stores import journal  # only where there is one
+
         changes = journal.pack_changes(self.table.changes())
         if not changes:
             return b""

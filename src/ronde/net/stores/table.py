@@ -8,7 +8,6 @@ Between `begin` and `keep` or `undo` the table remembers how it was, for a serve
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from ronde.net.stores.base import VALUE_LIMIT_BYTES
 
 __all__ = ["Table"]
 
-_NUMBER = re.compile(rb"-?\d{1,40}")
+NUMBER_BYTES = 41  # of the longest that counts as a number
 
 
 class Table:
@@ -46,7 +45,7 @@ class Table:
 
     def add(self, key: bytes, amount: int) -> int:
         text = self._values.get(key, b"0")
-        if not _NUMBER.fullmatch(text):
+        if not (text.removeprefix(b"-").isdigit() and len(text) <= NUMBER_BYTES):
             raise UsageError(f"cannot add to {_shown(key)}: its value is no number")
         total = int(text) + amount
         self.set(key, b"%d" % total)

@@ -25,13 +25,14 @@ from contextlib import suppress
 
 from ronde import errors
 from ronde.errors import PeerLostError, ProtocolError, UsageError
+from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, waited_in_vain
-from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer, notice_loss
+from ronde.net.stores.doors import notice_loss, short_ways
+from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer
 from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, MAX_TIMEOUT_NS, Operation, Status
-from ronde.settings import JobKey
 
 __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
 
@@ -39,6 +40,10 @@ PATIENCE_NS = 10 * 10**9
 ANSWER_NS = 60 * 10**9  # how long the server may take, beyond the time that a request waits for its key
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
 READ_BYTES = 1 << 14
+_pack = wire.HEAD.pack
+_HEAD_REST = wire.HEAD.size - wire.LENGTH.size
+_unpack_answer = ANSWER.unpack_from
+_ANSWER_BYTES = ANSWER.size
 _TIMEVAL = struct.Struct("@ll")
 
 _log = logging.getLogger(__name__)
@@ -65,6 +70,7 @@ class StoreClient:
         self._lock = threading.Lock()
         self._closed = False
         self._lost = ""
+        self._opening: socket.socket | None = None  # the one that is being connected, or was last
         self._sock: socket.socket | None = None
         _clients.add(self)
         self._sock = self._connect(time.monotonic_ns() + timeout_ns, timeout_ns)
@@ -81,10 +87,12 @@ class StoreClient:
 
     def close(self) -> None:
         self._closed = True
-        sock = self._sock
+        sock = self._sock or self._opening
         if sock and self._lock.locked():
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for an answer
+                sock.shutdown(
+                    socket.SHUT_RDWR
+                )  # wakes the thread that waits for an answer, or to be connected
         with self._lock:
             if self._sock:
                 with suppress(OSError):  # it may have broken before
@@ -200,7 +208,9 @@ class StoreClient:
                     data = self._ask_again(operation, key, argument, timeout_ns, number, began_ns)
                 else:
                     try:
-                        sock.sendall(wire.request(operation, key, argument, timeout_ns, number))
+                        size = len(key)
+                        length = _HEAD_REST + size + len(argument)
+                        sock.sendall(_pack(length, operation, number, timeout_ns, size) + key + argument)
                         data = _receive(sock, began_ns + timeout_ns)
                     except OSError as error:
                         data = self._ask_again(operation, key, argument, timeout_ns, number, began_ns, error)
@@ -208,10 +218,10 @@ class StoreClient:
             finally:
                 if not answered:  # the answer may still come: never take it for that to another request
                     self._hang_up()
-        status = data[ANSWER.size - 1]
+        status, value = data[_ANSWER_BYTES - 1], data[_ANSWER_BYTES:]
         if status == Status.REFUSED:
-            raise UsageError(data[ANSWER.size :].decode())
-        return status, data[ANSWER.size :]
+            raise UsageError(value.decode())
+        return status, value
 
     def _ask_again(
         self,
@@ -296,6 +306,9 @@ class StoreClient:
                 failure = error
                 continue
             for endpoint in endpoints:
+                for shorter in short_ways(endpoint, self._key):
+                    with suppress(OSError):
+                        return self._open(shorter, deadline_ns)
                 try:
                     return self._open(endpoint, deadline_ns)
                 except OSError as error:
@@ -306,7 +319,7 @@ class StoreClient:
             del failure  # its traceback has this frame, and would keep alive what the callers' frames hold
 
     def _open(self, endpoint: Endpoint, deadline_ns: int) -> socket.socket:
-        sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
+        sock = self._opening = socket.socket(endpoint.family, socket.SOCK_STREAM)
         try:
             attempt_ns = min(deadline_ns, time.monotonic_ns() + HANDSHAKE_NS)
             sock.settimeout(max(0.001, (attempt_ns - time.monotonic_ns()) / 1e9))
@@ -342,13 +355,18 @@ def _packed(keys: Sequence[str]) -> bytes:
 
 def _receive(sock: socket.socket, due_ns: int) -> bytes:
     """Return the frame of an answer. Raises OSError if it does not come within ANSWER_NS after `due_ns`."""
-    data = _piece(sock, READ_BYTES, due_ns)
-    if len(data) < ANSWER.size:
-        data += _rest(sock, ANSWER.size - len(data), due_ns)
-    length = ANSWER.unpack_from(data)[0] + ANSWER.size - 1
-    if length > 2 * FRAME_LIMIT_BYTES:
+    try:
+        data = sock.recv(READ_BYTES)
+    except BlockingIOError:
+        data = _piece(sock, READ_BYTES, due_ns)
+    if len(data) >= _ANSWER_BYTES and _unpack_answer(data)[0] + wire.LENGTH.size == len(data):
+        return data
+    if len(data) < _ANSWER_BYTES:
+        data += _rest(sock, _ANSWER_BYTES - len(data), due_ns)
+    length = _unpack_answer(data)[0] + wire.LENGTH.size
+    if length > 2 * FRAME_LIMIT_BYTES or length < len(data):
         raise ProtocolError("an answer of the store makes no sense")
-    return data if len(data) == length else data + _rest(sock, length - len(data), due_ns)
+    return data + _rest(sock, length - len(data), due_ns)
 
 
 def _rest(sock: socket.socket, length: int, due_ns: int) -> bytes:

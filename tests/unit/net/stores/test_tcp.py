@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from ronde.net.frames import frame, receive_frame
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
 from ronde.net.stores.server import MAX_STRANGERS, STORE_PURPOSE
 from ronde.net.stores.tcp import StoreClient, StoreServer
-from ronde.net.stores.wire import Operation, pack_pairs, request
+from ronde.net.stores.wire import Operation, pack_keys, pack_known, pack_pairs, pairs_from, request
 from ronde.settings import JobKey
 
 SECOND = 10**9
@@ -120,6 +121,54 @@ def test_a_member_may_write_in_any_pieces(server: StoreServer) -> None:
         for byte in request(Operation.SET, b"key", b"value"):
             sock.send(bytes([byte]))
         assert receive_frame(sock, 100, time.monotonic_ns() + LONG) == b"\0"
+
+
+def test_strangers_that_dawdle_keep_nobody_out(server: StoreServer, client: StoreClient) -> None:
+    dawdlers = []
+    for _ in range(3 * MAX_STRANGERS):
+        dawdlers.append(stranger(server))
+        dawdlers[-1].send(b"RNDE")
+    with member(server) as sock:
+        sock.send(request(Operation.SET, b"key", b"value"))
+        assert receive_frame(sock, 100, time.monotonic_ns() + LONG) == b"\0"
+    client.set("still", b"here")
+    for sock in dawdlers:
+        sock.close()
+
+
+def test_a_member_that_takes_no_answers_costs_only_itself(server: StoreServer, client: StoreClient) -> None:
+    client.set("key", b"v" * VALUE_LIMIT_BYTES)
+    with member(server) as sock:
+        sock.setblocking(False)
+        asked = request(Operation.MULTI_GET, b"", pack_keys([b"key"] * 30))
+
+        def ask() -> None:
+            while True:
+                client.set("still", b"here")
+                with suppress(BlockingIOError):
+                    sock.send(asked)
+
+        with pytest.raises(ConnectionError):
+            ask()
+    client.set("still", b"here")
+
+
+def test_a_thousand_wait_for_one_key(server: StoreServer, client: StoreClient) -> None:
+    waiting = [member(server) for _ in range(1000)]
+    for sock in waiting[::2]:
+        sock.send(request(Operation.GET, b"key", timeout_ns=LONG))
+    for sock in waiting[1::2]:
+        sock.send(request(Operation.WATCH, b"", pack_known({b"key": None, b"other": None}), timeout_ns=LONG))
+    client.queue_push("queue", b"")  # when this is answered, most of them are parked
+    client.set("key", b"value")
+    for sock in waiting[::2]:
+        assert receive_frame(sock, 100, time.monotonic_ns() + LONG) == b"\0value"
+    for sock in waiting[1::2]:
+        answer = receive_frame(sock, 100, time.monotonic_ns() + LONG)
+        assert pairs_from(answer[1:]) == {b"key": b"value"}
+    assert client.get("key", 0) == b"value"
+    for sock in waiting:
+        sock.close()
 
 
 def test_a_waiter_that_died_is_forgotten(server: StoreServer, client: StoreClient) -> None:

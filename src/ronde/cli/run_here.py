@@ -1,0 +1,69 @@
+"""What `ronde run` has to know of the machine on which it runs, beside its options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ronde.cli.run_arguments import RunArguments
+from ronde.errors import UsageError
+
+if TYPE_CHECKING:
+    from ronde.core.slurm import Step
+
+__all__ = ["BACKENDS", "Here", "look"]
+
+BACKENDS = ("alone", "c10d", "etcd", "etcd-v2", "file", "static", "tcp")  # those of net/rendezvous/registry
+
+
+class Here(NamedTuple):
+    """What has to be known of this machine: `gpus` and `hostfile` (its text) only if they are asked for.
+
+    `backends`: the names of all rendezvous that are known. `step`: what Slurm says, if it has started us, as `uid`.
+    """
+
+    environment: Mapping[str, str]
+    cores: int
+    gpus: int = 0
+    hostfile: str = ""
+    backends: Sequence[str] = BACKENDS
+    step: Step | None = None
+    uid: int = 0
+
+
+def look(asked: RunArguments, variables: Mapping[str, str]) -> Here:
+    """Look at this machine, as far as the options ask for it. Raises UsageError for a hostfile that cannot be read."""
+    from ronde.net.processes import usable_cores
+
+    counts = {asked.value("--num-proc"), asked.value("--nproc-per-node")}
+    gpus = 0
+    if counts & {"gpu", "auto"}:
+        from ronde.launch.gpus import usable_gpus
+
+        gpus = usable_gpus(variables)
+    step = None
+    if "SLURM_STEP_ID" in variables:
+        from ronde.core.slurm import find_step
+
+        step = find_step(variables)
+    here = Here(
+        variables, usable_cores(), gpus, _hostfile(asked.value("--hostfile")), step=step, uid=os.geteuid()
+    )
+    if asked.value("--rdzv-backend", "tcp") not in here.backends:
+        from ronde.net.rendezvous.registry import names  # looks for what is installed, which takes a while
+
+        here = here._replace(backends=names())
+    return here
+
+
+def _hostfile(path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the hostfile {path}: {getattr(error, 'strerror', 'it is not a text')}"
+        ) from None

@@ -1,0 +1,270 @@
+"""From the options of `ronde run` to how machines find each other. Pure; every contradiction is one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ronde.cli.options import nearest
+from ronde.cli.run_arguments import RunArguments
+from ronde.cli.run_here import BACKENDS, Here
+from ronde.errors import UsageError
+from ronde.net.rendezvous.config import RendezvousConfig
+from ronde.records import replace
+
+if TYPE_CHECKING:
+    from ronde.core.slurm import Step
+
+__all__ = ["ALONE", "rendezvous_of", "start_timeout", "step_of", "with_hosts"]
+
+SECOND = 10**9
+ALONE, STATIC, TCP, FILE = "alone", "static", "tcp", "file"
+TCP_PORT, STATIC_PORT = 29400, 29500  # torchrun's
+MANY_NODES = 1 << 16  # as many as a script may find
+BY_HOST_AND_PORT = (STATIC, TCP, "c10d")
+
+
+def with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
+    """Return the rendezvous of agents that are started from here; `hosts` is 0 if a script finds them."""
+    for name in ("--node-rank", "--master-addr", "--master-port"):
+        if asked.has(name):
+            raise UsageError(
+                f"{asked.origin(name)} and a list of hosts contradict each other: -H numbers the hosts by itself "
+                "and lets them meet here"
+            )
+    if asked.has("--nnodes") and asked.value("--nnodes") != (hosts, hosts):
+        raise UsageError(
+            f"{asked.origin('--nnodes')} and a list of hosts contradict each other: the hosts say how many machines "
+            "there are, and --min-np how few workers will do"
+        )
+    is_fixed = hosts and not asked.has("--min-num-proc")
+    least, most = (hosts, hosts) if is_fixed else (1, hosts or MANY_NODES)
+    backend = _backend(asked, here) or TCP
+    if backend == STATIC:
+        raise UsageError("a list of hosts needs no static rendezvous: leave --rdzv-backend out")
+    return _meeting(asked, here, backend, least, most)
+
+
+def step_of(asked: RunArguments, here: Here) -> Step | None:
+    """Return the step of Slurm whose tasks are the agents of this job, None if the user has something else in mind."""
+    otherwise = ("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--launcher")
+    return None if asked.has(*otherwise) or asked.value("--node-rank") is not None else here.step
+
+
+def _under_slurm(asked: RunArguments, here: Here, step: Step) -> RendezvousConfig:
+    """Return the rendezvous of the tasks of a step: the first one serves the store."""
+    least, most = asked.value("--nnodes", (step.tasks, step.tasks))
+    _check_range(asked, least, most)
+    if most > step.tasks:
+        raise UsageError(
+            f"{asked.origin('--nnodes')} says {most} machines, but Slurm has started {step.tasks} tasks: leave it "
+            f"out, or start {most} by srun -n {most}"
+        )
+    host, port = step.endpoint()
+    rendezvous = _meeting(asked, here, TCP, least, most, f"{host}:{port}")
+    return replace(
+        rendezvous,
+        run_id=asked.value("--rdzv-id", step.name(here.uid)),
+        node_rank=step.task if most == step.tasks else -1,
+        options={"is_host": "true" if step.task == 0 else "false", **rendezvous.options},
+    )
+
+
+def rendezvous_of(asked: RunArguments, here: Here) -> RendezvousConfig:
+    """Return the rendezvous of machines that each have a `ronde run`, or of this one alone."""
+    step = step_of(asked, here)
+    if step and step.tasks > 1:
+        return _under_slurm(asked, here, step)
+    least, most = asked.value("--nnodes", (1, 1))
+    _check_range(asked, least, most)
+    if asked.has("--standalone") and most > 1:
+        raise UsageError(
+            f"{asked.origin('--standalone')} and {asked.origin('--nnodes')} {most} contradict each other: "
+            "a standalone job has one machine"
+        )
+    backend = _backend(asked, here)
+    has_place = asked.has("--rdzv-endpoint")
+    is_numbered = asked.has("--master-addr") or asked.value("--node-rank") is not None
+    if asked.has("--standalone") or (most == 1 and not has_place and backend in (None, *BY_HOST_AND_PORT)):
+        backend = ALONE
+    elif backend is None:
+        backend = STATIC if is_numbered or not has_place else TCP
+    if most == 1 and backend in BY_HOST_AND_PORT and asked.value("--rdzv-endpoint", "").endswith(":0"):
+        backend = ALONE  # as torchrun's own examples have it, with localhost:0
+    rank = asked.value("--node-rank")
+    if rank is not None and rank >= most:
+        raise UsageError(
+            f"{asked.origin('--node-rank')} {rank} is out of range: {most} machines are numbered from 0 to {most - 1}"
+            if most > 1
+            else f"{asked.origin('--node-rank')} {rank} is out of range: there is one machine, number 0; "
+            "--nnodes says how many there are"
+        )
+    if backend == STATIC and least != most:
+        raise UsageError(
+            f"a static rendezvous has a fixed number of machines, not {asked.origin('--nnodes')} {least}:{most}: "
+            "say --nnodes N, or give --rdzv-backend tcp and --rdzv-endpoint"
+        )
+    return _meeting(asked, here, backend, least, most)
+
+
+def _meeting(
+    asked: RunArguments, here: Here, backend: str, least: int, most: int, endpoint: str | None = None
+) -> RendezvousConfig:
+    by_ssh = asked.has("--hosts", "--hostfile", "--host-discovery-script")
+    conf: Mapping[str, str] = asked.value("--rdzv-conf", {})
+    timed = _conf_times(asked, backend, conf)
+    timed.setdefault(
+        "join_timeout_ns", _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", 600 * SECOND)
+    )
+    if backend in (TCP, "c10d") and conf.get("store_type") == FILE:  # as torchrun has it
+        backend = FILE
+    rank = asked.value("--node-rank")
+    return RendezvousConfig(
+        backend=backend,
+        endpoint="" if backend == ALONE else endpoint or _endpoint(asked, backend, most),
+        run_id=asked.value("--rdzv-id", "" if backend == ALONE or by_ssh else "none"),
+        min_nodes=least,
+        max_nodes=most,
+        node_rank=rank if rank is not None else 0 if backend == STATIC else -1,
+        spares=asked.value("--spares", 0),
+        start_timeout_ns=start_timeout(asked, here),
+        options=conf,
+        **timed,
+    )
+
+
+def _check_range(asked: RunArguments, least: int, most: int) -> None:
+    if least > most:
+        raise UsageError(
+            f"{asked.origin('--nnodes')} {least}:{most} contradicts itself: "
+            f"the smaller number comes first, as in {most}:{least}"
+        )
+
+
+def _backend(asked: RunArguments, here: Here) -> str | None:
+    name: str | None = asked.value("--rdzv-backend")
+    if name is not None and name not in here.backends:
+        known = ", ".join(here.backends)
+        raise UsageError(
+            f"{asked.origin('--rdzv-backend')} {name} is not known{nearest(name, here.backends)} (known are {known})"
+        )
+    return name
+
+
+def _endpoint(asked: RunArguments, backend: str, nodes: int) -> str:
+    place: str = asked.value("--rdzv-endpoint", "").strip()
+    if backend == STATIC:
+        return _static_endpoint(asked, place, nodes)
+    if not place:
+        if asked.has("--hosts", "--hostfile", "--host-discovery-script") and backend in BY_HOST_AND_PORT:
+            return ""  # here
+        form = {FILE: "the path of a file that all machines see"}.get(backend, "HOST:PORT")
+        raise UsageError(
+            f"the rendezvous {backend} needs a place where the machines meet: give --rdzv-endpoint {form}"
+        )
+    if backend in BY_HOST_AND_PORT:
+        return _host_and_port(asked.origin("--rdzv-endpoint"), place, TCP_PORT)
+    return os.path.abspath(place) if backend == FILE else place
+
+
+def _static_endpoint(asked: RunArguments, place: str, nodes: int) -> str:
+    host = asked.value("--master-addr")
+    if place:
+        return _host_and_port(
+            asked.origin("--rdzv-endpoint"), place, asked.value("--master-port", STATIC_PORT)
+        )
+    if not host:
+        raise UsageError(
+            f"{nodes} machines need a place where they meet: give --master-addr HOST and --node-rank N, "
+            "or --rdzv-backend tcp and --rdzv-endpoint HOST:PORT, the same on all of them"
+        )
+    bare = host.removeprefix("[").removesuffix("]")
+    host = f"[{bare}]" if ":" in bare else bare
+    return _host_and_port(
+        asked.origin("--master-addr"), f"{host}:{asked.value('--master-port', STATIC_PORT)}", 0
+    )
+
+
+def _host_and_port(origin: str, place: str, port: int) -> str:
+    """Return HOST:PORT, with this port if the place has none."""
+    from ronde.net.addresses import parse_tcp
+
+    has_port = ":" in (place.rpartition("]")[2] if place.startswith("[") else place)
+    text = place if has_port else f"{place}:{port}"
+    try:
+        address = parse_tcp(text)
+    except UsageError:
+        address = None
+    if address is None or any(letter.isspace() or letter in "/@," for letter in address.host):
+        raise UsageError(
+            f"{origin} {place} makes no sense: it should be HOST:PORT, like node1:29400 or [fd00::1]:29400"
+        )
+    if not address.port:
+        raise UsageError(f"{origin} {place} makes no sense: the other machines have to know the port")
+    return str(address).removeprefix("tcp:")
+
+
+_TIMES = {
+    "timeout": "join_timeout_ns",
+    "join_timeout": "join_timeout_ns",
+    "last_call_timeout": "last_call_ns",
+    "keep_alive_interval": "heartbeat_ns",
+    "exit_barrier_timeout": "exit_barrier_ns",
+}
+_BEATS = "keep_alive_max_attempt"
+# What our own backends take beside these, and what torchrun's take and ours have no need for.
+_OTHERS = ("is_host", "store_type", "ca_cert", "ssl_cert", "ssl_cert_key")
+_NEEDLESS = (
+    "close_timeout",
+    "heartbeat_timeout",
+    "read_timeout",
+    "rank",
+    "use_libuv",
+    "protocol",
+    "etcd_prefix",
+)
+
+
+def _conf_times(asked: RunArguments, backend: str, conf: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of the configuration that --rdzv-conf sets. What others' backends take is their business."""
+    from ronde.cli.run_values import count, seconds
+
+    known = [*_TIMES, _BEATS, *_OTHERS, *_NEEDLESS]
+    found: dict[str, Any] = {}
+    for key, text in conf.items():
+        if key not in known and backend in BACKENDS:
+            raise UsageError(
+                f"{asked.origin('--rdzv-conf')} {key}={text}: {key} is not known{nearest(key, known)}"
+            )
+        try:
+            if key in _TIMES:
+                found[_TIMES[key]] = seconds(text)
+            elif key == _BEATS:
+                found["missing_beats"] = count(text)
+        except ValueError:
+            right = "a number of seconds" if key in _TIMES else "a whole number from 1"
+            raise UsageError(
+                f"{asked.origin('--rdzv-conf')} {key}={text} makes no sense: it should be {right}"
+            ) from None
+    return found
+
+
+def _timeout(asked: RunArguments, here: Here, option: str, variable: str, default: int) -> int:
+    """Return the time of an option, or of a variable that is ours or Horovod's."""
+    if asked.has(option):
+        return int(asked.value(option))
+    from ronde.cli.run_values import seconds
+
+    for name in (f"RONDE_{variable}", f"HOROVOD_{variable}"):
+        if text := here.environment.get(name, "").strip():
+            try:
+                return seconds(text)
+            except ValueError:
+                raise UsageError(f"{name}={text} makes no sense: it should be a number of seconds") from None
+    return default
+
+
+def start_timeout(asked: RunArguments, here: Here) -> int:
+    """Return how long everything may take that comes before the workers."""
+    return _timeout(asked, here, "--start-timeout", "START_TIMEOUT", 300 * SECOND)

@@ -1,0 +1,117 @@
+"""What `ronde.init(init_method=...)` means, which is what `torch.distributed.init_process_group` takes it for. Pure.
+
+    env://                the environment says everything; arguments say what it does not
+    tcp://host:port       rank 0 serves a store there
+    file:///path          the ranks meet in a file that all of them see
+
+`rank` and `world_size` are arguments, part of the URL (`tcp://host:port?rank=0&world_size=2`), or the environment's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ronde.errors import UsageError
+
+__all__ = ["Wish", "interpret"]
+
+FORMS = "write env://, tcp://host:port or file:///path"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The arguments of `identify` that an `init_method` stands for."""
+
+    environ: Mapping[str, str]
+    rank: int | None
+    size: int | None
+    store: str | None
+
+
+def interpret(
+    init_method: str | None,
+    rank: int | None,
+    size: int | None,
+    world_size: int | None,
+    store: str | None,
+    environ: Mapping[str, str],
+) -> Wish:
+    """Return what the arguments of `ronde.init` mean together; -1 stands for not given. Raises UsageError."""
+    size = _one("size", size, "world_size", _unless_negative(world_size))
+    if init_method is None:
+        return Wish(environ, rank, size, store)
+    if not isinstance(init_method, str):
+        raise UsageError(f"init_method={init_method!r} makes no sense: {FORMS}")
+    if store is not None:
+        raise UsageError(
+            f"store={store!r} and init_method={init_method!r} contradict each other: both say where to meet"
+        )
+    scheme, slashes, rest = init_method.partition("://")
+    place, _, query = rest.partition("?")
+    if not slashes or scheme not in ("env", "tcp", "file") or (scheme == "env") == bool(place):
+        raise UsageError(f"init_method={init_method!r} makes no sense: {FORMS}")
+    asked = _asked(init_method, query)
+    rank = _one("rank", _unless_negative(rank), "rank in init_method", asked.get("rank"))
+    size = _one("world_size", size, "world_size in init_method", asked.get("world_size"))
+    environ = _completed(environ, rank, size)
+    if scheme == "tcp":
+        return Wish(environ, rank, size, _tcp(init_method, place))
+    if scheme == "file":
+        if not place.startswith("/") or place.endswith("/"):
+            raise UsageError(
+                f"init_method={init_method!r} makes no sense: write file:///path, with three slashes"
+            )
+        return Wish(environ, rank, size, f"file:{place}")
+    if rank is None and not environ.get("RANK") and not _has_launcher(environ):
+        raise UsageError(
+            f"init_method={init_method!r} takes RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the environment, "
+            "which does not have them: start the script by `ronde run`, or set them"
+        )
+    return Wish(environ, rank, size, None)
+
+
+def _unless_negative(value: int | None) -> int | None:
+    return None if value == -1 else value
+
+
+def _one(name: str, value: int | None, other: str, again: int | None) -> int | None:
+    if value is not None and again is not None and value != again:
+        raise UsageError(f"{name}={value} and {other}={again} contradict each other: give one of them")
+    return again if value is None else value
+
+
+def _asked(init_method: str, query: str) -> dict[str, int]:
+    found = {}
+    for part in filter(None, query.split("&")):
+        name, _, text = part.partition("=")
+        if name not in ("rank", "world_size") or not (text.isascii() and text.isdecimal() and len(text) < 10):
+            raise UsageError(
+                f"init_method={init_method!r} makes no sense: {part!r} is neither rank=N nor world_size=N"
+            )
+        found[name] = int(text)
+    return found
+
+
+def _completed(environ: Mapping[str, str], rank: int | None, size: int | None) -> Mapping[str, str]:
+    """Return the environment with what an argument says and it does not, if it has the other half."""
+    if rank is not None and environ.get("WORLD_SIZE") and not environ.get("RANK"):
+        return {**environ, "RANK": str(rank)}
+    if size is not None and environ.get("RANK") and not environ.get("WORLD_SIZE"):
+        return {**environ, "WORLD_SIZE": str(size)}
+    return environ
+
+
+def _tcp(init_method: str, place: str) -> str:
+    host, colon, port = place.rstrip("/").rpartition(":")
+    is_right = bool(colon and host) and (":" in host) == (host.startswith("[") and host.endswith("]"))
+    if not is_right or "/" in host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise UsageError(
+            f"init_method={init_method!r} makes no sense: write tcp://host:port, with a port from 1 to 65535"
+        )
+    return f"tcp:{host}:{port}"
+
+
+def _has_launcher(environ: Mapping[str, str]) -> bool:
+    """Whether one of the launchers whose variables have other names has started us (see core/identity)."""
+    return any(environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID"))

@@ -1,0 +1,18 @@
+"""The environment of this process. No other module reads or changes it."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["environment", "set_defaults"]
+
+
+def environment() -> dict[str, str]:
+    """Return a copy of the environment of this process."""
+    return dict(os.environ)
+
+
+def set_defaults(**variables: str) -> None:
+    """Set what is not set in the environment of this process, for a library that is about to read it."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

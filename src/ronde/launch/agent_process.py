@@ -1,0 +1,268 @@
+"""One agent that we have started, by ssh or as a child: its greeting, its assignment, its output, its end.
+
+    WAITING --its hello--> RUNNING --it, or its ssh, exits--> ENDED
+
+While we wait, what its standard output says is not shown: login scripts print what they like. Standard error is kept
+for the reason, should no agent come of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from functools import partial
+from typing import IO
+
+from ronde.launch.hosts import HELLO, Assignment, hello
+from ronde.launch.loop import Loop, Order
+from ronde.launch.screen import Screen
+from ronde.net.output import LineSplitter, Piece, Sink, Source, Stream, Tail
+
+__all__ = ["AgentProcess", "Chorus", "Phase"]
+
+ASSIGNMENT_BYTES = 1 << 20  # the most that a pipe takes at once
+READ_BYTES = 64 * 1024
+ECHO_NS = 10 * 10**9
+SSH_FAILED, NOT_FOUND = 255, 127
+
+
+class Chorus:
+    """What the agents of a job say all at once is shown once: lines of their own, not those of their workers."""
+
+    def __init__(self) -> None:
+        self._said: deque[tuple[int, str, bytes]] = deque(maxlen=100)
+
+    def is_echo(self, agent: str, line: bytes) -> bool:
+        """Return whether another agent has just said the same; this one has now said it, too."""
+        if not line.startswith(b"ronde: "):
+            return False
+        since_ns = time.monotonic_ns() - ECHO_NS
+        others = [who for at_ns, who, what in self._said if what == line and at_ns >= since_ns]
+        if others and agent not in others:
+            return True
+        self._said.append((time.monotonic_ns(), agent, line))
+        return False
+
+
+class _Complaints(Stream):
+    """Standard error of an agent, without what it only echoes."""
+
+    def __init__(self, pipe: IO[bytes], agent: str, chorus: Chorus, sink: Sink, tail: Tail) -> None:
+        super().__init__(pipe, Source(0, f"stderr of {agent}", b""), sink, tail)
+        self._agent, self._chorus = agent, chorus
+
+    def _pass_on(self, pieces: list[Piece]) -> None:
+        super()._pass_on([piece for piece in pieces if not self._chorus.is_echo(self._agent, piece.text)])
+
+
+class Phase(Enum):
+    """How far an agent has come."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+class AgentProcess:
+    """An agent on the host `name`, started by `argv`; `by_ssh` says whether that is an ssh.
+
+    `began` is called when it has said hello and has its assignment, `ended` when its process, or the ssh to it, has
+    exited; then `why` says what was wrong, if anything was. Raises OSError if it cannot be started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        assignment: Assignment,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        loop: Loop,
+        screen: Screen,
+        chorus: Chorus,
+        began: Callable[[AgentProcess], None],
+        ended: Callable[[AgentProcess], None],
+        *,
+        by_ssh: bool,
+    ) -> None:
+        self.name, self.id = name, assignment.agent
+        self.phase = Phase.WAITING
+        self.why = ""
+        self._assignment = assignment
+        self._by_ssh = by_ssh
+        self._loop, self._screen, self._chorus = loop, screen, chorus
+        self._began, self._ended = began, ended
+        self._popen = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for us, who tell the agent
+        )
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        self._stdin, self._stdout, self._stderr = self._popen.stdin, self._popen.stdout, self._popen.stderr
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            os.set_blocking(pipe.fileno(), False)
+        with contextlib.suppress(OSError):  # above what this system allows
+            fcntl.fcntl(self._stdin, fcntl.F_SETPIPE_SZ, ASSIGNMENT_BYTES)
+        self._greeting = b""
+        self._complaints, self._splitter = Tail(), LineSplitter()
+        self._streams: set[Stream] = set()
+        self._pidfd = os.pidfd_open(self._popen.pid)
+        self._loop.watch(self._pidfd, Order.EXITS, self._exited)
+        self._loop.watch(self._stdout.fileno(), Order.OUTPUT, self._read_greeting)
+        self._loop.watch(self._stderr.fileno(), Order.OUTPUT, self._read_complaints)
+
+    def signal(self, signum: int) -> None:
+        """Pass on a signal to the agent; one that has no assignment yet is just ended."""
+        if self.phase is not Phase.RUNNING:
+            self.kill()
+        elif not self._stdin.closed:
+            self._write(b"signal %d\n" % signum)
+
+    def beat(self) -> None:
+        """Let the agent know that we are still there."""
+        if self.phase is Phase.RUNNING and not self._stdin.closed:
+            self._write(b"beat\n")
+
+    def leave(self) -> None:
+        """Let the agent end its workers and leave in good order; one that has no assignment yet is just ended."""
+        if self.phase is Phase.RUNNING:
+            self._stdin.close()
+        else:
+            self.kill()
+
+    def kill(self, why: str = "") -> None:
+        """End our side at once; an agent elsewhere then notices that nobody is there."""
+        self.why = self.why or why
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def balance(self) -> None:
+        """Before each turn: read from the agent as long as our own streams take it."""
+        for stream in self._streams:
+            pump = partial(self._pump, stream)
+            self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.held_up)
+
+    def close(self) -> None:
+        """Let go of everything. An agent that runs is left to notice it."""
+        if self.phase is not Phase.ENDED:
+            self.kill()
+            self._let_go()
+            self._popen.wait()
+
+    # Until it is there
+
+    def _read_greeting(self) -> None:
+        try:
+            data = os.read(self._stdout.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.unwatch(self._stdout.fileno())
+            return
+        lines = (self._greeting + data).split(b"\n")
+        self._greeting = lines.pop()[-READ_BYTES:]
+        for line in lines:
+            if line.startswith(HELLO):
+                self._welcome(line + b"\n")
+                return
+
+    def _welcome(self, line: bytes) -> None:
+        if line != hello():
+            there, here = (text[len(HELLO) :].split()[0].decode() for text in (line, hello()))
+            self.kill(f"it has Ronde {there}, and this machine {here}: install the same on both")
+            return
+        self._read_complaints()  # so that what was said before is not shown
+        self.phase = Phase.RUNNING
+        self._loop.unwatch(self._stdout.fileno())
+        self._loop.unwatch(self._stderr.fileno())
+        self._write(self._assignment.encode())
+        self._complaints, self._splitter = Tail(), LineSplitter()
+        self._streams = {
+            Stream(self._stdout, Source(0, f"stdout of {self.name}", b""), self._screen.out),
+            _Complaints(self._stderr, self.name, self._chorus, self._screen.err, self._complaints),
+        }
+        self._began(self)
+
+    def _read_complaints(self) -> None:
+        try:
+            data = os.read(self._stderr.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.unwatch(self._stderr.fileno())
+        self._complaints.add(self._splitter.feed(data) if data else self._splitter.finish())
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = os.write(self._stdin.fileno(), data)
+        except (BlockingIOError, BrokenPipeError):
+            written = 0
+        if written < len(data):
+            self.kill("it does not listen to us")
+
+    # Its end
+
+    def _pump(self, stream: Stream) -> None:
+        if stream.pump() is None:
+            self._close_stream(stream)
+
+    def _close_stream(self, stream: Stream) -> None:
+        self._loop.unwatch(stream.fileno())
+        self._streams.remove(stream)
+        stream.close()
+
+    def _exited(self) -> None:
+        if self.phase is Phase.WAITING:
+            self._read_complaints()
+            self._complaints.add(self._splitter.finish())
+        for stream in self._streams:
+            stream.drain()
+        returncode = self._popen.wait()
+        self.why = self.why or self._reason(returncode)
+        self._let_go()
+        self._ended(self)
+
+    def _let_go(self) -> None:
+        if self.phase is Phase.WAITING:
+            self._loop.unwatch(self._stdout.fileno())
+            self._loop.unwatch(self._stderr.fileno())
+        self.phase = Phase.ENDED
+        self._loop.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        for stream in list(self._streams):
+            self._close_stream(stream)
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            pipe.close()
+
+    def _reason(self, returncode: int) -> str:
+        """Return what was wrong, as far as one can tell from here."""
+        said = [line.decode(errors="replace").strip() for line in self._complaints.lines()]
+        last = next((line for line in reversed(said) if line), "")
+        if self.phase is Phase.RUNNING:
+            if last.startswith("ronde: "):
+                return last.removeprefix("ronde: ")
+            if self._by_ssh and returncode == SSH_FAILED:
+                return "the connection by ssh broke, or its agent was killed"
+            return f"its agent ended with exit code {returncode}"
+        if self._by_ssh and returncode == SSH_FAILED:
+            return f"cannot be reached by ssh: {last.removeprefix('ssh: ') or 'it does not say why'}"
+        if "No module named" in last and "ronde" in last:
+            return f"there is no Ronde there for {sys.executable}: install it in the same place on all hosts"
+        if returncode == NOT_FOUND:
+            return (
+                f"there is no {sys.executable} there: install the same Python in the same place on all hosts"
+            )
+        return f"no agent came up, but exit code {returncode}" + (f" after: {last}" if last else "")

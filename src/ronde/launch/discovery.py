@@ -1,0 +1,152 @@
+"""Asks the user's script, again and again, which hosts there are.
+
+It is a program that prints one host on a line, as `name:slots` or `name`. While it fails, or prints something else,
+the hosts that it named last stay the ones that there are, and the user is told once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+
+from ronde.core.host_list import Host, parse_discovered
+from ronde.errors import UsageError
+from ronde.launch.config import Discovery
+from ronde.launch.loop import Loop, Order
+
+__all__ = ["HostScript"]
+
+PAUSE_NS = 10**9  # between an answer and the next question
+PATIENCE_NS = 60 * 10**9  # with a script that gives no answer
+MOST_BYTES = 1 << 20
+
+
+class HostScript:
+    """The script, run by the loop; `offered` gets what it prints whenever that changes, `complain` what is wrong."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        environment: Mapping[str, str],
+        loop: Loop,
+        offered: Callable[[tuple[Host, ...]], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._discovery = discovery
+        self._environment = environment
+        self._loop = loop
+        self._offered, self._complain = offered, complain
+        self._running: subprocess.Popen[bytes] | None = None
+        self._answer = b""
+        self._words = os.memfd_create(
+            "ronde host discovery", os.MFD_CLOEXEC
+        )  # what it writes to standard error
+        self._last: tuple[Host, ...] | None = None
+        self._complaint = ""
+
+    def ask(self) -> None:
+        """Run the script, now and from now on. Raises UsageError if it cannot be run."""
+        script = os.path.abspath(self._discovery.script)
+        os.ftruncate(self._words, 0)
+        try:
+            self._running = subprocess.Popen(
+                [script],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UsageError(
+                f"cannot run the host discovery script {self._discovery.script}: {error.strerror}; it should be an "
+                "executable file that prints one host:slots on each line"
+            ) from None
+        assert self._running.stdout is not None
+        self._answer = b""
+        os.set_blocking(self._running.stdout.fileno(), False)
+        self._loop.watch(self._running.stdout.fileno(), Order.NODES, self._read)
+        self._loop.set_timer(self, time.monotonic_ns() + PATIENCE_NS, self._too_late)
+
+    def close(self) -> None:
+        """Ask no more. A second call does nothing."""
+        if self._words >= 0:
+            self._loop.set_timer(self, None, self._again)
+            self._stop()
+            os.close(self._words)
+            self._words = -1
+
+    def _read(self) -> None:
+        assert self._running is not None
+        assert self._running.stdout is not None
+        try:
+            data = os.read(self._running.stdout.fileno(), 64 * 1024)
+        except BlockingIOError:
+            return
+        self._answer += data
+        if len(self._answer) > MOST_BYTES:
+            self._too_late()
+        elif not data:
+            self._answered()
+
+    def _answered(self) -> None:
+        text = self._answer.decode(errors="replace")
+        code = self._stop(kill=False)
+        try:
+            if code:
+                last = (
+                    os.pread(self._words, MOST_BYTES, 0).decode(errors="replace").strip().rpartition("\n")[2]
+                )
+                raise UsageError(
+                    f"{self._discovery.script} failed with exit code {code}: {last or 'it said nothing'}"
+                )
+            hosts = parse_discovered(text, self._discovery.slots, self._discovery.script)
+        except UsageError as error:
+            self._wrong(str(error))
+        else:
+            self._complaint = ""
+            if hosts != self._last:
+                self._last = hosts
+                self._offered(hosts)
+        self._loop.set_timer(self, time.monotonic_ns() + PAUSE_NS, self._again)
+
+    def _too_late(self) -> None:
+        self._stop()
+        self._wrong(f"{self._discovery.script} gave no answer within {PATIENCE_NS // 10**9} s, and was ended")
+        self._loop.set_timer(self, time.monotonic_ns() + PAUSE_NS, self._again)
+
+    def _again(self) -> None:
+        try:
+            self.ask()
+        except UsageError as error:
+            self._wrong(str(error))
+            self._loop.set_timer(self, time.monotonic_ns() + PAUSE_NS, self._again)
+
+    def _wrong(self, text: str) -> None:
+        if text != self._complaint:
+            self._complaint = text
+            self._complain(text)
+
+    def _stop(self, *, kill: bool = True) -> int:
+        """Wait for the script's end, which has come or is made to come; return its exit code."""
+        if self._running is None:
+            return 0
+        assert self._running.stdout is not None
+        self._loop.unwatch(self._running.stdout.fileno())
+        self._running.stdout.close()
+        if kill:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._running.pid, signal.SIGKILL)
+        try:
+            code = self._running.wait(timeout=1)  # who has closed its output is as good as gone
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._running.pid, signal.SIGKILL)
+            code = self._running.wait()
+        self._running = None
+        return code

@@ -1,0 +1,135 @@
+"""How the agent of another host is reached: the command that starts it, and what it is told.
+
+Nothing secret and nothing long stands on the command line: it starts this Python with `ronde.launch.remote`, which says
+hello and then reads one line, its `Assignment`, from its standard input. That stays open for as long as the agent is
+wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+
+from ronde.errors import UsageError
+from ronde.launch.config import LaunchConfig, Ssh
+from ronde.net.authentication import PROTOCOL_VERSION
+from ronde.records import dataclass, field
+
+__all__ = [
+    "HELLO",
+    "Assignment",
+    "agent_command",
+    "ended_key",
+    "hello",
+    "is_here",
+    "ssh_command",
+    "travelling",
+]
+
+HELLO = b"ronde agent "
+
+# What an agent elsewhere needs to know of our environment. What belongs to this machine or this process alone (devices,
+# threads, addresses, secrets) does not travel.
+_TRAVELS = re.compile(
+    r"PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON\w+|(RONDE|HOROVOD|PET|NCCL|GLOO|TORCH|OMP|MKL)_\w+"
+)
+_STAYS = re.compile(r"RONDE_JOB_KEY|RONDE_STORE|RONDE_HOST_ID|PET_NODE_RANK|HOROVOD_HOSTNAME")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What an agent is told once it has said hello.
+
+    `agent` names it; `stores` are the addresses at which the job's store may be reached, the likely ones first;
+    `config` is a `LaunchConfig` as text; `environment` goes before what the host itself has.
+    """
+
+    agent: str
+    job_key: str = field(repr=False)
+    stores: tuple[str, ...]
+    directory: str
+    environment: Mapping[str, str]
+    config: str
+
+    def encode(self) -> bytes:
+        """Return it as one line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Assignment:
+        """Return what `encode` wrote. Raises UsageError."""
+        try:
+            plain = json.loads(line)
+            return cls(**{**plain, "stores": tuple(plain["stores"])})
+        except (KeyError, TypeError, ValueError):
+            raise UsageError("an agent is started by `ronde run -H`, which tells it what to do") from None
+
+
+def hello() -> bytes:
+    """Return the line by which an agent says that it is there, and which Ronde it has."""
+    try:
+        version = metadata.version("ronde")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return HELLO + f"{version} protocol {PROTOCOL_VERSION}\n".encode()
+
+
+def ended_key(agent: str) -> str:
+    """Return the key under which an agent leaves its last word in the job's store."""
+    return f"agents/{agent}/ended"
+
+
+def is_here(name: str, own_addresses: list[str]) -> bool:
+    """Return whether a host in a list is this machine: by its own name, an address of its own, or localhost."""
+    return name in ("localhost", "127.0.0.1", "::1", socket.gethostname(), *own_addresses)
+
+
+def travelling(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what of our environment an agent on another host gets."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if _TRAVELS.fullmatch(name) and not _STAYS.fullmatch(name)
+    }
+
+
+def agent_command() -> list[str]:
+    """Return the command that starts an agent on this machine."""
+    return [sys.executable, "-m", "ronde.launch.remote"]
+
+
+def ssh_command(
+    name: str, ssh: Ssh, config: LaunchConfig, environment: Mapping[str, str], connect_s: int
+) -> list[str]:
+    """Return the command that starts an agent on another host. Raises UsageError if there is no `ssh`.
+
+    It asks nothing, checks host keys as the user has configured it, and ends by itself when the host is silent for as
+    long as a node may be.
+    """
+    program = shutil.which("ssh", path=environment.get("PATH"))
+    if program is None:
+        raise UsageError(
+            "there is no `ssh` in PATH, by which other hosts are reached: install openssh-client"
+        )
+    rendezvous = config.rendezvous
+    options = {
+        "BatchMode": "yes",
+        "ConnectTimeout": connect_s,
+        "ServerAliveInterval": max(1, rendezvous.heartbeat_ns // 10**9),
+        "ServerAliveCountMax": rendezvous.missing_beats,
+    }
+    words = [program, "-T", *(f"-o{option}={value}" for option, value in options.items())]
+    if ssh.port is not None:
+        words.append(f"-p{ssh.port}")
+    if ssh.identity_file is not None:
+        words.append(f"-i{ssh.identity_file}")
+    # Before Python runs, only what it needs to find us; any shell understands this much.
+    python = [f"{key}={environment[key]}" for key in ("PYTHONPATH", "PYTHONHOME") if key in environment]
+    return [*words, "--", name, "exec " + shlex.join(["env", *python, *agent_command()])]

@@ -1,0 +1,160 @@
+"""A program: the agent that `ronde run -H` starts on each host, by ssh or beside itself.
+
+    python -m ronde.launch.remote
+
+It says hello, reads its assignment from standard input, finds the job's store at one of the addresses in it, and is
+then an agent like any other. What still comes on standard input are signals, as `signal 2`, and a `beat` in between.
+When that ends or falls silent, because the launcher is gone or the connection to it is, the agent leaves: nothing goes
+on running that nobody watches. Its last word is in the store, because the exit code of an ssh says little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+
+from ronde.environment import environment
+from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
+from ronde.job_key import JobKey
+from ronde.launch.config import LaunchConfig
+from ronde.launch.config_text import config_from_text
+from ronde.launch.hosts import Assignment, ended_key, hello
+from ronde.net import addresses
+from ronde.net.host import host_name
+from ronde.net.stores.tcp import StoreClient
+
+__all__ = ["main"]
+
+READ_BYTES = 64 * 1024
+TRY_NS = 2 * 10**9  # for one of several addresses
+GOODBYE_NS = 15 * 10**9  # to end, beyond the patience with workers
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+
+def main() -> int:
+    """Be the agent; return the exit code."""
+    sys.stdout.buffer.write(hello())
+    sys.stdout.buffer.flush()
+    line = _LifeLine(0)
+    try:
+        return _run(Assignment.decode(line.read_line()), line)
+    except RondeError as error:
+        print(f"ronde: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+class _LifeLine:
+    """Standard input: the assignment, then signals to pass on, and at its end or in a long silence our own end."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+        self.has_ended = False
+
+    def read_line(self) -> bytes:
+        """Return the first line, or what there is of it."""
+        while b"\n" not in self._rest and (data := os.read(self._fd, READ_BYTES)):
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def follow(self, silence_ns: int, patience_ns: int) -> None:
+        """Heed it from now on, in a thread. After its end or a silence we may take `patience_ns` to end."""
+        arguments = (silence_ns, patience_ns)
+        threading.Thread(target=self._follow, args=arguments, name="ronde-launcher", daemon=True).start()
+
+    def _follow(self, silence_ns: int, patience_ns: int) -> None:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        while poll.poll(silence_ns / 1e6) and (data := os.read(self._fd, READ_BYTES)):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                word, _, number = line.partition(b" ")
+                if word == b"signal" and number.isdigit():
+                    os.kill(os.getpid(), int(number))
+        self.has_ended = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(patience_ns / 1e9)
+        os.kill(os.getpid(), signal.SIGKILL)  # our workers die with us
+
+
+def _run(assignment: Assignment, line: _LifeLine) -> int:
+    config = config_from_text(assignment.config)
+    spec, meeting = config.worker, config.rendezvous
+    patience_ns = spec.grace_ns + 2 * spec.patience_ns + GOODBYE_NS
+    line.follow(meeting.heartbeat_ns * meeting.missing_beats, patience_ns)
+    here = environment()
+    try:
+        os.chdir(assignment.directory)
+    except OSError as error:
+        raise UsageError(f"cannot work in {assignment.directory}: {error.strerror}") from None
+    store = _find_store(assignment, here.get("SSH_CONNECTION", ""), config.start_timeout_ns)
+    try:
+        from ronde.launch.agent import RunResult, run_agent  # while others still connect
+
+        variables = {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key}
+        try:
+            result = run_agent(_placed(config, store.address), variables, report=False)  # the launcher does
+        except UsageError as error:
+            result = RunResult(USAGE_ERROR, str(error))
+        failures = [asdict(failure) for failure in result.failures.values()]
+        word = {"exit_code": result.exit_code, "reason": result.reason, "failures": failures}
+        if not line.has_ended:  # there is somebody to tell
+            with contextlib.suppress(RondeError):
+                store.set(ended_key(assignment.agent), json.dumps(word).encode())
+        return result.exit_code
+    finally:
+        store.close()
+
+
+def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) -> StoreClient:
+    """Return the store at the first address that answers and knows the key; the address that ssh came from goes first.
+
+    An address of the launcher's machine may mean another machine here, and its services refuse us or never answer.
+    """
+    candidates = sorted(
+        assignment.stores, key=lambda text: addresses.parse(text).host not in ssh_connection.split()[:1]
+    )
+    key = JobKey.from_hex(assignment.job_key)
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    reasons: dict[str, str] = {}
+    while True:
+        for address in candidates:
+            try:
+                return StoreClient(address, key, min(TRY_NS, timeout_ns), patience_ns=TRY_NS)
+            except (ProtocolError, TimeoutError) as error:
+                reasons[address] = str(error)
+        if time.monotonic_ns() >= deadline_ns:
+            raise UsageError(
+                "cannot reach the launcher; name the network interface that reaches this host "
+                f"(--network-interfaces): {'; '.join(reasons.values())}"
+            )
+
+
+def _placed(config: LaunchConfig, store_address: str) -> LaunchConfig:
+    """Return the configuration of the agent on this host, which reaches the store there."""
+    store = addresses.parse(store_address)
+    own = (
+        addresses.address_of_interface(config.interface)
+        if config.interface
+        else addresses.address_towards(store.host)
+    )
+    endpoint = config.rendezvous.endpoint or store_address.removeprefix("tcp:")
+    outputs = config.outputs
+    if outputs.prefix is None:
+        outputs = replace(outputs, prefix=f"[{host_name()}:{{rank}}] ")  # for one host too: others may come
+    rendezvous = replace(config.rendezvous, endpoint=endpoint)
+    return replace(config, local_addr=own, rendezvous=rendezvous, outputs=outputs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

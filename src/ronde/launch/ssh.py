@@ -1,0 +1,383 @@
+"""The launcher of a job on several hosts: starts an agent on each, keeps their store, and sees them to their end.
+
+    this process --- store of the job: the agents meet in it
+        |-- ssh a --- agent on a --- its workers
+        |-- ssh b --- agent on b --- its workers
+        '-- agent on this machine, if it is in the list
+
+One thread, one loop; the store has a thread of its own. Which hosts take part, `core/host_health` decides; when workers
+start and stop, the agents among themselves. An agent's standard input is its life line: it leaves when that ends, so
+nothing runs on after us, whatever becomes of us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from ronde.core import host_health as health
+from ronde.core.host_list import Host
+from ronde.core.round import Failure
+from ronde.errors import RondeError, UsageError
+from ronde.job_key import JobKey
+from ronde.launch.agent_process import AgentProcess, Chorus, Phase
+from ronde.launch.config import LaunchConfig
+from ronde.launch.config_text import config_to_text
+from ronde.launch.discovery import HostScript
+from ronde.launch.hosts import Assignment, agent_command, ended_key, is_here, ssh_command, travelling
+from ronde.launch.loop import Loop, Order
+from ronde.launch.report import report_elsewhere
+from ronde.launch.screen import Screen
+from ronde.net.addresses import address_of_interface, address_towards, addresses_here
+from ronde.net.output import claim_standard_streams
+from ronde.net.processes import SignalInbox
+from ronde.net.stores.tcp import StoreClient, StoreServer
+
+__all__ = ["run_hosts"]
+
+SECOND = 10**9
+FAILED, USAGE_ERROR = 1, 2
+LAST_CALL_NS = SECOND  # hosts that start together arrive together; later ones make a new round
+MOST_NODES = 10_000
+SOMEWHERE_ELSE = "192.0.2.1"  # belongs to nobody (RFC 5737): asking for the way there sends nothing
+GOODBYE_NS = 15 * SECOND  # for agents to end after the job has, beyond the patience with their workers
+
+
+def run_hosts(config: LaunchConfig, environment: Mapping[str, str]) -> int:
+    """Run the job on the hosts of `config` to its end, showing its output; return the exit code.
+
+    `environment` is the whole environment of the launcher. To be called in the main thread. Raises UsageError.
+    """
+    claim_standard_streams()
+    with ExitStack() as stack:
+        return _Launcher(config, environment, stack).run()
+
+
+class _Launcher:
+    """The shell around one `HostHealth`; what it opens belongs to the stack."""
+
+    def __init__(self, config: LaunchConfig, environment: Mapping[str, str], stack: ExitStack) -> None:
+        self._environment = environment
+        self._key = JobKey.generate()
+        self._hosts = tuple(Host(*host) for host in config.hosts)
+        self._own_addresses = addresses_here()
+        self._health = health.HostHealth(_limits(config, self._hosts))
+        self._config = _for_agents(config, self._hosts)
+        self._ssh, self._start_ns = config.ssh, config.start_timeout_ns
+        self._agents: dict[str, AgentProcess] = {}
+        self._chorus = Chorus()
+        self._events: deque[health.Event] = deque()
+        self._reached = False  # whether as many as the job needs have answered, and none has refused
+        self._word: dict[str, Any] | None = None  # how the job ended, in the words of an agent
+        self._reason = ""  # ... or why we ended it
+        self._code = 0
+        self._over = False
+        self._hurry = False  # a signal came after the end
+        self._interrupts = 0
+        self._stores, server = _serve(config, self._all_here(), self._own_addresses, self._key)
+        stack.callback(server.close)
+        self._store = StoreClient(server.address, self._key, 10 * SECOND)
+        stack.callback(self._store.close)
+        self._loop = Loop()
+        stack.callback(self._loop.close)
+        self._inbox = stack.enter_context(SignalInbox())
+        self._screen = Screen(self._loop, lambda: self._interrupt(signal.SIGTERM))
+        stack.callback(self._screen.close)
+        self._script: HostScript | None = None
+        if config.discovery:
+            self._script = HostScript(config.discovery, environment, self._loop, self._offered, self._say)
+            stack.callback(self._script.close)
+        stack.callback(self._close_agents)
+
+    def run(self) -> int:
+        """See the job to its end, report, and return the exit code."""
+        self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
+        self._beat()
+        if self._script:
+            self._script.ask()
+        else:
+            self._offered(self._hosts)
+        while self._agents or not self._over:
+            self._turn()
+        self._report()
+        while self._screen.waiting and not self._hurry:
+            self._turn()
+        return self._code
+
+    def _turn(self) -> None:
+        self._screen.balance()
+        for agent in self._agents.values():
+            agent.balance()
+        self._loop.turn()
+
+    def _all_here(self) -> bool:
+        return bool(self._hosts) and all(self._is_here(host.name) for host in self._hosts)
+
+    def _is_here(self, name: str) -> bool:
+        return is_here(name, self._own_addresses)
+
+    def _beat(self) -> None:
+        for agent in list(self._agents.values()):
+            agent.beat()
+        next_ns = time.monotonic_ns() + self._config.rendezvous.heartbeat_ns
+        self._loop.set_timer(self._beat, next_ns, self._beat)
+
+    # What happens
+
+    def _read_signals(self) -> None:
+        for signum in self._inbox.read():
+            self._interrupt(signum)
+
+    def _interrupt(self, signum: int) -> None:
+        self._hurry = self._over and not self._agents
+        self._interrupts += 1
+        if not self._reason and not self._word:
+            self._end(f"interrupted by {signal.Signals(signum).name}", 128 + signum, signum)
+        else:
+            for agent in list(self._agents.values()):
+                agent.signal(signum) if self._interrupts < 3 else agent.kill()
+
+    def _offered(self, hosts: tuple[Host, ...]) -> None:
+        self._tell(health.Offered(hosts))
+
+    def _tell(self, event: health.Event) -> None:
+        """Step the machine, one event after the other, also if performing one brings the next."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            self._perform(self._health.step(time.monotonic_ns(), self._events[0]))
+            self._events.popleft()
+
+    def _perform(self, effects: list[health.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case health.Start(host):
+                    self._start(host)
+                case health.Stop(name, reason):
+                    self._say(reason)
+                    self._agents[name].leave()
+                case health.Say(text):
+                    self._say(text)
+                case health.SetTimer(at_ns):
+                    self._loop.set_timer(self._health, at_ns, lambda: self._tell(health.Timer()))
+                case health.GiveUp(reason):
+                    self._end(reason, FAILED if self._reached else USAGE_ERROR, signal.SIGTERM)
+
+    # Agents
+
+    def _start(self, host: Host) -> None:
+        here = self._is_here(host.name)
+        listed = [name for name, _ in self._hosts]
+        config = replace(
+            self._config,
+            worker=replace(self._config.worker, slots=host.slots),
+            # Ranks are in the order of the list.
+            rendezvous=replace(
+                self._config.rendezvous, node_rank=listed.index(host.name) if host.name in listed else -1
+            ),
+        )
+        assignment = Assignment(
+            agent=secrets.token_hex(8),
+            job_key=self._key.hex(),
+            stores=self._stores,
+            directory=os.getcwd(),
+            environment={} if here else travelling(self._environment),
+            config=config_to_text(config),
+        )
+        connect_s = max(1, self._start_ns // SECOND)
+        argv = agent_command()
+        if not here:
+            argv = ssh_command(host.name, self._ssh, config, self._environment, connect_s)
+        try:
+            agent = AgentProcess(
+                host.name,
+                assignment,
+                argv,
+                self._environment,
+                self._loop,
+                self._screen,
+                self._chorus,
+                self._began,
+                self._ended,
+                by_ssh=not here,
+            )
+        except OSError as error:
+            return self._tell(health.HostFailed(host.name, f"cannot start {argv[0]}: {error.strerror}"))
+        self._agents[host.name] = agent
+        at_ns = time.monotonic_ns() + self._start_ns
+        return self._loop.set_timer(agent, at_ns, lambda: self._too_late(agent))
+
+    def _began(self, agent: AgentProcess) -> None:
+        self._loop.set_timer(agent, None, lambda: None)
+        there = {name for name, agent in self._agents.items() if agent.phase is Phase.RUNNING}
+        slots = sum(host.slots for host in self._health.running() if host.name in there)
+        self._reached = self._reached or slots >= self._health.limits.min_slots
+
+    def _too_late(self, agent: AgentProcess) -> None:
+        agent.kill(f"did not answer within {self._start_ns / SECOND:g} s")
+
+    def _ended(self, agent: AgentProcess) -> None:
+        self._loop.set_timer(agent, None, lambda: None)
+        del self._agents[agent.name]
+        word = self._last_word(agent)
+        if self._over:
+            if word and word["failures"] and not self._word and not self._reason:
+                self._word = word
+            return
+        stopped = all(host.name != agent.name for host in self._health.running())
+        if stopped:
+            self._tell(health.Gone(agent.name))
+        elif word is None or (word["exit_code"] not in (0, FAILED) and not word["failures"]):
+            if word and word["exit_code"] == USAGE_ERROR:
+                self._reached = False  # what is asked for is at fault, not the host
+            self._tell(health.HostFailed(agent.name, word["reason"] if word else agent.why))
+        else:
+            self._word, self._code = word, word["exit_code"]
+            self._finish()
+
+    def _last_word(self, agent: AgentProcess) -> dict[str, Any] | None:
+        try:
+            word: dict[str, Any] = json.loads(self._store.get(ended_key(agent.id), 0))
+        except RondeError:
+            return None
+        return word
+
+    def _close_agents(self) -> None:
+        for agent in self._agents.values():
+            agent.close()
+
+    # The end
+
+    def _end(self, reason: str, code: int, signum: int) -> None:
+        """End the job, wherever it runs."""
+        self._reason, self._code = reason, code
+        for agent in list(self._agents.values()):
+            agent.signal(signum)
+        self._finish()
+
+    def _finish(self) -> None:
+        """The job has ended; those agents that do not know it yet have some time to learn of it and end."""
+        self._over = True
+        self._tell(health.JobOver())
+        if self._script:
+            self._script.close()
+            self._script = None
+        for agent in self._agents.values():
+            if agent.phase is Phase.WAITING:
+                agent.kill()
+        spec = self._config.worker
+        wait_ns = spec.grace_ns + 2 * spec.patience_ns + GOODBYE_NS
+        self._loop.set_timer(self, time.monotonic_ns() + wait_ns, self._hang_up)
+
+    def _hang_up(self) -> None:
+        for agent in list(self._agents.values()):
+            agent.kill("did not end")
+
+    def _say(self, text: str) -> None:
+        self._screen.say(f"ronde: {text}".encode())
+
+    def _report(self) -> None:
+        """Show why the job failed: the first failure, wherever it was, and last of all what its worker said."""
+        if self._code:
+            failures = self._word["failures"] if self._word else ()
+            failure = Failure(**failures[0]) if failures else None
+            reason = self._reason or (self._word["reason"] if self._word else "")
+            for line in report_elsewhere(reason, failure):
+                self._screen.say(line)
+
+
+def _is_fixed(config: LaunchConfig, hosts: tuple[Host, ...]) -> bool:
+    """Return whether the job needs all hosts, from the first moment to the last."""
+    return not config.discovery and not 0 < config.min_workers < sum(host.slots for host in hosts)
+
+
+def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
+    slots = sum(host.slots for host in hosts)
+    is_fixed = _is_fixed(config, hosts)
+    return health.Limits(
+        min_slots=config.min_workers or slots or 1,
+        max_slots=config.max_workers or None,
+        cooldown_ns=None if is_fixed else config.cooldown_ns,
+        patience_ns=config.rendezvous.join_timeout_ns,
+        is_changing=config.discovery is not None,
+    )
+
+
+def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
+    """Return the configuration of all agents; each gets its slots, and finds out the addresses by itself."""
+    limits = _limits(config, hosts)
+    is_fixed = _is_fixed(config, hosts)
+    rendezvous = replace(
+        config.rendezvous,
+        backend=_backend(config, is_fixed and len(hosts) == 1),
+        run_id=config.rendezvous.run_id or secrets.token_hex(8),
+        min_nodes=len(hosts) if is_fixed else 1,
+        min_slots=0 if is_fixed else limits.min_slots,
+        max_nodes=len(hosts) if is_fixed else MOST_NODES,
+        last_call_ns=LAST_CALL_NS,
+        options={"is_host": "false", **config.rendezvous.options},  # we are
+    )
+    return replace(config, rendezvous=rendezvous, hosts=(), discovery=None)
+
+
+def _backend(config: LaunchConfig, is_one_host: bool) -> str:
+    if config.rendezvous.endpoint:
+        return config.rendezvous.backend
+    return "alone" if is_one_host else "tcp"
+
+
+def _serve(
+    config: LaunchConfig, all_here: bool, own_addresses: list[str], key: JobKey
+) -> tuple[tuple[str, ...], StoreServer]:
+    """Serve the job's store; return the addresses by which hosts may reach it, and the server.
+
+    It is served on the interface that the user names. Otherwise on all, because each host may reach us by another one.
+    """
+    if given := config.interface or config.local_addr:
+        reachable = [address_of_interface(given)]
+        server = _listen(reachable, key)
+    elif all_here:
+        reachable = ["127.0.0.1"]
+        server = _listen(reachable, key)
+    else:
+        likely = _towards_others(config, own_addresses)
+        reachable = list(dict.fromkeys([*likely, *own_addresses]))
+        server = _listen(["::", "0.0.0.0"], key)
+    if not reachable:
+        server.close()
+        raise UsageError("this machine has no network interface by which other hosts could reach it")
+    port = server.address.rpartition(":")[2]
+    return tuple(_tcp(address, port) for address in reachable), server
+
+
+def _towards_others(config: LaunchConfig, own_addresses: list[str]) -> list[str]:
+    """Return the likely address by which other hosts reach this one, if there is any."""
+    others = [name.rpartition("@")[2] for name, _ in config.hosts if not is_here(name, own_addresses)]
+    for name in (*others[:1], SOMEWHERE_ELSE):  # a name may be known to ssh alone
+        with contextlib.suppress(UsageError):
+            return [address_towards(name)]
+    return []
+
+
+def _listen(addresses: list[str], key: JobKey) -> StoreServer:
+    *others, last = addresses
+    for address in others:
+        try:
+            return StoreServer(_tcp(address, "0"), key)
+        except UsageError:  # no IPv6 here
+            continue
+    return StoreServer(_tcp(last, "0"), key)
+
+
+def _tcp(host: str, port: str) -> str:
+    return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"

@@ -1,0 +1,109 @@
+"""`ronde run -H`: agents on three hosts by ssh, their output, their end, and nothing that stays of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from tests.hosts.ssh_jobs import World, make_world, wait_for
+
+from ronde.testing import ssh
+
+pytestmark = pytest.mark.skipif(bool(ssh.require()), reason=ssh.require())
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with make_world(3) as world:
+        yield world
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on(world: World) -> Iterator[None]:
+    yield
+    wait_for(world.is_empty)
+
+
+def test_ranks_on_three_hosts_reduce(world: World) -> None:
+    code, out, err = world.run("-H", world.listed(0, 1, 2, slots=2), str(world.program), "reduce")
+    assert (code, err) == (0, "")
+    lines = sorted(out.splitlines())
+    said = [f"[host-{rank // 2}:{rank}] local {rank % 2} of 2, sum 6" for rank in range(6)]
+    said += [f"[host-{rank // 2}:{rank}] rank {rank} of 6 on host-{rank // 2}" for rank in range(6)]
+    assert lines == sorted(said)
+
+
+def test_one_of_the_hosts_starts_the_others(world: World) -> None:
+    hosts = f"localhost:1,{world.listed(1, 2)}"
+    code, out, err = world.run("-H", hosts, str(world.program), "reduce", host=0)
+    assert (code, err) == (0, "")
+    assert out.count("sum 3") == 3
+
+
+def test_a_hostfile_and_fewer_workers_than_slots(world: World) -> None:
+    (world.folder / "hosts").write_text(f"{world.name(0)} slots=2  # the first\n{world.name(1)} slots=2\n")
+    code, out, err = world.run("-n", "3", "--hostfile", "hosts", str(world.program))
+    assert (code, err) == (0, "")
+    assert sorted(line.partition("] ")[2] for line in out.splitlines()) == [
+        "rank 0 of 3 on host-0",
+        "rank 1 of 3 on host-0",
+        "rank 2 of 3 on host-1",
+    ]
+
+
+def test_the_first_failure_ends_all_and_is_told_once(world: World) -> None:
+    code, _, err = world.run("-H", world.listed(0, 1, 2), str(world.program), "fail", "1")
+    assert code == 1
+    lines = [line for line in err.splitlines() if line.startswith("ronde: ")]
+    assert "failed with exit code 1" in lines[-2]
+    assert lines[-2].endswith("on host-1")
+    assert lines[-1] == "ronde: the traceback of rank 1 was:"
+    assert err.splitlines()[-1] == "    RuntimeError: it is me"
+
+
+def test_a_restart_is_told_once(world: World) -> None:
+    hosts = world.listed(0, 1)
+    code, _, err = world.run("--max-restarts", "1", "-H", hosts, str(world.program), "fail", "1")
+    assert code == 1
+    assert err.count("starting all workers again (restart 1 of 1)\n") == 1
+    assert err.count("ronde: the traceback of rank 1 was:") == 1
+
+
+def test_what_cannot_be_followed_on_a_host_is_one_sentence(world: World) -> None:
+    code, out, err = world.run("-H", world.listed(0), "--log-dir", "/proc/logs", str(world.program))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ronde: host {world.name(0)}: there can be no logs in /proc/logs: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_ctrl_c_ends_everything_everywhere(world: World) -> None:
+    with world.start("-H", world.listed(0, 1), str(world.program), "sleep") as job:
+        job.says("rank", 2)
+        job.interrupt()
+        assert job.end()[0] == 128 + signal.SIGINT
+
+
+def test_nothing_outlives_the_launcher(world: World) -> None:
+    with world.start("-H", world.listed(0, 1), str(world.program), "sleep") as job:
+        job.says("rank", 2)
+        job.process.kill()
+        job.process.wait()
+        wait_for(world.is_empty)
+
+
+def test_the_job_key_is_on_no_command_line(world: World) -> None:
+    with world.start("-H", world.listed(0), str(world.program), "sleep") as job:
+        job.says("rank")
+        for command in world.processes(0).values():
+            assert "key" not in command.lower()
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.end()[0] == 128 + signal.SIGTERM
+
+
+def test_an_unknown_host_is_named(world: World) -> None:
+    code, _, err = world.run("-H", "nowhere.invalid:2", str(world.program))
+    assert code == 2
+    assert err.startswith("ronde: host nowhere.invalid: cannot be reached by ssh: Could not resolve hostname")
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,188 @@
+"""What cannot be launched: one sentence that says what is wrong and what would be right, exit code 2, and soon.
+
+Contradictions between options are tested in tests/unit/cli; here is what only shows when it is tried.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HANGING_S = 60
+SILENT = ("RONDE_", "PET_", "HOROVOD_", "SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")
+NO_HOST = "no-such-host.invalid"  # RFC 2606: never resolves
+
+
+def environment(**more: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(SILENT)}
+    return {**clean, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "ronde", "run", *words]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print('it runs')\n")
+    return tmp_path
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A port where somebody listens who does not speak our language."""
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        yield service.getsockname()[1]
+
+
+def refuse(here: Path, line: str, **variables: str) -> list[str]:
+    """The lines of standard error of a launch that has to fail with exit code 2."""
+    done = subprocess.run(
+        command(*line.split(), "train.py"),
+        cwd=here,
+        env=environment(**variables),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=HANGING_S,
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "--nnodes 3:2",
+            "ronde run: --nnodes 3:2 contradicts itself: the smaller number comes first, as in 2:3",
+        ),
+        (
+            "--nnodes 2",
+            "ronde run: 2 machines need a place where they meet: give --master-addr HOST",
+        ),
+        (
+            "--nnodes 2 --rdzv-backend zookeeper --rdzv-endpoint a:1",
+            "ronde run: --rdzv-backend zookeeper is not known (known are alone, c10d, etcd, etcd-v2, file,",
+        ),
+        (
+            f"--nnodes 2 --rdzv-endpoint {NO_HOST}:1",
+            f"ronde run: the host name '{NO_HOST}' cannot be resolved",
+        ),
+        (
+            "--nnodes 2 --rdzv-endpoint localhost:1 --local-addr no.invalid",
+            "ronde run: --local-addr no.invalid cannot be",
+        ),
+        (
+            "--nnodes 2 --rdzv-endpoint localhost:1 --network-interface no0",
+            "ronde run: there is no network interface 'no0'",
+        ),
+        ("--hostfile absent", "ronde run: cannot read the hostfile absent: No such file or directory"),
+        (
+            "--hostfile empty",
+            "ronde run: there is no host in empty: write one on each line, like `host slots=4`",
+        ),
+        ("-H a:2,,b:2", "ronde run: -H a:2,,b:2 makes no sense: write hosts with a comma between two"),
+        (
+            "--host-discovery-script ./no -np 1 --network-interface lo",
+            "ronde run: cannot run the host discovery script",
+        ),
+        (
+            "--log-dir /dev/null/logs",
+            "ronde run: there can be no logs in /dev/null/logs: Not a directory; --log-dir should",
+        ),
+        ("--config-file absent.yaml", "ronde run: "),
+        ("--cache-capacty 3", "ronde run: unknown option --cache-capacty; did you mean --cache-capacity?"),
+    ],
+)
+def test_one_sentence(here: Path, line: str, sentence: str) -> None:
+    (here / "empty").touch()
+    lines = refuse(here, line)
+    assert len(lines) == 1
+    assert lines[0].startswith(sentence)
+
+
+def test_a_job_key_that_is_none(here: Path, free_port: int) -> None:
+    secret = "not-a-key"
+    (line,) = refuse(here, f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port}", RONDE_JOB_KEY=secret)
+    assert line.startswith("ronde run: RONDE_JOB_KEY: a job key is written as 64 hexadecimal digits")
+    assert secret not in line
+
+
+def test_an_endpoint_where_nobody_is(here: Path, free_port: int) -> None:
+    begun = time.monotonic()
+    line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port} --rdzv-conf is_host=false --start-timeout 1"
+    lines = refuse(here, line)
+    assert time.monotonic() - begun < HANGING_S / 2
+    assert re.search(
+        rf"waited 1 s for the store at tcp:127.0.0.1:{free_port}: .*; start the node that serves", lines[-1]
+    )
+
+
+@pytest.mark.parametrize(
+    "options", ["--rdzv-conf is_host=true --rdzv-endpoint {}", "--node-rank 0 --rdzv-endpoint {}"]
+)
+def test_a_port_that_is_taken(here: Path, stranger: int, options: str) -> None:
+    place = f"127.0.0.1:{stranger}"
+    (line,) = refuse(here, f"--nnodes 2 {options.format(place)}")
+    assert line == (
+        f"ronde run: cannot serve at tcp:{place}: Address already in use; end the process that uses it or choose "
+        "another address"
+    )
+
+
+def test_another_job_key(here: Path, free_port: int) -> None:
+    """The one that is right waits on; the other one is told at once."""
+    line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port}"
+    right = subprocess.Popen(
+        command(*line.split(), "train.py"),
+        cwd=here,
+        env=environment(RONDE_JOB_KEY="11" * 32),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert right.stderr is not None
+        assert "1 of 2 nodes is here; waiting for the others" in right.stderr.readline()
+        (sentence,) = refuse(here, f"{line} --rdzv-conf is_host=false", RONDE_JOB_KEY="22" * 32)
+        assert "does not know the job key (RONDE_JOB_KEY) of this job" in sentence
+        assert "22" * 32 not in sentence
+        assert right.poll() is None
+    finally:
+        right.terminate()
+        right.communicate()
+
+
+def test_nodes_that_do_not_come(here: Path, free_port: int) -> None:
+    lines = refuse(here, f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port} --rdzv-conf join_timeout=1")
+    assert "waited 1 s for all nodes: 1 of 2 nodes is here; start the others, or wait longer" in lines[-1]
+
+
+def test_a_host_that_ssh_cannot_find(here: Path) -> None:
+    if shutil.which("ssh") is None:
+        pytest.skip("needs ssh")
+    lines = refuse(here, f"-H {NO_HOST}:1 --start-timeout 20 --network-interface lo")
+    assert any(NO_HOST in line for line in lines)
+
+
+def test_variables_are_named_as_they_are_written(here: Path) -> None:
+    (line,) = refuse(here, "--nnodes 2 --master-addr localhost", PET_NODE_RANK="2")
+    assert line == "ronde run: PET_NODE_RANK 2 is out of range: 2 machines are numbered from 0 to 1"

@@ -1,0 +1,42 @@
+"""docs/launcher.md, the table of options and what other launchers have agree with each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ronde.cli.run_arguments import OPTIONS
+from ronde.cli.run_page import HOROVODRUN, TORCHRUN, update
+
+PAGE = Path(__file__).parents[3] / "docs/launcher.md"
+
+
+def test_the_page_has_all_options() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert update(page) == page, "run: python -m ronde.cli.run_page docs/launcher.md"
+
+
+def test_options_that_the_page_mentions_exist() -> None:
+    names = {name for option in OPTIONS for name in option.names + option.off}
+    prose = PAGE.read_text(encoding="utf-8").partition("## Options")[0]
+    mentioned = {name.rstrip("-") for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)}
+    assert mentioned <= names | {"--its", "--own", "--epochs"}
+
+
+def test_no_option_of_torchrun_is_missing() -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    names = {name for option in OPTIONS for name in option.names + option.off}
+    theirs = run.get_args_parser()._actions
+    assert {name for action in theirs for name in action.option_strings if "_" not in name} <= names
+    lasts = {option.name for option in OPTIONS if names_of(theirs) & set(option.names)}
+    assert lasts - {"-h"} == TORCHRUN
+
+
+def names_of(actions: object) -> set[str]:
+    return {name for action in actions for name in action.option_strings}  # type: ignore[attr-defined]
+
+
+def test_horovodruns_options_are_here() -> None:
+    assert {option.name for option in OPTIONS} >= HOROVODRUN

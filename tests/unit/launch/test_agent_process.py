@@ -1,0 +1,139 @@
+"""An agent that we start: its greeting, its output, and what is said when no agent comes of it.
+
+Shell scripts play the other end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ronde.launch.agent_process import AgentProcess, Chorus, Phase
+from ronde.launch.hosts import Assignment, hello
+from ronde.launch.loop import Loop
+from ronde.launch.screen import Screen
+
+ASSIGNMENT = Assignment("1", "ab" * 32, ("tcp:127.0.0.1:1",), "/", {}, "x" * 200_000)
+HELLO = f"printf '%s\\n' '{hello().decode().strip()}'"
+
+
+class Started:
+    """An agent that a script plays, and the loop that serves it until `ended` or a condition holds."""
+
+    def __init__(self, script: str, *, by_ssh: bool) -> None:
+        self.loop = Loop()
+        self.screen = Screen(self.loop, lambda: None)
+        self.began = False
+        self.agent = AgentProcess(
+            "b",
+            ASSIGNMENT,
+            ["/bin/sh", "-c", script],
+            dict(os.environ),
+            self.loop,
+            self.screen,
+            Chorus(),
+            self._began,
+            lambda agent: None,
+            by_ssh=by_ssh,
+        )
+
+    def _began(self, agent: AgentProcess) -> None:
+        self.began = True
+
+    def serve(self, until: Phase) -> AgentProcess:
+        deadline = time.monotonic() + 60
+        while self.agent.phase is not until and time.monotonic() < deadline:
+            self.screen.balance()
+            self.agent.balance()
+            self.loop.turn()
+        return self.agent
+
+
+@contextmanager
+def started(script: str, *, by_ssh: bool = True) -> Iterator[Started]:
+    each = Started(script, by_ssh=by_ssh)
+    try:
+        yield each
+    finally:
+        each.agent.close()
+        each.screen.close()
+        each.loop.close()
+
+
+def why(script: str, *, by_ssh: bool = True) -> str:
+    with started(script, by_ssh=by_ssh) as each:
+        return each.serve(Phase.ENDED).why
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (
+            "echo 'ssh: connect to host b port 22: Connection refused' >&2; exit 255",
+            "cannot be reached by ssh: connect to host b port 22: Connection refused",
+        ),
+        ("exit 255", "cannot be reached by ssh: it does not say why"),
+        ("echo 'exec: python: not found' >&2; exit 127", f"there is no {sys.executable} there"),
+        ("echo '/x/python: No module named ronde' >&2; exit 1", "there is no Ronde there for"),
+        ("echo motd; echo 'no space' >&2; exit 3", "no agent came up, but exit code 3 after: no space"),
+        ("echo 'ronde agent 0.0.1 protocol 9'; sleep 60", "it has Ronde 0.0.1, and this machine"),
+        (f"{HELLO}; head -1 >/dev/null; exit 255", "the connection by ssh broke, or its agent was killed"),
+        (f"{HELLO}; head -1 >/dev/null; echo 'ronde: cannot work in /x' >&2; exit 2", "cannot work in /x"),
+        (f"{HELLO}; head -1 >/dev/null; exit 7", "its agent ended with exit code 7"),
+    ],
+)
+def test_what_was_wrong(script: str, says: str) -> None:
+    assert why(script).startswith(says)
+
+
+def test_login_scripts_may_chat_and_the_assignment_comes_after_the_greeting(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    script = f"echo welcome; echo warning >&2; {HELLO}; head -1 | wc -c; echo working; echo hm >&2"
+    with started(script) as each:
+        each.serve(Phase.ENDED)
+        assert each.began
+        each.screen.balance()
+    out, err = capfd.readouterr()
+    assert out == f"{len(ASSIGNMENT.encode())}\nworking\n"
+    assert err == "hm\n"
+
+
+def test_a_signal_is_passed_on_and_leaving_is_the_end_of_its_input() -> None:
+    with started(
+        f"{HELLO}; read assignment; read word; [ \"$word\" = 'signal 2' ] && ! read word && exit 9"
+    ) as each:
+        agent = each.serve(Phase.RUNNING)
+        agent.signal(2)
+        agent.leave()
+        agent.signal(15)  # too late, and no harm
+        assert each.serve(Phase.ENDED).why == "its agent ended with exit code 9"
+
+
+def test_who_has_no_assignment_yet_is_just_ended() -> None:
+    for end in (AgentProcess.leave, AgentProcess.kill, lambda agent: agent.signal(2)):
+        with started("sleep 60") as each:
+            end(each.agent)
+            assert each.serve(Phase.ENDED).phase is Phase.ENDED
+
+
+def test_closing_leaves_nothing_behind() -> None:
+    with started(f"{HELLO}; sleep 60") as each:
+        each.serve(Phase.RUNNING)
+    with started("sleep 60"):
+        pass
+
+
+def test_what_all_agents_say_at_once_is_shown_once() -> None:
+    chorus = Chorus()
+    assert not chorus.is_echo("a", b"ronde: b is lost")
+    assert chorus.is_echo("c", b"ronde: b is lost")
+    assert not chorus.is_echo("a", b"ronde: b is lost")  # it says it again
+    assert not chorus.is_echo("c", b"ronde: d is lost")
+    assert not chorus.is_echo("a", b"[a:0] a line of a worker")
+    assert not chorus.is_echo("c", b"[a:0] a line of a worker")

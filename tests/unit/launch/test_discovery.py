@@ -1,0 +1,89 @@
+"""The host discovery script: asked again and again, and what happens when it is wrong."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ronde.core.host_list import Host
+from ronde.errors import UsageError
+from ronde.launch.config import Discovery
+from ronde.launch.discovery import HostScript
+from ronde.launch.loop import Loop
+
+
+class Asked:
+    """A script, and what it has offered and what was wrong."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offers: list[tuple[Host, ...]] = []
+        self.complaints: list[str] = []
+        self.loop = Loop()
+        discovery = Discovery(str(path), slots=3)
+        self.script = HostScript(
+            discovery, dict(os.environ), self.loop, self.offers.append, self.complaints.append
+        )
+
+    def says(self, text: str) -> None:
+        """Let the script do this from now on."""
+        new = self.path.with_suffix(".new")
+        new.write_text(f"#!/bin/sh\n{text}\n")
+        new.chmod(0o755)
+        new.rename(self.path)
+
+    def serve(self, until: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not until() and time.monotonic() < deadline:
+            self.loop.turn()
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    asked = Asked(tmp_path / "find")
+    try:
+        yield asked
+    finally:
+        asked.script.close()
+        asked.loop.close()
+
+
+def test_what_changes_is_offered_and_mistakes_are_told_once(asked: Asked) -> None:
+    asked.says("echo a:2; echo b; echo warning >&2")
+    asked.script.ask()
+    asked.serve(lambda: asked.offers)
+    assert asked.offers == [(("a", 2), ("b", 3))]
+    asked.says("echo looking >&2; echo lost >&2; echo x; exit 3")
+    asked.serve(lambda: asked.complaints)
+    assert asked.complaints == [f"{asked.path} failed with exit code 3: lost"]
+    asked.says("echo a:2")
+    asked.serve(lambda: len(asked.offers) > 1)
+    assert asked.offers[1:] == [(("a", 2),)]
+    assert len(asked.complaints) == 1
+
+
+def test_nonsense_names_the_line(asked: Asked) -> None:
+    asked.says("echo a:2; echo b:x")
+    asked.script.ask()
+    asked.serve(lambda: asked.complaints)
+    assert asked.complaints[0].startswith(f"line 2 of what {asked.path} printed: 'b:x' makes no sense")
+    assert not asked.offers
+
+
+def test_a_script_that_cannot_be_run_is_refused(asked: Asked) -> None:
+    with pytest.raises(
+        UsageError, match=r"cannot run the host discovery script .*: No such file or directory"
+    ):
+        asked.script.ask()
+    asked.path.write_text("echo a")
+    with pytest.raises(UsageError, match="Permission denied; it should be an executable file"):
+        asked.script.ask()
+
+
+def test_a_script_that_runs_is_ended_with_the_job(asked: Asked) -> None:
+    asked.says("sleep 600")
+    asked.script.ask()

@@ -1,0 +1,76 @@
+"""The command that starts an agent elsewhere, and what travels there."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+
+import pytest
+
+from ronde.errors import UsageError
+from ronde.launch.config import LaunchConfig, RendezvousConfig, Ssh, WorkerSpec
+from ronde.launch.hosts import Assignment, hello, is_here, ssh_command, travelling
+
+CONFIG = LaunchConfig(
+    WorkerSpec(("/bin/true",)), rendezvous=RendezvousConfig(heartbeat_ns=2 * 10**9, missing_beats=3)
+)
+SECRET = "ab" * 32
+
+
+def test_the_command_asks_nothing_and_holds_no_secret() -> None:
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": "/a b:/c",
+        "RONDE_JOB_KEY": SECRET,
+        "RONDE_LOG": "1",
+    }
+    words = ssh_command("me@b", Ssh(2222, "/keys/id"), CONFIG, environment, 20)
+    assert words[:2] == ["/usr/bin/ssh", "-T"]
+    options = {"BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=2", "ServerAliveCountMax=3"}
+    assert {word.removeprefix("-o") for word in words if word.startswith("-o")} == options
+    assert "-p2222" in words
+    assert "-i/keys/id" in words
+    assert words[-3:-1] == ["--", "me@b"]
+    started = shlex.split(words[-1])
+    assert started == ["exec", "env", "PYTHONPATH=/a b:/c", sys.executable, "-m", "ronde.launch.remote"]
+    assert SECRET not in " ".join(words)
+
+
+def test_without_ssh_there_are_no_other_hosts() -> None:
+    with pytest.raises(UsageError, match="there is no `ssh` in PATH"):
+        ssh_command("b", Ssh(), CONFIG, {"PATH": "/nowhere"}, 20)
+
+
+def test_what_travels() -> None:
+    environment = dict.fromkeys(
+        ["PATH", "PYTHONPATH", "RONDE_LOG_LEVEL", "HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "OMP_NUM_THREADS"], "1"
+    )
+    stays = dict.fromkeys(
+        ["RONDE_JOB_KEY", "RONDE_STORE", "RONDE_HOST_ID", "HOME", "CUDA_VISIBLE_DEVICES", "SSH_AUTH_SOCK"],
+        "1",
+    )
+    assert travelling({**environment, **stays}) == environment
+
+
+def test_an_assignment_comes_back_equal_and_keeps_its_secret() -> None:
+    assignment = Assignment("1", SECRET, ("tcp:a:1", "tcp:[::1]:2"), "/tmp", {"A": "ä\n"}, "{}")
+    line = assignment.encode()
+    assert line.count(b"\n") == 1
+    assert Assignment.decode(line) == assignment
+    assert SECRET not in repr(assignment)
+    for text in (b"", b"{}\n", b"[]\n", b"nonsense\n"):
+        with pytest.raises(UsageError, match="an agent is started by `ronde run -H`"):
+            Assignment.decode(text)
+
+
+def test_which_hosts_are_this_machine() -> None:
+    for name in ("localhost", "127.0.0.1", "::1", socket.gethostname(), "10.0.0.7"):
+        assert is_here(name, ["10.0.0.7"])
+    assert not is_here("10.0.0.8", ["10.0.0.7"])
+    assert not is_here("me@localhost", [])  # somebody else, here
+
+
+def test_the_greeting_is_one_line() -> None:
+    assert hello().startswith(b"ronde agent ")
+    assert hello().count(b"\n") == 1

@@ -1,0 +1,55 @@
+"""Lists in requests and answers, and what comes of bytes that are no request."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ronde.errors import ProtocolError
+from ronde.net.stores import wire
+from ronde.net.stores.desk import Desk
+from ronde.net.stores.wire import HEAD, OPERATIONS, request
+
+VALUES = [b"", b"v", b"v" * 32, b"v" * 33, b"v" * 5000]
+
+
+def test_lists_come_back() -> None:
+    keys = [b"a", b"b" * 1024, "鍵".encode()]
+    assert wire.keys_from(wire.pack_keys(keys)) == keys
+    assert wire.values_from(wire.pack_values(VALUES)) == VALUES
+    pairs = dict(zip([b"1", b"2", b"3", b"4", b"5", b"6"], [None, *VALUES]))
+    assert wire.pairs_from(wire.pack_pairs(pairs)) == pairs
+    assert wire.keys_from(b"") == []
+
+
+def test_known_values_travel_as_something_shorter() -> None:
+    pairs = {b"%d" % len(value): value for value in VALUES}
+    packed = wire.pack_known({**pairs, b"absent": None})
+    assert len(packed) < 300
+    known = wire.known_from(packed)
+    assert known.pop(b"absent") is None
+    assert known == {key: wire.fingerprint(value) for key, value in pairs.items()}
+    assert len(set(known.values())) == len(VALUES)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_nonsense_is_a_protocol_error(operation: int) -> None:
+    chance = random.Random(operation)
+    desk = Desk()
+    session = desk.welcome(b"i" * 16)
+    session.connection = object()
+    for _ in range(2000):
+        body = chance.randbytes(chance.randrange(30))
+        if chance.random() < 0.5:
+            body = bytes(chance.choice([0, 0, 0, 1, 2, 255]) for _ in body)
+        frame = bytearray(request(operation, b"k" * chance.randrange(3), body, chance.choice([0, 1, 10**9])))
+        if chance.random() < 0.3:
+            frame[chance.randrange(4, HEAD.size)] = chance.randrange(256)
+        try:
+            answer = desk.ask(session, bytes(frame))
+        except (ProtocolError, ConnectionResetError):
+            continue
+        if answer is None:
+            desk.expire(session)
+    assert session.parked is None
