@@ -200,15 +200,15 @@ def _free_port() -> int:
     return port
 
 
-def measure_workers(ranks: int, rounds: int, default_rounds: int) -> list[Row]:
+def measure_workers(ranks: int, rounds: int, torchrun_rounds: int, default_rounds: int) -> list[Row]:
     """Kill a worker again and again, in turns under each launcher."""
     contestants: dict[str, tuple[list[str], dict[str, str], int]] = {
         "ronde": (_ronde(ranks), {}, rounds),
-        "torchrun-own-store": (_torchrun(ranks), OWN_STORE, rounds),
+        "torchrun-own-store": (_torchrun(ranks), OWN_STORE, torchrun_rounds),
         "torchrun": (_torchrun(ranks), {}, default_rounds),
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(max(rounds, default_rounds)):
+    for turn in range(max(rounds, torchrun_rounds, default_rounds)):
         for name, (words, more, most) in contestants.items():
             if turn < most:
                 with contextlib.suppress(NotRecovered):
@@ -257,6 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--torchrun-rounds", type=int, default=20)
     parser.add_argument(
         "--torchrun-default-rounds", type=int, default=4, help="of torchrun as it is by default"
     )
@@ -267,7 +268,9 @@ def main() -> None:
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     rows = []
     for ranks in arguments.ranks:
-        rows += measure_workers(ranks, arguments.rounds, arguments.torchrun_default_rounds)
+        rows += measure_workers(
+            ranks, arguments.rounds, arguments.torchrun_rounds, arguments.torchrun_default_rounds
+        )
     if arguments.node_rounds or arguments.torchrun_node_rounds:
         rows += measure_nodes(arguments.node_rounds, arguments.torchrun_node_rounds)
     if arguments.csv:

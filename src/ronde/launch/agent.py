@@ -93,12 +93,18 @@ def _plan(
         run_id=run_id,
         master=(config.master_addr, config.master_port),
         columns=_terminal_columns(),
+        host=_prefixed_host(config),
     )
 
 
 def _terminal_columns() -> int | None:
     """Return the width of the terminal that shows progress bars; None if there is none, or it does not say."""
     return (os.get_terminal_size(2).columns or None) if os.isatty(2) else None
+
+
+def _prefixed_host(config: LaunchConfig) -> str:
+    """Return what lines of output say of the host: nothing if there is only one."""
+    return host_name() if config.rendezvous.max_nodes > 1 else ""
 
 
 def _run_id(config: LaunchConfig) -> str:

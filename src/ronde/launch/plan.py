@@ -67,12 +67,13 @@ def plan_workers(
     run_id: str,
     master: tuple[str | None, int | None] = (None, None),
     columns: int | None = None,
+    host: str = "",
 ) -> LaunchPlan:
     """Return the plan for the workers of this node in the round.
 
     `environment` is the launcher's own, to see what the user has set; `cores` is how many the workers share; `master`
     is where the user's rank 0 serves what it wants, if that is given and not up to the node of rank 0; `columns` is the
-    width of the terminal that shows the output, None if there is none.
+    width of the terminal that shows the output, None if there is none; each line there begins with the `host`, if any.
     """
     workers = ranks_of(round.nodes, round.group_rank)
     leader = round.nodes[0]
@@ -103,7 +104,7 @@ def plan_workers(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     if columns is not None:
-        prefix = len(f"[{workers[-1].rank}] ")
+        prefix = len(f"[{host}:{workers[-1].rank}] " if host else f"[{workers[-1].rank}] ")
         wishes["COLUMNS"] = str(max(1, columns - prefix))  # so that a progress bar fits
     shared |= {name: value for name, value in wishes.items() if name not in environment}
     shared |= spec.environment
