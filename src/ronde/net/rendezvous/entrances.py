@@ -6,7 +6,9 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from ronde.core.round import Node
 from ronde.errors import PeerLostError, TimeoutError, UsageError
@@ -17,6 +19,9 @@ from ronde.net.stores.base import Store
 from ronde.net.stores.prefix import PrefixStore
 from ronde.settings import JobKey
 
+if TYPE_CHECKING:
+    from ronde.net.stores.server import StoreServer
+
 __all__ = ["DEFAULT_PORT", "make_etcd", "make_file", "make_static", "make_tcp"]
 
 DEFAULT_PORT = 29400
@@ -24,7 +29,8 @@ LINGER_NS = 2 * 10**9
 SECOND = 10**9
 RECONNECT_NS = 10 * SECOND  # how long to look for a store that was lost
 KNOCK_NS = SECOND
-KNOCK_AGAIN_S = 0.05
+KNOCK_AGAIN_S = 0.02
+FIRST_PATIENCE_NS = SECOND // 20
 LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd gives no shorter one
 
 
@@ -41,15 +47,19 @@ class TcpEntrance:
         self._key = key
         self._prefix = _prefix(config)
         self._rehost = config.max_nodes > 1 and config.truth("rehost") is not False
-        self._server = None
+        self._server: StoreServer | None = None  # the store, or where it would be if it is lost
         if serve or (serve is None and is_ours(address.host)):
-            from ronde.net.stores.server import StoreServer
-
             try:
-                self._server = StoreServer(str(address), key)
+                self._server = _serve(str(address), key)
             except UsageError:
                 if serve:
                     raise
+
+    def offer(self, node: Node) -> Node:
+        if self._rehost and self._server is None:
+            with suppress(UsageError):  # then it can only be a guest
+                self._server = _serve(str(Address(host=node.address)), self._key)
+        return replace(node, meeting=self._server.address) if self._server else node
 
     def enter(self, timeout_ns: int) -> Store:
         return self._client(str(self._address), timeout_ns)
@@ -66,13 +76,15 @@ class TcpEntrance:
         if not self._rehost:
             return None
         deadline_ns = time.monotonic_ns() + RECONNECT_NS
+        patience_ns = FIRST_PATIENCE_NS  # the door of a dying process stays open for a moment
         while go_on() and time.monotonic_ns() < deadline_ns:
             answer = _knock(self._address)
             if answer is _Door.SHUT:
                 return self._enter_another(nodes, go_on)
             if answer is _Door.OPEN:
                 with suppress(TimeoutError, PeerLostError):
-                    return self.enter(KNOCK_NS), ()
+                    return self.enter(patience_ns), ()
+                patience_ns *= 2
             time.sleep(KNOCK_AGAIN_S)
         return None
 
@@ -82,19 +94,28 @@ class TcpEntrance:
         """Everybody looks in the same order, so everybody finds the same one."""
         gone: set[str] = set()
         for node in nodes:
-            address = parse(node.store)
-            if go_on() and _knock(address) is _Door.OPEN:
+            address = parse(node.meeting) if node.meeting and go_on() else None
+            answer = _knock(address) if address else _Door.SILENT
+            if address and answer is _Door.OPEN:
                 with suppress(TimeoutError, PeerLostError):
-                    store = self._client(node.store, KNOCK_NS)
+                    store = self._client(node.meeting, KNOCK_NS)
                     self._address = address
                     return store, gone
-            gone.add(node.id)
+            elif answer is _Door.SHUT:
+                gone.add(node.id)
         return None
 
     def close(self, others: Callable[[int], None]) -> None:
         if self._server:
-            others(LINGER_NS)
+            if self._server.address == str(self._address):
+                others(LINGER_NS)
             self._server.close()
+
+
+def _serve(address: str, key: JobKey) -> StoreServer:
+    from ronde.net.stores.server import StoreServer  # those who only come do not need it
+
+    return StoreServer(address, key)
 
 
 class _Door(Enum):
@@ -137,6 +158,9 @@ class FileEntrance:
 
         return PrefixStore(FileStore(self._path), self._prefix)
 
+    def offer(self, node: Node) -> Node:
+        return node
+
     def enter_again(self, nodes: Sequence[Node], go_on: Callable[[], bool]) -> None:
         return None  # there is no other one
 
@@ -165,6 +189,9 @@ class EtcdEntrance:
             certificate_file=options.get("ssl_cert", ""),
             key_file=options.get("ssl_cert_key", ""),
         )
+
+    def offer(self, node: Node) -> Node:
+        return node
 
     def enter_again(self, nodes: Sequence[Node], go_on: Callable[[], bool]) -> None:
         return None  # there is no other one

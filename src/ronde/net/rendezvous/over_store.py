@@ -38,6 +38,9 @@ class Entrance(Protocol):
     def enter(self, timeout_ns: int) -> Store:
         """Return a client. Raises TimeoutError if there is none yet, other errors of this package if never."""
 
+    def offer(self, node: Node) -> Node:
+        """Return what this node says of itself, with where it would serve a store if this one is lost."""
+
     def enter_again(
         self, nodes: Sequence[Node], go_on: Callable[[], bool]
     ) -> tuple[Store, Collection[str]] | None:
@@ -78,6 +81,7 @@ class OverStore:
         if self._wish >= 0:
             node = replace(node, wish=self._wish)
         self._node = node.id
+        node = self._entrance.offer(node)
         now_ns = time.monotonic_ns()  # it may take a while until there is a store
         self._news.put(lambda: self._participant.join(now_ns, node, budget))
         if self._thread is None:
