@@ -49,6 +49,9 @@ class Entrance(Protocol):
         Called when the store was lost. `nodes`: of the last round. None if it cannot be replaced, or `go_on` says no.
         """
 
+    def enter_other(self, address: str) -> Store:
+        """Return a client of the store that replaces this one, for a node that came later. Raises as `enter`."""
+
     def close(self, others: Callable[[int], None]) -> None:
         """Let go of what was served here. `others` waits until the other nodes are gone, up to so many nanoseconds."""
 
@@ -166,7 +169,7 @@ class OverStore:
                 return
 
     def _begin(self, store: Store) -> None:
-        self._session = Session(store, self._node, self._hear, self._lose)
+        self._session = Session(store, self._node, self._hear, self._lose, self._follow)
 
     def _give_up(self, reason: str) -> None:
         self._is_lost = True
@@ -183,6 +186,23 @@ class OverStore:
     def _lose(self, session: Session, error: Exception) -> None:
         """Called by a session's threads: the store is lost."""
         self._news.put(lambda: self._recover(session, error))
+
+    def _follow(self, session: Session, address: str) -> None:
+        """Called by a session's threads: the nodes meet elsewhere."""
+        self._news.put(lambda: self._move(session, address))
+
+    def _move(self, session: Session, address: str) -> list[Effect]:
+        """Go where the others are. What this node knows is of a job that it has begun by itself."""
+        if session is not self._session or self._is_lost or self._is_closing:
+            return []
+        try:
+            store = self._entrance.enter_other(address)
+        except RondeError as error:  # its holder has died
+            _log.info("%s", error)
+            return []
+        session.close()
+        self._begin(store)
+        return self._participant.moved(time.monotonic_ns(), forget=f"the job goes on at {address}")
 
     def _recover(self, session: Session, error: Exception) -> list[Effect]:
         """Find the store again, or another one."""
