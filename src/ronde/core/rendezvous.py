@@ -142,8 +142,7 @@ class Participant:
     def moved(self, now_ns: int, gone: Collection[str] = (), forget: str = "") -> list[Effect]:
         """All operations under way are lost; the store may have lost its memory, or be another one.
 
-        `gone`: nodes that are known to have died with it. All others may still be on their way. `forget`: why what this
-        node knows is not of this job.
+        `gone`: nodes that died with it; others may be on their way. `forget`: why what we know is not of this job.
         """
         if forget:
             self._member.forget(forget)
