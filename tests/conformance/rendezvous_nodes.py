@@ -97,7 +97,7 @@ class ProcessNode:
     """A node in another process."""
 
     def __init__(self, config: RendezvousConfig, key: JobKey, name: str) -> None:
-        self.name = name
+        self.name, self.config, self.key = name, config, key
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.conformance.rendezvous_nodes", json.dumps(asdict(config)), name],
             cwd=ROOT,

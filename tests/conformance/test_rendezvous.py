@@ -65,7 +65,7 @@ class Job:
 
     def start(self, *names: str, **changes: object) -> list[TestNode]:
         """Nodes that are in the first round together, in this order."""
-        exact = {"min_nodes": len(names), "max_nodes": len(names), **changes}
+        exact = {"min_nodes": len(names), "max_nodes": len(names), "last_call_ns": 3600 * S, **changes}
         return [self.add(name, **exact) for name in names]  # type: ignore[arg-type]
 
 
@@ -160,10 +160,10 @@ def test_a_lost_node_is_noticed_at_once_and_the_others_go_on(job: Job) -> None:
 
 
 def test_a_late_node_waits_and_comes_in(job: Job) -> None:
-    a, b = (dynamic(job).add(name, min_nodes=1, max_nodes=3, last_call_ns=S // 2) for name in "ab")
+    a, b = (dynamic(job).add(name, min_nodes=2, max_nodes=3, last_call_ns=S // 2) for name in "ab")
     before = [node.begins() for node in (a, b)]
     assert len(before[0].nodes) == 2
-    late = job.add("c", min_nodes=1, max_nodes=3, last_call_ns=S // 2)
+    late = job.add("c", min_nodes=2, max_nodes=3, last_call_ns=S // 2)
     for node in (a, b):
         assert node.ends().cause == NodesWaiting(1)
         node.join()
@@ -268,7 +268,7 @@ def test_killed_nodes_are_noticed_and_the_others_go_on(processes: list[ProcessNo
     c.says("AllSucceeded")
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("which", [0, *(pytest.param(which, marks=pytest.mark.slow) for which in (1, 2))])
 def test_a_stopped_node_is_noticed_ejected_and_taken_back(processes: list[ProcessNode], which: int) -> None:
     stopped = processes.pop(which)
     stopped.signal(signal.SIGSTOP)
@@ -281,6 +281,55 @@ def test_a_stopped_node_is_noticed_ejected_and_taken_back(processes: list[Proces
     processes.append(stopped)
     for node in processes:
         assert node.says("began").startswith("2 3")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[list[ProcessNode]]:
+    """Three nodes that are processes, in a round together; the first one serves the store."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    job = Job(RendezvousConfig("tcp", endpoint, tmp_path.name, 1, 3, last_call_ns=50 * S, heartbeat_ns=S))
+    nodes = [job.add_process(name, options={"is_host": str(name == "a")}) for name in "abc"]
+    for node in nodes:
+        assert node.says("began").startswith("0 3")
+    yield nodes
+    for node in nodes:
+        node.close()
+
+
+def test_the_store_dies_with_its_node_and_the_others_go_on_at_another(served: list[ProcessNode]) -> None:
+    for number, dying in enumerate(
+        served[:2], 1
+    ):  # the second one serves the store by then, as it is the next
+        left = served[number:]
+        dying.signal(signal.SIGKILL)
+        for node in left:
+            assert f"host-{dying.name}" in node.says("ended")
+        for node in left:
+            assert node.says("began").startswith(f"{number} {len(left)}")
+    served[2].succeed()
+    served[2].says("AllSucceeded")
+
+
+def test_who_served_the_store_finds_the_others_when_it_comes_back(served: list[ProcessNode]) -> None:
+    a, b, c = served
+    a.signal(signal.SIGKILL)
+    for node in (b, c):
+        assert node.says("began").startswith("1 2")
+    back = ProcessNode(a.config, a.key, "a2")
+    served.append(back)
+    for node in (b, c, back):
+        assert node.says("began").startswith("2 3")
+
+
+@pytest.mark.slow
+def test_the_store_dies_and_that_is_the_end_if_it_is_not_to_be_replaced(tmp_path: Path) -> None:
+    job = Job(RendezvousConfig("tcp", f"127.0.0.1:{free_port()}", tmp_path.name, options={"rehost": "no"}))
+    server = StoreServer(f"tcp:{job.config.endpoint}", job.key)
+    node = job.start("a")[0]
+    node.begins()
+    server.close()
+    assert "lost the store" in node.expect(RendezvousBroken).reason
+    node.close()
 
 
 # Bad input

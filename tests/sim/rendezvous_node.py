@@ -17,7 +17,6 @@ from ronde.core.rendezvous_effects import (
     Hold,
     Look,
     Pop,
-    PopFailed,
     Popped,
     Seen,
     Set,
@@ -71,6 +70,7 @@ class SimNode:
         self.watches = 0  # how many have been asked for: only the answer to the last one counts
         self.queue: str | None = None
         self.taker: Taker | None = None
+        self.is_leaving = False
         self.is_protected = False  # nothing happens to it
         self.to_hold: tuple[str, bytes] | None = None  # before anything else is asked
         self.store = 0  # counts the stores that were lost
@@ -218,8 +218,10 @@ class SimNode:
                 self.taker = sim.store.pop(queue, answer)
 
         def answer(values: tuple[bytes, ...]) -> None:
-            event: Event = PopFailed(queue) if sim.hiccups() else Popped(queue, values)
-            self.later(sim.latency_ns(), lambda: popped(event))
+            if sim.hiccups():  # they are lost, with the connection
+                self.later(sim.latency_ns(), self.reconnect)
+            else:
+                self.later(sim.latency_ns(), lambda: popped(Popped(queue, values)))
 
         def popped(event: Event) -> None:
             if queue == self.queue and store == self.store:
@@ -274,10 +276,20 @@ class SimNode:
 
     def knows_all(self) -> bool:
         state = self.participant.state
-        return state is not None and state.roster is not None and state.roster == self.participant._roster_key
+        return (
+            not self.is_leaving
+            and state is not None
+            and state.roster is not None
+            and state.roster == self.participant._roster_key
+        )
 
     def version(self) -> int:
         return self.participant.state.version if self.participant.state else -1
+
+    def reconnect(self) -> None:
+        """Its connection breaks."""
+        self.lose_connection(comes_back=False)
+        self.lose_store()
 
     def find_store(self) -> None:
         self.operations.clear()

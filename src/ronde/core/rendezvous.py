@@ -14,8 +14,8 @@ Rules
 4. No clock value travels. Silence is judged by each node's own clock, and only after looking once more.
 5. A store may lose its memory, or be replaced by another one. Then whoever knows more than the store claims to lead,
    with all that it knows; so what is known by most of all wins, and the job goes on from there.
-6. What the shell is asked to do, it does in order and until it works: doing it twice does no harm. The exception is
-   taking messages out of the inbox: if that fails, some may be lost, so the leader begins a new term.
+6. What the shell is asked to do, it does in order, and doing it twice does no harm. When something may not have been
+   done, the shell says so (`moved`): then everything begins again from what is in the store.
 
 The shell passes in what happens (`step`), does what comes back, and calls with `Tick` at `wake_ns`.
 """
@@ -34,7 +34,6 @@ from ronde.core.rendezvous_effects import (
     Hold,
     Look,
     Pop,
-    PopFailed,
     Popped,
     Push,
     Seen,
@@ -86,7 +85,6 @@ class Participant:
         self._watched: dict[str, bytes | None] = {}
         self._roster_key: RosterKey | None = None  # that of `_roster`
         self._roster: tuple[Node, ...] = ()
-        self._roster_parts: dict[str, bytes] = {}
         self._gone: set[str] = set()  # nodes that died with the last store
         self._has_restored = False  # whether the state was restored by us: who is not there may be on its way
         self._may_wait = False  # for others who know more
@@ -141,11 +139,14 @@ class Participant:
         self._member.give_up(reason)
         return self._take()
 
-    def moved(self, now_ns: int, gone: Collection[str] = ()) -> list[Effect]:
+    def moved(self, now_ns: int, gone: Collection[str] = (), forget: str = "") -> list[Effect]:
         """All operations under way are lost; the store may have lost its memory, or be another one.
 
-        `gone`: nodes that are known to have died with it. All others may still be on their way.
+        `gone`: nodes that died with it; others may be on their way. `forget`: why what we know is not of this job.
         """
+        if forget:
+            self._member.forget(forget)
+            self._state, self._raw, self._roster_key, self._roster = None, b"", None, ()
         self._step_down()
         self._gone = set(gone)
         self._may_wait = True
@@ -179,6 +180,11 @@ class Participant:
         return self._id != ""
 
     @property
+    def roster(self) -> tuple[Node, ...]:
+        """The nodes of the last round that this node has read of, by group rank."""
+        return self._roster
+
+    @property
     def others(self) -> list[str]:
         """The ids of the nodes that this one knows of; the leader knows of all."""
         known = self._office.leader.nodes if self._office else [node.id for node in self._roster]
@@ -208,8 +214,7 @@ class Participant:
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Return what to do about the event."""
-        if not isinstance(event, Tick):
-            self._heard_ns = now_ns
+        self._heard_ns = self._heard_ns if isinstance(event, Tick) else now_ns
         match event:
             case Tick():
                 self._tick(now_ns)
@@ -217,7 +222,7 @@ class Participant:
                 self._see(now_ns, asked, changed)
             case Compared(value):
                 self._compared(now_ns, value)
-            case Popped() | PopFailed():
+            case Popped():
                 if self._office:
                     self._office.put(event)
         self._lead(now_ns)
@@ -268,8 +273,7 @@ class Participant:
 
     def _look_for_roster(self) -> None:
         if self._state and self._state.roster:
-            self._roster_parts = {}
-            self._effects += [Look({key: None}) for key in self._state.roster.keys]
+            self._effects.append(Look(dict.fromkeys(self._state.roster.keys)))
 
     def _see(self, now_ns: int, asked: Values, changed: Values) -> None:
         if not asked:
@@ -322,17 +326,15 @@ class Participant:
 
     def _see_roster(self, now_ns: int, changed: Values) -> None:
         state = self._state
-        if state is None or state.roster is None:
-            return
-        self._roster_parts |= {key: value for key, value in changed.items() if value is not None}
-        if not all(key in self._roster_parts for key in state.roster.keys):
-            return
+        parts = [changed.get(key) for key in state.roster.keys] if state and state.roster else [None]
+        if state is None or None in parts:
+            return  # it belongs to another state
         try:
-            roster = decode_roster(tuple(self._roster_parts[key] for key in state.roster.keys))
+            roster = decode_roster(tuple(part for part in parts if part))
         except ProtocolError as error:
             self._member.give_up(str(error))
             return
-        self._roster_key, self._roster, self._roster_parts = state.roster, roster, {}
+        self._roster_key, self._roster = state.roster, roster
         self._member.see(state, roster)
         if state.leader == self._id and not self._office and not self._claiming:
             self._take_office(now_ns)
@@ -384,6 +386,7 @@ class Participant:
         self._is_settling = not is_known  # until it is written, by us or somebody who knows more
         if theirs and is_known:
             self._see_state(now_ns, raw)
+            self._member.say_again()
             self._renew_watch()
             if theirs.leader == self._id:  # we are not any more: what was under way is lost
                 self._leader_lost = True
@@ -493,9 +496,5 @@ class Participant:
 
     def _clear_up(self, before: State | None, state: State) -> None:
         """A state has been written: what the one before needed may go."""
-        if before is None:
-            return
-        if before.term != state.term:
-            self._effects += [Pop(inbox(state.term)), Forget(inbox(before.term))]
-        if before.roster and before.roster != state.roster:
+        if before and before.roster and before.roster != state.roster:
             self._effects.append(Forget(before.roster.prefix))

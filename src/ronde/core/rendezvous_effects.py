@@ -16,7 +16,6 @@ __all__ = [
     "Hold",
     "Look",
     "Pop",
-    "PopFailed",
     "Popped",
     "Push",
     "Seen",
@@ -80,7 +79,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Pop:
-    """From now on take what comes into this queue and no other (None: nothing); comes as `Popped` or `PopFailed`."""
+    """From now on take what comes into this queue and no other (None: nothing); comes as `Popped`."""
 
     queue: str | None
 
@@ -137,11 +136,4 @@ class Popped:
     values: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PopFailed:
-    """Something may have come out of the queue, and is lost."""
-
-    queue: str
-
-
-Event = Tick | Stored | Seen | Compared | Popped | PopFailed
+Event = Tick | Stored | Seen | Compared | Popped

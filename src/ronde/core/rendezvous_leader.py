@@ -359,11 +359,6 @@ class Leader:
         self.state = replace(self.state, refused=refused)
         self.is_urgent = True
 
-    def ask_again(self) -> None:
-        """Messages may have been lost: in a new term everybody says again what is not heeded yet."""
-        self.state = replace(self.state, term=self.state.term + 1)
-        self.is_urgent = True
-
     def _spares(self) -> tuple[str, ...]:
         return tuple(self._wanting)[: self._rules.spares]
 

@@ -162,7 +162,11 @@ class Member:
             self._tell_last(RendezvousBroken(self._why_it_did_not_begin()))
             return
         self._again_ns = now_ns + self._silence_ns
-        if self._place == _Place.JOINING and self._said and self._state:
+        self.say_again()
+
+    def say_again(self) -> None:
+        """What is not heeded may not have been heard."""
+        if self._said:
             self._said = -1, self._said[1]
         self._wish_term = -1
         self._consider()
@@ -178,6 +182,13 @@ class Member:
 
     def cut_off(self, reason: str) -> None:
         """For too long nothing was heard of the store: the others will have taken this node for dead."""
+        if self._place == _Place.WORKING:
+            self._tell(Ejected(reason), _Place.IDLE)
+
+    def forget(self, reason: str) -> None:
+        """The job is another one than this node has seen so far."""
+        self._state, self._said = None, None
+        self._number, self._roster_key = -1, None
         if self._place == _Place.WORKING:
             self._tell(Ejected(reason), _Place.IDLE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ronde.core.rendezvous_effects import Effect, Event, Look, PopFailed, Popped, Seen, Values
+from ronde.core.rendezvous_effects import Effect, Event, Look, Popped, Seen, Values
 from ronde.core.rendezvous_leader import Leader
 from ronde.core.rendezvous_state import (
     ALIVE,
@@ -81,8 +81,6 @@ class Office:
                     self._backlog.extendleft(Popped(queue, (value,)) for value in reversed(values))
                 elif values:
                     self._hear(now_ns, values[0])
-            case PopFailed(queue) if queue == ours:
-                self.leader.ask_again()
             case Seen(asked, changed):
                 self._see(now_ns, asked, changed)
 

@@ -1,11 +1,7 @@
 """The rendezvous of nodes that share a store: the shell of `core/rendezvous`.
 
-Four threads at most, each with one thing to wait for. One steps the machine: it waits for news and for the machine's
-clock, and never for the store. One does what the machine wants of the store, in order. One watches. On the leader, one
-takes messages out of the inbox. The last two have clients of the store of their own; to wake them, we change what they
-wait for: a key that only this node has, or a message without meaning.
-
-The first of the clients holds the node's key: it must be closed last, and its loss is the node's death to the others.
+One thread steps the machine: it waits for news and for the machine's clock, and never for the store, whose threads are
+those of a `Session`. If the store is lost, it looks for another one, and goes on there with a new session.
 """
 
 from __future__ import annotations
@@ -14,39 +10,21 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from ronde.core.rendezvous import Participant, Rules
-from ronde.core.rendezvous_effects import (
-    Compare,
-    Compared,
-    Effect,
-    Event,
-    Forget,
-    Hold,
-    Look,
-    Pop,
-    PopFailed,
-    Popped,
-    Push,
-    Seen,
-    Set,
-    Stored,
-    Tell,
-    Tick,
-    Watch,
-)
-from ronde.core.rendezvous_state import ALIVE, STATE, alive_key
+from ronde.core.rendezvous_effects import Effect, Event, Tell, Tick
+from ronde.core.rendezvous_state import ALIVE, alive_key
 from ronde.core.round import Budget, Failure, Node, Notice, RendezvousEvent
-from ronde.errors import PeerError, RondeError, TimeoutError
+from ronde.errors import RondeError, TimeoutError
 from ronde.net.rendezvous.events import Events
+from ronde.net.rendezvous.session import Session
 from ronde.net.stores.base import Store
 
-__all__ = ["NOTHING", "Entrance", "OverStore"]
+__all__ = ["Entrance", "OverStore"]
 
-NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
 LONGEST_WAIT_NS = 60 * 10**9
 CLOSE_NS = 3 * 10**9
 CONNECT_NS = 10**9  # of one attempt, so that `close` need not wait longer
@@ -62,12 +40,22 @@ class Entrance(Protocol):
     def enter(self, timeout_ns: int) -> Store:
         """Return a client. Raises TimeoutError if there is none yet, other errors of this package if never."""
 
+    def offer(self, node: Node) -> Node:
+        """Return what this node says of itself, with where it would serve a store if this one is lost."""
+
+    def enter_again(
+        self, nodes: Sequence[Node], go_on: Callable[[], bool]
+    ) -> tuple[Store, Collection[str]] | None:
+        """Return a client of the store, or of the one that replaces it, and the ids of nodes that died with it.
+
+        Called when the store was lost. `nodes`: of the last round. None if it cannot be replaced, or `go_on` says no.
+        """
+
+    def enter_other(self, address: str) -> Store:
+        """Return a client of the store that replaces this one, for a node that came later. Raises as `enter`."""
+
     def close(self, others: Callable[[int], None]) -> None:
         """Let go of what was served here. `others` waits until the other nodes are gone, up to so many nanoseconds."""
-
-
-class _Stopped(Exception):
-    """The thread is not needed any more."""
 
 
 class OverStore:
@@ -86,14 +74,11 @@ class OverStore:
         self._participant = Participant(rules)
         self._events = Events()
         self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
-        self._operations: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
-        self._watcher = _Watcher(self)
-        self._popper = _Popper(self)
-        self._store: Store | None = None
+        self._session: Session | None = None
+        self._thread: threading.Thread | None = None
         self._node = ""
         self._is_closing = False
         self._is_lost = False
-        self._threads: list[threading.Thread] = []
 
     # What the agent calls
 
@@ -107,22 +92,24 @@ class OverStore:
         if self._wish >= 0:
             node = replace(node, wish=self._wish)
         self._node = node.id
+        node = self._entrance.offer(node)
         now_ns = time.monotonic_ns()  # it may take a while until there is a store
-        self._ask(lambda: self._participant.join(now_ns, node, budget))
-        if not self._threads:
-            self._start(self._step_all, "machine")
+        self._news.put(lambda: self._participant.join(now_ns, node, budget))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ronde-rendezvous", daemon=True)
+            self._thread.start()
 
     def fail(self, failure: Failure) -> None:
-        self._ask(lambda: self._participant.fail(failure))
+        self._news.put(lambda: self._participant.fail(failure))
 
     def succeed(self) -> None:
-        self._ask(lambda: self._participant.succeed(time.monotonic_ns()))
+        self._news.put(lambda: self._participant.succeed(time.monotonic_ns()))
 
     def end_job(self, reason: str) -> None:
-        self._ask(lambda: self._participant.end_job(reason))
+        self._news.put(lambda: self._participant.end_job(reason))
 
     def leave(self, reason: str) -> None:
-        self._ask(lambda: self._participant.leave(reason))
+        self._news.put(lambda: self._participant.leave(reason))
 
     def num_nodes_waiting(self) -> int:
         return self._participant.num_nodes_waiting()
@@ -134,72 +121,113 @@ class OverStore:
         self._is_closing = True
         deadline_ns = time.monotonic_ns() + CLOSE_NS
         self._news.put(None)
-        for thread in self._threads[:2]:  # the machine, and who does what it wants
-            thread.join(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
-        self._entrance.close(self._until_others_are_gone)
-        if self._store:
-            self._store.close()
-        for thread in self._threads:
-            thread.join(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9) + 0.1)
+        if self._thread:
+            self._thread.join(CLOSE_NS / 1e9)
+        session = self._session
+        is_done = session is not None and not self._is_lost and session.finish(deadline_ns)
+        others = self._participant.others if is_done else []
+        self._entrance.close(lambda timeout_ns: self._until_gone(others, timeout_ns))
+        if session:
+            session.close()
+            session.finish(deadline_ns)
         self._events.close()
 
-    # The machine
-
-    def _start(self, run: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=run, name=f"ronde-rendezvous-{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _ask(self, what: Callable[[], list[Effect]]) -> None:
-        self._news.put(what)
-
-    def tell(self, event: Event) -> None:
-        """Something has happened; called by the threads that wait."""
-        self._news.put(lambda: self._participant.step(time.monotonic_ns(), event))
-
-    def lose_store(self, error: Exception) -> None:
-        """The store is gone for good; called by the threads that wait."""
-        if not self._is_closing:
-            self._is_lost = True
-            self._news.put(lambda: self._participant.give_up(f"the rendezvous cannot go on: {error}"))
-
-    def _step_all(self) -> None:
-        """The machine's thread."""
+    def _until_gone(self, others: Sequence[str], timeout_ns: int) -> None:
+        """They may not have seen the end yet, and the store that tells them ends with us."""
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        known: dict[str, bytes | None] = {alive_key(node): ALIVE for node in others}
         try:
-            self._store = self._enter()
-            if self._store:
-                self._start(self._operate, "operator")
-                self._start(self._watcher.run, "watcher")
-        except RondeError as error:
-            self.lose_store(error)
+            while self._session and known and (left_ns := deadline_ns - time.monotonic_ns()) > 0:
+                for key in self._session.store.watch(known, left_ns):
+                    del known[key]
+        except RondeError:
+            return
+
+    # The thread
+
+    def _run(self) -> None:
         try:
-            while self._step_once():
+            self._enter()
+            while self._step():
                 pass
         except Exception as error:  # else the agent would wait for ever
             _log.exception("the rendezvous has failed")
             self._is_lost = True
             self._perform(self._participant.give_up(f"the rendezvous has failed: {error!r}"))
-        self._operations.put(None)
 
-    def _enter(self) -> Store | None:
-        """Return the store, as soon as it is there. Raises what is wrong with it."""
+    def _enter(self) -> None:
+        """Get to the store as soon as it is there."""
         deadline_ns = time.monotonic_ns() + self._start_timeout_ns
         has_told = False
         while not self._is_closing:
             left_ns = deadline_ns - time.monotonic_ns()
             try:
-                return self._entrance.enter(max(min(left_ns, CONNECT_NS), LEAST_NS))
+                self._begin(self._entrance.enter(max(min(left_ns, CONNECT_NS), LEAST_NS)))
+                return
             except TimeoutError as error:
                 if left_ns <= CONNECT_NS:
                     message = str(error).partition("for the store ")[2] or str(error)
                     waited = f"waited {self._start_timeout_ns / 1e9:g} s for the store {message}"
-                    raise TimeoutError(f"{waited}; {REMEDY}") from None
+                    self._give_up(f"{waited}; {REMEDY}")
+                    return
                 if not has_told:
                     self._events.put(Notice(str(error)))
                 has_told = True
-        return None
+            except RondeError as error:
+                self._give_up(str(error))
+                return
 
-    def _step_once(self) -> bool:
+    def _begin(self, store: Store) -> None:
+        self._session = Session(store, self._node, self._hear, self._lose, self._follow)
+
+    def _give_up(self, reason: str) -> None:
+        self._is_lost = True
+        self._perform(self._participant.give_up(reason))
+
+    def _hear(self, session: Session, event: Event) -> None:
+        """Called by a session's threads: something has happened."""
+
+        def step() -> list[Effect]:
+            return self._participant.step(time.monotonic_ns(), event) if session is self._session else []
+
+        self._news.put(step)
+
+    def _lose(self, session: Session, error: Exception) -> None:
+        """Called by a session's threads: the store is lost."""
+        self._news.put(lambda: self._recover(session, error))
+
+    def _follow(self, session: Session, address: str) -> None:
+        """Called by a session's threads: the nodes meet elsewhere."""
+        self._news.put(lambda: self._move(session, address))
+
+    def _move(self, session: Session, address: str) -> list[Effect]:
+        """Go where the others are. What this node knows is of a job that it has begun by itself."""
+        if session is not self._session or self._is_lost or self._is_closing:
+            return []
+        try:
+            store = self._entrance.enter_other(address)
+        except RondeError as error:  # its holder has died
+            _log.info("%s", error)
+            return []
+        session.close()
+        self._begin(store)
+        return self._participant.moved(time.monotonic_ns(), forget=f"the job goes on at {address}")
+
+    def _recover(self, session: Session, error: Exception) -> list[Effect]:
+        """Find the store again, or another one."""
+        if session is not self._session or self._is_lost or self._is_closing:
+            return []
+        _log.info("%s", error)
+        session.close()
+        found = self._entrance.enter_again(self._participant.roster, lambda: not self._is_closing)
+        if found is None:
+            self._is_lost = True
+            return self._participant.give_up(f"the rendezvous cannot go on: {error}")
+        store, gone = found
+        self._begin(store)
+        return self._participant.moved(time.monotonic_ns(), gone)
+
+    def _step(self) -> bool:
         """Wait for one piece of news, or for the clock. Returns whether to go on."""
         wait_ns = LONGEST_WAIT_NS
         if self._participant.has_joined and not self._is_lost:
@@ -217,194 +245,7 @@ class OverStore:
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            match effect:
-                case Tell(event):
-                    self._events.put(event)
-                case Watch(known):
-                    self._watcher.watch(known)
-                    self._operations.put(Set({self.bell: b"%d" % self._watcher.count}))
-                case Pop(inbox):
-                    before, must_start = self._popper.take_from(inbox)
-                    if before:
-                        self._operations.put(Push(before, NOTHING))
-                    if must_start:
-                        self._start(self._popper.run, "inbox")
-                case _:
-                    if not self._is_lost:
-                        self._operations.put(effect)
-
-    # The store
-
-    @property
-    def bell(self) -> str:
-        """The key by which this node wakes its own watch."""
-        return f"bell/{self._node}"
-
-    def fork(self) -> Store:
-        """Return another client of the store."""
-        if self._store is None or self._is_closing:
-            raise _Stopped
-        return self._store.fork()
-
-    def _operate(self) -> None:
-        """The thread that does things."""
-        assert self._store is not None
-        try:
-            while effect := self._operations.get():
-                if event := _operate(self._store, effect):
-                    self.tell(event)
-            self._say_goodbye(self._store)
-        except RondeError as error:
-            self.lose_store(error)
-
-    def _say_goodbye(self, store: Store) -> None:
-        """Wake our own threads, so that they see that it is over."""
-        self._watcher.stop()
-        store.set(self.bell, b"over")
-        if before := self._popper.take_from(None)[0]:
-            store.queue_push(before, NOTHING)
-        for thread in self._threads[2:]:
-            thread.join(CLOSE_NS / 1e9)
-        store.delete_key(self.bell)
-
-    def _until_others_are_gone(self, timeout_ns: int) -> None:
-        """They may not have seen the end yet, and the store that tells them ends with us."""
-        deadline_ns = time.monotonic_ns() + timeout_ns
-        known: dict[str, bytes | None] = {
-            alive_key(node): ALIVE for node in self._participant.others if node != self._node
-        }
-        if self._is_lost or self._store is None or any(thread.is_alive() for thread in self._threads):
-            return  # a thread may be waiting in a call of the client
-        try:
-            while known and (left_ns := deadline_ns - time.monotonic_ns()) > 0:
-                for key in self._store.watch(known, left_ns):
-                    del known[key]
-        except RondeError:
-            return
-
-
-def _operate(store: Store, effect: Effect) -> Event | None:
-    """Do it; return what comes of it."""
-    match effect:
-        case Set(values):
-            if len(values) == 1:
-                ((key, value),) = values.items()
-                store.set(key, value)
-            else:
-                for key, value in values.items():  # together they may be too large
-                    store.set(key, value)
-            return Stored()
-        case Hold(key, value):
-            store.hold(key, value)
-        case Push(inbox, value):
-            store.queue_push(inbox, value)
-        case Compare(expected, desired):
-            return Compared(store.compare_set(STATE, expected, desired))
-        case Look(known):
-            return Seen(known, store.watch(known, 0))
-        case Forget(prefix):
-            store.delete_prefix(prefix)
-    return None
-
-
-class _Watcher:
-    """The thread that watches."""
-
-    def __init__(self, shell: OverStore) -> None:
-        self._shell = shell
-        self._lock = threading.Lock()
-        self._wanted: Mapping[str, bytes | None] = {}
-        self._is_over = False
-        self.count = 0
-
-    def watch(self, known: Mapping[str, bytes | None]) -> None:
-        """Watch these from now on, once the bell has been rung with our count."""
-        with self._lock:
-            self._wanted = known
-            self.count += 1
-
-    def stop(self) -> None:
-        """It is over, once the bell has been rung."""
-        self._is_over = True
-
-    def run(self) -> None:
-        store: Store | None = None
-        try:
-            store = self._shell.fork()
-            self._watch(store)
-        except _Stopped:
-            pass
-        except RondeError as error:
-            self._shell.lose_store(error)
-        finally:
-            if store:
-                store.close()
-
-    def _watch(self, store: Store) -> None:
-        known: dict[str, bytes | None] = {}
-        bell: dict[str, bytes | None] = {self._shell.bell: None}
-        count = 0
-        while not self._is_over:
-            with self._lock:
-                if self.count != count:
-                    known, count = dict(self._wanted), self.count
-            changed = store.watch(known | bell, LONGEST_WAIT_NS)
-            bell |= {key: value for key, value in changed.items() if key in bell}
-            news = {key: value for key, value in changed.items() if key in known}
-            known |= news
-            if news:
-                self._shell.tell(Seen({}, news))
-
-
-class _Popper:
-    """The thread that takes messages out of the leader's inbox."""
-
-    def __init__(self, shell: OverStore) -> None:
-        self._shell = shell
-        self._lock = threading.Lock()
-        self._inbox: str | None = None
-        self._is_running = False
-
-    def take_from(self, inbox: str | None) -> tuple[str | None, bool]:
-        """Take from this queue from now on, from none if it is None.
-
-        Returns the one that the thread may be waiting for, and must be woken of, and whether to start a thread.
-        """
-        with self._lock:
-            before, self._inbox = self._inbox, inbox
-            must_start = inbox is not None and not self._is_running
-            self._is_running = self._is_running or must_start
-            return before, must_start
-
-    def run(self) -> None:
-        store: Store | None = None
-        try:
-            store = self._shell.fork()
-            while inbox := self._next():
-                store = self._pop(store, inbox)
-        except _Stopped:
-            pass
-        except RondeError as error:
-            self._shell.lose_store(error)
-        finally:
-            if store:
-                store.close()
-
-    def _next(self) -> str | None:
-        with self._lock:
-            self._is_running = self._inbox is not None
-            return self._inbox
-
-    def _pop(self, store: Store, inbox: str) -> Store:
-        try:
-            value = store.queue_pop(inbox, LONGEST_WAIT_NS)
-        except TimeoutError:
-            return store
-        except PeerError:  # it may have taken something that is lost
-            store.close()
-            store = self._shell.fork()
-            self._shell.tell(PopFailed(inbox))
-            return store
-        if value != NOTHING:
-            self._shell.tell(Popped(inbox, (value,)))
-        return store
+            if isinstance(effect, Tell):
+                self._events.put(effect.event)
+            elif self._session and not self._is_lost:
+                self._session.perform(effect)

@@ -1,0 +1,250 @@
+"""One connection to a store for a rendezvous: the threads that do, watch and take what the machine wants.
+
+Each has one thing to wait for, and a client of the store of its own. To wake one, we change what it waits for: a key
+that only this node has, or a message without meaning. The first client holds the node's key, so it is closed last.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from ronde.core.rendezvous_effects import (
+    Compare,
+    Compared,
+    Effect,
+    Event,
+    Forget,
+    Hold,
+    Look,
+    Pop,
+    Popped,
+    Push,
+    Seen,
+    Set,
+    Stored,
+    Watch,
+)
+from ronde.core.rendezvous_state import STATE
+from ronde.errors import RondeError, TimeoutError
+from ronde.net.stores.base import Store
+
+__all__ = ["MOVED", "Session"]
+
+MOVED = "moved"  # a key that says where the nodes meet instead: who holds it is there
+NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
+LONGEST_WAIT_NS = 60 * 10**9
+
+
+class Session:
+    """What is done with one store. `tell` hears what has happened, `lose`, once or more often, that it is over, and
+    `follow` that the nodes meet elsewhere.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        node: str,
+        tell: Callable[[Session, Event], None],
+        lose: Callable[[Session, Exception], None],
+        follow: Callable[[Session, str], None],
+    ) -> None:
+        self.store = store
+        self.bell = f"bell/{node}"  # the key by which this node wakes its own watch
+        self.is_over = False
+        self._tell = tell
+        self._lose = lose
+        self._follow = follow
+        self._operations: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
+        self._watcher = _Watcher(self)
+        self._popper = _Popper(self)
+        self._threads: list[threading.Thread] = []
+        self._start(self._operate, "operator")
+        self._start(self._watcher.run, "watcher")
+
+    def perform(self, effect: Effect) -> None:
+        """Have it done, after everything before it."""
+        match effect:
+            case Watch(known):
+                self._watcher.watch(known)
+                self._operations.put(Set({self.bell: b"%d" % self._watcher.count}))
+            case Pop(inbox):
+                before, must_start = self._popper.take_from(inbox)
+                if before:
+                    self._operations.put(Push(before, NOTHING))
+                if must_start:
+                    self._start(self._popper.run, "inbox")
+            case _:
+                self._operations.put(effect)
+
+    def finish(self, deadline_ns: int) -> bool:
+        """Do what is still to be done, until the deadline. Returns whether that was possible; then comes `close`."""
+        self._operations.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def close(self) -> None:
+        """Let go of the store: others see that this node is gone. What is still under way fails."""
+        self.is_over = True
+        self._operations.put(None)
+        self.store.close()
+
+    def tell(self, event: Event) -> None:
+        """Something has happened; called by the threads."""
+        self._tell(self, event)
+
+    def follow(self, address: str) -> None:
+        """The nodes meet elsewhere; called by the threads."""
+        self._follow(self, address)
+
+    def lose(self, error: Exception) -> None:
+        """It cannot go on; called by the threads."""
+        if not self.is_over:
+            self._lose(self, error)
+
+    def _start(self, run: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=run, name=f"ronde-rendezvous-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _operate(self) -> None:
+        try:
+            while (effect := self._operations.get()) and not self.is_over:
+                if event := _do(self.store, effect):
+                    self.tell(event)
+            if not self.is_over:
+                self._wake_the_others()
+        except RondeError as error:
+            self.lose(error)
+
+    def _wake_the_others(self) -> None:
+        """Our own threads, so that they see that it is over."""
+        self._watcher.stop()
+        self.store.set(self.bell, b"over")
+        if before := self._popper.take_from(None)[0]:
+            self.store.queue_push(before, NOTHING)
+        for thread in self._threads[1:]:
+            thread.join()
+        self.store.delete_key(self.bell)
+
+
+def _do(store: Store, effect: Effect) -> Event | None:
+    """Do it; return what comes of it."""
+    match effect:
+        case Set(values):
+            if len(values) == 1:
+                ((key, value),) = values.items()
+                store.set(key, value)
+            else:
+                for key, value in values.items():  # together they may be too large
+                    store.set(key, value)
+            return Stored()
+        case Hold(key, value):
+            store.hold(key, value)
+        case Push(inbox, value):
+            store.queue_push(inbox, value)
+        case Compare(expected, desired):
+            return Compared(store.compare_set(STATE, expected, desired))
+        case Look(known):
+            return Seen(known, store.watch(known, 0))
+        case Forget(prefix):
+            store.delete_prefix(prefix)
+    return None
+
+
+class _Watcher:
+    """The thread that watches."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._wanted: Mapping[str, bytes | None] = {}
+        self._is_over = False
+        self.count = 0
+
+    def watch(self, known: Mapping[str, bytes | None]) -> None:
+        """Watch these from now on, once the bell has been rung with our count."""
+        with self._lock:
+            self._wanted = known
+            self.count += 1
+
+    def stop(self) -> None:
+        """It is over, once the bell has been rung."""
+        self._is_over = True
+
+    def run(self) -> None:
+        store: Store | None = None
+        try:
+            store = self._session.store.fork()
+            self._watch(store)
+        except RondeError as error:
+            self._session.lose(error)
+        finally:
+            if store:
+                store.close()
+
+    def _watch(self, store: Store) -> None:
+        known: dict[str, bytes | None] = {}
+        bell: dict[str, bytes | None] = {self._session.bell: None, MOVED: None}
+        count = 0
+        while not self._is_over:
+            with self._lock:
+                if self.count != count:
+                    known, count = dict(self._wanted), self.count
+            changed = store.watch(known | bell, LONGEST_WAIT_NS)
+            bell |= {key: value for key, value in changed.items() if key in bell}
+            if address := changed.get(MOVED):
+                self._session.follow(address.decode())
+            news = {key: value for key, value in changed.items() if key in known}
+            known |= news
+            if news:
+                self._session.tell(Seen({}, news))
+
+
+class _Popper:
+    """The thread that takes messages out of the leader's inbox."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._inbox: str | None = None
+        self._is_running = False
+
+    def take_from(self, inbox: str | None) -> tuple[str | None, bool]:
+        """Take from this queue from now on, from none if it is None.
+
+        Returns the one that the thread may be waiting for, and must be woken of, and whether to start a thread.
+        """
+        with self._lock:
+            before, self._inbox = self._inbox, inbox
+            must_start = inbox is not None and not self._is_running
+            self._is_running = self._is_running or must_start
+            return before, must_start
+
+    def run(self) -> None:
+        store: Store | None = None
+        try:
+            store = self._session.store.fork()
+            while inbox := self._next():
+                self._pop(store, inbox)
+        except RondeError as error:
+            self._session.lose(error)
+        finally:
+            if store:
+                store.close()
+
+    def _next(self) -> str | None:
+        with self._lock:
+            self._is_running = self._inbox is not None
+            return self._inbox
+
+    def _pop(self, store: Store, inbox: str) -> None:
+        try:
+            value = store.queue_pop(inbox, LONGEST_WAIT_NS)
+        except TimeoutError:
+            return
+        if value != NOTHING:
+            self._session.tell(Popped(inbox, (value,)))
