@@ -120,10 +120,15 @@ class RunOutputs:
                 folder = ""
         return WorkerOutput(self._outputs, folder, rank, local_rank, prefix.encode(), self._complain)
 
+    @property
+    def temporary(self) -> str:
+        """The directory that is only needed while workers run; empty if there is none."""
+        return self.directory if self._is_temporary else ""
+
     def close(self) -> None:
         """Remove what was only needed while workers ran."""
-        if self._is_temporary and self.directory:
-            _remove(self.directory)
+        if self.temporary:
+            _remove(self.temporary)
 
 
 # The modules tempfile and shutil do this too, but take longer to load than a worker takes to start.

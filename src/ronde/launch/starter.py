@@ -59,7 +59,6 @@ class Starter:
             from ronde.launch.binding import shares, usable_machine  # only for jobs that want it
 
             self._cores = shares(config.worker.binding, config.worker.slots, usable_machine())
-        self._guard = Guard()
         self._template: Template | None = None
         self._said = False  # why it cannot be used
         self._attempt = -1  # the last one
@@ -71,6 +70,7 @@ class Starter:
             host=host_name(),
             several=config.rendezvous.max_nodes > 1,
         )
+        self._guard = Guard(self._outputs.temporary)
 
     def start(self, worker: WorkerPlan, attempt: int) -> tuple[GroupLeader, WorkerOutput]:
         """Start a worker in this attempt, which counts the rounds. Raises OSError if that is not possible."""

@@ -18,13 +18,18 @@ _SCRIPT = """\
 trap '' HUP INT QUIT TERM
 while read -r line; do groups=$line; done
 for group in $groups; do kill -KILL "-$group"; done
+[ -z "$1" ] || rm -rf -- "$1"
 """
 
 
 class Guard:
-    """A shell that outlives us, if we are killed. Whatever goes wrong with it is no harm. Close it."""
+    """A shell that outlives us, if we are killed. Whatever goes wrong with it is no harm. Close it.
 
-    def __init__(self) -> None:
+    It then also removes the directory `temporary`, if there is one.
+    """
+
+    def __init__(self, temporary: str = "") -> None:
+        self._temporary = temporary
         self._groups: set[int] = set()
         self._shell: subprocess.Popen[bytes] | None = None
 
@@ -40,19 +45,18 @@ class Guard:
 
     def close(self) -> None:
         """Let the shell go; nobody is guarded any more."""
-        self._groups.clear()
         if self._shell is not None:
-            self._tell()
-            assert self._shell.stdin is not None
-            self._shell.stdin.close()
-            self._shell.wait()
+            self._shell.kill()  # before its pipe ends, which would be the sign
+            with self._shell:  # closes the pipe and waits
+                pass
 
     def _tell(self) -> None:
+        line = " ".join(map(str, sorted(self._groups)))
         with contextlib.suppress(OSError):  # no room for a process, or the shell has gone or been stopped
             if self._shell is None:
                 self._shell = subprocess.Popen(
-                    [_SHELL, "-c", _SCRIPT],
-                    env={},
+                    [_SHELL, "-c", _SCRIPT, "guard of ronde", self._temporary],
+                    env={"PATH": "/usr/bin:/bin"},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -62,4 +66,4 @@ class Guard:
                 assert self._shell.stdin is not None
                 os.set_blocking(self._shell.stdin.fileno(), False)
             assert self._shell.stdin is not None
-            os.write(self._shell.stdin.fileno(), f"{' '.join(map(str, sorted(self._groups)))}\n".encode())
+            os.write(self._shell.stdin.fileno(), f"{line}\n".encode())
