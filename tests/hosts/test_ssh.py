@@ -43,10 +43,12 @@ def test_one_of_the_hosts_starts_the_others(world: World) -> None:
 
 
 def test_a_hostfile_and_fewer_workers_than_slots(world: World) -> None:
-    (world.folder / "hosts").write_text(f"{world.name(0)} slots=2  # the first\n{world.name(1)} slots=2\n")
-    code, out, err = world.run("-n", "3", "--hostfile", "hosts", str(world.program))
+    other = world.hosts.ipv6(1)
+    (world.folder / "hosts").write_text(f"{world.name(0)} slots=2  # the first\n[{other}] slots=2\n")
+    code, out, err = world.run("-n", "3", "--hostfile", "hosts", str(world.program), "reduce")
     assert (code, err) == (0, "")
     assert sorted(line.partition("] ")[2] for line in out.splitlines()) == [
+        *("local 0 of 1, sum 3", "local 0 of 2, sum 3", "local 1 of 2, sum 3"),
         "rank 0 of 3 on host-0",
         "rank 1 of 3 on host-0",
         "rank 2 of 3 on host-1",
@@ -100,6 +102,13 @@ def test_the_job_key_is_on_no_command_line(world: World) -> None:
             assert "key" not in command.lower()
         os.kill(job.process.pid, signal.SIGTERM)
         assert job.end()[0] == 128 + signal.SIGTERM
+
+
+def test_too_few_slots_are_refused_at_once(world: World) -> None:
+    code, _, err = world.run("-H", world.listed(0, 1), "--min-np", "5", str(world.program))
+    assert code == 2
+    assert "5 workers at least need as many slots, but " in err
+    assert len(err.splitlines()) == 1
 
 
 def test_an_unknown_host_is_named(world: World) -> None:

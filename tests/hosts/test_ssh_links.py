@@ -132,7 +132,7 @@ def test_a_killed_agent_takes_its_workers_with_it_and_is_started_again() -> None
 
 def test_a_link_that_is_late_and_slow_is_no_reason_to_fail() -> None:
     with make_world(2, rate="2mbit") as world, world.hosts.delayed(1, 25):
-        code, out, err = world.run(*QUICK, "-H", world.listed(0, 1), str(world.program), "reduce")
+        code, out, err = world.run("-H", world.listed(0, 1), str(world.program), "reduce")
         wait_for(world.is_empty)
     assert code == 0, err
     assert out.count("sum 2") == 2

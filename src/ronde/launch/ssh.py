@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from ronde.core import host_health as health
-from ronde.core.host_list import Host
+from ronde.core.host_list import Host, describe
 from ronde.core.round import Failure
 from ronde.errors import RondeError, UsageError
 from ronde.job_key import JobKey
@@ -304,6 +304,11 @@ def _is_fixed(config: LaunchConfig, hosts: tuple[Host, ...]) -> bool:
 def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
     slots = sum(host.slots for host in hosts)
     is_fixed = _is_fixed(config, hosts)
+    if not config.discovery and config.min_workers > slots:
+        raise UsageError(
+            f"{config.min_workers} workers at least need as many slots, but {describe(hosts)} has {slots}: name more "
+            "hosts or slots, or ask for less (--min-np)"
+        )
     return health.Limits(
         min_slots=config.min_workers or slots or 1,
         max_slots=config.max_workers or None,
