@@ -34,6 +34,11 @@ class EtcdCluster:
     def endpoints(self) -> list[str]:
         return [f"{self._host}:{port}" for port in self._clients]
 
+    @property
+    def peer_port(self) -> int:
+        """Where members talk to each other, by HTTP too."""
+        return self._peers[0]
+
     def __enter__(self) -> Self:
         try:
             for member in range(len(self._clients)):

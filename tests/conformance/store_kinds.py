@@ -38,6 +38,7 @@ KINDS = [
     "etcd",
     "torch",
 ]
+WHOLE_KINDS = ["memory", "tcp", "prefix-tcp", "file", "etcd"]  # of those that do everything, one of each make
 IN_ONE_PROCESS = {"memory", "prefix-memory"}
 ONLY_BOOTSTRAP = {"torch"}  # has no queues, watch, hold, delete_prefix
 
@@ -212,6 +213,7 @@ def serve() -> None:
             method, arguments = pickle.load(calls)
         except EOFError:
             break
+        answer: Any
         try:
             if method == "fork and sleep":
                 answer = os.fork()

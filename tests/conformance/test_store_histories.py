@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.conformance.store_kinds import ONLY_BOOTSTRAP, ROOT, Where
+from tests.conformance.store_kinds import ONLY_BOOTSTRAP, ROOT, WHOLE_KINDS, Where
 
 from ronde.net.stores.base import Store
 from ronde.testing.linearizability import Event, Recorder, check, exercise, history, random_calls
@@ -20,7 +20,12 @@ from ronde.testing.linearizability import Event, Recorder, check, exercise, hist
 NOT_OF_TORCH = ["queue_push", "queue_pop", "queue_len", "compare_set", "delete_key"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.fixture(scope="module", params=[*WHOLE_KINDS, "torch"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_threads_see_one_store(kind: str, connect: Callable[[], Store], seed: int) -> None:
     without = NOT_OF_TORCH if kind in ONLY_BOOTSTRAP else []
     check(exercise([connect() for _ in range(4)], seed, calls=40, without=without))
@@ -31,8 +36,9 @@ def test_threads_that_share_a_client_see_one_store(kind: str, store: Store) -> N
     check(exercise([store] * 3, 7, calls=40, without=without))
 
 
-@pytest.mark.usefixtures("whole")
-def test_processes_see_one_store_although_some_are_killed(where: Where, tmp_path: Path) -> None:
+def test_processes_see_one_store_although_some_are_killed(kind: str, where: Where, tmp_path: Path) -> None:
+    if kind in ONLY_BOOTSTRAP:
+        pytest.skip("has no queues")
     chance = random.Random(11)
     processes: list[subprocess.Popen[bytes]] = []
     for number in range(4):

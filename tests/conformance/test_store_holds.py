@@ -8,13 +8,17 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from tests.conformance.store_kinds import LONG, SECOND, Remote, Where
+from tests.conformance.store_kinds import LONG, SECOND, WHOLE_KINDS, Remote, Where
 
 from ronde.errors import TimeoutError
 from ronde.net.stores.base import Store
 
 Connect = Callable[[], Store]
-pytestmark = pytest.mark.usefixtures("whole")
+
+
+@pytest.fixture(scope="module", params=WHOLE_KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def test_a_held_key_is_a_key_like_any_other(connect: Connect) -> None:

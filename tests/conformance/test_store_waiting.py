@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.conformance.store_kinds import LONG, SECOND, Remote, Where
+from tests.conformance.store_kinds import LONG, SECOND, WHOLE_KINDS, Remote, Where
 
-from ronde.errors import TimeoutError
+from ronde.errors import TimeoutError, UsageError
 from ronde.net.stores.base import Store
 
 Connect = Callable[[], Store]
-SOON_S = 0.1  # long enough that who waits is really waiting, most of the time
+SOON_S = 0.05  # long enough that who waits is really waiting, most of the time
+
+
+@pytest.fixture(scope="module", params=WHOLE_KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @contextmanager
@@ -26,7 +31,6 @@ def soon(change: Callable[[], object]) -> Iterator[None]:
     timer.join()
 
 
-@pytest.mark.usefixtures("whole")
 def test_watch_returns_at_once_what_differs(store: Store) -> None:
     store.multi_set({"a": b"1", "b": b"2", "empty": b""})
     assert store.watch({"a": b"0", "b": b"2"}, LONG) == {"a": b"1"}
@@ -36,7 +40,6 @@ def test_watch_returns_at_once_what_differs(store: Store) -> None:
     assert store.watch({"c": b""}, LONG) == {"c": None}
 
 
-@pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("timeout_ns", [0, SECOND // 20])
 def test_watch_returns_nothing_if_nothing_changes(store: Store, timeout_ns: int) -> None:
     store.set("a", b"1")
@@ -57,7 +60,6 @@ CHANGES: dict[str, tuple[Callable[[Store], object], dict[str, bytes | None]]] = 
 }
 
 
-@pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("change", CHANGES)
 def test_watch_returns_when_a_key_changes(connect: Connect, change: str) -> None:
     watcher, changer = connect(), connect()
@@ -67,7 +69,6 @@ def test_watch_returns_when_a_key_changes(connect: Connect, change: str) -> None
         assert watcher.watch({"key": b"1", "other": None}, LONG) == expected
 
 
-@pytest.mark.usefixtures("whole")
 def test_watch_sleeps_through_what_does_not_concern_it(connect: Connect) -> None:
     watcher, changer = connect(), connect()
     changer.set("key", b"1")
@@ -82,7 +83,6 @@ def test_watch_sleeps_through_what_does_not_concern_it(connect: Connect) -> None
         assert watcher.watch({"key": b"1"}, LONG) == {"key": b"2"}
 
 
-@pytest.mark.usefixtures("whole")
 def test_watch_follows_a_key_from_value_to_value(connect: Connect) -> None:
     watcher, changer = connect(), connect()
 
@@ -101,7 +101,6 @@ def test_watch_follows_a_key_from_value_to_value(connect: Connect) -> None:
     assert seen == sorted(set(seen))
 
 
-@pytest.mark.usefixtures("whole")
 def test_many_watchers_of_many_keys(connect: Connect) -> None:
     known: dict[str, bytes | None] = {f"key {number}": b"0" for number in range(300)}
     setter = connect()
@@ -122,35 +121,29 @@ def test_many_watchers_of_many_keys(connect: Connect) -> None:
     assert answers == [{"key 250": b"1"}] * 8
 
 
-@pytest.mark.usefixtures("whole")
-@pytest.mark.parametrize(
-    ("wait", "expected"),
-    [
-        (lambda store: store.get("key", LONG), b"1"),
-        (lambda store: store.wait(["key", "other"], LONG), None),
-        (lambda store: store.multi_get(["other", "key"], LONG), [b"2", b"1"]),
-        (lambda store: store.queue_pop("queue", LONG), b"3"),
-        (lambda store: store.watch({"key": None}, LONG), {"key": b"1"}),
-    ],
-    ids=["get", "wait", "multi_get", "queue_pop", "watch"],
-)
-def test_another_process_wakes_who_waits(
-    where: Where, connect: Connect, wait: Callable[[Store], Any], expected: object
-) -> None:
+def test_another_process_wakes_who_waits(where: Where, connect: Connect) -> None:
     store = connect()
+    waits: list[tuple[Callable[[], Any], object]] = [
+        (lambda: store.get("key", LONG), b"1"),
+        (lambda: store.wait(["key", "other"], LONG), None),
+        (lambda: store.multi_get(["other", "key"], LONG), [b"2", b"1"]),
+        (lambda: store.queue_pop("queue", LONG), b"3"),
+        (lambda: store.watch({"key": None}, LONG), {"key": b"1"}),
+    ]
     with Remote(where) as other:
-        other.call("num_keys")
+        for wait, expected in waits:
+            for key in ("key", "other", "queue"):
+                other.call("delete_prefix", key)
 
-        def change() -> None:
-            other.start("multi_set", {"key": b"1", "other": b"2"})
-            other.start("queue_push", "queue", b"3")
+            def change() -> None:
+                other.start("multi_set", {"key": b"1", "other": b"2"})
+                other.start("queue_push", "queue", b"3")
 
-        with soon(change):
-            assert wait(store) == expected
-        other.result(), other.result()
+            with soon(change):
+                assert wait() == expected
+            other.result(), other.result()
 
 
-@pytest.mark.usefixtures("whole")
 def test_a_killed_popper_takes_nothing(where: Where, connect: Connect) -> None:
     store = connect()
     with Remote(where) as victim:
@@ -163,7 +156,6 @@ def test_a_killed_popper_takes_nothing(where: Where, connect: Connect) -> None:
     assert store.queue_pop("queue", LONG) == b"1"
 
 
-@pytest.mark.usefixtures("whole")
 def test_who_waits_longest_pops_first_where_one_process_knows(kind: str, connect: Connect) -> None:
     if kind in ("file", "etcd"):
         pytest.skip("nobody knows there who waits")
@@ -186,7 +178,26 @@ def test_who_waits_longest_pops_first_where_one_process_knows(kind: str, connect
     assert sorted(popped) == [(0, b"0"), (1, b"1"), (2, b"2")]
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda store: store.get("key", LONG),
+        lambda store: store.queue_pop("queue", LONG),
+        lambda store: store.watch({"key": None}, LONG),
+        lambda store: store.watch({}, LONG),
+    ],
+    ids=["get", "queue_pop", "watch", "watch nothing"],
+)
+def test_closing_ends_the_waiting_of_another_thread(
+    connect: Connect, wait: Callable[[Store], object]
+) -> None:
+    store = connect()
+    store.hold("held", b"")
+    with soon(store.close), pytest.raises(UsageError, match="has been closed"):
+        wait(store)
+    assert connect().num_keys() == 0
+
+
 def test_many_processes_count_together(where: Where, connect: Connect) -> None:
     remotes = [Remote(where) for _ in range(3)]
     try:
@@ -201,7 +212,6 @@ def test_many_processes_count_together(where: Where, connect: Connect) -> None:
     assert connect().get("n", 0) == b"120"
 
 
-@pytest.mark.usefixtures("whole")
 def test_timeouts_are_kept_while_others_change_everything_else(connect: Connect) -> None:
     store, changer = connect(), connect()
     stop = threading.Event()

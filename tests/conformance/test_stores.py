@@ -379,7 +379,6 @@ def test_a_closed_client_refuses_and_close_may_be_repeated(store: Store) -> None
         lambda: store.set("key", b""),
         lambda: store.watch({"key": None}, LONG),
         lambda: store.hold("key", b""),
-        store.fork,
     ):
         with pytest.raises(UsageError, match="has been closed"):
             call()

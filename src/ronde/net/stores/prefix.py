@@ -13,8 +13,8 @@ class PrefixStore:
     """The `Store` within `store` whose keys and queues all begin with `prefix`; prefixes nest.
 
     It is the same client under other names, so closing one closes both; messages show the whole keys. The prefix
-    takes its part of a key's 1,024 bytes. `num_keys` counts all keys of the store, as everywhere. `delete_prefix("")`
-    removes all that is under the prefix.
+    takes its part of a key's 1,024 bytes. `num_keys` counts all keys of the store, as everywhere, but
+    `delete_prefix("")` removes only what is under the prefix.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:

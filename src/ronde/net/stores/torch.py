@@ -48,7 +48,7 @@ class TorchStore:
 
     def set(self, key: str, value: bytes) -> None:
         check_key(key), check_value(key, value)
-        self._ask(lambda store: store.set(key, value))
+        self._tell(key, lambda store: store.set(key, value))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         self.wait([key], timeout_ns)
@@ -90,7 +90,7 @@ class TorchStore:
 
     def append(self, key: str, value: bytes) -> None:
         check_key(key), check_value(key, value)
-        self._ask(lambda store: store.append(key, value))
+        self._tell(key, lambda store: store.append(key, value))
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         self.wait(list(keys), timeout_ns)
@@ -102,7 +102,7 @@ class TorchStore:
         for key, value in values.items():
             check_key(key), check_value(key, value)
         if values:
-            self._ask(lambda store: store.multi_set(list(values), list(values.values())))
+            self._tell(next(iter(values)), lambda store: store.multi_set(list(values), list(values.values())))
 
     def delete_prefix(self, prefix: str) -> int:
         self._refuse("cannot delete by prefix")
@@ -136,6 +136,11 @@ class TorchStore:
             return ask(self._open)
         except DistNetworkError as error:
             raise PeerLostError(f"lost torch's store at {self.address}: {_first_line(error)}") from None
+
+    def _tell(self, key: str, tell: Callable[[PrefixStore], object]) -> None:
+        """Have something changed. Torch sends that and does not wait, so others might still see what was before."""
+        self._ask(tell)
+        self.check([key])
 
     def _refuse(self, what: str) -> NoReturn:
         raise UsageError(
