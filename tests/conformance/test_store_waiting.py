@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.conformance.store_kinds import LONG, SECOND, WHOLE_KINDS, Remote, Where
 
-from ronde.errors import TimeoutError
+from ronde.errors import TimeoutError, UsageError
 from ronde.net.stores.base import Store
 
 Connect = Callable[[], Store]
-SOON_S = 0.1  # long enough that who waits is really waiting, most of the time
+SOON_S = 0.05  # long enough that who waits is really waiting, most of the time
 
 
 @pytest.fixture(scope="module", params=WHOLE_KINDS)
@@ -176,6 +176,26 @@ def test_who_waits_longest_pops_first_where_one_process_knows(kind: str, connect
     for thread in threads:
         thread.join()
     assert sorted(popped) == [(0, b"0"), (1, b"1"), (2, b"2")]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda store: store.get("key", LONG),
+        lambda store: store.queue_pop("queue", LONG),
+        lambda store: store.watch({"key": None}, LONG),
+        lambda store: store.watch({}, LONG),
+    ],
+    ids=["get", "queue_pop", "watch", "watch nothing"],
+)
+def test_closing_ends_the_waiting_of_another_thread(
+    connect: Connect, wait: Callable[[Store], object]
+) -> None:
+    store = connect()
+    store.hold("held", b"")
+    with soon(store.close), pytest.raises(UsageError, match="has been closed"):
+        wait(store)
+    assert connect().num_keys() == 0
 
 
 def test_many_processes_count_together(where: Where, connect: Connect) -> None:

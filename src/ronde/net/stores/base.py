@@ -116,7 +116,10 @@ class Store(Protocol):
         """Return another client of the same store, for a thread of its own; it is closed by itself."""
 
     def close(self) -> None:
-        """Let go of the store; the keys stay, but for those held. A second call does nothing."""
+        """Let go of the store; the keys stay, but for those held. A second call does nothing.
+
+        A call in which another thread waits raises UsageError.
+        """
 
 
 def check_key(key: str) -> bytes:

@@ -95,7 +95,8 @@ class EtcdStore:
         self._lock = threading.Lock()  # one call at a time
         self._gateway = Gateway(self._endpoints, self._patience_ns)
         self._pid = os.getpid()
-        self._open = True
+        self._closing = self._gateway.give_up
+        self._closed = False
         self._count = 0
         self._client = secrets.token_hex(8).encode()
         self._counter = self._name(b"c/", self._client)
@@ -263,10 +264,14 @@ class EtcdStore:
 
     def close(self) -> None:
         self._notice_fork()
+        self._closing.set()
+        stream = self._stream
+        if stream:
+            stream.hang_up()  # wakes the thread that waits
         with self._lock:
-            if not self._open:
+            if self._closed:
                 return
-            self._open = False
+            self._closed = True
             self._end_stream()
             try:
                 if self._lease:
@@ -285,21 +290,29 @@ class EtcdStore:
         self._end_stream()
         if self._lease:
             self._lease.abandon()
-        was_open = self._open
+        was_closed = self._closed
         self._begin()
-        self._open = was_open
+        if was_closed:
+            self._closed = True
+            self._closing.set()
 
     # One call
 
     def _call(self, call: Callable[[], Answer]) -> Answer:
         self._notice_fork()
         with self._lock:
-            if not self._open:
-                raise UsageError(f"this client of the store at {self.address} has been closed")
+            self._check_open()
             try:
                 return call()
             except Refusal as refusal:
                 raise UsageError(f"etcd at {self._endpoints} refused this: {refusal}") from None
+            except PeerLostError:
+                self._check_open()
+                raise
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise UsageError(f"this client of the store at {self.address} has been closed")
 
     def _multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         names = {self._key(key): None for key in keys}
@@ -430,14 +443,18 @@ class EtcdStore:
                     return found
                 watched = ranges()
                 if not watched:
-                    time.sleep(max(0, deadline_ns - time.monotonic_ns()) / 1e9)
+                    self._closing.wait(max(0, deadline_ns - time.monotonic_ns()) / 1e9)
+                    self._check_open()
                     continue
                 try:
-                    self._watch_from(watched, revision).wait(revision, deadline_ns)
+                    stream = self._watch_from(watched, revision)
+                    self._check_open()  # who closes hangs up the stream that it sees
+                    stream.wait(revision, deadline_ns)
                     pause_s = FIRST_PAUSE_S
                 except OSError:  # look again, perhaps at another member
                     self._end_stream()
-                    time.sleep(pause_s)
+                    self._closing.wait(pause_s)
+                    self._check_open()
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
         return self._call(wait)

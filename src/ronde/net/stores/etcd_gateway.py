@@ -15,8 +15,10 @@ import json
 import random
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -116,6 +118,7 @@ class Gateway:
         self.endpoints = endpoints
         self.patience_ns = patience_ns  # how long to try until the store counts as lost
         self.member = random.randrange(len(endpoints.members))
+        self.give_up = threading.Event()  # set: try everything once, and not again
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, path: str, request: Message, timeout_ns: int | None = None) -> Message:
@@ -133,10 +136,11 @@ class Gateway:
             self.member += 1
             failures += 1
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
-            if left_s <= 0:
+            tried_all = failures > len(self.endpoints.members)
+            if left_s <= 0 or (tried_all and self.give_up.is_set()):
                 raise PeerLostError(f"lost the store at etcd:{self.endpoints}: {reason}")
-            if failures > len(self.endpoints.members):
-                time.sleep(min(pause_s, left_s))
+            if tried_all:
+                self.give_up.wait(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def reach(self, timeout_ns: int) -> None:
@@ -227,6 +231,11 @@ class Stream:
                 )
             if any(int(event["kv"]["mod_revision"]) > revision for event in result.get("events", ())):
                 return
+
+    def hang_up(self) -> None:
+        """End it for the thread that waits."""
+        with suppress(OSError):  # it has ended by itself
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._sock.close()

@@ -60,6 +60,7 @@ class FileStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.path.abspath(path)
         self._open = True
+        self._closing = False
         self._lock = threading.Lock()  # one call at a time
         self._forked = False
         self._highest = 0  # number that a client has got
@@ -218,11 +219,11 @@ class FileStore:
             raise
 
     def fork(self) -> FileStore:
-        if not self._open:
-            raise self._closed()
+        self._check_open()
         return FileStore(self._path)
 
     def close(self) -> None:
+        self._closing = True  # seen by the thread that waits when it looks again
         with self._lock:
             if not self._open:
                 return
@@ -237,6 +238,7 @@ class FileStore:
 
     def _look(self, look: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
         """Return what the look finds. `names` are the keys that it looks at, None all: who held them must be alive."""
+        self._check_open()
         self._ready()
         with self._log.locked(exclusive=False) as anew:
             self._catch_up(anew, exclusive=False)
@@ -255,6 +257,7 @@ class FileStore:
         self, names: Iterable[bytes] | None, operate: Callable[[Table], tuple[Found, bytes]]
     ) -> Found:
         with self._lock:
+            self._check_open()
             return self._change_alone(names, operate)
 
     def _change_alone(
@@ -374,8 +377,6 @@ class FileStore:
         self._compact_at = COMPACT_BYTES
 
     def _ready(self) -> None:
-        if not self._open:
-            raise self._closed()
         if self._forked:
             self._start()
             self._forked = False
@@ -384,8 +385,9 @@ class FileStore:
         self._log.close()
         self._lives.close()
 
-    def _closed(self) -> UsageError:
-        return UsageError(f"this client of the store at {self.address} has been closed")
+    def _check_open(self) -> None:
+        if self._closing:
+            raise UsageError(f"this client of the store at {self.address} has been closed")
 
     def _after_fork(self) -> None:
         """Let go of what the parent has opened: with it, this child would keep its parent's held keys alive."""
