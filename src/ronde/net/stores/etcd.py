@@ -36,7 +36,7 @@ from ronde.net.stores.table import Table
 
 __all__ = ["EtcdStore"]
 
-ANSWER_NS = 60 * 10**9  # how long a cluster that was there may be out of reach
+ANSWER_NS = 20 * 10**9  # how long a cluster that was there may be out of reach
 CLOSE_NS = 2 * 10**9
 LEASE_NS = 5 * 10**9
 MOST_KEYS_AT_ONCE = 127  # etcd's --max-txn-ops is 128, and one is the counter
