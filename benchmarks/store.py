@@ -21,11 +21,12 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ronde.net.stores import doors
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
 
 CASES = ("set", "set-seen", "get", "add", "compare_set", "wait")
-CONTESTANTS = ("ronde", "torch")
+CONTESTANTS = ("ronde", "ronde-tcp", "torch")
 HOLDERS = 4  # processes for the idle connections
 VALUE = b"v" * 16
 MINUTE_NS = 60 * 10**9
@@ -70,8 +71,9 @@ def wait_for_end(pipe: Connection) -> None:
 
 def work(contestant: str, address: str, key: str, name: str, pipe: Connection) -> None:
     """Be one client: for each (case, begin, end) that comes, on the monotonic clock, send its latencies (ns)."""
-    connect = connect_torch if contestant == "torch" else connect_ronde
-    client = connect(address, key)
+    if contestant == "ronde-tcp":
+        take_the_long_way()
+    client = connect_torch(address) if contestant == "torch" else connect_ronde(address, key)
     pipe.send(None)
     while True:
         try:
@@ -85,7 +87,12 @@ def connect_ronde(address: str, key: str) -> StoreClient:
     return StoreClient(address, JobKey.from_hex(key), MINUTE_NS)
 
 
-def connect_torch(address: str, key: str) -> Any:
+def take_the_long_way() -> None:
+    """Let clients take TCP even to a store on their own host, as those on others must."""
+    doors.WILDCARDS.clear()
+
+
+def connect_torch(address: str) -> Any:
     from torch.distributed import TCPStore
 
     return TCPStore(
@@ -130,6 +137,7 @@ def measure(call: Operation, begin: float, end: float) -> array[int]:
 
 def idle(address: str, key: str, count: int, pipe: Connection) -> None:
     """Hold connections that say nothing, until the pipe ends."""
+    take_the_long_way()
     clients = [connect_ronde(address, key) for _ in range(count)]
     pipe.send(None)
     wait_for_end(pipe)
@@ -197,17 +205,19 @@ def compare(addresses: dict[str, str], key: str, clients: int, arguments: argpar
 
 
 def print_case(rows: Sequence[Row]) -> None:
-    cells = [f"{row.contestant} {row.ops_per_s:>9,.0f}/s p99 {row.p99_us:>9,.0f} us" for row in rows]
-    if len(rows) == 2:
-        cells.append(f"{rows[0].ops_per_s / rows[1].ops_per_s:5.2f}x")
-        cells.append(f"p99 {rows[0].p99_us / rows[1].p99_us:5.2f}x")
-    print(f"{rows[0].case:<12} {rows[0].clients:>4} clients   " + "   ".join(cells), flush=True)
+    rival = rows[-1] if rows[-1].contestant == "torch" else None
+    print(f"{rows[0].case:<20} {rows[0].clients:>4} clients", end="")
+    for row in rows:
+        print(f"   {row.contestant:>9} {row.ops_per_s:>8,.0f}/s p99 {row.p99_us:>7,.0f} us", end="")
+        if rival and row is not rival:
+            print(f"  {row.ops_per_s / rival.ops_per_s:5.2f} {row.p99_us / rival.p99_us:5.2f}", end="")
+    print(flush=True)
 
 
 def with_idle(address: str, key: str, count: int, arguments: argparse.Namespace) -> list[Row]:
     """Measure one client's `get` alone, and beside idle connections; return both."""
     rows = []
-    crew = Crew("ronde", address, key, 1)
+    crew = Crew("ronde-tcp", address, key, 1)
     for others in (0, count):
         holders = [Child(idle, address, key, others // HOLDERS) for _ in range(HOLDERS if others else 0)]
         for holder in holders:
@@ -216,7 +226,7 @@ def with_idle(address: str, key: str, count: int, arguments: argparse.Namespace)
             statistics.median(each)
             for each in zip(*(crew.turn("get", arguments.seconds) for _ in range(arguments.rounds)))
         )
-        rows.append(Row(f"get beside {others} idle", 1, "ronde", round(speed), round(p99, 1)))
+        rows.append(Row(f"get beside {others} idle", 1, "ronde-tcp", round(speed), round(p99, 1)))
         print_case(rows[-1:])
         for holder in holders:
             holder.end()
@@ -249,8 +259,8 @@ def main() -> None:
     rows: list[Row] = []
     for clients in arguments.clients:
         rows += compare(addresses, key, clients, arguments)
-    if arguments.idle and "ronde" in addresses:
-        rows += with_idle(addresses["ronde"], key, arguments.idle, arguments)
+    if arguments.idle and "ronde-tcp" in addresses:
+        rows += with_idle(addresses["ronde-tcp"], key, arguments.idle, arguments)
     for server in servers.values():
         server.end()
     if arguments.csv:

@@ -19,7 +19,6 @@ import errno
 import heapq
 import logging
 import os
-import resource
 import select
 import socket
 import threading
@@ -28,22 +27,20 @@ import weakref
 from pathlib import Path
 
 from ronde.errors import ProtocolError, UsageError
-from ronde.net.addresses import listen, parse
+from ronde.net.addresses import parse
 from ronde.net.authentication import Handshake, Role
 from ronde.net.stores.desk import Desk, Session
+from ronde.net.stores.doors import MAX_CLIENTS, Doors
 from ronde.net.stores.journal import Journal, read
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 from ronde.settings import JobKey
 
-__all__ = ["HANDSHAKE_NS", "STORE_PURPOSE", "StoreServer", "notice_loss"]
+__all__ = ["HANDSHAKE_NS", "STORE_PURPOSE", "StoreServer"]
 
 STORE_PURPOSE = "store"
-MAX_CLIENTS = 20_000
-OTHER_FILES = 1_000
 MAX_STRANGERS = 256
 HANDSHAKE_NS = 10 * 10**9
 CROWDED_NS = HANDSHAKE_NS // 20  # what a stranger has while others wait at the door
-SILENCE_S = 6  # how long a connection may get no sign of its other end
 LONGEST_SLEEP_S = 3600.0
 READ_BYTES = 1 << 16
 REPAIR_NS = 10**9  # how often to try again if the journal cannot be written
@@ -84,11 +81,12 @@ class StoreServer:
     ) -> None:
         self._key = key
         self._desk = Desk()
-        self._listener, self._address = listen(parse(address))
+        self._doors = Doors(parse(address), key)
+        self._address = self._doors.address
         try:
             self._journal = self._open_journal(journal, seed)
         except BaseException:
-            self._close_listener()
+            self._close_doors()
             raise
         self._answers: list[tuple[_Client, bytes]] = []  # held back until the journal is written
         self._clients: dict[int, _Client] = {}
@@ -98,9 +96,7 @@ class StoreServer:
         self._timer_count = 0
         self._repair_at_ns = 0
         self._epoll = select.epoll()
-        self._door = self._listener.fileno()
-        self._epoll.register(self._door, select.EPOLLIN)
-        self._accepting = True
+        self._doors.open(self._epoll)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._stop, select.EPOLLIN)
         _servers.add(self)
@@ -147,7 +143,7 @@ class StoreServer:
         """Close what a forked child has inherited: it would keep connections open that its parent closes."""
         for client in self._clients.values():
             client.sock.close()
-        self._listener.close()
+        self._doors.close()
         self._epoll.close()
 
     # The loop
@@ -175,8 +171,8 @@ class StoreServer:
             client = clients.get(fd)  # none: dropped earlier in this turn
             if client is not None:
                 self._serve(client, event)
-            elif fd == self._door:
-                self._accept()
+            elif fd in self._doors:
+                self._accept(fd)
             elif fd == self._stop:
                 going_on = False
         if self._journal:
@@ -190,34 +186,25 @@ class StoreServer:
         os.close(self._stop)
         if self._journal:
             self._journal.close()
-        self._close_listener()
+        self._close_doors()
 
-    def _close_listener(self) -> None:
-        self._listener.close()
+    def _close_doors(self) -> None:
+        self._doors.close()
         if self._address.path.startswith("/"):
             os.unlink(self._address.path)
 
     # Connections
 
-    def _accept(self) -> None:
+    def _accept(self, fd: int) -> None:
         while self._has_room_for_a_stranger():
             try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
+                sock = self._doors.accept(fd)
+            except OSError:
+                _log.error("the store has run out of file descriptors with %d clients", len(self._clients))
+                self._doors.shut(self._epoll)
                 return
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    continue  # that one connection broke before we took it
-                if not _raise_limit_of_files():
-                    _log.error(
-                        "the store has run out of file descriptors with %d clients", len(self._clients)
-                    )
-                    self._pause_accepting()
-                    return
-                continue
-            sock.setblocking(False)
-            if not self._address.is_unix:
-                notice_loss(sock)
+            if sock is None:
+                return
             client = _Client(sock, Handshake(Role.SERVER, self._key, STORE_PURPOSE), time.monotonic_ns())
             self._clients[client.fd] = client
             self._strangers[client] = None
@@ -227,7 +214,7 @@ class StoreServer:
     def _has_room_for_a_stranger(self) -> bool:
         """Return whether to accept one more; if not, newcomers stay in the queue of the socket for now."""
         if len(self._clients) >= MAX_CLIENTS:
-            self._pause_accepting()
+            self._doors.shut(self._epoll)
             return False
         if len(self._strangers) < MAX_STRANGERS:
             return True
@@ -237,19 +224,8 @@ class StoreServer:
             self._drop(oldest)
             return True
         self._set_timer(oldest, left_ns)
-        self._pause_accepting()
+        self._doors.shut(self._epoll)
         return False
-
-    def _pause_accepting(self) -> None:
-        """Leave newcomers in the queue of the socket until a client goes or a stranger becomes one."""
-        if self._accepting:
-            self._epoll.unregister(self._door)
-            self._accepting = False
-
-    def _go_on_accepting(self) -> None:
-        if not self._accepting:
-            self._epoll.register(self._door, _READABLE)
-            self._accepting = True
 
     def _drop(self, client: _Client) -> None:
         del self._clients[client.fd]
@@ -260,7 +236,7 @@ class StoreServer:
         if session.connection is client:
             session.connection = None
             self._gone.append(session)
-        self._go_on_accepting()
+        self._doors.open(self._epoll)
 
     def _see_off(self, session: Session) -> None:
         if session.connection is None:
@@ -328,7 +304,7 @@ class StoreServer:
         client.handshake = None
         client.timer = 0
         del self._strangers[client]
-        self._go_on_accepting()
+        self._doors.open(self._epoll)
         session = self._desk.welcome(handshake.peer_label if any(handshake.peer_label) else b"")
         old, session.connection, client.session = session.connection, client, session
         if old is not None:  # its client has given it up before we saw that it is broken
@@ -468,23 +444,3 @@ def _let_all_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_all_go)
-
-
-def notice_loss(sock: socket.socket) -> None:
-    """Let a TCP connection send without delay, and break within seconds when nothing comes back from the other end."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S - SILENCE_S // 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
-
-
-def _raise_limit_of_files() -> bool:
-    """Allow this process the files for all clients, or what it may have; return whether that is more than before."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(MAX_CLIENTS + OTHER_FILES, hard)
-    if soft >= wanted:
-        return False
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return True

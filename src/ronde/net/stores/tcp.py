@@ -29,7 +29,8 @@ from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, waited_in_vain
-from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer, notice_loss
+from ronde.net.stores.doors import notice_loss, short_ways
+from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer
 from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, MAX_TIMEOUT_NS, Operation, Status
 from ronde.settings import JobKey
 
@@ -215,8 +216,8 @@ class StoreClient:
                 if not answered:  # the answer may still come: never take it for that to another request
                     self._hang_up()
         status, value = data[_ANSWER_BYTES - 1], data[_ANSWER_BYTES:]
-        if status == Status.REFUSED:
-            raise UsageError(value.decode())
+        if status >= Status.REFUSED:
+            raise (UsageError if status == Status.REFUSED else PeerLostError)(value.decode())
         return status, value
 
     def _ask_again(
@@ -302,6 +303,9 @@ class StoreClient:
                 failure = error
                 continue
             for endpoint in endpoints:
+                for shorter in short_ways(endpoint, self._key):
+                    with suppress(OSError):
+                        return self._open(shorter, deadline_ns)
                 try:
                     return self._open(endpoint, deadline_ns)
                 except OSError as error:
