@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ronde.core.round import Node
 from ronde.errors import PeerLostError, RondeError, TimeoutError, UsageError
+from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, parse, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.over_store import OverStore
