@@ -65,7 +65,7 @@ class Job:
 
     def start(self, *names: str, **changes: object) -> list[TestNode]:
         """Nodes that are in the first round together, in this order."""
-        exact = {"min_nodes": len(names), "max_nodes": len(names), **changes}
+        exact = {"min_nodes": len(names), "max_nodes": len(names), "last_call_ns": 3600 * S, **changes}
         return [self.add(name, **exact) for name in names]  # type: ignore[arg-type]
 
 
@@ -160,10 +160,10 @@ def test_a_lost_node_is_noticed_at_once_and_the_others_go_on(job: Job) -> None:
 
 
 def test_a_late_node_waits_and_comes_in(job: Job) -> None:
-    a, b = (dynamic(job).add(name, min_nodes=1, max_nodes=3, last_call_ns=S // 2) for name in "ab")
+    a, b = (dynamic(job).add(name, min_nodes=2, max_nodes=3, last_call_ns=S // 2) for name in "ab")
     before = [node.begins() for node in (a, b)]
     assert len(before[0].nodes) == 2
-    late = job.add("c", min_nodes=1, max_nodes=3, last_call_ns=S // 2)
+    late = job.add("c", min_nodes=2, max_nodes=3, last_call_ns=S // 2)
     for node in (a, b):
         assert node.ends().cause == NodesWaiting(1)
         node.join()
@@ -308,6 +308,17 @@ def test_the_store_dies_with_its_node_and_the_others_go_on_at_another(served: li
             assert node.says("began").startswith(f"{number} {len(left)}")
     served[2].succeed()
     served[2].says("AllSucceeded")
+
+
+def test_who_served_the_store_finds_the_others_when_it_comes_back(served: list[ProcessNode]) -> None:
+    a, b, c = served
+    a.signal(signal.SIGKILL)
+    for node in (b, c):
+        assert node.says("began").startswith("1 2")
+    back = ProcessNode(a.config, a.key, "a2")
+    served.append(back)
+    for node in (b, c, back):
+        assert node.says("began").startswith("2 3")
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ _TIMES = {
 }
 _BEATS = "keep_alive_max_attempt"
 # What our own backends take beside these, and what torchrun's take and ours have no need for.
-_OTHERS = ("is_host", "store_type", "ca_cert", "ssl_cert", "ssl_cert_key")
+_OTHERS = ("is_host", "rehost", "store_type", "ca_cert", "ssl_cert", "ssl_cert_key")
 _NEEDLESS = (
     "close_timeout",
     "heartbeat_timeout",
