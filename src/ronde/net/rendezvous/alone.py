@@ -83,7 +83,7 @@ class Alone:
         while effects or pushed:
             if not effects:
                 effects += self._participant.step(0, Popped(self._queue, (pushed.popleft(),)))
-            elif event := self._perform(effects.popleft(), pushed):
+            elif (event := self._perform(effects.popleft(), pushed)) is not None:
                 effects += self._participant.step(0, event)
 
     def _perform(self, effect: Effect, pushed: deque[bytes]) -> Event | None:
