@@ -78,6 +78,8 @@ if TYPE_CHECKING:
         stop_timeline,
     )
     from ronde.engine.process_sets import ProcessSet
+    from ronde.launch.callables import run
+    from ronde.launch.record import record
 
 __all__ = [
     "AbortedError",
@@ -133,9 +135,11 @@ __all__ = [
     "local_size",
     "poll",
     "rank",
+    "record",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "run",
     "shutdown",
     "size",
     "start_timeline",
@@ -186,6 +190,8 @@ _LAZY = {
     "Handle": "ronde._native",
     **dict.fromkeys(_OF_THE_PROCESS, "ronde.engine.process"),
     "ProcessSet": "ronde.engine.process_sets",
+    "record": "ronde.launch.record",
+    "run": "ronde.launch.callables",
     **dict.fromkeys(_OPERATIONS, "ronde.engine.operations"),
     **dict.fromkeys(
         ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),

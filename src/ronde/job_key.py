@@ -1,11 +1,9 @@
-"""The secret of a job."""
+"""The secret of a job. Cryptography is loaded when it is needed, which in most launchers it is not."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import os
 import re
-import secrets
 
 from ronde.errors import UsageError
 
@@ -27,7 +25,7 @@ class JobKey:
     @classmethod
     def generate(cls) -> JobKey:
         """Return a new random key."""
-        return cls(secrets.token_bytes(KEY_BYTES))
+        return cls(os.urandom(KEY_BYTES))
 
     @classmethod
     def from_hex(cls, text: str) -> JobKey:
@@ -41,6 +39,8 @@ class JobKey:
     @classmethod
     def derived_from(cls, job: str) -> JobKey:
         """Return the key that everybody who knows the job's name can compute: against mix-ups, not attackers."""
+        import hashlib
+
         return cls(hashlib.sha256(b"ronde: key of the job named " + job.encode()).digest())
 
     def hex(self) -> str:
@@ -49,12 +49,16 @@ class JobKey:
 
     def hmac(self, *parts: bytes) -> bytes:
         """Return the 32-byte HMAC-SHA256 of the parts, each preceded by its length so that none can pose as two."""
-        mac = hmac.new(self._secret, digestmod=hashlib.sha256)
+        import hmac
+
+        mac = hmac.new(self._secret, digestmod="sha256")
         for part in parts:
             mac.update(len(part).to_bytes(8, "big") + part)
         return mac.digest()
 
     def __eq__(self, other: object) -> bool:
+        import hmac
+
         return isinstance(other, JobKey) and hmac.compare_digest(self._secret, other._secret)
 
     def __hash__(self) -> int:

@@ -7,7 +7,6 @@ prints it as docs/settings.md. No other module reads the process environment.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import logging
 import os
@@ -47,7 +46,6 @@ __all__ = [
 ]
 
 PREFIX = "RONDE_"
-
 _log = logging.getLogger(__name__)
 
 
@@ -446,6 +444,8 @@ def ignored(environ: Mapping[str, str]) -> list[str]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    import difflib  # slow to load
+
     by_rest = {each.removeprefix(PREFIX): each for each in known}  # the common prefix makes nothing similar
     near = difflib.get_close_matches(name.removeprefix(PREFIX), by_rest, n=1)
     return f"; did you mean {by_rest[near[0]]}?" if near else ""

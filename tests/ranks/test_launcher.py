@@ -427,7 +427,7 @@ def test_a_worker_does_not_start_when_the_launcher_has_died() -> None:
     program = Path(__file__).parents[2] / "src/ronde/net/die_with_parent.py"
     dead = str(2**22 + 1)  # no process has such a number
     done = subprocess.run(
-        [sys.executable, "-I", "-S", str(program), dead, "/bin/echo", "hello"],
+        [sys.executable, "-I", "-S", str(program), dead, "any", "/bin/echo", "hello"],
         capture_output=True,
         check=False,
     )

@@ -37,6 +37,9 @@ BOUND_NS = BAD_TIMES_NS + 600 * S
 
 
 class Simulation:
+    node_type = SimNode
+    module = "tests.sim.rendezvous"
+
     def __init__(self, seed: int, nodes: int) -> None:
         self.rng = rng = random.Random(f"{nodes} nodes with {seed}")
         self.now_ns = 0
@@ -59,7 +62,7 @@ class Simulation:
         self.typical_ns = rng.choice((100_000, MS, 20 * MS))
         self.hiccup = rng.choice((0.0, 0.0, 0.003, 0.03))
         self.failing = rng.choice((0.0, 0.0, 0.3))
-        self.nodes = [SimNode(self, host, 0) for host in range(nodes)]
+        self.nodes = [self.node_type(self, host, 0) for host in range(nodes)]
         spread_ns = rng.choice((1, S, 30 * S))
         for node in self.nodes:
             node.later(rng.randrange(spread_ns), lambda node=node: self.come(node))  # type: ignore[misc]
@@ -201,7 +204,7 @@ class Simulation:
             node.perform(node.participant.end_job("interrupted"))
 
     def add(self, host: int, start: int) -> None:
-        node = SimNode(self, host, start)
+        node = self.node_type(self, host, start)
         self.nodes.append(node)
         self.counts["late nodes"] += 1
         self.come(node)
@@ -242,16 +245,16 @@ class Simulation:
         return [node.name for node in self.nodes if node.is_alive and node.outcome is None]
 
 
-def simulate(seed: int, nodes: int) -> Counter[str]:
+def simulate(seed: int, nodes: int, kind: type[Simulation] = Simulation) -> Counter[str]:
     """Run one simulation; returns what happened how often. Raises Broken with the command that does it again."""
-    simulation = Simulation(seed, nodes)
+    simulation = kind(seed, nodes)
     try:
         return simulation.run()
     except Exception as error:
         story = "\n".join("  " + " ".join(map(str, event))[:400] for event in simulation.events)
         raise Broken(
             f"{type(error).__name__}: {error}\nlast events:\n{story}\n"
-            f"replay: python -m tests.sim.rendezvous --seed {seed} --nodes {nodes}"
+            f"replay: python -m {kind.module} --seed {seed} --nodes {nodes}"
         ) from error
 
 
@@ -260,7 +263,7 @@ def draw_nodes(seed: int) -> int:
     return rng.choice((1, 2, 2, 3, 3, 4, rng.randint(5, 12), rng.randint(5, 30)))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, kind: type[Simulation] = Simulation) -> int:
     parser = argparse.ArgumentParser(description="Simulate rendezvous with the real machines.")
     parser.add_argument("--seeds", type=int, default=100, help="how many simulations (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="only this one")
@@ -270,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
-            counts += simulate(seed, arguments.nodes or draw_nodes(seed))
+            counts += simulate(seed, arguments.nodes or draw_nodes(seed), kind)
         except Broken as broken:
             print(broken, flush=True)
             return 1

@@ -1,4 +1,4 @@
-"""A table of options, parsed and printed as help.
+"""A table of options, read from a command line and printed as help.
 
 Not argparse: options end at the script, whose own options are none of our business; `-np 4`, `-n4` and
 `--nproc_per_node=4` are all right; and an unknown option is answered with the nearest known one.
@@ -6,64 +6,100 @@ Not argparse: options end at the script, whose own options are none of our busin
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from ronde.errors import UsageError
 
-__all__ = ["Option", "describe", "nearest", "parse"]
+__all__ = ["Given", "Option", "admit", "describe", "nearest", "parse", "read"]
 
 HELP_COLUMN = 28
 WIDTH = 96
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option under all its names; a flag unless it has a `metavar`, which is what its value is called.
 
-    `parse` makes the value of a text and raises ValueError if that makes no sense; `right` says what would.
+    `parse` makes the value of a text and raises ValueError if that makes no sense; `right` says what would. An option
+    with `words` takes so many of them, and `parse` gets them with spaces between. `off`: names that say no to a flag.
+    `common`: shown by the short help. `variable`: of workers, that gets the value, a text or a flag. `place`: in a
+    configuration file. `idle`: why the option is accepted and means nothing; `refused`: why it is not accepted.
     """
 
     group: str
     names: tuple[str, ...]
     help: str
     metavar: str = ""
-    parse: Callable[[str], object] = str
+    parse: Callable[[str], Any] = str
     right: str = ""
+    words: int = 1
+    off: tuple[str, ...] = ()
+    common: bool = False
+    variable: str = ""
+    place: str = ""
+    idle: str = ""
+    refused: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name under which values are kept: the last one."""
+        return self.names[-1]
 
 
-def parse(argv: Sequence[str], table: Sequence[Option]) -> tuple[dict[str, object], list[str]]:
+class Given(NamedTuple):
+    """A value, and how the user wrote what it was given to: an option, a variable, a place in a file."""
+
+    value: Any
+    origin: str
+
+
+def parse(argv: Sequence[str], table: Sequence[Option]) -> tuple[dict[str, Any], list[str]]:
     """Return the values by each option's last name, and what follows the options (after a `--`, if there is one).
 
     Raises UsageError for an unknown option, or a value that is missing or makes no sense.
     """
-    values: dict[str, object] = {}
+    given, rest = read(argv, table)
+    return {name: each.value for name, each in given.items()}, rest
+
+
+def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given], list[str]]:
+    """Return the same as `parse`, and what each option was called. The last one counts."""
+    by_name = {name: option for option in table for name in option.names + option.off}
+    given: dict[str, Given] = {}
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
         if word == "--":
             break
-        option, name, text = _find(word, table)
+        option, name, text = _find(word, by_name)
         if not option.metavar:
             if text is not None:
                 raise UsageError(f"{name} takes no value, but was given {text!r}")
-            values[option.names[-1]] = True
+            if option.refused:
+                raise UsageError(f"{name} is not supported: {option.refused}")
+            given[option.name] = Given(name.replace("_", "-") not in option.off, name)
             continue
-        if text is None:
-            if not rest:
-                raise UsageError(f"{name} needs a value: {option.right}")
-            text = rest.pop(0)
-        try:
-            values[option.names[-1]] = option.parse(text)
-        except ValueError:
-            raise UsageError(f"{name} {text} makes no sense: it should be {option.right}") from None
-    return values, rest
+        missing = option.words - (text is not None)
+        if len(rest) < missing:
+            raise UsageError(f"{name} needs a value: {option.right}")
+        texts = ([] if text is None else [text]) + rest[:missing]
+        del rest[:missing]
+        given[option.name] = admit(option, name, " ".join(texts))
+    return given, rest
 
 
-def _find(word: str, table: Sequence[Option]) -> tuple[Option, str, str | None]:
+def admit(option: Option, origin: str, text: str, joint: str = " ") -> Given:
+    """Return the value that a text means. Raises UsageError, with `joint` between the origin and the text."""
+    if option.refused:
+        raise UsageError(f"{origin} is not supported: {option.refused}")
+    try:
+        return Given(option.parse(text), origin)
+    except ValueError:
+        raise UsageError(f"{origin}{joint}{text} makes no sense: it should be {option.right}") from None
+
+
+def _find(word: str, by_name: dict[str, Option]) -> tuple[Option, str, str | None]:
     """Return the option that a word names, the name as it was written, and the value if it is in the same word."""
-    by_name = {name: option for option in table for name in option.names}
     name, equals, text = word.partition("=")
     known = name if name in by_name else name.replace("_", "-")
     if known in by_name:
@@ -78,25 +114,29 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """Return "; did you mean ...?" if something known looks like the word."""
     import difflib  # only after a mistake: it takes longer to load than all the rest
 
-    # A mistyped word may also be the beginning of a longer one: --nmu of --num-proc.
-    meant = {form: name for name in known for form in (name[: len(word)], name)}
-    near = difflib.get_close_matches(word, meant, n=1)
+    # A mistyped word may also be the beginning of a longer one: --nmu of --num-proc, the first that begins so. Dashes
+    # make nothing similar.
+    meant = {form.lstrip("-"): name for name in reversed(known) for form in (name[: len(word)], name)}
+    near = difflib.get_close_matches(word.lstrip("-"), meant, n=1)
     return f"; did you mean {meant[near[0]]}?" if near else ""
 
 
 def describe(table: Sequence[Option]) -> str:
-    """Return the options for a help text, by group."""
+    """Return the options for a help text, by group; not those that are refused."""
     lines: list[str] = []
-    for group in dict.fromkeys(option.group for option in table):
+    shown = [option for option in table if not option.refused]
+    for group in dict.fromkeys(option.group for option in shown):
         lines += ["", f"{group}:"]
-        for option in table:
+        for option in shown:
             if option.group == group:
                 lines += _describe(option)
     return "\n".join(lines) + "\n"
 
 
 def _describe(option: Option) -> list[str]:
-    head = "  " + ", ".join(option.names) + (f" {option.metavar}" if option.metavar else "")
+    import textwrap  # only for help
+
+    head = "  " + ", ".join(option.names + option.off) + (f" {option.metavar}" if option.metavar else "")
     text = textwrap.wrap(option.help, WIDTH - HELP_COLUMN)
     if len(head) < HELP_COLUMN - 1:
         head, text = head.ljust(HELP_COLUMN) + text[0], text[1:]

@@ -1,181 +1,132 @@
-"""`ronde run`: start a program in several processes."""
+"""`ronde run`: start a program in several processes, here and on other machines."""
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ronde.cli.options import Option, describe, parse
+from ronde.cli.options import describe, read
+from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
 from ronde.errors import UsageError
 
-__all__ = ["HELP", "RunArguments", "parse_arguments", "run"]
+if TYPE_CHECKING:
+    from ronde.cli.run_config import Here
 
-AUTO = "auto"
+__all__ = ["full_help", "run", "short_help"]
 
-
-def _count(text: str) -> int | str:
-    if text == AUTO:
-        return AUTO
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ValueError(text)
-    return int(text)
-
-
-def _launcher(text: str) -> str:
-    if text not in ("local", "mpi"):
-        raise ValueError(text)
-    return text
-
-
-OPTIONS = (
-    Option(
-        "workers",
-        ("-n", "-np", "--num-proc", "--nproc-per-node"),
-        "how many workers to start; auto: one for every usable core (default: 1)",
-        metavar="N",
-        parse=_count,
-        right="a whole number above 0, or auto",
-    ),
-    Option(
-        "workers",
-        ("--launcher",),
-        "who starts them: local, or mpi for the mpirun beside this Python or in PATH (default: local)",
-        metavar="WHO",
-        parse=_launcher,
-        right="local or mpi",
-    ),
-    Option("what to run", ("-m", "--module"), "the name is that of a Python module, as in python -m"),
-    Option("what to run", ("--no-python",), "run the file itself, even if it ends in .py"),
-    Option(
-        "what to run",
-        ("--horovod",),
-        "import horovod.torch is answered by Ronde, so that scripts for Horovod run unchanged",
-    ),
-    Option(
-        "tuning",
-        ("--autotune",),
-        "find out during the run which settings of the engine are best, and print them (docs/tuning.md)",
-    ),
-    Option(
-        "tuning",
-        ("--autotune-log",),
-        "write what was tried, and how fast it was, into this CSV file; implies --autotune",
-        metavar="FILE",
-        right="the path of a file",
-    ),
-    Option("information", ("--dry-run",), "print what would be started, and start nothing"),
-    Option("information", ("-h", "--help"), "print this help"),
-)
-
-HELP = f"""\
+USAGE = """\
 usage: ronde run [options] [--] script.py [arguments]
        ronde run [options] -m module [arguments]
        ronde run [options] program [arguments]
 
-Starts a program in several processes on this machine and tells each its rank. Lines of output are
-preceded by [rank]. If one process fails the others are ended, and its last words are shown last;
-Ctrl-C ends all of them. The exit code is that of the first process that failed.
+Starts a program in several processes and tells each its rank. Lines of output are preceded by
+[rank]. If one process fails the others are ended, and its last words are shown last; Ctrl-C ends
+all of them. The exit code is that of the first process that failed.
 
     ronde run -n 4 train.py --epochs 3
-{describe(OPTIONS)}
+    ronde run -H node1:4,node2:4 train.py
+    ronde run --nnodes 2 --nproc-per-node 4 --rdzv-endpoint node1:29400 train.py  # on both machines
+"""
+ENDING = """
 Options end at the script: what follows it is passed on as it is. Names may be written with
-underscores (--nproc_per_node). Workers find torchrun's variables in their environment: RANK,
+underscores (--nproc_per_node), and given by variables (PET_NPROC_PER_NODE=4) or in a --config-file;
+the command line goes first. Workers find torchrun's variables in their environment: RANK,
 LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and so on.
 """
 
 
-@dataclass(frozen=True)
-class RunArguments:
-    """What the user asked for; `workers` is None for one on every usable core."""
-
-    name: str
-    arguments: tuple[str, ...] = ()
-    workers: int | None = 1
-    module: bool = False
-    no_python: bool = False
-    horovod: bool = False
-    autotune: bool = False
-    autotune_log: str | None = None
-    dry_run: bool = False
-    launcher: str = "local"
+def full_help() -> str:
+    """Return the help with all options."""
+    return USAGE + describe(OPTIONS) + ENDING
 
 
-def parse_arguments(argv: Sequence[str]) -> RunArguments | None:
-    """Return what is asked for by the words after `ronde run`; None if that is help. Raises UsageError."""
-    values, rest = parse(argv, OPTIONS)
-    if "--help" in values:
-        return None
-    module, no_python = "--module" in values, "--no-python" in values
-    if module and no_python:
-        raise UsageError("--module and --no-python contradict each other: a module can only be run by Python")
-    if not rest:
-        wanted = "module" if module else "script"
-        raise UsageError(f"no {wanted} to run was given, as in: ronde run -n 4 train.py")
-    count = values.get("--nproc-per-node", 1)
-    log = values.get("--autotune-log")
-    return RunArguments(
-        name=rest[0],
-        arguments=tuple(rest[1:]),
-        workers=count if isinstance(count, int) else None,
-        module=module,
-        no_python=no_python,
-        horovod="--horovod" in values,
-        autotune="--autotune" in values or log is not None,
-        autotune_log=None if log is None else str(log),
-        dry_run="--dry-run" in values,
-        launcher=str(values.get("--launcher", "local")),
-    )
+def short_help() -> str:
+    """Return the help with the options that are used most."""
+    common = describe([option for option in OPTIONS if option.common])
+    return f"{USAGE}{common}\nThese are the options that are used most; ronde run --help prints all.\n"
 
 
 def run(argv: Sequence[str]) -> int:
     """Do what the words after `ronde run` ask for and return the exit code. Raises UsageError."""
-    arguments = parse_arguments(argv)
-    if arguments is None:
-        print(HELP, end="")
-        return 0
-    # Only now: help and mistakes are answered before the launcher is loaded.
-    from ronde.launch.command import find_command
-    from ronde.net.processes import usable_cores
+    words, _ = read(argv, OPTIONS)
+    for option, text in {"--help": full_help, "-h": short_help, "--version": _version}.items():
+        if option in words:
+            print(text(), end="")
+            return 0
+    # Only now: help and mistakes in words are answered before anything else is loaded.
     from ronde.settings import environment
 
     variables = environment()
+    if "--check-build" in words:
+        from ronde.cli.check_build import check_build
+
+        print(check_build(), end="")
+        return 0
+    return _launch(parse_arguments(argv, variables), variables)
+
+
+def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
+    from ronde.cli.run_config import configure
+    from ronde.cli.run_settings import idle_options
+    from ronde.launch.command import find_command
+
     command = find_command(
-        arguments.name,
-        arguments.arguments,
-        module=arguments.module,
-        no_python=arguments.no_python,
+        asked.name,
+        asked.arguments,
+        module=asked.has("--module"),
+        no_python=asked.has("--no-python"),
+        run_path=asked.has("--run-path"),
         search_path=variables.get("PATH"),
     )
-    workers = arguments.workers or usable_cores()
-    more = _tuning(arguments) | (_horovod(variables) if arguments.horovod else {})
-    if arguments.launcher == "mpi":
+    config = configure(asked, command, _here(asked, variables))
+    for sentence in idle_options(asked):
+        print(f"ronde: {sentence}", file=sys.stderr)
+    if asked.value("--launcher") == "mpi":
         from ronde.launch import mpirun
 
-        variables = {**variables, **more}
-        if arguments.dry_run:
-            print(mpirun.plan_here(command, workers, variables).describe(), end="")
+        environment = {**variables, **config.worker.environment}
+        if asked.has("--dry-run"):
+            print(mpirun.plan_here(command, config.worker.slots, environment).describe(), end="")
             return 0
-        return mpirun.run_here(command, workers, variables)
-    from ronde.launch.local import plan_here, run_here
+        return mpirun.run_here(command, config.worker.slots, environment)
+    if asked.has("--dry-run"):
+        from ronde.cli.run_plan import describe_launch
 
-    if arguments.dry_run:
-        print(plan_here(command, workers, variables, more=more).describe(), end="")
+        print(describe_launch(config, variables), end="")
         return 0
-    return run_here(command, workers, variables, more)
+    from ronde.launch.agent import run_agent
+
+    return run_agent(config, variables).exit_code
 
 
-def _tuning(arguments: RunArguments) -> dict[str, str]:
-    """Return the settings of workers that tune themselves; a relative path is one from here."""
-    more = {"RONDE_AUTOTUNE": "1"} if arguments.autotune else {}
-    if arguments.autotune_log is not None:
-        more["RONDE_AUTOTUNE_LOG"] = os.path.abspath(arguments.autotune_log)
-    return more
+def _here(asked: RunArguments, variables: Mapping[str, str]) -> Here:
+    """Look at this machine, as far as the options ask for it."""
+    from ronde.cli.run_config import Here
+    from ronde.net.processes import usable_cores
+
+    counts = {asked.value("--num-proc"), asked.value("--nproc-per-node")}
+    gpus = 0
+    if counts & {"gpu", "auto"}:
+        from ronde.launch.gpus import usable_gpus
+
+        gpus = usable_gpus(variables)
+    return Here(variables, usable_cores(), gpus, _hostfile(asked.value("--hostfile")))
 
 
-def _horovod(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what lets Ronde answer for Horovod in a worker, and in whatever a worker starts."""
-    from ronde.compat import PACKAGES
+def _hostfile(path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the hostfile {path}: {getattr(error, 'strerror', 'it is not a text')}"
+        ) from None
 
-    folders = [PACKAGES, *filter(None, [variables.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(folders)}
+
+def _version() -> str:
+    from ronde.cli import version
+
+    return f"ronde {version()}\n"

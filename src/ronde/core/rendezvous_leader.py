@@ -204,7 +204,7 @@ class Leader:
     def _hear_failure(self, now_ns: int, sender: str, failure: Failure) -> None:
         if failure.blames_peer and len(self.roster) > 1:
             if self._doubt is None:
-                self._doubt = _Doubt(failure, {node.id for node in self.roster})
+                self._doubt = _Doubt(failure, self._by_id.keys() - self._succeeded)
             self._doubt.unheard.discard(sender)
             self._settle_doubt(now_ns)
         else:

@@ -4,15 +4,18 @@ Rules
 
 1. If every worker ends with exit code 0, so does the job. Nothing is said.
 2. The first worker to fail is THE failure: its exit code is the job's (128 + signal if a signal killed it). A worker
-   that fails because it lost a peer is not the cause: it stands in until a worker fails for a reason of its own.
+   that fails because it lost a peer is not the cause: it stands in until a worker fails for a reason of its own. Of
+   two that say when their exception was raised, the earlier one is the cause, whichever ends first.
 3. After the first failure the others have a grace in which to notice by themselves: they do within a second, and what
-   they then say is worth having. Whoever is still there gets SIGTERM, and after the patience SIGKILL.
+   they then say is worth having. Whoever is still there gets SIGTERM, and after the patience SIGKILL. Where all are to
+   be started again (`Policy.hurry`), nobody gets a grace once the cause is known.
 4. An interrupt (Ctrl-C, SIGTERM, SIGHUP) is forwarded at once, with SIGKILL after the patience; Ctrl-C after another
    interrupt kills at once. The exit code is 128 + signal, unless a worker had failed before. What fails afterwards is
    no failure. SIGPIPE (our output cannot be written) is forwarded as SIGTERM, because Python ignores SIGPIPE.
 5. A worker is gone when its own process has exited and no process of its group is left. Processes that outlive the
    last worker are ended like workers that outlive a failure, but they decide nothing.
-6. Every wait ends: what SIGKILL does not remove within the patience is reported and left.
+6. A `Stop` ends everybody by SIGTERM, and after the patience by SIGKILL. What fails afterwards is no failure.
+7. Every wait ends: what SIGKILL does not remove within the patience is reported and left.
 
 Theory of operation
 
@@ -32,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 __all__ = [
     "Event",
@@ -44,10 +48,12 @@ __all__ = [
     "SetTimer",
     "SignalWorkers",
     "Started",
+    "Stop",
     "Timer",
     "Vacated",
     "Worker",
     "WorkerGroup",
+    "describe_interrupt",
     "name_ranks",
 ]
 
@@ -65,63 +71,64 @@ _SIGNAL_NAMES = {
 # What happens.
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """The worker's process runs."""
 
     rank: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotStarted:
+class NotStarted(NamedTuple):
     """The worker's process could not be started; the shell starts no further ones."""
 
     rank: int
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(NamedTuple):
     """The worker's own process ended.
 
     `returncode` is its exit code, or minus the signal that killed it. `blames_peer`: its last words were that it had
     lost another rank. `leftovers`: processes of its group are still there; `Vacated` will tell when they are not.
+    `raised_ns`: when the exception that ended it was raised, on a clock that all workers share; 0: it does not say.
     """
 
     rank: int
     returncode: int
     blames_peer: bool = False
     leftovers: bool = False
+    raised_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Vacated:
+class Vacated(NamedTuple):
     """The last process of the group of a worker that had exited is gone."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(NamedTuple):
     """The supervisor itself got a signal that means: end the job."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
+class Stop(NamedTuple):
+    """Whoever supervises does not want these workers any more."""
+
+    reason: str
+
+
+class Timer(NamedTuple):
     """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
 
 
-Event = Started | NotStarted | Exited | Vacated | Interrupt | Timer
+Event = Started | NotStarted | Exited | Vacated | Interrupt | Stop | Timer
 
 
 # What is to be done.
 
 
-@dataclass(frozen=True, slots=True)
-class SignalWorkers:
+class SignalWorkers(NamedTuple):
     """Send the signal to all processes of the groups of these ranks; `reason` is for the user's eyes."""
 
     ranks: tuple[int, ...]
@@ -129,15 +136,13 @@ class SignalWorkers:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(NamedTuple):
     """Send `Timer` at this time; it replaces any earlier one."""
 
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """The job is over. `failed_rank` is whose last words to show."""
 
     exit_code: int
@@ -148,12 +153,17 @@ class Finish:
 Effect = SignalWorkers | SetTimer | Finish
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How long to be patient: `grace_ns` for workers to notice a failure, `patience_ns` for each signal to work."""
+class Policy(NamedTuple):
+    """How long to be patient: `grace_ns` for workers to notice a failure, `patience_ns` for each signal to work.
+
+    `hurry`: the workers are to be started again, so nobody waits for what they would say. `stop_signum` asks them to
+    end.
+    """
 
     grace_ns: int = 3_000_000_000
     patience_ns: int = 5_000_000_000
+    hurry: bool = False
+    stop_signum: int = SIGTERM
 
 
 class Phase(IntEnum):
@@ -177,6 +187,7 @@ class Worker:
     returncode: int | None = None  # None while its own process runs
     blames_peer: bool = False
     leftovers: bool = False
+    raised_ns: int = 0
     signum: int = 0  # the last signal that we sent while its own process ran
     problem: str = ""  # why it could not be started
 
@@ -189,6 +200,12 @@ class Worker:
     def failed_by_itself(self) -> bool:
         """Whether it failed without having been told to end."""
         return self.returncode not in (None, 0) and not self.signum
+
+    def causes(self, other: Worker) -> bool:
+        """Whether it is rather the cause of the job's failure than another worker that failed before."""
+        if self.blames_peer != other.blames_peer:
+            return other.blames_peer
+        return 0 < self.raised_ns < other.raised_ns
 
     def describe(self) -> str:
         """Return who it was and how it ended, as the beginning of a sentence."""
@@ -207,14 +224,23 @@ class Worker:
 class WorkerGroup:
     """The machine: one attempt at running one group of workers of given ranks."""
 
-    def __init__(self, ranks: Iterable[int], policy: Policy = Policy()) -> None:
+    def __init__(self, ranks: Iterable[int], policy: Policy | None = None) -> None:
         self._unstarted = set(ranks)
-        self._policy = policy
+        self._policy = policy or Policy()
         self._phase = Phase.RUNNING
         self._deadline_ns = 0  # of the phase, where it has one
         self._failed: Worker | None = None
         self._interrupt = 0  # the first one's signal
         self.workers: dict[int, Worker] = {}
+
+    @property
+    def _asking(self) -> int:
+        return self._policy.stop_signum
+
+    @property
+    def cause(self) -> int | None:
+        """The rank of THE failure, as soon as there is one that has no other worker to blame."""
+        return self._failed.rank if self._failed and not self._failed.blames_peer else None
 
     @property
     def phase(self) -> Phase:
@@ -239,6 +265,10 @@ class WorkerGroup:
                 effects = []
             case Interrupt():
                 effects = self._interrupted(now_ns, event.signum)
+            case Stop():
+                effects = (
+                    [] if self._phase >= Phase.STOPPING else self._stop(now_ns, self._asking, event.reason)
+                )
             case Timer():
                 effects = self._timer(now_ns)
         if not self._unstarted and not self._remaining():
@@ -253,22 +283,30 @@ class WorkerGroup:
         self.workers[event.rank] = worker
         self._unstarted.clear()
         self._failed = self._failed or worker
-        return self._stop(now_ns, SIGTERM, f"rank {event.rank} could not be started")
+        return self._stop(now_ns, self._asking, f"rank {event.rank} could not be started")
 
     def _exited(self, now_ns: int, event: Exited) -> list[Effect]:
         worker = self.workers[event.rank]
         worker.returncode, worker.ended_ns = event.returncode, now_ns
         worker.blames_peer, worker.leftovers = event.blames_peer, event.leftovers
+        worker.raised_ns = event.raised_ns
         effects: list[Effect] = []
         if worker.failed_by_itself and not self._interrupt:
-            if self._failed is None:
-                self._failed = worker
-                effects = self._enter(Phase.GRACE, now_ns, self._policy.grace_ns)
-            elif self._failed.blames_peer and not worker.blames_peer:
-                self._failed = worker
+            effects = self._failed_by_itself(now_ns, worker)
         if self._phase < Phase.STOPPING and self._only_leftovers():
-            return self._stop(now_ns, SIGTERM, "the workers have ended but left processes behind")
+            return effects + self._stop(
+                now_ns, self._asking, "the workers have ended but left processes behind"
+            )
         return effects
+
+    def _failed_by_itself(self, now_ns: int, worker: Worker) -> list[Effect]:
+        first = self._failed is None
+        if self._failed is not None and not worker.causes(self._failed):
+            return []
+        self._failed = worker
+        if self._policy.hurry and not worker.blames_peer and self._phase < Phase.STOPPING:
+            return self._stop(now_ns, self._asking, f"rank {worker.rank} failed")
+        return self._enter(Phase.GRACE, now_ns, self._policy.grace_ns) if first else []
 
     def _only_leftovers(self) -> bool:
         running = any(worker.returncode is None for worker in self.workers.values())
@@ -281,7 +319,7 @@ class WorkerGroup:
             return []
         if again and signum == SIGINT:
             return self._kill(now_ns, "Ctrl-C again")
-        return self._stop(now_ns, SIGTERM if signum == SIGPIPE else signum, _describe_interrupt(signum))
+        return self._stop(now_ns, self._asking if signum == SIGPIPE else signum, describe_interrupt(signum))
 
     def _timer(self, now_ns: int) -> list[Effect]:
         if self._phase == Phase.RUNNING:
@@ -291,7 +329,9 @@ class WorkerGroup:
         if self._phase == Phase.GRACE:
             assert self._failed is not None
             grace = f"{self._policy.grace_ns / 1e9:g} s"
-            return self._stop(now_ns, SIGTERM, f"still running {grace} after rank {self._failed.rank} failed")
+            return self._stop(
+                now_ns, self._asking, f"still running {grace} after rank {self._failed.rank} failed"
+            )
         if self._phase == Phase.STOPPING:
             return self._kill(now_ns, f"still running {self._policy.patience_ns / 1e9:g} s later")
         return [self._finish(f"; {name_ranks(self._remaining())} could not be killed")]
@@ -324,11 +364,12 @@ class WorkerGroup:
             code = failed.returncode or 0
             return Finish(code if code > 0 else 128 - code, failed.describe() + remark, failed.rank)
         if self._interrupt:
-            return Finish(128 + self._interrupt, _describe_interrupt(self._interrupt) + remark)
+            return Finish(128 + self._interrupt, describe_interrupt(self._interrupt) + remark)
         return Finish(0, f"{name_ranks(self.workers)} succeeded{remark}")
 
 
-def _describe_interrupt(signum: int) -> str:
+def describe_interrupt(signum: int) -> str:
+    """Return why the job ends, for a signal that the launcher got."""
     if signum == SIGPIPE:
         return "the output cannot be written any more"
     return "interrupted by Ctrl-C" if signum == SIGINT else f"ended by {signal_name(signum)}"

@@ -13,17 +13,23 @@ __all__ = ["find_command"]
 
 
 def find_command(
-    name: str, arguments: Sequence[str], *, module: bool, no_python: bool, search_path: str | None
+    name: str,
+    arguments: Sequence[str],
+    *,
+    module: bool,
+    no_python: bool,
+    search_path: str | None,
+    run_path: bool = False,
 ) -> list[str]:
     """Return the command whose first word is a path: `name` with its arguments.
 
-    A module (`module`) and a file ending in .py run with this Python; with `no_python`, and whatever ends otherwise,
-    is a program: a file of that name or, if there is none and the name has no slash, the first in `search_path` (PATH).
-    Raises UsageError if it is not there, is a directory, or may not be read or executed.
+    A module (`module`), a file ending in .py and any file with `run_path` run with this Python; with `no_python`, and
+    whatever ends otherwise, is a program: a file of that name or, if there is none and the name has no slash, the first
+    in `search_path` (PATH). Raises UsageError if it is not there, is a directory, or may not be read or executed.
     """
     if module:
         return [sys.executable, "-m", name, *arguments]
-    if name.endswith(".py") and not no_python:
+    if run_path or (name.endswith(".py") and not no_python):
         _check_file(name, "script", os.R_OK, "it may not be read")
         return [sys.executable, name, *arguments]
     if os.sep not in name and not os.path.isfile(name) and (found := shutil.which(name, path=search_path)):

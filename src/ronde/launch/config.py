@@ -8,7 +8,17 @@ from enum import Enum
 
 from ronde.net.rendezvous.config import RendezvousConfig
 
-__all__ = ["Binding", "LaunchConfig", "Outputs", "RendezvousConfig", "Std", "WorkerSpec"]
+__all__ = [
+    "Binding",
+    "Discovery",
+    "LaunchConfig",
+    "Outputs",
+    "RendezvousConfig",
+    "Ssh",
+    "Std",
+    "WorkerSpec",
+    "parse_streams",
+]
 
 SECOND = 10**9
 
@@ -20,6 +30,23 @@ class Std(Enum):
     OUT = 1
     ERR = 2
     ALL = 3
+
+
+def parse_streams(text: str) -> dict[int, Std]:
+    """Return what --redirects and --tee mean: one of 0 to 3 for all workers (key -1), or as in 0:1,1:3 by local rank.
+
+    Raises ValueError if it means nothing.
+    """
+    values = {str(std.value): std for std in Std}
+    if text in values:
+        return {-1: values[text]}
+    streams = {}
+    for entry in text.split(","):
+        local_rank, colon, value = entry.partition(":")
+        if not (colon and value in values and local_rank.isascii() and local_rank.isdecimal()):
+            raise ValueError(text)
+        streams[int(local_rank)] = values[value]
+    return streams
 
 
 class Binding(Enum):
@@ -38,6 +65,7 @@ class Outputs:
     `redirects`, `tee`: by local rank, which streams go into files there, and which of those onto the screen too; the
     entry -1 is for all others. `filter`: the local ranks whose output is shown, None for all. `prefix`: the template of
     what stands before each line on the screen, with {rank}, {local_rank}, {host}, {role}; None for the default.
+    `timestamps`: every line on the screen begins with the time.
     """
 
     log_dir: str | None = None
@@ -45,6 +73,7 @@ class Outputs:
     tee: Mapping[int, Std] = field(default_factory=dict)
     filter: frozenset[int] | None = None
     prefix: str | None = None
+    timestamps: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +82,8 @@ class WorkerSpec:
 
     `argv`: the command, whose first word is a path; macros in the arguments stay as they are until a worker is started.
     `environment`: what goes before the launcher's own environment. `preload`: modules that a template process has
-    imported before workers are started again; None: chosen by looking at the script; empty: no template.
+    imported before workers are started again; None: chosen by looking at the script; empty: no template. `fork`:
+    workers come from the template the first time too, which waits for its imports.
     """
 
     argv: tuple[str, ...]
@@ -63,6 +93,7 @@ class WorkerSpec:
     max_changes: int = -1
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] | None = None
+    fork: bool = False
     binding: Binding = Binding.NONE
     stop_signal: int = 15
     grace_ns: int = 3 * SECOND  # for workers to notice a failure by themselves
@@ -70,12 +101,36 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
+class Ssh:
+    """How other machines are reached; None leaves it to the user's own configuration of ssh."""
+
+    port: int | None = None
+    identity_file: str | None = None
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """A program that prints the hosts that are there now, one in a line, as `name` or `name:slots`.
+
+    `slots`: of a host without a number. `cooldown_ns`: how long a host that failed is left alone, at first and at most;
+    None: for good.
+    """
+
+    script: str
+    slots: int = 1
+    cooldown_ns: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class LaunchConfig:
     """Everything that the agent of one node needs to know.
 
     `master_addr`, `master_port`: given by the user for workers, else the agents agree on them. `local_addr`: the
-    address by which other nodes reach this one, else it is found out. `hosts`: (name, slots) of machines on which to
-    start agents by SSH; empty for this machine only.
+    address by which other nodes reach this one, else it is found out. `interface`: the network interface that has that
+    address, on every host. `hosts`: (name, slots) of machines on which to start agents by SSH, and `discovery`: what
+    finds them; neither for this machine only. `min_workers`, `max_workers`: with these two, how many workers of all
+    hosts together the job needs and takes; 0: as many as there are slots, no limit. `start_timeout_ns`: until all
+    nodes have been reached and the store has answered.
     """
 
     worker: WorkerSpec
@@ -84,5 +139,12 @@ class LaunchConfig:
     master_addr: str | None = None
     master_port: int | None = None
     local_addr: str | None = None
+    interface: str | None = None
     hosts: tuple[tuple[str, int], ...] = ()
+    discovery: Discovery | None = None
+    ssh: Ssh = field(default_factory=Ssh)
+    min_workers: int = 0
+    max_workers: int = 0
+    start_timeout_ns: int = 300 * SECOND
+    verbose: bool = False
     monitor_interval_ns: int = SECOND // 10

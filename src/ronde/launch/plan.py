@@ -6,12 +6,16 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ronde.core.ranks import WorkerRanks, ranks_of
+from ronde.core.round import Round
+from ronde.launch.config import WorkerSpec
 from ronde.settings import JobKey
 
-__all__ = ["LaunchPlan", "WorkerPlan", "assignments", "plan_local"]
+__all__ = ["LaunchPlan", "WorkerPlan", "assignments", "plan_workers"]
 
 JOB_KEY = "RONDE_JOB_KEY"
 HIDDEN = "<hidden>"
+LOCAL_RANK_MACRO = "${local_rank}"
 
 
 @dataclass(frozen=True)
@@ -53,55 +57,70 @@ def assignments(variables: set[tuple[str, str]]) -> Iterator[str]:
         yield f"{name}={HIDDEN if name == JOB_KEY else shlex.quote(value)}"
 
 
-def plan_local(
-    argv: Sequence[str],
-    workers: int,
+def plan_workers(
+    spec: WorkerSpec,
+    round: Round,
     *,
     environment: Mapping[str, str],
     cores: int,
-    store_address: str,
     job_key: JobKey,
-    job_id: str,
-    master_port: int,
+    run_id: str,
+    master: tuple[str | None, int | None] = (None, None),
     columns: int | None = None,
-    more: Mapping[str, str] | None = None,
+    host: str = "",
 ) -> LaunchPlan:
-    """Return the plan for `workers` processes of the command `argv` on this machine.
+    """Return the plan for the workers of this node in the round.
 
-    `environment` is the launcher's own, to see what the user has set; `cores` is how many the workers share;
-    `master_port` is free for what the user's rank 0 wants to serve on 127.0.0.1; `columns` is the width of the
-    terminal that shows the output, None if there is none. `more` goes into every worker's environment.
+    `environment` is the launcher's own, to see what the user has set; `cores` is how many the workers share; `master`
+    is where the user's rank 0 serves what it wants, if that is given and not up to the node of rank 0; `columns` is the
+    width of the terminal that shows the output, None if there is none; each line there begins with the `host`, if any.
     """
+    workers = ranks_of(round.nodes, round.group_rank)
+    leader = round.nodes[0]
+    any_worker = workers[0]
     shared = {
-        "WORLD_SIZE": str(workers),
-        "LOCAL_WORLD_SIZE": str(workers),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(workers),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(master_port),
-        "TORCHELASTIC_RUN_ID": job_id,
-        "HOROVOD_SIZE": str(workers),
-        "HOROVOD_LOCAL_SIZE": str(workers),
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "RONDE_STORE": store_address,
+        "WORLD_SIZE": str(any_worker.size),
+        "LOCAL_WORLD_SIZE": str(any_worker.local_size),
+        "GROUP_RANK": str(any_worker.group_rank),
+        "GROUP_WORLD_SIZE": str(any_worker.group_size),
+        "ROLE_NAME": any_worker.role,
+        "ROLE_WORLD_SIZE": str(any_worker.role_size),
+        "MASTER_ADDR": master[0] or leader.address,
+        "MASTER_PORT": str(master[1] or leader.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(round.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 of the user's program serves at MASTER_PORT
+        "HOROVOD_SIZE": str(any_worker.size),
+        "HOROVOD_LOCAL_SIZE": str(any_worker.local_size),
+        "RONDE_STORE": leader.store,
         JOB_KEY: job_key.hex(),
     }
     wishes = {
-        "OMP_NUM_THREADS": str(max(1, cores // workers)),  # else every worker starts a thread for every core
+        "OMP_NUM_THREADS": str(
+            max(1, cores // len(workers))
+        ),  # else every worker has a thread for every core
         "PYTHONUNBUFFERED": "1",  # lines appear when they are printed, and are there after a death
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     if columns is not None:
-        prefix = len(f"[{workers - 1}] ")
+        prefix = len(f"[{host}:{workers[-1].rank}] " if host else f"[{workers[-1].rank}] ")
         wishes["COLUMNS"] = str(max(1, columns - prefix))  # so that a progress bar fits
     shared |= {name: value for name, value in wishes.items() if name not in environment}
-    shared |= more or {}
-    return LaunchPlan(tuple(_plan_worker(rank, argv, shared) for rank in range(workers)))
+    shared |= spec.environment
+    return LaunchPlan(tuple(_plan_worker(worker, spec.argv, shared) for worker in workers))
 
 
-def _plan_worker(rank: int, argv: Sequence[str], shared: Mapping[str, str]) -> WorkerPlan:
-    names = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK")
-    own = dict.fromkeys(names, str(rank))
-    return WorkerPlan(rank, rank, tuple(argv), {**shared, **own})
+def _plan_worker(worker: WorkerRanks, argv: Sequence[str], shared: Mapping[str, str]) -> WorkerPlan:
+    own = {
+        "RANK": worker.rank,
+        "LOCAL_RANK": worker.local_rank,
+        "ROLE_RANK": worker.role_rank,
+        "HOROVOD_RANK": worker.rank,
+        "HOROVOD_LOCAL_RANK": worker.local_rank,
+        "HOROVOD_CROSS_RANK": worker.cross_rank,
+        "HOROVOD_CROSS_SIZE": worker.cross_size,
+    }
+    words = tuple(word.replace(LOCAL_RANK_MACRO, str(worker.local_rank)) for word in argv)
+    variables = {name: str(value) for name, value in own.items()}
+    return WorkerPlan(worker.rank, worker.local_rank, words, {**shared, **variables})

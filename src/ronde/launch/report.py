@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
+from ronde.core.round import Failure
 from ronde.core.worker_group import Finish, Worker, name_ranks, signal_name
 
-__all__ = ["report"]
+__all__ = ["report", "report_elsewhere"]
 
 
-def report(finish: Finish, workers: Mapping[int, Worker], last_words: Sequence[bytes]) -> list[bytes]:
-    """Return the lines: the reason, what became of the others, and last what the failed worker had said last."""
+def report(
+    finish: Finish, workers: Mapping[int, Worker], failure: Failure | None, remark: str = ""
+) -> list[bytes]:
+    """Return the lines: the reason, what became of the others, and last what the failed worker had to say."""
     if finish.exit_code == 0:
         return []
-    lines = [f"ronde: {finish.reason}".encode()]
+    lines = [f"ronde: {finish.reason}{remark}".encode()]
     others = [worker for rank, worker in sorted(workers.items()) if rank != finish.failed_rank]
     if fates := _fates(others):
         lines.append(f"ronde: {fates}".encode())
-    if last_words:
-        lines.append(f"ronde: the last output of rank {finish.failed_rank} was:".encode())
-        lines += [b"    " + line for line in last_words]
-    return lines
+    return lines + (_words(failure) if failure else [])
+
+
+def report_elsewhere(reason: str, failure: Failure | None, remark: str = "") -> list[bytes]:
+    """Return the lines of a job that ended because of something on another node."""
+    if failure is None:
+        return [f"ronde: {reason}{remark}".encode()]
+    return [f"ronde: {failure.message} on {failure.host}{remark}".encode(), *_words(failure)]
+
+
+def _words(failure: Failure) -> list[bytes]:
+    if not failure.details:
+        return []
+    what = "traceback" if failure.details.startswith("Traceback (") else "last output"
+    lines = failure.details.encode(errors="surrogateescape").split(b"\n")
+    return [f"ronde: the {what} of rank {failure.rank} was:".encode(), *(b"    " + line for line in lines)]
 
 
 def _fates(workers: Iterable[Worker]) -> str:

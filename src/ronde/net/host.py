@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ronde.core.identity import Surroundings
+if TYPE_CHECKING:
+    from ronde.core.identity import Surroundings
 
 __all__ = ["host_key", "host_name", "surroundings"]
 
@@ -25,8 +25,11 @@ def host_key(host_id: str) -> str:
 
     It follows from the boot of the machine, the network namespace, the user, and `host_id` (RONDE_HOST_ID).
     """
+    import hashlib  # workers need it, and the launcher does not
+
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
         network = str(os.stat("/proc/self/ns/net").st_ino)
     except OSError:  # some sandboxes hide these
         boot, network = host_name(), ""
@@ -36,6 +39,8 @@ def host_key(host_id: str) -> str:
 
 def surroundings(environ: Mapping[str, str]) -> Surroundings:
     """Return what `core.identity` needs to know beside the environment."""
+    from ronde.core.identity import Surroundings  # workers need it, and the launcher does not
+
     return Surroundings(os.geteuid(), _ancestor(HYDRA_PROXY) if "MPI_LOCALNRANKS" in environ else 0)
 
 
@@ -44,7 +49,8 @@ def _ancestor(command: str) -> int:
     pid = os.getppid()
     while pid > 1:
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
+            with open(f"/proc/{pid}/stat") as file:
+                stat = file.read()
         except OSError:
             return 0
         name, _, rest = stat.partition("(")[2].rpartition(")")

@@ -12,7 +12,8 @@ Rules
 5. Writing never blocks the supervisor: not with a paused terminal, not with a reader that does not read.
 
     worker's pipe -> Stream -> LineSplitter -> pieces -> LogView | TerminalView -> bytes -> Sink -> our own stream
-                                                    \-> Tail (the last words, for the report)
+                        \                           \-> Tail (the last words, for the report)
+                         \-> LogFile (a copy)
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ import fcntl
 import os
 import select
 import stat
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import IO, NamedTuple, Protocol
 
 __all__ = [
     "LineSplitter",
+    "LogFile",
     "LogView",
     "Piece",
     "Sink",
@@ -36,6 +40,7 @@ __all__ = [
     "TerminalView",
     "claim_standard_streams",
     "open_sinks",
+    "tail_of_file",
 ]
 
 READ_BYTES = 64 * 1024
@@ -44,12 +49,13 @@ BACKLOG_BYTES = 256 * 1024
 ERASE_TO_END = b"\x1b[K"
 
 
-class Source(NamedTuple):
-    """One stream of one worker, and what stands before each of its lines."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One stream of one worker, and what stands before each of its lines (for the moment, if that is the time)."""
 
     rank: int
     name: str
-    prefix: bytes
+    prefix: bytes = field(compare=False)
 
 
 class Piece(NamedTuple):
@@ -277,16 +283,70 @@ class Tail:
         return kept[::-1]
 
 
-class Stream:
-    """One output pipe of one worker, on its way to a sink."""
+def tail_of_file(path: str, size_bytes: int = 16 * 1024) -> list[bytes]:
+    """Return the last lines of what a worker has written into a file, the oldest first; none if it cannot be read."""
+    tail, splitter = Tail(size_bytes=size_bytes), LineSplitter()
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size_bytes))
+            tail.add(splitter.feed(file.read()) + splitter.finish())
+    except OSError:
+        pass
+    return tail.lines()
 
-    def __init__(self, pipe: IO[bytes], source: Source, sink: Sink, tail: Tail | None = None) -> None:
+
+class LogFile:
+    """A file that gets a copy of a stream, byte for byte, until that fails: then `complain` is told, once.
+
+    Raises OSError if the file cannot be made.
+    """
+
+    def __init__(self, path: str, complain: Callable[[OSError], None]) -> None:
+        self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._complain = complain
+
+    def write(self, data: bytes) -> None:
+        """Add the bytes."""
+        try:
+            while self._fd is not None and data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            self.close()
+            self._complain(error)
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class Stream:
+    """One output pipe of one worker, on its way to a sink (None: it is not shown) and to a file."""
+
+    def __init__(
+        self,
+        pipe: IO[bytes],
+        source: Source,
+        sink: Sink | None,
+        tail: Tail | None = None,
+        copy: LogFile | None = None,
+        *,
+        timestamps: bool = False,
+    ) -> None:
         os.set_blocking(pipe.fileno(), False)
         self._pipe = pipe
         self._source = source
         self._splitter = LineSplitter()
+        self._sink = sink
         self._tail = tail
-        self.sink = sink
+        self._copy = copy
+        self._timestamps = timestamps
+
+    @property
+    def held_up(self) -> bool:
+        """Whether nothing should be read for now, because what it feeds is full."""
+        return self._sink is not None and self._sink.full
 
     def fileno(self) -> int:
         """Return the descriptor to select for reading."""
@@ -298,6 +358,8 @@ class Stream:
             data = os.read(self._pipe.fileno(), READ_BYTES)
         except BlockingIOError:
             return 0
+        if self._copy is not None:
+            self._copy.write(data)
         self._pass_on(self._splitter.feed(data) if data else self._splitter.finish())
         return len(data) or None
 
@@ -308,11 +370,17 @@ class Stream:
             left -= got
 
     def close(self) -> None:
-        """Pass on an unfinished line, and close the pipe."""
+        """Pass on an unfinished line, and close the pipe and the copy."""
         self._pass_on(self._splitter.finish())
         self._pipe.close()
+        if self._copy is not None:
+            self._copy.close()
 
     def _pass_on(self, pieces: list[Piece]) -> None:
         if self._tail is not None:
             self._tail.add(pieces)
-        self.sink.show(self._source, pieces, self._splitter.unfinished_update)
+        if self._sink is not None:
+            source = self._source
+            if self._timestamps:
+                source = replace(source, prefix=time.strftime("%F %T ").encode() + source.prefix)
+            self._sink.show(source, pieces, self._splitter.unfinished_update)

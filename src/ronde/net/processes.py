@@ -13,47 +13,33 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from types import FrameType, TracebackType
+from typing import IO, Any
 
-__all__ = ["INTERRUPTS", "Process", "SignalInbox", "free_port", "usable_cores"]
+__all__ = ["INTERRUPTS", "GroupLeader", "Process", "SignalInbox", "free_port", "usable_cores"]
 
 _DIE_WITH_PARENT = os.path.join(os.path.dirname(__file__), "die_with_parent.py")
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Process:
-    """A running command with pipes for its output and nothing to read; leader of its own session and group.
+class GroupLeader(ABC):
+    """A running process that leads a session and a group of its own, whoever has started it.
 
-    `argv[0]` is a path, `environment` the whole environment. The kernel kills the process when the *thread* that
-    called this ends, kill -9 included. Raises OSError if there is no room for another process.
+    `stdout` and `stderr` are our ends of its pipes, None where it writes elsewhere; whoever reads them closes them.
+    `pidfd` becomes readable when the process has ended, and then `reap()` is to be called, once.
     """
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(os.getpid()), *argv],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        assert self._popen.stdout is not None
-        assert self._popen.stderr is not None
-        self.pid = self._popen.pid
-        self.stdout, self.stderr = self._popen.stdout, self._popen.stderr  # whoever reads them closes them
-        try:
-            self.pidfd = os.pidfd_open(self.pid)
-        except OSError:
-            self._popen.kill()
-            with self._popen:  # closes the pipes and waits
-                raise
+    pid: int
+    pidfd: int
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
 
+    @abstractmethod
     def reap(self) -> int:
         """Return the exit code, or minus the signal that killed it; only after the pidfd has become readable."""
-        os.close(self.pidfd)
-        return self._popen.wait()
 
     def signal_group(self, signum: int) -> None:
         """Send the signal to every process of the group; nothing happens if none is left."""
@@ -77,6 +63,51 @@ class Process:
         return pidfds
 
 
+class Process(GroupLeader):
+    """A command that we start, with nothing to read.
+
+    `argv[0]` is a path, `environment` the whole environment. `stdout` and `stderr` are descriptors to which it writes;
+    None is a pipe to us. It also inherits the descriptors `keep`, under their numbers. `cores` are those on which it
+    may run, None for ours. The kernel kills the process when the *thread* that called this ends, kill -9 included.
+    Raises OSError if there is no room for another process.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        keep: Sequence[int] = (),
+        cores: Collection[int] | None = None,
+    ) -> None:
+        allowed = "any" if cores is None else ",".join(map(str, sorted(cores)))
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(os.getpid()), allowed, *argv],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if stdout is None else stdout,
+            stderr=subprocess.PIPE if stderr is None else stderr,
+            pass_fds=keep,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+        self.stdout, self.stderr = self._popen.stdout, self._popen.stderr
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            self._popen.kill()
+            with self._popen:  # closes the pipes and waits
+                raise
+
+    def reap(self) -> int:
+        """Return the exit code, or minus the signal that killed it; only after the pidfd has become readable."""
+        os.close(self.pidfd)
+        return self._popen.wait()
+
+
 def _living_in_group(pid: int) -> int | None:
     """Return the process group of a process that is not yet dead."""
     try:
@@ -92,13 +123,17 @@ def _living_in_group(pid: int) -> int | None:
 class SignalInbox:
     """While it is open, Ctrl-C, SIGTERM and SIGHUP make a descriptor readable and do nothing else.
 
-    A hang-up that somebody asked to ignore (nohup) stays ignored. To be used in the main thread.
+    A hang-up that somebody asked to ignore (nohup) stays ignored. Python heeds signals in the main thread: in any other
+    one this stays silent.
     """
 
     def __enter__(self) -> SignalInbox:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+        self._old_handlers: dict[int, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._old_handlers = {
             signum: signal.signal(signum, _heed)
@@ -112,7 +147,8 @@ class SignalInbox:
     ) -> None:
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
-        signal.set_wakeup_fd(self._old_fd)
+        if self._old_handlers:
+            signal.set_wakeup_fd(self._old_fd)
         self._reader.close()
         self._writer.close()
 
@@ -138,8 +174,8 @@ def usable_cores() -> int:
 
 
 def free_port(address: str) -> int:
-    """Return a TCP port on which nobody listens at this numeric IPv4 address."""
-    with socket.socket() as probe:
+    """Return a TCP port on which nobody listens at this numeric address."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
     return port

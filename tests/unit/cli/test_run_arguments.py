@@ -9,47 +9,71 @@ from pathlib import Path
 import pytest
 
 from ronde.cli import main
-from ronde.cli.run import RunArguments, parse_arguments
+from ronde.cli.engine_options import ENGINE_OPTIONS
+from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
+from ronde.cli.run_settings import idle_options, worker_settings
 from ronde.errors import UsageError
 from ronde.launch.command import find_command
+from ronde.settings import resolve
+
+SECOND = 10**9
+
+
+def parse(line: str, **environment: str) -> RunArguments:
+    return parse_arguments(line.split(), environment)
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("line", "name", "arguments", "values"),
     [
-        ("train.py", RunArguments("train.py")),
-        ("-n 4 train.py", RunArguments("train.py", workers=4)),
-        ("-n4 train.py", RunArguments("train.py", workers=4)),
-        ("-n=4 train.py", RunArguments("train.py", workers=4)),
-        ("-np 4 train.py", RunArguments("train.py", workers=4)),
-        ("-np=4 train.py", RunArguments("train.py", workers=4)),
-        ("--num-proc 4 train.py", RunArguments("train.py", workers=4)),
-        ("--nproc-per-node 4 train.py", RunArguments("train.py", workers=4)),
-        ("--nproc_per_node=4 train.py", RunArguments("train.py", workers=4)),
-        ("-n 2 -n 3 train.py", RunArguments("train.py", workers=3)),
-        ("-n auto train.py", RunArguments("train.py", workers=None)),
-        ("train.py -n 4 --help", RunArguments("train.py", ("-n", "4", "--help"))),
-        ("-n 2 -- train.py --x", RunArguments("train.py", ("--x",), workers=2)),
-        ("-n 2 train.py -- x", RunArguments("train.py", ("--", "x"), workers=2)),
-        ("-- -odd.py", RunArguments("-odd.py")),
-        ("-m package.train -n 4", RunArguments("package.train", ("-n", "4"), module=True)),
-        ("-m -n 4 package.train", RunArguments("package.train", workers=4, module=True)),
-        ("--no-python ./run.py x", RunArguments("./run.py", ("x",), no_python=True)),
-        ("--no_python ./run.py x", RunArguments("./run.py", ("x",), no_python=True)),
-        ("--dry-run -n 2 train.py", RunArguments("train.py", workers=2, dry_run=True)),
-        ("--horovod -n 2 train.py", RunArguments("train.py", workers=2, horovod=True)),
-        ("--launcher mpi -n 2 train.py", RunArguments("train.py", workers=2, launcher="mpi")),
-        ("--autotune train.py", RunArguments("train.py", autotune=True)),
-        ("--autotune-log x.csv train.py", RunArguments("train.py", autotune=True, autotune_log="x.csv")),
-        ("-h", None),
-        ("-n 2 --help train.py", None),
+        ("train.py", "train.py", (), {}),
+        ("-n 4 train.py", "train.py", (), {"--num-proc": 4}),
+        ("-n4 train.py", "train.py", (), {"--num-proc": 4}),
+        ("-n=4 train.py", "train.py", (), {"--num-proc": 4}),
+        ("-np 4 train.py", "train.py", (), {"--num-proc": 4}),
+        ("-np=4 train.py", "train.py", (), {"--num-proc": 4}),
+        ("--num-proc 4 train.py", "train.py", (), {"--num-proc": 4}),
+        ("--nproc-per-node 4 train.py", "train.py", (), {"--nproc-per-node": 4}),
+        ("--nproc_per_node=gpu train.py", "train.py", (), {"--nproc-per-node": "gpu"}),
+        ("-n 2 -n 3 train.py", "train.py", (), {"--num-proc": 3}),
+        ("train.py -n 4 --help", "train.py", ("-n", "4", "--help"), {}),
+        ("-n 2 -- train.py --x", "train.py", ("--x",), {"--num-proc": 2}),
+        ("-n 2 train.py -- x", "train.py", ("--", "x"), {"--num-proc": 2}),
+        ("-- -odd.py", "-odd.py", (), {}),
+        ("-m package.train -n 4", "package.train", ("-n", "4"), {"--module": True}),
+        ("--no_python ./run.py x", "./run.py", ("x",), {"--no-python": True}),
+        ("--nnodes 2:4 t.py", "t.py", (), {"--nnodes": (2, 4)}),
+        ("-r 3 -t 0:1,1:2 t.py", "t.py", (), {"--redirects": {-1: 3}, "--tee": {0: 1, 1: 2}}),
+        ("--local_ranks_filter=0,2 t.py", "t.py", (), {"--local-ranks-filter": frozenset({0, 2})}),
+        ("--rdzv-conf a=1,b=2 t.py", "t.py", (), {"--rdzv-conf": {"a": "1", "b": "2"}}),
+        ("-Ha:2,b t.py", "t.py", (), {"--hosts": "a:2,b"}),
+        ("-hostfile h t.py", "t.py", (), {"--hostfile": "h"}),
+        ("-p 22 -i/k t.py", "t.py", (), {"--ssh-port": 22, "--ssh-identity-file": "/k"}),
+        (
+            "--blacklist-cooldown-range 1.5 30 t.py",
+            "t.py",
+            (),
+            {"--blacklist-cooldown-range": (3 * SECOND // 2, 30 * SECOND)},
+        ),
+        (
+            "--blacklist_cooldown_range=1 30 t.py",
+            "t.py",
+            (),
+            {"--blacklist-cooldown-range": (SECOND, 30 * SECOND)},
+        ),
+        ("--autotune --no-autotune t.py", "t.py", (), {"--autotune": False}),
+        ("-prefix-timestamp t.py", "t.py", (), {"--prefix-output-with-timestamp": True}),
     ],
 )
-def test_arguments(line: str, expected: RunArguments | None) -> None:
-    assert parse_arguments(line.split()) == expected
+def test_arguments(line: str, name: str, arguments: tuple[str, ...], values: dict[str, object]) -> None:
+    asked = parse(line)
+    assert (asked.name, asked.arguments) == (name, arguments)
+    assert {option: given.value for option, given in asked.given.items()} == values
 
 
-COUNT = "it should be a whole number above 0, or auto"
+LEAVE = "leave one of them out"
+COOLDOWN = "two numbers of seconds, the smaller one first, like 10 300"
+COUNT = "it should be a whole number above 0, or auto, gpu or cpu"
 
 
 @pytest.mark.parametrize(
@@ -63,10 +87,12 @@ COUNT = "it should be a whole number above 0, or auto"
         ("-n ²  train.py", f"-n ² makes no sense: {COUNT}"),
         ("-nmu 4 train.py", f"-n mu makes no sense: {COUNT}"),
         ("--nproc_per_node=0 train.py", f"--nproc_per_node 0 makes no sense: {COUNT}"),
-        ("-np", "-np needs a value: a whole number above 0, or auto"),
+        ("-np", "-np needs a value: a whole number above 0, or auto, gpu or cpu"),
         ("--nmu 4 train.py", "unknown option --nmu; did you mean --num-proc?"),
         ("--dryrun train.py", "unknown option --dryrun; did you mean --dry-run?"),
         ("--nproc 4 train.py", "unknown option --nproc; did you mean --nproc-per-node?"),
+        ("--rdzv-backnd tcp train.py", "unknown option --rdzv-backnd; did you mean --rdzv-backend?"),
+        ("--no-autotun train.py", "unknown option --no-autotun; did you mean --no-autotune?"),
         ("--zzz train.py", "unknown option --zzz"),
         ("--dry-run=yes train.py", "--dry-run takes no value, but was given 'yes'"),
         ("", "no script to run was given, as in: ronde run -n 4 train.py"),
@@ -74,18 +100,133 @@ COUNT = "it should be a whole number above 0, or auto"
         ("-m", "no module to run was given, as in: ronde run -n 4 train.py"),
         (
             "-m --no-python x",
-            "--module and --no-python contradict each other: a module can only be run by Python",
+            f"-m and --no-python contradict each other, because a module can only be run by Python: {LEAVE}",
+        ),
+        (
+            "--nnodes 0 t.py",
+            "--nnodes 0 makes no sense: it should be a whole number above 0, or two of them like 1:4",
+        ),
+        (
+            "--master-port 65536 t.py",
+            "--master-port 65536 makes no sense: it should be a port from 1 to 65535",
+        ),
+        (
+            "--blacklist-cooldown-range 30 10 t.py",
+            f"--blacklist-cooldown-range 30 10 makes no sense: it should be {COOLDOWN}",
+        ),
+        (
+            "--blacklist-cooldown-range 30",
+            f"--blacklist-cooldown-range needs a value: {COOLDOWN}",
+        ),
+        ("--jsrun t.py", "--jsrun is not supported: start Ronde by jsrun, or name the hosts with -H"),
+        (
+            "--logs-specs x t.py",
+            "--logs-specs is not supported: --log-dir, --redirects and --tee say where output goes",
+        ),
+        (
+            "--log-level loud t.py",
+            "--log-level loud makes no sense: it should be debug, info, warning, error or critical",
         ),
     ],
 )
 def test_mistakes(line: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_arguments(line.split())
+        parse(line)
     assert str(caught.value) == message
 
 
-def find(name: str, *, module: bool = False, no_python: bool = False) -> list[str]:
-    return find_command(name, ["x"], module=module, no_python=no_python, search_path="/usr/bin:/bin")
+def test_the_command_line_goes_before_variables() -> None:
+    asked = parse(
+        "--nnodes 2 t.py", PET_NNODES="3", PET_RDZV_ENDPOINT="a:1", PET_ROLE=" ", PET_STANDALONE="0"
+    )
+    assert asked.value("--nnodes") == (2, 2)
+    assert (asked.value("--rdzv-endpoint"), asked.origin("--rdzv-endpoint")) == ("a:1", "PET_RDZV_ENDPOINT")
+    assert not asked.has("--standalone", "--role")
+
+
+def test_options_of_different_places_do_not_contradict_each_other() -> None:
+    asked = parse("--standalone t.py", PET_RDZV_ENDPOINT="a:1")
+    assert asked.has("--standalone")
+    assert not asked.has("--rdzv-endpoint")
+    with pytest.raises(UsageError, match="PET_STANDALONE and PET_RDZV_ENDPOINT contradict each other"):
+        parse("t.py", PET_RDZV_ENDPOINT="a:1", PET_STANDALONE="1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"PET_NNODES": "x"},
+            "PET_NNODES=x makes no sense: it should be a whole number above 0, or two of them",
+        ),
+        ({"PET_STANDALONE": "x"}, "PET_STANDALONE=x makes no sense: it should be 1 or 0"),
+    ],
+)
+def test_variables_that_make_no_sense(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse("t.py", **variables)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        ("--fusion-threshold-mb 64 --cache-capacity 0", {"FUSION_BYTES": "67108864", "CACHE_CAPACITY": "0"}),
+        ("--hierarchical-allreduce", {"ALLREDUCE_ALGORITHM": "hierarchical"}),
+        ("--no-hierarchical-allreduce", {"HIERARCHICAL_BYTES": "2147483648"}),
+        ("--no-hierarchical-allgather", {"HIERARCHICAL_ALLGATHER": "0"}),
+        ("--autotune-log /x.csv", {"AUTOTUNE": "1", "AUTOTUNE_LOG": "/x.csv"}),
+        ("--autotune-log-file /x.csv", {"AUTOTUNE": "1", "AUTOTUNE_LOG": "/x.csv"}),
+        ("--autotune --autotune-bayes-opt-max-samples 7", {"AUTOTUNE": "1", "AUTOTUNE_TRIALS": "7"}),
+        ("--timeline-filename /t --timeline-mark-cycles", {"TIMELINE": "/t", "TIMELINE_MARK_CYCLES": "1"}),
+        ("--no-stall-check", {"STALL_WARNING": "0"}),
+        ("--stall-check --stall-check-warning-time-seconds 5", {"STALL_WARNING": "5"}),
+        ("--stall-check-shutdown-time-seconds 9", {"STALL_SHUTDOWN": "9"}),
+        ("--log-level TRACE --log-hide-timestamp", {"LOG_LEVEL": "debug", "LOG_HIDE_TIME": "1"}),
+        ("--log-with-timestamp", {"LOG_HIDE_TIME": "0"}),
+        ("--thread-affinity 0,1", {"THREAD_AFFINITY": "0,1"}),
+        ("--start-timeout 9.5", {"START_TIMEOUT": "9.5"}),
+        ("--network-interface eth0", {"INTERFACE": "eth0"}),
+        ("--cycle-time-ms 5 --gloo --mpi --tcp --num-nccl-streams 2", {}),
+    ],
+)
+def test_options_of_the_engine_become_settings(line: str, settings: dict[str, str]) -> None:
+    found = worker_settings(parse(f"{line} t.py"), {})
+    assert found == {f"RONDE_{name}": text for name, text in settings.items()}
+    resolve(found)
+
+
+def test_every_setting_behind_an_option_exists() -> None:
+    for option in ENGINE_OPTIONS:
+        if option.variable:
+            samples = {"FILE": "/f", "PATH": "/f", "LEVEL": "info", "CORES": "0,1"}
+            words = [option.name, *([samples.get(option.metavar, "2")] if option.metavar else []), "t.py"]
+            settings = worker_settings(parse_arguments(words, {}), {})
+            assert settings or option.name == "--stall-check"
+            resolve(settings)
+
+
+def test_what_means_nothing_here_is_said_once() -> None:
+    asked = parse("--cycle_time_ms 5 --gloo t.py", PET_START_METHOD="spawn")
+    assert [sentence.split(":")[0] for sentence in idle_options(asked)] == [
+        "--cycle_time_ms means nothing here",
+        "--gloo means nothing here",
+    ]
+
+
+def test_the_table_is_consistent() -> None:
+    names = [name for option in OPTIONS for name in option.names + option.off]
+    assert len(names) == len(set(names))
+    for option in OPTIONS:
+        assert all(name.startswith("-") and "_" not in name for name in option.names)
+        assert bool(option.right) == bool(option.metavar), option.name
+        assert not option.metavar or not option.off
+
+
+def find(name: str, *, module: bool = False, no_python: bool = False, run_path: bool = False) -> list[str]:
+    return find_command(
+        name, ["x"], module=module, no_python=no_python, run_path=run_path, search_path="/usr/bin:/bin"
+    )
 
 
 @pytest.fixture
@@ -105,6 +246,7 @@ def test_commands(here: Path) -> None:
     assert find("sh") in (["/bin/sh", "x"], ["/usr/bin/sh", "x"])
     (here / "train.py").chmod(0o755)
     assert find("train.py", no_python=True) == ["./train.py", "x"]
+    assert find("tool", run_path=True) == [sys.executable, "tool", "x"]
 
 
 def test_commands_that_cannot_be_run(here: Path) -> None:
@@ -154,6 +296,18 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
+def test_the_short_help_is_a_part_of_the_long_one(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "-h"])
+    short = capsys.readouterr().out
+    main(["run", "--help"])
+    long = capsys.readouterr().out
+    assert len(short.splitlines()) < 80
+    assert {line for line in short.splitlines() if line.startswith("  -")} <= set(long.splitlines())
+    for option in OPTIONS:
+        assert (f"  {', '.join(option.names + option.off)}" in long) == (not option.refused)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["run", "--version"], ["run", "-v"]])
+def test_version(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
     assert capsys.readouterr().out.startswith("ronde ")

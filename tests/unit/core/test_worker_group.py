@@ -14,9 +14,11 @@ from ronde.core.worker_group import (
     Interrupt,
     NotStarted,
     Phase,
+    Policy,
     SetTimer,
     SignalWorkers,
     Started,
+    Stop,
     Timer,
     Vacated,
     WorkerGroup,
@@ -40,8 +42,8 @@ def tell(effect: Effect) -> str:
 class Story:
     """A group of workers, started at second 0 with process 100 + rank."""
 
-    def __init__(self, ranks: int) -> None:
-        self.group = WorkerGroup(range(ranks))
+    def __init__(self, ranks: int, policy: Policy | None = None) -> None:
+        self.group = WorkerGroup(range(ranks), policy)
         self.reason = ""
         for rank in range(ranks):
             assert self.at(0, Started(rank, 100 + rank)) == []
@@ -108,6 +110,34 @@ def test_who_blames_a_peer_stands_in_for_a_cause_that_never_comes() -> None:
     story.at(1, Exited(0, 5, blames_peer=True))
     story.at(1.1, Exited(2, 6, blames_peer=True))
     assert story.at(1.2, Exited(1, 0)) == ["finish 5 because of 0"]
+
+
+def test_the_exception_that_was_raised_first_is_the_cause() -> None:
+    """Rank 1 has raised first and takes long to end."""
+    story = Story(3)
+    story.at(1, Exited(0, 1, raised_ns=2000))
+    assert story.group.cause == 0
+    story.at(1.1, Exited(1, 7, raised_ns=1000))
+    assert story.group.cause == 1
+    assert story.at(1.2, Exited(2, 8)) == ["finish 7 because of 1"]
+
+
+def test_when_all_are_to_start_again_nobody_gets_a_grace() -> None:
+    story = Story(3, Policy(hurry=True, stop_signum=SIGINT))
+    assert story.at(1, Exited(0, 1, blames_peer=True)) == ["timer at 4"]
+    assert story.group.cause is None
+    assert story.at(1.1, Exited(1, 7)) == ["signal 2 to rank 2", "timer at 6.1"]
+    assert story.group.cause == 1
+    assert story.at(1.2, Exited(2, 130)) == ["finish 7 because of 1"]
+
+
+def test_workers_that_are_not_wanted_any_more() -> None:
+    story = Story(2)
+    assert story.at(1, Stop("a node is lost")) == ["signal 15 to ranks 0, 1", "timer at 6"]
+    assert story.at(2, Stop("again")) == []
+    assert story.at(2, Exited(0, 1)) == []
+    assert story.at(6, Timer()) == ["signal 9 to rank 1", "timer at 11"]
+    assert story.at(6.1, Exited(1, -SIGKILL)) == ["finish 0"]
 
 
 def test_who_was_told_to_end_is_not_the_cause() -> None:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.launch.plan import LaunchPlan, plan_local
+from ronde.core.round import Node, Round
+from ronde.launch.config import WorkerSpec
+from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.settings import JobKey
 
 KEY = JobKey(bytes(range(32)))
 
 
-def plan(workers: int, environment: dict[str, str] | None = None, columns: int | None = None) -> LaunchPlan:
-    return plan_local(
-        ["/usr/bin/python", "train.py", "--name", "a b"],
-        workers,
+ARGV = ("/usr/bin/python", "train.py", "--name", "a b")
+
+
+def node(slots: int, host: str = "a", role: str = "default") -> Node:
+    return Node(f"id-{host}", host, f"10.0.0.{ord(host)}", slots, f"tcp:10.0.0.{ord(host)}:7", 29500, role)
+
+
+def plan(
+    workers: int,
+    environment: dict[str, str] | None = None,
+    columns: int | None = None,
+    round: Round | None = None,
+    argv: tuple[str, ...] = ARGV,
+    master: tuple[str | None, int | None] = (None, None),
+) -> LaunchPlan:
+    alone = Node("id", "host", "127.0.0.1", workers, "unix:@ronde-1", 29500)
+    return plan_workers(
+        WorkerSpec(argv, workers, max_restarts=3),
+        round or Round(0, (alone,), 0),
         environment=environment or {},
         cores=8,
-        store_address="unix:@ronde-1",
         job_key=KEY,
-        job_id="job",
-        master_port=29500,
+        run_id="job",
+        master=master,
         columns=columns,
     )
 
@@ -41,6 +57,10 @@ def test_workers_find_the_variables_of_torchrun_and_ours() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "HOROVOD_RANK": "2",
         "HOROVOD_SIZE": "4",
         "HOROVOD_LOCAL_RANK": "2",
@@ -92,7 +112,11 @@ environment of every worker:
     ROLE_WORLD_SIZE=2
     RONDE_JOB_KEY=<hidden>
     RONDE_STORE=unix:@ronde-1
+    TORCHELASTIC_MAX_RESTARTS=3
+    TORCHELASTIC_RESTART_COUNT=0
     TORCHELASTIC_RUN_ID=job
+    TORCHELASTIC_USE_AGENT_STORE=False
+    TORCH_NCCL_ASYNC_ERROR_HANDLING=1
     WORLD_SIZE=2
 
 rank 0:
@@ -118,3 +142,34 @@ rank 1:
 def test_the_key_is_never_shown(workers: int) -> None:
     made = plan(workers)
     assert KEY.hex() not in made.describe() + repr(made) + str(made)
+
+
+def test_workers_of_a_later_node() -> None:
+    nodes = (node(2, "a"), node(3, "b", "reader"), node(2, "c"))
+    made = plan(2, round=Round(4, nodes, 2, restarts=1, changes=3))
+    assert [worker.rank for worker in made.workers] == [5, 6]
+    found = made.workers[1].environment
+    wanted = {
+        "RANK": "6",
+        "WORLD_SIZE": "7",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4",
+        "HOROVOD_CROSS_RANK": "2",
+        "HOROVOD_CROSS_SIZE": "3",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "MASTER_ADDR": nodes[0].address,
+        "RONDE_STORE": nodes[0].store,
+    }
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_a_given_master_goes_before_the_agreed_one() -> None:
+    found = plan(1, master=("trainer.example", 1234)).workers[0].environment
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("trainer.example", "1234")
+
+
+def test_the_local_rank_in_arguments() -> None:
+    made = plan(2, argv=("/bin/echo", "--out=${local_rank}.txt", "$local_rank"))
+    assert made.workers[1].argv == ("/bin/echo", "--out=1.txt", "$local_rank")

@@ -1,31 +1,24 @@
-"""The rendezvous of one node with itself: the same machines, without a store, a thread or a clock."""
+"""The rendezvous of a job that has one node: the same rules where there is nobody to meet.
+
+No store, no thread, no clock; and none of the machines that several nodes need, because a launcher should start soon.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 
-from ronde.core.rendezvous import Participant
-from ronde.core.rendezvous_effects import (
-    Compare,
-    Compared,
-    Effect,
-    Event,
-    Forget,
-    Hold,
-    Look,
-    Pop,
-    Popped,
-    Push,
-    Seen,
-    Set,
-    Stored,
-    Tell,
-    Watch,
+from ronde.core.round import (
+    AllSucceeded,
+    Budget,
+    Failure,
+    JobClosed,
+    Node,
+    RendezvousEvent,
+    Round,
+    RoundBegan,
+    RoundEnded,
+    WorkerFailed,
 )
-from ronde.core.rendezvous_state import STATE
-from ronde.core.round import Budget, Failure, Node, RendezvousEvent
 from ronde.errors import UsageError
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
@@ -44,72 +37,57 @@ class Alone:
             raise UsageError(
                 f"the rendezvous 'alone' is for one node, not {wanted}: choose another by --rdzv-backend"
             )
-        self._participant = Participant(config.rules())
-        self._events = Events()
-        self._values: dict[str, bytes] = {}
-        self._queue = ""  # from which messages are taken
+        self._happened = Events()
+        self._budget = Budget()
+        self._round: Round | None = None  # the last one, with what it has added to the counts
+        self._running = False
+        self._over = False
 
     def fileno(self) -> int:
-        return self._events.fileno()
+        return self._happened.fileno()
 
     def events(self) -> list[RendezvousEvent]:
-        return self._events.take()
+        return self._happened.take()
 
     def join(self, node: Node, budget: Budget) -> None:
-        self._do(lambda: self._participant.join(0, replace(node, wish=-1), budget))
+        if self._over:
+            return
+        self._budget, self._running = budget, True
+        last = self._round
+        self._round = replace(last, number=last.number + 1, nodes=(node,)) if last else Round(0, (node,), 0)
+        self._happened.put(RoundBegan(self._round))
 
     def fail(self, failure: Failure) -> None:
-        self._do(lambda: self._participant.fail(failure))
+        ended = self._round
+        if not self._running or ended is None:
+            return
+        if ended.restarts >= self._budget.restarts:
+            self._close(JobClosed(failure.message, failure))
+            return
+        self._running = False
+        self._round = replace(ended, restarts=ended.restarts + 1)
+        self._happened.put(RoundEnded(ended.number, WorkerFailed(failure)))
 
     def succeed(self) -> None:
-        self._do(lambda: self._participant.succeed(0))
+        if self._running and self._round:
+            self._close(AllSucceeded(self._round.number))
 
     def end_job(self, reason: str) -> None:
-        self._do(lambda: self._participant.end_job(reason))
+        if not self._over:
+            self._close(JobClosed(reason))
 
     def leave(self, reason: str) -> None:
-        self._do(lambda: self._participant.leave(reason))
+        self._over, self._running = True, False
 
     def num_nodes_waiting(self) -> int:
         return 0
 
     def close(self) -> None:
-        self._events.close()
+        self._happened.close()
 
-    def _do(self, ask: Callable[[], list[Effect]]) -> None:
-        """Do what the machine wants, and what comes of that, until nothing is left."""
-        effects = deque(ask())
-        pushed: deque[bytes] = deque()
-        while effects or pushed:
-            if not effects:
-                effects += self._participant.step(0, Popped(self._queue, (pushed.popleft(),)))
-            elif (event := self._perform(effects.popleft(), pushed)) is not None:
-                effects += self._participant.step(0, event)
-
-    def _perform(self, effect: Effect, pushed: deque[bytes]) -> Event | None:
-        match effect:
-            case Tell(event):
-                self._events.put(event)
-            case Set(values):
-                self._values |= values
-                return Stored()
-            case Push(_, value):
-                pushed.append(value)
-            case Pop(queue):
-                self._queue = queue or ""
-            case Compare(expected, desired):
-                if self._values.get(STATE, b"") == expected:
-                    self._values[STATE] = desired
-                return Compared(self._values[STATE])
-            case Look(known):
-                found = {key: self._values.get(key) for key in known}
-                return Seen(known, {key: value for key, value in found.items() if value != known[key]})
-            case Forget(prefix):
-                for key in [key for key in self._values if key.startswith(prefix)]:
-                    del self._values[key]
-            case Hold() | Watch():
-                pass  # nobody else is there
-        return None
+    def _close(self, last: AllSucceeded | JobClosed) -> None:
+        self._over, self._running = True, False
+        self._happened.put(last)
 
 
 def make(config: RendezvousConfig, _: JobKey) -> Rendezvous:

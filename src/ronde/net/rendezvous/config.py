@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ronde.core.rendezvous import Rules
 from ronde.errors import UsageError
+
+if TYPE_CHECKING:
+    from ronde.core.rendezvous import Rules
 
 __all__ = ["RendezvousConfig"]
 
@@ -40,6 +43,8 @@ class RendezvousConfig:
 
     def rules(self, places_are_given: bool = False) -> Rules:
         """Return what of this the machines need."""
+        from ronde.core.rendezvous import Rules  # a job of one node does without
+
         return Rules(
             self.min_nodes,
             self.max_nodes,

@@ -229,7 +229,8 @@ class Desk:
         self._unpark(session)
         if parked.number:
             session.number, session.answer = parked.number, reply
-        self.woken.append((session.connection, reply))
+        if session.connection is not None:  # else its client is away, and asks once more when it is back
+            self.woken.append((session.connection, reply))
 
     # Keys
 

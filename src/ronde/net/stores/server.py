@@ -75,15 +75,21 @@ class StoreServer:
 
     With a `journal` it goes on with what is in that file, and writes every change to it before it answers. With a
     `seed` it begins with what is in that journal of another store, on whatever node that was; its journal must be empty
-    then. Raises UsageError if the address is taken or not ours, or a file cannot be used.
+    then. A `listener` that waits at the address already becomes the server's. Raises UsageError if the address is taken
+    or not ours, or a file cannot be used.
     """
 
     def __init__(
-        self, address: str, key: JobKey, journal: Path | None = None, seed: Path | None = None
+        self,
+        address: str,
+        key: JobKey,
+        journal: Path | None = None,
+        seed: Path | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         self._key = key
         self._desk = Desk()
-        self._listener, self._address = listen(parse(address))
+        self._listener, self._address = (listener, parse(address)) if listener else listen(parse(address))
         try:
             self._journal = self._open_journal(journal, seed)
         except BaseException:

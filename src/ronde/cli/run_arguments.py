@@ -1,0 +1,142 @@
+"""What the user asked of `ronde run`: the words of the command line, `PET_*` variables, a configuration file.
+
+What comes first in that list goes before the rest, also where two options exclude each other: they contradict each
+other only if they were given in the same place. `PET_` and an option's name in capitals is the variable that torchrun
+reads for it (`PET_RDZV_ENDPOINT`); an empty one counts as not set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ronde.cli.engine_options import ENGINE_OPTIONS
+from ronde.cli.options import Given, admit, read
+from ronde.cli.run_options import INFORMATION, LAUNCH_OPTIONS
+from ronde.errors import UsageError
+
+__all__ = ["OPTIONS", "RunArguments", "parse_arguments"]
+
+OPTIONS = LAUNCH_OPTIONS + ENGINE_OPTIONS
+_NAMES = frozenset(option.name for option in OPTIONS)
+
+# Options that exclude each other, and why.
+_EXCLUSIVE = (
+    ("--module", "--no-python", "a module can only be run by Python"),
+    ("--module", "--run-path", "one is for modules, the other for files"),
+    ("--hosts", "--hostfile", "both name the hosts"),
+    ("--hosts", "--host-discovery-script", "both name the hosts"),
+    ("--hostfile", "--host-discovery-script", "both name the hosts"),
+    ("--standalone", "--rdzv-endpoint", "a job of one machine has no place to meet"),
+    ("--standalone", "--hosts", "a job of one machine has no other hosts"),
+    ("--standalone", "--hostfile", "a job of one machine has no other hosts"),
+    (
+        "--standalone",
+        "--host-discovery-script",
+        "a job of one machine has no other hosts",
+    ),
+    ("--bind", "--numa-binding", "both say to which processors workers are bound"),
+    ("--log-dir", "--output-filename", "both name the directory of the files"),
+)
+
+
+class RunArguments(NamedTuple):
+    """What to run, with which arguments, and the options by their last names."""
+
+    name: str
+    arguments: tuple[str, ...]
+    given: Mapping[str, Given]
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return the value of an option, or the default if it was not given."""
+        assert name in _NAMES, name
+        each = self.given.get(name)
+        return default if each is None else each.value
+
+    def origin(self, name: str) -> str:
+        """Return how the user wrote the option, or its name if it was not given."""
+        assert name in _NAMES, name
+        each = self.given.get(name)
+        return name if each is None else each.origin
+
+    def has(self, *names: str) -> bool:
+        """Whether any of the options was given, and is not a flag with a no."""
+        return any(self.value(name) is not None and self.value(name) is not False for name in names)
+
+
+def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> RunArguments:
+    """Return what is asked for by the words after `ronde run`, `environment` being the whole one of this process.
+
+    Reads the configuration file if one is named. Raises UsageError for nonsense and contradictions.
+    """
+    words, rest = read(argv, OPTIONS)
+    variables = _from_environment(environment)
+    given = _settle(words, variables, _from_file(words, variables, environment))
+    if not rest:
+        wanted = "module" if "--module" in given else "script"
+        raise UsageError(f"no {wanted} to run was given, as in: ronde run -n 4 train.py")
+    return RunArguments(rest[0], tuple(rest[1:]), given)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
+    if not any(name.startswith("PET_") for name in environment):  # as a rule: spares looking for each option
+        return {}
+    given = {}
+    for option in OPTIONS:
+        variable = "PET_" + option.name.lstrip("-").upper().replace("-", "_")
+        text = environment.get(variable, "").strip()
+        if not text or option.group == INFORMATION or option.refused:
+            continue
+        given[option.name] = admit(option, variable, text, "=") if option.metavar else _flag(variable, text)
+    return given
+
+
+def _flag(variable: str, text: str) -> Given:
+    if text.lower() not in ("0", "1", "false", "true", "no", "yes"):
+        raise UsageError(f"{variable}={text} makes no sense: it should be 1 or 0")
+    return Given(text.lower() in ("1", "true", "yes"), variable)
+
+
+def _from_file(
+    words: Mapping[str, Given], variables: Mapping[str, Given], environment: Mapping[str, str]
+) -> dict[str, Given]:
+    """Return what the file says that the environment does not, in variables of the workers."""
+    named = words.get("--config-file") or variables.get("--config-file")
+    if named is None:
+        return {}
+    from ronde.cli.config_file import read_config_file  # only now: it needs PyYAML
+
+    given = read_config_file(named.value, OPTIONS)
+    variable_of = {option.name: option.variable for option in OPTIONS}
+    return {name: each for name, each in given.items() if not _is_set(variable_of[name], environment)}
+
+
+def _is_set(variable: str, environment: Mapping[str, str]) -> bool:
+    """Whether the environment has this setting already, by our name or by Horovod's."""
+    from dataclasses import fields
+
+    from ronde.settings import Settings
+
+    for field in fields(Settings):
+        names = [field.metadata[key] for key in ("variable", "also", "off")]
+        if variable == names[0]:
+            return any(environment.get(name, "").strip() for name in names)
+    return False
+
+
+def _settle(*levels: Mapping[str, Given]) -> dict[str, Given]:
+    """Return the options of all levels; an earlier level goes before a later one."""
+    given: dict[str, Given] = {}
+    level_of: dict[str, int] = {}
+    for number, level in enumerate(levels):
+        for name, each in level.items():
+            if name not in given:
+                given[name], level_of[name] = each, number
+    for one, other, why in _EXCLUSIVE:
+        if not all(name in given and given[name].value is not False for name in (one, other)):
+            continue
+        if level_of[one] == level_of[other]:
+            both = f"{given[one].origin} and {given[other].origin}"
+            raise UsageError(f"{both} contradict each other, because {why}: leave one of them out")
+        del given[max(one, other, key=lambda name: level_of[name])]
+    return given

@@ -1,0 +1,63 @@
+"""The variables that options of `ronde run` put into the environment of workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ronde.cli.engine_options import ENGINE_OPTIONS
+from ronde.cli.run_arguments import RunArguments
+
+__all__ = ["idle_options", "worker_settings"]
+
+NEVER = str(2**31)  # no tensor is so large: the most that the setting takes
+
+
+def worker_settings(asked: RunArguments, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables; `environment` is that of this process, to which some of them add."""
+    settings = {}
+    for option in ENGINE_OPTIONS:
+        if option.variable and option.metavar and option.name in asked.given:
+            settings[option.variable] = asked.value(option.name)
+    settings |= _flags(asked)
+    if asked.has("--autotune-log"):
+        settings.setdefault("RONDE_AUTOTUNE", "1")
+    if asked.has("--start-timeout"):
+        settings["RONDE_START_TIMEOUT"] = f"{asked.value('--start-timeout') / 1e9:g}"
+    if asked.has("--network-interfaces"):
+        settings["RONDE_INTERFACE"] = asked.value("--network-interfaces")
+    if asked.has("--horovod"):
+        from ronde.compat import PACKAGES
+
+        settings["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGES, environment.get("PYTHONPATH")]))
+    return settings
+
+
+def _flags(asked: RunArguments) -> dict[str, str]:
+    """Return what the options say that are yes or no, and that do not simply become 1 or 0."""
+    found = {}
+    for option in ENGINE_OPTIONS:
+        if option.variable and not option.metavar and option.name in asked.given:
+            yes = asked.value(option.name)
+            match option.name:
+                case "--hierarchical-allreduce" if yes:
+                    found[option.variable] = "hierarchical"
+                case "--hierarchical-allreduce":
+                    found["RONDE_HIERARCHICAL_BYTES"] = NEVER
+                case "--stall-check":
+                    if not yes:
+                        found[option.variable] = "0"
+                case "--no-log-hide-timestamp":
+                    found[option.variable] = "0" if yes else "1"
+                case _:
+                    found[option.variable] = "1" if yes else "0"
+    return found
+
+
+def idle_options(asked: RunArguments) -> list[str]:
+    """Return a sentence for each option that was given, not only by the environment, and means nothing here."""
+    return [
+        f"{asked.origin(option.name)} means nothing here: {option.idle}"
+        for option in ENGINE_OPTIONS
+        if option.idle and option.name in asked.given and not asked.origin(option.name).startswith("PET_")
+    ]

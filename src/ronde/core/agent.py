@@ -1,0 +1,362 @@
+r"""What the agent of one node decides, from its first join to its exit. Pure.
+
+An agent takes part in the rendezvous, runs its workers for as long as a round lasts, and tells the others how they
+ended. What happens within one run of the workers, `worker_group` decides; who is in a round, and whether there is to be
+another one, the rendezvous.
+
+Rules
+
+1. Workers run only within a round, and never two runs of them at once: before it joins again, an agent waits until all
+   processes of the last run are gone.
+2. The first worker that fails for a reason of its own ends the round for all nodes: `Fail`. It is told at once, while
+   the other workers are still being ended. Whether the job goes on is what the rendezvous answers.
+3. Workers that fail because they lost a peer are no cause as long as one of this node may have a better one, so their
+   failure is told when all are gone. Whether the cause is on another node, the rendezvous finds out.
+4. When all workers have succeeded, the agent waits for the other nodes (the exit barrier), because they may still need
+   its store, or fail and make it start again. Not for ever: after the patience it leaves, and has succeeded.
+5. A round that has ended, or that went on without us, ends the workers at once; then we join again.
+6. Ctrl-C ends the job on all nodes. Other signals take this node away; the others go on if they may.
+7. Every ending has one reason, and nothing is decided after it.
+
+Theory of operation
+
+    INIT --RoundBegan--> HEALTHY --all ended with 0--> SUCCEEDED --AllSucceeded--> exit 0
+      ^                     | \
+      |                     |  \--a worker fails--> UNHEALTHY --all gone--> FAILED --JobClosed--> exit
+      |             RoundEnded, Ejected                 |                     |
+      +--all gone-- STOPPED <---------------------------+---------------------+ RoundEnded
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from ronde.core.round import (
+    AllSucceeded,
+    Budget,
+    Ejected,
+    Failure,
+    JobClosed,
+    NodesLost,
+    NodesWaiting,
+    Notice,
+    RendezvousBroken,
+    RendezvousEvent,
+    Round,
+    RoundBegan,
+    RoundEnded,
+    WorkerFailed,
+)
+
+__all__ = [
+    "Agent",
+    "Effect",
+    "EndJob",
+    "Event",
+    "Exit",
+    "Fail",
+    "Failing",
+    "Gone",
+    "Interrupt",
+    "Join",
+    "Leave",
+    "Say",
+    "SetTimer",
+    "StartWorkers",
+    "State",
+    "StopWorkers",
+    "Succeed",
+    "Timer",
+]
+
+SIGINT = 2
+FAILED, UNREACHABLE = 1, 2  # exit codes for what is no worker's fault
+
+
+class State(Enum):
+    """How the workers of this node are, in the words of torch's elastic agent."""
+
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+# What happens, beside what the rendezvous tells.
+
+
+class Failing(NamedTuple):
+    """A worker has failed for a reason of its own; others may still be there, and are being ended."""
+
+    failure: Failure
+
+
+class Gone(NamedTuple):
+    """No process of the workers is left.
+
+    `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
+    """
+
+    exit_code: int
+    reason: str
+    failure: Failure | None = None
+
+
+class Interrupt(NamedTuple):
+    """The agent got a signal that means: end. The shell has passed it on to the workers, if there are any."""
+
+    signum: int
+    reason: str
+
+
+class Timer(NamedTuple):
+    """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
+
+
+Event = RendezvousEvent | Failing | Gone | Interrupt | Timer
+
+
+# What is to be done.
+
+
+class Join(NamedTuple):
+    """Ask for the next round."""
+
+
+class StartWorkers(NamedTuple):
+    """Start the workers of the round; `again` says that they may be started again if one fails."""
+
+    round: Round
+    again: bool
+
+
+class StopWorkers(NamedTuple):
+    """End the workers; `Gone` comes of it."""
+
+    reason: str
+
+
+class Fail(NamedTuple):
+    """Tell the rendezvous that a worker of this round has failed."""
+
+    failure: Failure
+
+
+class Succeed(NamedTuple):
+    """Tell the rendezvous that all workers of this node have succeeded."""
+
+
+class EndJob(NamedTuple):
+    """Close the job for all nodes."""
+
+    reason: str
+
+
+class Leave(NamedTuple):
+    """Tell the rendezvous that this node goes."""
+
+    reason: str
+
+
+class Say(NamedTuple):
+    """Something for the user's eyes."""
+
+    text: str
+
+
+class SetTimer(NamedTuple):
+    """Send `Timer` at this time; it replaces any earlier one."""
+
+    at_ns: int
+
+
+class Exit(NamedTuple):
+    """It is over. `failure` is the job's first one, on whatever node; `reason` says why where that is no failure."""
+
+    code: int
+    reason: str
+    failure: Failure | None = None
+
+
+Effect = Join | StartWorkers | StopWorkers | Fail | Succeed | EndJob | Leave | Say | SetTimer | Exit
+
+
+class Agent:
+    """The machine: one agent of a job, in any number of rounds; `exit_barrier_ns` is how long to wait for others."""
+
+    def __init__(self, budget: Budget, exit_barrier_ns: int) -> None:
+        self._budget = budget
+        self._exit_barrier_ns = exit_barrier_ns
+        self._round: Round | None = None  # the one whose workers run or have ended; None while we join
+        self._alive = False  # whether there are processes of workers
+        self._said = False  # whether this round has our word already: failed, or succeeded
+        self._failure: Failure | None = None  # the first one on this node
+        self._deadline_ns: int | None = None
+        self._rejoin = False  # once the workers are gone
+        self._interrupted = False
+        self._exit: Exit | None = None  # once the workers are gone
+        self._began = False  # some round has
+        self._over = False
+        self.state = State.INIT
+
+    def begin(self) -> list[Effect]:
+        """Return what to do first."""
+        return [Join()]
+
+    def step(self, now_ns: int, event: Event) -> list[Effect]:
+        """Return what to do about the event, which the shell learned of at `now_ns` of its own monotonic clock."""
+        if self._over:
+            return []
+        match event:
+            case Failing(failure):
+                return self._failing(failure)
+            case Gone():
+                return self._gone(now_ns, event)
+            case Interrupt(signum, reason):
+                return self._interrupt(signum, reason)
+            case Timer():
+                return self._timer(now_ns)
+            case _:
+                return self._hear(event)
+
+    # What the rendezvous tells
+
+    def _hear(self, event: RendezvousEvent) -> list[Effect]:
+        match event:
+            case RoundBegan(round):
+                return self._round_began(round)
+            case RoundEnded(number, cause):
+                return self._round_ended(number, cause)
+            case Ejected(reason):
+                return [Say(reason), *self._again()]
+            case AllSucceeded(number):
+                at_barrier = self.state is State.SUCCEEDED and self._round and self._round.number == number
+                return self._leave_for_good(Exit(0, "all nodes have succeeded")) if at_barrier else []
+            case JobClosed():
+                return self._closed(event)
+            case RendezvousBroken(reason):
+                return self._broken(reason)
+            case Notice(text):
+                return [Say(text)]
+
+    def _round_began(self, round: Round) -> list[Effect]:
+        if self._round or self._alive:
+            return []
+        self._round, self._alive, self._began = round, True, True
+        self._said, self._failure, self._deadline_ns = False, None, None
+        self.state = State.HEALTHY
+        return [StartWorkers(round, round.restarts < self._budget.restarts)]
+
+    def _round_ended(self, number: int, cause: WorkerFailed | NodesLost | NodesWaiting) -> list[Effect]:
+        if self._round is None or self._round.number != number:
+            return []
+        text = self._describe(cause, self._round)
+        return [Say(text), *self._again()]
+
+    def _again(self) -> list[Effect]:
+        """Join again, once the workers are gone."""
+        self._round, self._failure, self._deadline_ns = None, None, None
+        if self._exit or self._interrupted:
+            return []
+        self.state = State.STOPPED
+        if not self._alive:
+            return [Join()]
+        self._rejoin = True
+        return [StopWorkers("the round is over")]
+
+    def _closed(self, event: JobClosed) -> list[Effect]:
+        if self._interrupted or self._exit:
+            return []
+        code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
+        failing = self._said and self.state in (State.UNHEALTHY, State.FAILED)
+        return self._leave_for_good(Exit(code, event.reason, event.failure), stop=not failing)
+
+    def _broken(self, reason: str) -> list[Effect]:
+        if self._interrupted or self._exit:
+            return []
+        if self.state is State.SUCCEEDED:
+            text = f"the workers of this node have succeeded; how the other nodes end is not known: {reason}"
+            return [Say(text), *self._leave_for_good(Exit(0, text))]
+        if self.state in (State.UNHEALTHY, State.FAILED) and self._failure:
+            return self._leave_for_good(Exit(_exit_code(self._failure), reason, self._failure))
+        return self._leave_for_good(Exit(FAILED if self._began else UNREACHABLE, reason))
+
+    def _leave_for_good(self, exit: Exit, *, stop: bool = True) -> list[Effect]:
+        """Exit, once the workers are gone; those that fail already are being ended as they should."""
+        self._deadline_ns, self._rejoin = None, False
+        if not self._alive:
+            self._over = True
+            return [exit]
+        self._exit = exit
+        return [StopWorkers(exit.reason)] if stop else []
+
+    # What the workers do
+
+    def _failing(self, failure: Failure) -> list[Effect]:
+        if not self._alive or self._round is None or self._said or self._exit or self._interrupted:
+            return []
+        self.state = State.UNHEALTHY
+        self._said, self._failure = True, failure
+        return [Fail(failure)]
+
+    def _gone(self, now_ns: int, event: Gone) -> list[Effect]:
+        if not self._alive:
+            return []
+        self._alive = False
+        if self._exit or self._interrupted:
+            self._over = True
+            return [self._exit or Exit(event.exit_code, event.reason, event.failure)]
+        if self._rejoin or self._round is None:
+            self._rejoin = False
+            return [Join()]
+        if event.exit_code == 0 and not self._said:
+            self.state, self._said = State.SUCCEEDED, True
+            self._deadline_ns = now_ns + self._exit_barrier_ns
+            return [Succeed(), SetTimer(self._deadline_ns)]
+        self.state = State.FAILED
+        if self._said or event.failure is None:
+            return []
+        self._failure, self._said = event.failure, True
+        return [Fail(event.failure)]
+
+    # Signals and time
+
+    def _interrupt(self, signum: int, reason: str) -> list[Effect]:
+        effects: list[Effect] = []
+        if not self._interrupted:
+            self._interrupted = True
+            if self._rejoin:  # what had failed would have been started again
+                self._exit = Exit(128 + signum, reason)
+            effects = [EndJob(reason) if signum == SIGINT else Leave(reason)]
+        if not self._alive:
+            self._over = True
+            effects.append(Exit(128 + signum, reason))
+        return effects
+
+    def _timer(self, now_ns: int) -> list[Effect]:
+        if self._deadline_ns is None:
+            return []
+        if now_ns < self._deadline_ns:
+            return [SetTimer(self._deadline_ns)]
+        self._deadline_ns = None
+        waited = f"{self._exit_barrier_ns / 1e9:g} s"
+        text = f"the workers of this node have succeeded; waited {waited} for those of other nodes"
+        return [Say(text), Leave(text), *self._leave_for_good(Exit(0, text))]
+
+    def _describe(self, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round) -> str:
+        match cause:
+            case WorkerFailed(failure):
+                count = f"restart {round.restarts + 1} of {self._budget.restarts}"
+                where = f" on {failure.host}" if len(round.nodes) > 1 else ""
+                return f"{failure.message}{where}; starting all workers again ({count})"
+            case NodesLost(_, reason):
+                return f"{reason}; starting again without"
+            case NodesWaiting(count):
+                return f"{count} more node{'s' if count > 1 else ''} can take part; starting again with more"
+
+
+def _exit_code(failure: Failure) -> int:
+    return failure.exit_code if failure.exit_code > 0 else 128 - failure.exit_code

@@ -1,0 +1,265 @@
+"""Which hosts take part in a job whose hosts come, go and fail. Pure.
+
+Rules
+
+1. Hosts that take part stay, in whatever order the list of hosts has them later. Others are started in the list's
+   order while there is room up to `max_slots`; the last one may get less than it offers.
+2. A host that is no longer offered, or offers another number of slots, is stopped; the latter is started again.
+3. A host that fails is set aside. The first time for the shorter cool-down, and each further time for twice as long,
+   up to the longer one. A host that has then worked for the longer one has a clean record again. Without cool-downs it
+   is not tried again.
+4. Fewer than `min_slots` slots are waited for as long as the patience lasts, if more can come at all: from the list,
+   or from a host that is only set aside. Otherwise the job ends at once, and the reason names the host that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ronde.core.host_list import Host, describe
+
+__all__ = [
+    "Effect",
+    "Event",
+    "GiveUp",
+    "Gone",
+    "HostFailed",
+    "HostHealth",
+    "JobOver",
+    "Limits",
+    "Offered",
+    "Say",
+    "SetTimer",
+    "Start",
+    "Stop",
+    "Timer",
+]
+
+SECOND = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the user allows; `cooldown_ns` is the shorter and the longer one, None if a failure is final.
+
+    `is_changing`: a script is asked again and again which hosts there are.
+    """
+
+    min_slots: int = 1
+    max_slots: int | None = None
+    cooldown_ns: tuple[int, int] | None = None
+    patience_ns: int = 600 * SECOND
+    is_changing: bool = False
+
+
+# What happens.
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """These are the hosts, as of now."""
+
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostFailed:
+    """A host could not be started, or was lost; nothing runs there any more, as far as one can know."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A host has ended as it was told to."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The job ends: nothing is started any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
+
+
+Event = Offered | HostFailed | Gone | JobOver | Timer
+
+
+# What is to be done.
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start an agent with so many workers there; comes to `HostFailed` or `Gone`."""
+
+    host: Host
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Let the agent leave in good order; comes to `Gone`."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send `Timer` then; replaces the one before. None: not at all."""
+
+    at_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The job cannot go on."""
+
+    reason: str
+
+
+Effect = Start | Stop | Say | SetTimer | GiveUp
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one host."""
+
+    running: Host | None = None
+    of_slots: int = 0  # what it offered when it was started
+    stopping: bool = False
+    since_ns: int = 0  # when it was started
+    failures: int = 0
+    aside_until_ns: int = 0
+    is_out: bool = False  # failed for good
+
+
+@dataclass(slots=True)
+class HostHealth:
+    """The machine; the first event is `Offered`."""
+
+    limits: Limits
+    _offered: tuple[Host, ...] = ()
+    _records: dict[str, _Record] = field(default_factory=dict)
+    _last_failure: str = ""
+    _starved_since_ns: int | None = None
+    _over: bool = False
+
+    def step(self, now_ns: int, event: Event) -> list[Effect]:
+        """Take in what has happened, and return what is to be done, in this order."""
+        said: list[Effect] = []
+        match event:
+            case Offered(hosts):
+                self._offered = hosts
+            case HostFailed(name, reason):
+                said += self._set_aside(now_ns, name, reason)
+            case Gone(name):
+                record = self._record(name)
+                record.running, record.stopping = None, False
+            case JobOver():
+                self._over = True
+            case Timer():
+                pass
+        return said if self._over else [*said, *self._settle(now_ns)]
+
+    def running(self) -> tuple[Host, ...]:
+        """Return the hosts that take part, those that were told to stop left out."""
+        return tuple(r.running for r in self._records.values() if r.running and not r.stopping)
+
+    def _record(self, name: str) -> _Record:
+        return self._records.setdefault(name, _Record())
+
+    def _set_aside(self, now_ns: int, name: str, reason: str) -> Iterator[Effect]:
+        record = self._record(name)
+        was_stopping = record.stopping
+        record.running, record.stopping = None, False
+        if was_stopping or self._over:
+            return
+        self._last_failure = f"{name}: {reason}"
+        if self.limits.cooldown_ns is None:
+            record.is_out = True
+            yield Say(self._last_failure)
+            return
+        shorter, longer = self.limits.cooldown_ns
+        if record.failures and now_ns - record.since_ns >= longer:
+            record.failures = 0
+        wait_ns = min(shorter << min(record.failures, 62), longer)
+        record.failures += 1
+        record.aside_until_ns = now_ns + wait_ns
+        yield Say(f"{self._last_failure}; it is set aside for {wait_ns / SECOND:g} s")
+
+    def _settle(self, now_ns: int) -> Iterator[Effect]:
+        yield from self._stop()
+        yield from self._start(now_ns)
+        running = sum(host.slots for host in self.running())
+        wakes = [
+            self._records[host.name].aside_until_ns
+            for host in self._offered
+            if not self._takes_part(host) and now_ns < self._record(host.name).aside_until_ns
+        ]
+        if running >= self.limits.min_slots:
+            self._starved_since_ns = None
+        else:
+            if self._starved_since_ns is None:
+                self._starved_since_ns = now_ns
+            deadline_ns = self._starved_since_ns + self.limits.patience_ns
+            if now_ns >= deadline_ns or not self._may_recover():
+                self._over = True
+                yield GiveUp(self._why(running))
+                return
+            wakes.append(deadline_ns)
+        yield SetTimer(min(wakes, default=None))
+
+    def _stop(self) -> Iterator[Effect]:
+        offered = dict(self._offered)
+        for name, record in self._records.items():
+            if record.running and not record.stopping and record.of_slots != offered.get(name):
+                now = f"offers {offered[name]} slots now" if name in offered else "is no longer offered"
+                record.stopping = True
+                yield Stop(name, f"{name} {now}")
+
+    def _start(self, now_ns: int) -> Iterator[Effect]:
+        room = None
+        if self.limits.max_slots is not None:
+            room = self.limits.max_slots - sum(host.slots for host in self.running())
+        for host in self._offered:
+            record = self._record(host.name)
+            if record.running or record.is_out or now_ns < record.aside_until_ns:
+                continue
+            slots = host.slots if room is None else min(host.slots, room)
+            if slots <= 0:
+                return
+            room = None if room is None else room - slots
+            record.running, record.of_slots, record.since_ns = Host(host.name, slots), host.slots, now_ns
+            yield Start(record.running)
+
+    def _takes_part(self, host: Host) -> bool:
+        return self._record(host.name).running is not None
+
+    def _may_recover(self) -> bool:
+        if self.limits.is_changing:
+            return True
+        return sum(h.slots for h in self._offered if not self._record(h.name).is_out) >= self.limits.min_slots
+
+    def _why(self, running: int) -> str:
+        if self._last_failure and not self._may_recover():
+            return self._last_failure
+        have = describe(self.running()) or "none"
+        last = f"; the last failure was {self._last_failure}" if self._last_failure else ""
+        waited = f" for {self.limits.patience_ns / SECOND:g} s" if self._may_recover() else ""
+        return (
+            f"there have been fewer than {self.limits.min_slots} slots{waited}: {running} on the hosts that work "
+            f"({have}){last}"
+        )

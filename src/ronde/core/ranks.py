@@ -1,0 +1,53 @@
+"""The ranks of workers: they follow from the nodes of a round alone, so every node counts them alike. Pure.
+
+Global ranks count the workers of all nodes, in the order of group ranks. Role ranks count those whose node has the same
+role. The cross rank says which of the nodes that have a worker of this local rank ours is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ronde.core.round import Node
+
+__all__ = ["WorkerRanks", "ranks_of"]
+
+
+class WorkerRanks(NamedTuple):
+    """Who one worker is, in every way to count; `group` counts nodes."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    group_rank: int
+    group_size: int
+    role: str
+    role_rank: int
+    role_size: int
+
+
+def ranks_of(nodes: Sequence[Node], group_rank: int) -> tuple[WorkerRanks, ...]:
+    """Return the ranks of the workers of one of the nodes, in their local order; the nodes are in group order."""
+    mine, before = nodes[group_rank], nodes[:group_rank]
+    first = sum(node.slots for node in before)
+    first_of_role = sum(node.slots for node in before if node.role == mine.role)
+    return tuple(
+        WorkerRanks(
+            rank=first + local_rank,
+            size=sum(node.slots for node in nodes),
+            local_rank=local_rank,
+            local_size=mine.slots,
+            cross_rank=sum(node.slots > local_rank for node in before),
+            cross_size=sum(node.slots > local_rank for node in nodes),
+            group_rank=group_rank,
+            group_size=len(nodes),
+            role=mine.role,
+            role_rank=first_of_role + local_rank,
+            role_size=sum(node.slots for node in nodes if node.role == mine.role),
+        )
+        for local_rank in range(mine.slots)
+    )

@@ -1,0 +1,334 @@
+"""The agent of one node: performs what `ronde.core.agent` decides, in one thread with one loop.
+
+What it watches: the signals sent to us, the rendezvous, and for each run of the workers what their supervisor watches.
+The workers of a round meet in a store that the agent of group rank 0 serves. Every agent opens a new one before it
+joins and closes it when the round is over: so the keys of a round end with it, and workers of an earlier one, which
+may still run on a node that was cut off, cannot get in their successors' way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from ronde.core import agent as machine
+from ronde.core.agent import Agent
+from ronde.core.round import Budget, Failure, Round
+from ronde.core.worker_group import Finish, Policy, describe_interrupt
+from ronde.launch.config import LaunchConfig
+from ronde.launch.frozen import FrozenWatch
+from ronde.launch.loop import Loop, Order
+from ronde.launch.node import describe_node, job_key, own_address
+from ronde.launch.plan import LaunchPlan, plan_workers
+from ronde.launch.report import report, report_elsewhere
+from ronde.launch.round_store import RoundStore
+from ronde.launch.screen import Screen
+from ronde.launch.starter import Starter
+from ronde.launch.supervisor import Supervisor
+from ronde.net.host import host_name
+from ronde.net.output import claim_standard_streams
+from ronde.net.processes import SignalInbox, usable_cores
+from ronde.net.rendezvous.base import Rendezvous
+from ronde.net.rendezvous.registry import create
+from ronde.settings import JobKey
+
+__all__ = ["RunResult", "plan_here", "run_agent"]
+
+SIGPIPE = 13
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How the job ended, as this node knows it.
+
+    `exit_code`: 0 if all workers of all nodes succeeded. `failures`: the first failure by its rank, on whatever node.
+    `returncodes`: of this node's workers in the last round, by rank; minus the signal where one killed it. `restarts`
+    and `changes`: how many rounds a failed worker, and a lost or new node, have ended.
+    """
+
+    exit_code: int
+    reason: str
+    failures: Mapping[int, Failure] = field(default_factory=dict)
+    returncodes: Mapping[int, int] = field(default_factory=dict)
+    restarts: int = 0
+    changes: int = 0
+
+
+def run_agent(
+    config: LaunchConfig, environment: Mapping[str, str], *, keep: Sequence[int] = (), report: bool = True
+) -> RunResult:
+    """Run this node's part of the job, showing the workers' output, until the job is over or we are told to go.
+
+    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`; without `report`
+    what went wrong is only in the result. Raises UsageError if the configuration makes no sense or the rendezvous
+    cannot be reached. Signals are heeded in the main thread only.
+    """
+    claim_standard_streams()
+    with ExitStack() as stack:
+        shell = _Shell(config, environment, stack, keep)
+        return shell.run(report)
+
+
+def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPlan:
+    """Return the plan for this machine as it is now, as if no other node took part; store and key are made up."""
+    address = own_address(config)
+    node = describe_node(config, address, "unix:@ronde", "")
+    return _plan(config, Round(0, (node,), 0), environment, JobKey.generate(), _run_id(config))
+
+
+def _plan(
+    config: LaunchConfig, round: Round, environment: Mapping[str, str], key: JobKey, run_id: str
+) -> LaunchPlan:
+    return plan_workers(
+        config.worker,
+        round,
+        environment=environment,
+        cores=usable_cores(),
+        job_key=key,
+        run_id=run_id,
+        master=(config.master_addr, config.master_port),
+        columns=_terminal_columns(),
+        host=_prefixed_host(config),
+    )
+
+
+def _terminal_columns() -> int | None:
+    """Return the width of the terminal that shows progress bars; None if there is none, or it does not say."""
+    return (os.get_terminal_size(2).columns or None) if os.isatty(2) else None
+
+
+def _prefixed_host(config: LaunchConfig) -> str:
+    """Return what lines of output say of the host: nothing if there is only one."""
+    return host_name() if config.rendezvous.max_nodes > 1 else ""
+
+
+def _run_id(config: LaunchConfig) -> str:
+    return config.rendezvous.run_id or os.urandom(8).hex()
+
+
+class _Shell:
+    """The shell around one `Agent`; what it opens belongs to the stack."""
+
+    def __init__(
+        self, config: LaunchConfig, environment: Mapping[str, str], stack: ExitStack, keep: Sequence[int]
+    ) -> None:
+        self._config = config
+        self._environment = environment
+        self._id = os.urandom(8).hex()
+        self._run_id = _run_id(config)
+        self._key = job_key(config, environment)
+        self._address = own_address(config)
+        spec, meeting = config.worker, config.rendezvous
+        self._budget = Budget(spec.max_restarts, spec.max_changes)
+        self._agent = Agent(self._budget, meeting.exit_barrier_ns)
+        self._events: deque[machine.Event] = deque()
+        self._round: Round | None = None
+        self._supervisor: Supervisor | None = None  # of the workers that run, or that were the last to run
+        self._alive = False  # whether they run
+        self._finish: Finish | None = None  # how they ended
+        self._exit: machine.Exit | None = None
+        self._hurry = False  # a signal came after the end
+        self._loop = Loop()
+        stack.callback(self._loop.close)
+        self._store = self._open_store()
+        stack.callback(self._close_store)
+        self._inbox = stack.enter_context(SignalInbox())
+        self._screen = Screen(self._loop, lambda: self._interrupt(SIGPIPE))
+        stack.callback(self._screen.close)
+        self._rendezvous: Rendezvous = create(meeting, self._key)
+        stack.callback(self._rendezvous.close)
+        self._starter = Starter(
+            config, environment, self._run_id, self._say, host=_prefixed_host(config), keep=keep
+        )
+        stack.callback(self._starter.close)
+        self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
+
+    def run(self, report: bool) -> RunResult:
+        """See the job to its end, report, and return the result."""
+        self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
+        self._loop.watch(self._rendezvous.fileno(), Order.NODES, self._read_rendezvous)
+        try:
+            self._perform(self._agent.begin())
+            while self._exit is None:
+                self._turn()
+            for line in self._report(self._exit) if report else ():
+                self._screen.say(line)
+            while self._screen.waiting and not self._hurry:
+                self._turn()
+            return self._result(self._exit)
+        finally:
+            if self._supervisor:
+                self._supervisor.close()
+
+    def _turn(self) -> None:
+        self._screen.balance()
+        if self._alive and self._supervisor:
+            self._supervisor.balance()
+        self._loop.turn()
+
+    # What happens
+
+    def _read_signals(self) -> None:
+        for signum in self._inbox.read():
+            self._interrupt(signum)
+
+    def _interrupt(self, signum: int) -> None:
+        self._hurry = self._exit is not None
+        if self._alive and self._supervisor:
+            self._supervisor.interrupt(signum)
+        self._tell(machine.Interrupt(signum, describe_interrupt(signum)))
+
+    def _read_rendezvous(self) -> None:
+        for event in self._rendezvous.events():
+            self._tell(event)
+
+    def _ring(self) -> None:
+        self._tell(machine.Timer())
+
+    def _failing(self, rank: int) -> None:
+        self._tell(machine.Failing(self._describe_failure(rank)))
+
+    def _ended(self, finish: Finish) -> None:
+        assert self._supervisor
+        failed = finish.failed_rank
+        failure = None if failed is None else self._describe_failure(failed)
+        self._alive, self._finish = False, finish
+        self._frozen.end()
+        self._supervisor.close()
+        self._tell(machine.Gone(finish.exit_code, finish.reason, failure))
+
+    def _describe_failure(self, rank: int) -> Failure:
+        supervisor = self._supervisor
+        assert supervisor
+        worker = supervisor.group.workers[rank]
+        words = b"\n".join(supervisor.last_words(rank)).decode(errors="surrogateescape")
+        return Failure(
+            rank=rank,
+            local_rank=supervisor.local_rank(rank),
+            host=host_name(),
+            pid=worker.pid,
+            exit_code=worker.returncode or 0,
+            message=worker.describe(),
+            details=words,
+            blames_peer=worker.blames_peer,
+        )
+
+    # What is to be done
+
+    def _tell(self, event: machine.Event) -> None:
+        """Step the machine, one event after the other, also if performing one brings the next."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            self._perform(self._agent.step(time.monotonic_ns(), self._events[0]))
+            self._events.popleft()
+
+    def _perform(self, effects: list[machine.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case machine.Join():
+                    self._join()
+                case machine.StartWorkers(round, again):
+                    self._start(round, again)
+                case machine.StopWorkers(reason):
+                    if self._alive and self._supervisor:
+                        self._supervisor.stop(reason)
+                case machine.Say(text):
+                    self._say(text)
+                case machine.SetTimer(at_ns):
+                    self._loop.set_timer(self, at_ns, self._ring)
+                case machine.Exit():
+                    self._exit = effect
+                case _:
+                    self._tell_nodes(effect)
+
+    def _tell_nodes(self, effect: machine.Effect) -> None:
+        match effect:
+            case machine.Fail(failure):
+                self._rendezvous.fail(failure)
+            case machine.Succeed():
+                self._rendezvous.succeed()
+            case machine.EndJob(reason):
+                self._rendezvous.end_job(reason)
+            case machine.Leave(reason):
+                self._rendezvous.leave(reason)
+
+    def _say(self, text: str) -> None:
+        self._screen.say(f"ronde: {text}".encode())
+
+    def _join(self) -> None:
+        if self._round:  # the store is that of a round that is over
+            self._close_store()
+            self._store = self._open_store()
+        node = describe_node(self._config, self._address, self._store.address, self._id)
+        self._rendezvous.join(node, self._budget)
+
+    def _start(self, round: Round, again: bool) -> None:
+        spec = self._config.worker
+        self._round, self._alive, self._finish = round, True, None
+        policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal)
+        plan = _plan(self._config, round, self._environment, self._key, self._run_id)
+        self._supervisor = Supervisor(
+            plan,
+            partial(self._starter.start, attempt=round.number),
+            policy,
+            self._loop,
+            self._screen,
+            self._failing,
+            self._ended,
+        )
+        self._frozen.begin(self._supervisor.pids)
+        self._supervisor.start()
+        nodes = self._config.rendezvous
+        if again or nodes.min_nodes < nodes.max_nodes:
+            self._starter.prepare(plan.workers[0])
+
+    def _open_store(self) -> RoundStore:
+        host = self._address if self._config.rendezvous.max_nodes > 1 else ""
+        return RoundStore(host, self._key, self._loop)
+
+    def _close_store(self) -> None:
+        self._store.close()
+
+    # The end
+
+    def _report(self, exit: machine.Exit) -> list[bytes]:
+        """Return the last lines: the first failure, wherever it was, and last of all what its worker said."""
+        used = self._round.restarts if self._round else 0
+        times = "once" if used == 1 else f"{used} times"
+        remark = f"; the workers had been started again {times} before" if used else ""
+        if exit.code == 0:
+            return []
+        if self._is_ours(exit) and self._supervisor and self._finish:
+            failed = self._finish.failed_rank
+            # What has been told at once may not be what turned out to be first.
+            first = None if failed is None else self._describe_failure(failed)
+            return report(self._finish, self._supervisor.group.workers, first, remark)
+        return report_elsewhere(exit.reason, exit.failure, remark)
+
+    def _is_ours(self, exit: machine.Exit) -> bool:
+        """Return whether it is over because of what our workers did last."""
+        if self._finish is None or self._supervisor is None or self._finish.exit_code != exit.code:
+            return False
+        if exit.failure is None:
+            return self._finish.reason == exit.reason
+        return self._supervisor.has(exit.failure.rank, exit.failure.pid)
+
+    def _result(self, exit: machine.Exit) -> RunResult:
+        workers = self._supervisor.group.workers.values() if self._supervisor else ()
+        return RunResult(
+            exit_code=exit.code,
+            reason=exit.reason,
+            failures={exit.failure.rank: exit.failure} if exit.failure else {},
+            returncodes={
+                worker.rank: worker.returncode for worker in workers if worker.returncode is not None
+            },
+            restarts=self._round.restarts if self._round else 0,
+            changes=self._round.changes if self._round else 0,
+        )

@@ -1,0 +1,206 @@
+"""Python functions as workers: `ronde.run(fn, np=4)`, from a script or a notebook.
+
+The function and its arguments are pickled, and called in new processes (`called.py`) that the launcher's agent starts,
+watches and ends like any other workers. Functions that only exist in the main module of a notebook, or within another
+function, need cloudpickle; without it a function must be one that another process can import, as with multiprocessing.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from multiprocessing.spawn import get_preparation_data
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from ronde.core.round import Failure
+from ronde.errors import RemoteError, UsageError
+from ronde.launch.agent import RunResult, run_agent
+from ronde.launch.config import LaunchConfig, WorkerSpec
+from ronde.launch.preload import LATER, WORTH_IT
+from ronde.settings import environment as own_environment
+
+__all__ = ["ElasticLaunch", "run"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PROGRAM = os.path.join(os.path.dirname(__file__), "called.py")
+_LIKE_THE_CALLER = ("sys_path", "sys_argv", "dir", "orig_dir")
+_MAIN_MODULE = ("init_main_from_name", "init_main_from_path")
+_SIGNALS = {128 + signum: signum for signum in (signal.SIGTERM, signal.SIGHUP)}
+INTERRUPTED = 128 + signal.SIGINT
+
+is_preparing = False  # whether this is a worker that imports the caller's main module
+
+
+def run(
+    fn: Callable[..., R],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    *,
+    environment: Mapping[str, str] | None = None,
+    start_method: str = "spawn",
+) -> list[R]:
+    """Call `fn(*args, **kwargs)` in `np` new processes, the ranks of a job, and return their results by rank.
+
+    What they print is shown behind their ranks; `environment` goes before ours in theirs. `start_method`: "spawn"
+    starts each from nothing; "forkserver" forks them from one process that has imported the large modules that are
+    loaded here.
+    Raises RemoteError with the rank and traceback of the first that fails, after all have ended, and UsageError if the
+    function cannot be sent. Ctrl-C ends all of them.
+    """
+    if np < 1:
+        raise UsageError(f"ronde.run(np={np}) makes no sense: it should be a whole number above 0")
+    worker = WorkerSpec(argv=(), slots=np, environment=environment or {})
+    launch = ElasticLaunch(LaunchConfig(worker), fn, start_method=start_method)
+    results = launch._call(args, kwargs or {})
+    return [results[rank] for rank in sorted(results)]
+
+
+class ElasticLaunch(Generic[P, R]):
+    """Calls a function in the workers of a job that `config` describes, as torch's `elastic_launch` does.
+
+    `ElasticLaunch(config, fn)(*args)` returns the results of this node's workers by rank. The command in `config` is
+    not used. Raises as `run`.
+    """
+
+    def __init__(self, config: LaunchConfig, fn: Callable[P, R], *, start_method: str = "spawn") -> None:
+        if start_method not in ("spawn", "forkserver"):
+            raise UsageError(
+                f"start_method={start_method!r} makes no sense: it should be 'spawn' or 'forkserver' ('fork' would "
+                "copy the locks and open connections of this process)"
+            )
+        self._config = config
+        self._fn = fn
+        self._start_method = start_method
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> dict[int, R]:
+        """Run the job; return the results by rank."""
+        return self._call(args, kwargs)
+
+    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, R]:
+        if is_preparing:
+            raise UsageError(
+                "a worker imports this script, and so would start workers of its own: call ronde.run() under "
+                '`if __name__ == "__main__":`, or install cloudpickle'
+            )
+        if not sys.executable:
+            raise UsageError("there is no Python to run workers with: sys.executable is empty")
+        packed = _pack(self._fn, args, kwargs)
+        with ExitStack() as stack:
+            call, *results = (_memory_file(stack) for _ in range(1 + self._config.worker.slots))
+            with open(call, "wb", closefd=False) as file:
+                file.write(packed)
+            del packed
+            argv = (sys.executable, _PROGRAM, str(call), ",".join(map(str, results)), "${local_rank}")
+            worker = replace(self._config.worker, argv=argv, fork=self._start_method == "forkserver")
+            if worker.preload is None:
+                worker = replace(worker, preload=_loaded_here())
+            result = run_agent(
+                replace(self._config, worker=worker), own_environment(), keep=(call, *results), report=False
+            )
+            if result.exit_code == 0:
+                return {rank: _result(fd, rank) for rank, fd in zip(sorted(result.returncodes), results)}
+            _raise(result, results)
+            raise AssertionError  # not reached
+
+
+def _loaded_here() -> tuple[str, ...]:
+    """Return what a template of workers should import: what `called.py` needs, and what the function may use."""
+    return ("multiprocessing.spawn", __name__, *(name for name in (*WORTH_IT, *LATER) if name in sys.modules))
+
+
+def pickler() -> Any:
+    """Return cloudpickle if it is installed, else pickle."""
+    try:
+        import cloudpickle
+    except ImportError:
+        return pickle
+    return cloudpickle
+
+
+def _pack(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Return the call as `called.py` reads it. Raises UsageError if it cannot be sent."""
+    name = getattr(fn, "__qualname__", repr(fn))
+    pickles = pickler()
+    data = get_preparation_data("worker")
+    preparation = {key: data[key] for key in _LIKE_THE_CALLER if key in data}
+    advice = (
+        ""
+        if pickles is not pickle
+        else "; with cloudpickle installed (pip install 'ronde[notebook]') any function can"
+    )
+    if pickles is pickle and getattr(fn, "__module__", "") == "__main__":
+        main = {key: data[key] for key in _MAIN_MODULE if key in data}
+        if not main:
+            raise UsageError(
+                f"{name} cannot be sent to workers: it is not in a file that they could import{advice}"
+            )
+        preparation |= main
+    try:
+        call = pickles.dumps((fn, tuple(args), dict(kwargs)))
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{name} and its arguments cannot be sent to workers: {problem}{advice}") from None
+    packed: bytes = pickle.dumps(preparation) + pickle.dumps(call)
+    return packed
+
+
+def _memory_file(stack: ExitStack) -> int:
+    fd = os.memfd_create("ronde", os.MFD_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _read(fd: int) -> tuple[bytes, Callable[[], Any]]:
+    """Return the letter of a result, and what gives the rest."""
+    with open(f"/proc/self/fd/{fd}", "rb") as file:
+        return file.read(1), partial(_load, fd)
+
+
+def _load(fd: int) -> Any:
+    with open(f"/proc/self/fd/{fd}", "rb") as file:
+        file.seek(1)
+        return pickle.load(file)
+
+
+def _result(fd: int, rank: int) -> Any:
+    kind, load = _read(fd)
+    if kind != b"R":
+        raise RemoteError(f"rank {rank} ended without a result: the function must return, not exit", rank)
+    try:
+        return load()
+    except Exception as error:
+        raise RemoteError(
+            f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}", rank
+        ) from error
+
+
+def _raise(result: RunResult, fds: Sequence[int]) -> None:
+    """Raise what the caller should see of a job that did not succeed."""
+    failure = next(iter(result.failures.values()), None)
+    if failure is not None:
+        raise _remote_error(result, failure, fds)
+    if result.exit_code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if result.exit_code in _SIGNALS:
+        os.kill(os.getpid(), _SIGNALS[result.exit_code])  # as if the workers had not been in between
+    raise RemoteError(result.reason)
+
+
+def _remote_error(result: RunResult, failure: Failure, fds: Sequence[int]) -> RemoteError:
+    message, text = failure.message, failure.details
+    ours = dict(zip(sorted(result.returncodes), fds))
+    if failure.rank in ours:
+        kind, load = _read(ours[failure.rank])
+        if kind == b"E" and failure.exit_code == 1:
+            exception, text = load()
+            message = f"rank {failure.rank} (pid {failure.pid}) failed: {exception}"
+    return RemoteError(f"{message}\n\n{text.rstrip()}" if text else message, failure.rank, text)

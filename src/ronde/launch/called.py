@@ -1,0 +1,99 @@
+"""A program, not a module: one worker that calls a Python function and hands back what it returns.
+
+    python called.py CALL_FD RESULT_FD[,RESULT_FD]... LOCAL_RANK
+
+The descriptors are memory files (memfd) that `ronde.launch.callables` has made, one for the call and one for the
+result of each local rank: they hold anything of any size, nobody has to read while the other writes, and they are gone
+with the last process that has them open.
+
+CALL_FD holds two pickles, one after the other: what makes this process like the caller's (paths, the main module), and
+then the function with its arguments, as bytes: what is in them can only be found once the first has been done.
+The result is a letter and a pickle: R and the result, or E and the texts of an exception and its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from typing import Any
+
+
+def main(words: list[str]) -> int:
+    """Do the call and return the exit code."""
+    local_rank = int(words[2])
+    result_fds = [int(word) for word in words[1].split(",")]
+    result_fd = result_fds.pop(local_rank)
+    for fd in result_fds:
+        os.close(fd)
+    os.set_inheritable(result_fd, False)
+    os.ftruncate(result_fd, 0)  # an earlier attempt may have failed
+    os.lseek(result_fd, 0, os.SEEK_SET)
+    try:
+        result = call(int(words[0]))
+    except Exception as error:
+        # What stands above is ours and says nothing.
+        ours = error.__traceback__
+        failed(result_fd, error.with_traceback(ours and ours.tb_next and ours.tb_next.tb_next))
+        return 1
+    try:
+        write(result_fd, b"R", pickler().dumps(result))
+    except Exception as error:
+        where = f"the result, of type {type(result).__qualname__}, cannot be sent to the caller: "
+        failed(result_fd, TypeError(f"{where}{type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+def call(fd: int) -> Any:
+    """Return what the function returns."""
+    with open(f"/proc/self/fd/{fd}", "rb") as file:  # an offset of our own: all workers read this
+        os.close(fd)
+        preparation, packed = pickle.load(file), pickle.load(file)
+    sys.path[:] = preparation["sys_path"]
+    prepare(preparation)
+    function, args, kwargs = pickle.loads(packed)
+    del packed
+    return function(*args, **kwargs)
+
+
+def prepare(preparation: dict[str, Any]) -> None:
+    """Become like the caller's process. Its main module is imported here if functions of it are to be found."""
+    from multiprocessing import spawn
+
+    from ronde.launch import callables
+
+    callables.is_preparing = True
+    try:
+        spawn.prepare(preparation)
+    finally:
+        callables.is_preparing = False
+
+
+def pickler() -> Any:
+    """Return what makes bytes of results: cloudpickle if it is there, for the sake of types of a notebook."""
+    from ronde.launch import callables
+
+    return callables.pickler()
+
+
+def failed(fd: int, error: Exception) -> None:
+    """Tell the caller, the launcher and whoever reads along."""
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    write(fd, b"E", pickle.dumps((f"{type(error).__name__}: {error}", text)))
+    from ronde.launch.record import ErrorHandler
+
+    ErrorHandler().record_exception(error)
+
+
+def write(fd: int, kind: bytes, data: bytes) -> None:
+    """Put the result in place."""
+    with open(fd, "wb", closefd=False) as file:
+        file.write(kind)
+        file.write(data)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""The store in which the workers of one round meet, if this node has group rank 0.
+
+It has its address from the beginning. What serves it is loaded when the first worker calls, or a moment after the
+start: short jobs that need no store shall not wait for one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from ronde.launch.loop import Loop, Order
+from ronde.settings import JobKey
+
+if TYPE_CHECKING:
+    from ronde.net.stores.server import StoreServer
+
+__all__ = ["RoundStore"]
+
+MOMENT_NS = 200_000_000
+BACKLOG = 4096
+
+
+class RoundStore:
+    """A store at a numeric TCP address of this host, or at an abstract Unix socket if that is empty.
+
+    Every one has an address that none had before. Raises UsageError if the address is not ours.
+    """
+
+    def __init__(self, host: str, key: JobKey, loop: Loop) -> None:
+        self._key = key
+        self._loop = loop
+        self._server: StoreServer | None = None
+        self._listener, self.address = _listen_tcp(host) if host else _listen_unix()
+        loop.watch(self._listener.fileno(), Order.NODES, self._serve)
+        loop.set_timer(self, time.monotonic_ns() + MOMENT_NS, self._serve)
+
+    def _serve(self) -> None:
+        from ronde.net.stores.server import StoreServer
+
+        self._let_go()
+        self._server = StoreServer(self.address, self._key, listener=self._listener)
+
+    def _let_go(self) -> None:
+        self._loop.unwatch(self._listener.fileno())
+        self._loop.set_timer(self, None, self._serve)
+
+    def close(self) -> None:
+        """End it, with all that is in it."""
+        if self._server:
+            self._server.close()
+        else:
+            self._let_go()
+            self._listener.close()
+
+
+def _listen_unix() -> tuple[socket.socket, str]:
+    name = f"@ronde-{os.urandom(8).hex()}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name[1:])
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener, f"unix:{name}"
+
+
+def _listen_tcp(host: str) -> tuple[socket.socket, str]:
+    from ronde.net.addresses import Address, listen
+
+    listener, address = listen(Address(host=host), BACKLOG)
+    return listener, str(address)

@@ -1,0 +1,49 @@
+"""The launcher's own two streams: they take the workers' lines, and those of the launcher itself, without blocking."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable
+
+from ronde.launch.loop import Loop, Order
+from ronde.net.output import Piece, Sink, Source, open_sinks
+
+__all__ = ["Screen"]
+
+_OURSELVES = Source(-1, "ronde", b"")
+
+
+class Screen:
+    """Standard output and standard error; `broken` is called once for each that cannot be written any more."""
+
+    def __init__(self, loop: Loop, broken: Callable[[], None]) -> None:
+        self._loop = loop
+        self._broken = broken
+        self.out, self.err = open_sinks()
+        self._sinks = {self.out, self.err}
+        self._gone: set[Sink] = set()
+
+    def say(self, line: bytes) -> None:
+        """Show a line of the launcher's own."""
+        self.err.show(_OURSELVES, [Piece(line, b"\n")])
+
+    def balance(self) -> None:
+        """Before each turn: write to what is behind, and look for what has broken."""
+        for sink in self._sinks:
+            self._loop.watch(
+                sink.fileno(), Order.SINKS, sink.flush, wanted=sink.waiting, events=selectors.EVENT_WRITE
+            )
+        for sink in {sink for sink in self._sinks if sink.problem} - self._gone:
+            self._gone.add(sink)
+            self._broken()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to write."""
+        return any(sink.waiting for sink in self._sinks)
+
+    def close(self) -> None:
+        """Let go of the streams, which stay open."""
+        for sink in self._sinks:
+            self._loop.unwatch(sink.fileno())
+            sink.close()

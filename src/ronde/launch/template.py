@@ -1,0 +1,205 @@
+"""Workers from a template: a process that has done the imports already, and forks (`zygote.py`).
+
+A restart of workers then takes as long as the script itself takes, without its imports. The template serves commands
+that run Python on a script or module. It may turn out to be unfit (its imports start threads), slow, or broken; whoever
+uses it then starts a process of its own, as if there were no template.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import select
+import socket
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import IO
+
+from ronde.net.processes import GroupLeader, Process
+
+__all__ = ["Template", "command_of"]
+
+_PROGRAM = os.path.join(os.path.dirname(__file__), "zygote.py")
+START_NS = 5 * 10**9  # within which a fork must have happened
+# Read when the interpreter or a library starts, so that a fork cannot have others.
+_READ_EARLY = re.compile(
+    r"PYTHON|LD_|(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB|MALLOC)_|GLIBC_TUNABLES$"
+)
+_WITH_VALUE = ("-W", "-X")
+_OF_ONE_WORKER = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK")
+
+
+def command_of(argv: Sequence[str]) -> int | None:
+    """Return where in a command line of Python the script, or -m, stands; None if it is something else.
+
+    What stands before are options for the interpreter.
+    """
+    if argv[0] != sys.executable:
+        return None
+    at = 1
+    while at < len(argv) and argv[at].startswith("-") and argv[at] != "-m":
+        if argv[at].startswith(("-c", "-i", "--")) or argv[at] == "-":
+            return None
+        at += 2 if argv[at] in _WITH_VALUE else 1
+    fits = argv[at : at + 1] == ["-m"] or argv[at : at + 1] == ("-m",)
+    if fits:
+        return at if at + 1 < len(argv) else None
+    return at if at < len(argv) and argv[at].endswith(".py") else None
+
+
+class Template:
+    """A process that becomes workers.
+
+    `argv` is a worker's command with `command_of` not None, `environment` a worker's. `modules` are to be imported;
+    None: those that the script's text names and that are worth it. Raises OSError if there is no room for a process.
+    It dies with the thread that makes it; close it when it is not needed any more.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str] | None = None
+    ) -> None:
+        at = command_of(argv)
+        assert at is not None
+        self._at = at
+        self._same = list(argv[: at + 1])  # of all commands that it serves
+        self._environment = {name: value for name, value in environment.items() if name not in _OF_ONE_WORKER}
+        self._ready = False
+        self.problem = ""  # why it cannot be used
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wanted = "?" if modules is None else ",".join(modules)
+        command = [*argv[:at], _PROGRAM, str(theirs.fileno()), wanted, *argv[at:]]
+        nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            self._process: GroupLeader = Process(
+                command, self._environment, stdout=nothing, stderr=nothing, keep=[theirs.fileno()]
+            )
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(nothing)
+
+    def is_ready(self, deadline_ns: int = 0) -> bool:
+        """Return whether it can fork now; until the deadline (of `time.monotonic_ns()`) it is waited for."""
+        while not (self._ready or self.problem):
+            message = self._receive(deadline_ns)
+            if message is None:
+                return False
+            self._ready = message.startswith("R")
+            if not self._ready:
+                self._give_up(message[1:] or "it has ended")
+        return self._ready
+
+    def start(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        keep: Sequence[int] = (),
+        cores: Collection[int] | None = None,
+    ) -> GroupLeader | None:
+        """Return a worker, as `Process` starts it; None if this template cannot, now or ever (`problem`)."""
+        if not self._fits(argv, environment) or not self.is_ready():
+            return None
+        request = {
+            "argv": list(argv),
+            "command": list(argv[self._at :]),
+            "environment": dict(environment),
+            "keep": list(keep),
+            "cores": None if cores is None else set(cores),
+        }
+        worker = _Forked(stdout, stderr)
+        try:
+            with _memory_file(pickle.dumps(request)) as body:
+                fds = [body.fileno(), *worker.theirs, *keep]
+                socket.send_fds(self._control, [b"F"], fds)
+            answer = self._receive(time.monotonic_ns() + START_NS)
+        except OSError as error:
+            answer = f"E{error.strerror or error}"
+        worker.close_theirs()
+        if answer is not None and answer.startswith("S"):
+            worker.pid = int(answer[1:])
+            return worker
+        worker.close()
+        # A fork that comes after all must not become a second worker of the same rank: it dies with the template.
+        self._give_up("it did not fork in time" if answer is None else answer[1:] or "it has ended")
+        return None
+
+    def _fits(self, argv: Sequence[str], environment: Mapping[str, str]) -> bool:
+        if list(argv[: self._at + 1]) != self._same:
+            return False
+        names = set(environment) | set(self._environment)
+        return all(
+            environment.get(name) == self._environment.get(name) for name in names if _READ_EARLY.match(name)
+        )
+
+    def _receive(self, deadline_ns: int) -> str | None:
+        """Return the next message, empty at the end of the connection; None if there is none until the deadline."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if not poll.poll(max(0, deadline_ns - time.monotonic_ns()) / 1e6):
+            return None
+        try:
+            return self._control.recv(4096).decode()
+        except ConnectionError:
+            return ""
+
+    def _give_up(self, problem: str) -> None:
+        self.problem, self._ready = problem, False
+        self._process.signal_group(9)
+
+    def close(self) -> None:
+        """End it, and whoever is left of its workers."""
+        self._control.close()
+        self._process.signal_group(9)
+        self._process.reap()
+
+
+class _Forked(GroupLeader):
+    """A worker whose parent is the template. `pidfd` is the pipe through which that tells how it ended."""
+
+    def __init__(self, stdout: int | None, stderr: int | None) -> None:
+        self.pid = 0
+        self._made: list[int] = []  # by us, and only the worker's
+        self.stdout, out = self._stream(stdout)
+        self.stderr, err = self._stream(stderr)
+        self.pidfd, status = os.pipe2(os.O_CLOEXEC)
+        self._made.append(status)
+        self.theirs = (out, err, status)
+
+    def _stream(self, fd: int | None) -> tuple[IO[bytes] | None, int]:
+        if fd is not None:
+            return None, fd
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        self._made.append(writer)
+        return os.fdopen(reader, "rb", buffering=0), writer
+
+    def close_theirs(self) -> None:
+        for fd in self._made:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go of a worker that there is not."""
+        os.close(self.pidfd)
+        for pipe in (self.stdout, self.stderr):
+            if pipe:
+                pipe.close()
+
+    def reap(self) -> int:
+        """Return the exit code, or minus the signal that killed it; only after the pidfd has become readable."""
+        status = os.read(self.pidfd, 4)
+        os.close(self.pidfd)
+        return int.from_bytes(status, "little", signed=True) if status else -9  # it died with the template
+
+
+def _memory_file(data: bytes) -> IO[bytes]:
+    file = os.fdopen(os.memfd_create("ronde", os.MFD_CLOEXEC), "w+b")
+    file.write(data)
+    file.flush()
+    file.seek(0)
+    return file

@@ -1,0 +1,237 @@
+"""A program, not a module: a process that has imported what a script needs, and becomes a worker by forking.
+
+    python [options] zygote.py CONTROL_FD MODULE[,MODULE]...|? SCRIPT|-m MODULE [ARGUMENT]...
+
+What stands behind CONTROL_FD and the modules to import (?: those that the script's text names) is the command whose
+workers this is a template of; so it is also what `ps` shows. `ronde.launch.template` starts it and holds the other end
+of CONTROL_FD, a socket whose messages are:
+
+    here -> there   R and how it went, once everything is imported; or N and why this is no template
+    there -> here   a memory file with the pickled request, stdout, stderr, the status pipe, and what the worker keeps
+    here -> there   S and the worker's number, from the worker itself; or E and why there is none
+
+1. No thread may run at a fork, since the child would lack it, and hold the locks that it held. Libraries that end
+   their threads before a fork (OpenBLAS) show it at a first fork, for a trial.
+2. The worker finds everything as it does in a process of its own: arguments, paths, environment, main module, the
+   interpreter's own end. What differs: the seed of string hashes is the same in all workers, and `ps` shows this
+   program.
+3. This process waits for its workers and writes each one's status into its pipe. They die with it, as it dies with the
+   launcher, so an early end of the pipe says that the worker was killed.
+4. Only the standard library before the fork, besides what is to be imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+import types
+from importlib.machinery import SourceFileLoader
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG = 1
+MOST_KEPT = 240
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def folder_of(command: list[str]) -> str:
+    """Return what a fresh process has as sys.path[0]."""
+    return os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.realpath(command[0]))
+
+
+def prepare(wanted: str, command: list[str]) -> str:
+    """Import the modules; return how it went."""
+    started = time.monotonic()
+    if wanted != "?":
+        names = wanted.split(",")
+    elif command[0] == "-m":
+        path = os.path.join(folder_of(command), *command[1].split("."))
+        names = _names(f"{path}.py" if os.path.isfile(f"{path}.py") else os.path.join(path, "__main__.py"))
+    else:
+        names = _names(command[0])
+    failed = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:  # the worker will meet it in its own time
+            failed.append(name)
+    without = f" without {', '.join(failed)}" if failed else ""
+    return f"{len(names) - len(failed)} modules{without} in {time.monotonic() - started:.1f} s"
+
+
+def _names(script: str) -> list[str]:
+    """Ask the neighbouring file, without making it a module that a script could find."""
+    find = runpy.run_path(os.path.join(os.path.dirname(__file__), "preload.py"))["modules_to_preload"]
+    names: list[str] = find(script)
+    return names
+
+
+def unfit() -> str:
+    """Return why this process cannot be forked safely, nothing if it can."""
+    trial = os.fork()
+    if not trial:
+        os._exit(0)
+    os.waitpid(trial, 0)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"the imports have started {threads - 1} threads, which a worker would lack"
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return ""
+    return "the imports have started a process"
+
+
+class Zygote:
+    """Forks workers as it is asked to."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._workers: dict[int, tuple[int, int]] = {}  # by pidfd: the process, and its status pipe
+
+    def serve(self) -> dict[str, Any]:
+        """Return only in a worker, with its request."""
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd != self._control.fileno():
+                    self._ended(fd)
+                elif request := self._answer():
+                    return request
+
+    def _ended(self, pidfd: int) -> None:
+        pid, status = self._workers.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        try:
+            os.write(status, code.to_bytes(4, "little", signed=True))
+        except BrokenPipeError:
+            pass  # nobody wants to know
+        os.close(status)
+
+    def _answer(self) -> dict[str, Any] | None:
+        data, fds, _, _ = socket.recv_fds(self._control, 1, 4 + MOST_KEPT)
+        if not data:
+            os._exit(0)
+        body, stdout, stderr, status, *kept = fds
+        with open(body, "rb") as file:
+            request: dict[str, Any] = pickle.load(file)
+        zygote = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._control.send(f"E{error.strerror}".encode())
+            for fd in (stdout, stderr, status, *kept):
+                os.close(fd)
+            return None
+        if pid == 0:
+            self._become(zygote, request, (stdout, stderr, status), kept)
+            return request
+        for fd in (stdout, stderr, *kept):
+            os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self._workers[pidfd] = pid, status
+        self._poll.register(pidfd, select.POLLIN)
+        return None
+
+    def _become(
+        self, zygote: int, request: dict[str, Any], ours: tuple[int, int, int], kept: list[int]
+    ) -> None:
+        """Be a worker: a group and a life of our own, but no longer than the zygote's."""
+        os.setsid()
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != zygote:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for pidfd, (_, status) in self._workers.items():
+            os.close(pidfd)
+            os.close(status)
+        for fd, number in zip(ours, (1, 2)):
+            os.dup2(fd, number)
+        for fd in ours:
+            os.close(fd)
+        self._control.send(b"S%d" % os.getpid())
+        self._control.close()
+        for fd, number in zip(kept, request["keep"]):
+            os.dup2(fd, number)
+            os.close(fd)
+        if request["cores"] is not None:
+            os.sched_setaffinity(0, request["cores"])
+        if os.environ != request["environment"]:
+            os.environ.clear()
+            os.environ.update(request["environment"])
+        time.tzset()
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed()  # else all workers draw the same numbers
+
+
+def run(request: dict[str, Any]) -> None:
+    """Do what the interpreter does with its command."""
+    command: list[str] = request["command"]
+    sys.orig_argv[:] = request["argv"]
+    if not sys.flags.safe_path:
+        sys.path[0] = folder_of(command)
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    if "__annotations__" in sys.modules["__main__"].__dict__:  # which depends on the version of Python
+        main.__dict__.update(__annotations__={})
+    sys.modules["__main__"] = main
+    if command[0] == "-m":
+        sys.argv[:] = command[1:]
+        runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]  # as `python -m` does
+        return
+    sys.argv[:] = command
+    path = os.path.join(os.getcwd(), command[0])
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    with open(path, "rb") as file:
+        text = file.read()
+    exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def fail(error: BaseException) -> NoReturn:
+    """End as the interpreter does after an exception that nobody has caught."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.excepthook(type(error), error, trace)
+    if isinstance(error, KeyboardInterrupt):
+        import atexit
+
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    ourselves = sys.modules["__main__"]  # is to stay when another one takes its place
+    control_fd, modules, *words = sys.argv[1:]
+    if not sys.flags.safe_path:
+        sys.path[0] = folder_of(words)
+    control_socket = socket.socket(fileno=int(control_fd))
+    control_socket.set_inheritable(False)
+    went = prepare(modules, words)
+    reason = unfit()
+    control_socket.send((f"N{reason}" if reason else f"R{went}").encode())
+    if reason:
+        os._exit(0)
+    gc.collect()
+    gc.freeze()  # so that collections in the workers leave shared pages alone
+    wish = Zygote(control_socket).serve()
+    try:
+        run(wish)
+    except SystemExit:
+        raise
+    except BaseException as caught:
+        fail(caught)

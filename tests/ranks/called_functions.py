@@ -1,0 +1,67 @@
+"""Functions that tests call in workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ronde
+
+
+def place(*args: Any, **kwargs: Any) -> tuple[int, int, tuple[Any, ...], dict[str, Any]]:
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), args, kwargs
+
+
+def together(value: float) -> float:
+    import numpy
+
+    ronde.init()
+    return float(ronde.world().allreduce(numpy.full(1, value + ronde.rank()))[0])
+
+
+def raises_on(rank: int) -> None:
+    if int(os.environ["RANK"]) == rank:
+        raise ValueError("the cause")
+    time.sleep(60)
+
+
+def dies_on(rank: int) -> None:
+    if int(os.environ["RANK"]) == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def waits() -> None:
+    print("ready", flush=True)
+    time.sleep(600)
+
+
+def leaves() -> None:
+    sys.exit(0)
+
+
+def big(size_bytes: int) -> bytes:
+    return bytes([int(os.environ["RANK"])]) * size_bytes
+
+
+def cannot_be_sent() -> object:
+    return (number for number in range(3))
+
+
+class Unreadable:
+    """Something that can be sent and not be read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("nonsense",)
+
+
+def second_time_lucky(folder: str) -> str:
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    Path(folder, f"{attempt}.{os.environ['RANK']}").touch()
+    if attempt == 0:
+        raise ValueError("not yet")
+    return f"attempt {attempt}"

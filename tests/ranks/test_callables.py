@@ -1,0 +1,196 @@
+"""Python functions as workers, with real processes.
+
+That no process, open file or shared memory is left, the fixture in tests/conftest.py checks after every test.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from tests.ranks import called_functions as functions
+
+import ronde
+from ronde.launch.callables import ElasticLaunch
+from ronde.launch.config import LaunchConfig, WorkerSpec
+
+HANGING_S = 100
+needs_cloudpickle = pytest.mark.skipif(
+    not importlib.util.find_spec("cloudpickle"), reason="needs cloudpickle"
+)
+WITHOUT_CLOUDPICKLE = "import sys; sys.modules['cloudpickle'] = None\n"
+
+
+def python(*words: str, folder: Path, stdin: str = "") -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a Python of its own."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        input=textwrap.dedent(stdin),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=HANGING_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_results_come_by_rank() -> None:
+    assert ronde.run(functions.place, ("a",), {"b": 2}, np=3) == [
+        (rank, 3, ("a",), {"b": 2}) for rank in range(3)
+    ]
+
+
+def test_workers_are_ranks_of_a_world(capfd: pytest.CaptureFixture[str]) -> None:
+    assert ronde.run(functions.together, (10.0,), np=2) == [21.0, 21.0]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_big_results() -> None:
+    size_bytes = 100 << 20
+    (result,) = ronde.run(functions.big, (size_bytes,))
+    assert len(result) == size_bytes
+
+
+def test_the_first_failure_is_raised_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        ronde.RemoteError, match=r"rank 1 \(pid \d+\) failed: ValueError: the cause"
+    ) as caught:
+        ronde.run(functions.raises_on, (1,), np=2)
+    assert caught.value.rank == 1
+    first, *_, last = caught.value.traceback_text.splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", "ValueError: the cause")
+    assert "in raises_on" in caught.value.traceback_text
+    assert "called.py" not in caught.value.traceback_text
+    assert str(caught.value).endswith(caught.value.traceback_text.rstrip())
+    assert "ronde: rank 1 (pid" not in capfd.readouterr().err, "who catches the error may not care"
+
+
+def test_a_killed_worker_is_named() -> None:
+    with pytest.raises(ronde.RemoteError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL") as caught:
+        ronde.run(functions.dies_on, (0,), np=2)
+    assert caught.value.rank == 0
+
+
+def test_a_worker_that_exits_has_no_result() -> None:
+    with pytest.raises(
+        ronde.RemoteError, match="rank 0 ended without a result: the function must return, not exit"
+    ):
+        ronde.run(functions.leaves)
+
+
+def test_results_that_cannot_be_sent_or_read() -> None:
+    with pytest.raises(
+        ronde.RemoteError, match="the result, of type generator, cannot be sent to the caller: "
+    ):
+        ronde.run(functions.cannot_be_sent)
+    with pytest.raises(
+        ronde.RemoteError, match="the result of rank 0 cannot be read here: ValueError: invalid literal"
+    ):
+        ronde.run(functions.Unreadable)
+
+
+def test_from_another_thread() -> None:
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.extend(ronde.run(functions.big, (1,), np=2)))
+    thread.start()
+    thread.join(HANGING_S)
+    assert results == [b"\0", b"\1"]
+
+
+def test_mistakes() -> None:
+    with pytest.raises(ronde.UsageError, match=r"np=0\) makes no sense: it should be a whole number above 0"):
+        ronde.run(functions.big, (1,), np=0)
+    with pytest.raises(ronde.UsageError, match="start_method='fork' makes no sense: it should be 'spawn' or"):
+        ronde.run(functions.big, (1,), start_method="fork")
+    with pytest.raises(
+        ronde.UsageError, match=r"big and its arguments cannot be sent to workers: .*cannot pickle"
+    ):
+        ronde.run(functions.big, (threading.Lock(),))
+
+
+def test_workers_are_started_again(tmp_path: Path) -> None:
+    config = LaunchConfig(WorkerSpec(argv=(), slots=2, max_restarts=1))
+    launch = ElasticLaunch(config, functions.second_time_lucky)
+    assert launch(str(tmp_path)) == {0: "attempt 1", 1: "attempt 1"}
+
+
+# Functions of a main module.
+
+NOTEBOOK = """
+    import ronde
+    base = 40
+    class Result:
+        def __init__(self, value):
+            self.value = value
+
+    def double(x):
+        return Result(2 * x + base)
+
+    results = ronde.run(double, (1,), np=2)
+    print([result.value for result in results], isinstance(results[0], Result))
+    print(ronde.run(lambda: base))
+"""
+
+
+@needs_cloudpickle
+def test_from_an_interactive_session(tmp_path: Path) -> None:
+    code, out, err = python("-q", "-i", folder=tmp_path, stdin=NOTEBOOK)
+    assert (code, out) == (0, "[42, 42] True\n[40]\n"), err
+
+
+def test_without_cloudpickle_the_function_must_be_in_a_file(tmp_path: Path) -> None:
+    session = WITHOUT_CLOUDPICKLE + textwrap.dedent(NOTEBOOK)
+    _, _, err = python("-q", "-i", folder=tmp_path, stdin=session)
+    assert (
+        "UsageError: double cannot be sent to workers: it is not in a file that they could import; with"
+        in err
+    )
+    script = textwrap.dedent(NOTEBOOK).replace("\nresults =", "\nif __name__ == '__main__':\n  results =")
+    script = script.replace("\nprint", "\n  print").replace("lambda: base", "double, (2,)")
+    (tmp_path / "script.py").write_text(WITHOUT_CLOUDPICKLE + script)
+    code, out, err = python("script.py", folder=tmp_path)
+    assert code == 0, err
+    assert out.startswith("[42, 42] True\n")
+
+
+def test_a_script_that_would_start_itself_again(tmp_path: Path) -> None:
+    script = WITHOUT_CLOUDPICKLE + "import ronde\ndef one(): return 1\nprint(ronde.run(one))\n"
+    (tmp_path / "script.py").write_text(script)
+    code, _, err = python("script.py", folder=tmp_path)
+    assert code == 1
+    assert 'call ronde.run() under `if __name__ == "__main__":`, or install cloudpickle' in err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_everything(tmp_path: Path, signum: int) -> None:
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            import sys
+            import ronde
+            sys.path.insert(0, sys.argv[1])
+            from tests.ranks.called_functions import waits
+            try:
+                ronde.run(waits)
+            except KeyboardInterrupt:
+                print("interrupted")
+            """
+        )
+    )
+    command = [sys.executable, "script.py", str(Path(__file__).parents[2])]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stdout.readline() == b"[0] ready\n"
+    process.send_signal(signum)
+    out, _ = process.communicate(timeout=HANGING_S)
+    if signum == signal.SIGINT:
+        assert (process.returncode, out) == (0, b"interrupted\n")
+    else:
+        assert process.returncode == -signum

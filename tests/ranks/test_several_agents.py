@@ -1,0 +1,214 @@
+"""Several agents on this machine, each with real workers: nodes that fail, are lost, come, leave and freeze."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.ranks.test_launcher import HANGING_S, Launcher, end
+
+# A worker says which round it is in, and then waits for the test to decide.
+HERE = """\
+size, attempt = int(os.environ["WORLD_SIZE"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+os.write(1, f"here {rank} of {size} attempt {attempt} pid {os.getpid()}\\n".encode())
+"""
+UNTIL_DONE = "while not os.path.exists('done'): time.sleep(0.02)\n"
+
+
+class Here:
+    """What a worker said of itself."""
+
+    def __init__(self, line: str) -> None:
+        found = re.search(r"here (\d+) of (\d+) attempt (\d+) pid (\d+)", line)
+        assert found, line
+        self.rank, self.size, self.attempt, self.pid = map(int, found.groups())
+
+
+class Nodes:
+    """The agents of one job; the first one serves the store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.launcher = Launcher(folder)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+
+    def start(
+        self, *words: str, nodes: str = "1:2", conf: str = "keep_alive_interval=5"
+    ) -> subprocess.Popen[bytes]:
+        is_host = f"is_host={str(not self.launcher.started).lower()}"
+        return self.launcher.start(
+            *("--nnodes", nodes, "--rdzv-backend", "tcp", "--rdzv-endpoint", f"127.0.0.1:{self._port}"),
+            *("--rdzv-id", "job", "--rdzv-conf", f"{is_host},{conf}", *words),
+            "script.py",
+        )
+
+    def done(self) -> None:
+        (self.launcher.folder / "done").touch()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    yield nodes
+    for process in nodes.launcher.started:
+        process.kill()
+        process.communicate()
+
+
+def hear(process: subprocess.Popen[bytes], size: int, workers: int = 1) -> list[Here]:
+    """What the workers of a node say in a world of this size, when all of them have."""
+    assert process.stdout is not None
+    found: dict[int, Here] = {}
+    while len(found) < workers:
+        line = process.stdout.readline().decode()
+        assert line, f"the agent has ended with {process.wait(HANGING_S)}"
+        here = Here(line)
+        if here.size == size:
+            found[here.rank] = here
+    return [found[rank] for rank in sorted(found)]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def await_gone(pid: int) -> None:
+    deadline = time.monotonic() + HANGING_S
+    while not is_gone(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ranks_of_two_nodes_and_one_end(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE + "if rank: sys.exit()\n" + UNTIL_DONE)
+    first, second = (nodes.start("-n", "2", nodes="2") for _ in range(2))
+    heard = hear(first, 4, 2) + hear(second, 4, 2)
+    assert sorted(here.rank for here in heard) == [0, 1, 2, 3]
+    slow, early = (first, second) if heard[0].rank == 0 else (second, first)
+    with pytest.raises(subprocess.TimeoutExpired):  # it waits for the other node, whose worker goes on
+        early.wait(1)
+    nodes.done()
+    assert end(slow)[0] == 0
+    assert end(early)[0] == 0
+
+
+def test_a_node_is_lost_and_comes_back(nodes: Nodes) -> None:
+    """Ranks meet by Ronde in each round; the survivor's workers lose their peers, which is no failure."""
+    nodes.launcher.script(
+        HERE.replace("os.write", "import numpy, ronde\nronde.init()\nos.write")
+        + """
+while True:
+    total = ronde.world().allreduce(numpy.array([1.0, os.path.exists("done")]), op=ronde.Sum)
+    if total[1] == size: break
+    time.sleep(0.01)
+"""
+    )
+    first, second = (nodes.start("-n", "2") for _ in range(2))
+    heard = hear(first, 4, 2)
+    victims = hear(second, 4, 2)
+    second.kill()
+    for victim in victims:
+        await_gone(victim.pid)
+    alone = hear(first, 2, 2)
+    assert [here.rank for here in alone] == [0, 1]
+    assert not {here.pid for here in alone} & {here.pid for here in heard}
+    third = nodes.start("-n", "2")
+    assert {here.attempt for here in hear(first, 4, 2) + hear(third, 4, 2)} == {0}
+    nodes.done()
+    code, _, err = end(first)
+    assert (code, end(third)[0]) == (0, 0)
+    assert err.count("starting again without") == 1, err
+    assert err.count("starting again with more") == 1, err
+
+
+def test_a_failure_is_told_on_all_nodes(nodes: Nodes) -> None:
+    nodes.launcher.script(
+        HERE
+        + """
+open(f"{attempt} {rank}", "w").close()
+while rank != 3 or not all(os.path.exists(f"{attempt} {each}") for each in range(size)): time.sleep(0.02)
+raise ValueError(f"attempt {attempt}")
+"""
+    )
+    agents = [nodes.start("-n", "2", "--max-restarts", "1", nodes="2") for _ in range(2)]
+    for code, out, err in map(end, agents):
+        assert code == 1
+        assert len(re.findall("here .* attempt 0", out)) == 2
+        assert len(re.findall("here .* attempt 1", out)) == 2
+        assert "(restart 1 of 1)\n" in err
+        report = err[err.rindex("ronde: rank 3 (pid ") :]
+        assert "; the workers had been started again once before\n" in report
+        assert report.endswith("    ValueError: attempt 1\n")
+
+
+def test_a_node_that_is_told_to_go_leaves(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE + UNTIL_DONE)
+    first, second = (nodes.start("-n", "1") for _ in range(2))
+    hear(first, 2)
+    hear(second, 2)
+    second.terminate()
+    assert end(second)[0] == 143
+    assert hear(first, 1)[0].rank == 0
+    nodes.done()
+    assert end(first)[0] == 0
+
+
+def test_ctrl_c_at_one_node_ends_the_job(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE + "time.sleep(600)")
+    first, second = (nodes.start("-n", "1") for _ in range(2))
+    hear(first, 2)
+    hear(second, 2)
+    second.send_signal(signal.SIGINT)
+    assert end(second)[0] == 130
+    code, _, err = end(first)
+    assert code == 1
+    assert "interrupted by Ctrl-C" in err
+
+
+def test_a_frozen_agent_is_left_out_and_comes_back(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE + UNTIL_DONE)
+    conf = "keep_alive_interval=0.3"
+    first, second = (nodes.start("-n", "1", conf=conf) for _ in range(2))
+    hear(first, 2)
+    (frozen,) = hear(second, 2)
+    second.send_signal(signal.SIGSTOP)
+    hear(first, 1)
+    second.send_signal(signal.SIGCONT)
+    await_gone(frozen.pid)  # its round has ended without it
+    hear(first, 2)
+    hear(second, 2)
+    nodes.done()
+    assert (end(first)[0], end(second)[0]) == (0, 0)
+
+
+def test_without_enough_nodes_it_says_so(nodes: Nodes) -> None:
+    nodes.launcher.script("pass")
+    code, out, err = end(nodes.start("-n", "1", nodes="2", conf="join_timeout=1"))
+    assert (code, out) == (2, "")
+    assert "1 of 2" in err or "2 nodes" in err or "at least 2" in err, err
+
+
+def test_a_wrong_key_is_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes.launcher.script(HERE + UNTIL_DONE)
+    monkeypatch.setenv("RONDE_JOB_KEY", "11" * 32)
+    first = nodes.start("-n", "1", nodes="2")
+    time.sleep(1)  # the second one does not wait for a store that it may not enter
+    monkeypatch.setenv("RONDE_JOB_KEY", "22" * 32)
+    second = nodes.start("-n", "1", nodes="2")
+    code, _, err = end(second)
+    assert code == 2
+    assert "key" in err
+    assert "22" * 32 not in err
+    os.kill(first.pid, signal.SIGINT)
+    assert end(first)[0] == 130

@@ -1,0 +1,185 @@
+"""Simulates jobs: the real agents on the real rendezvous, with workers that run, fail and take their time to end.
+
+    python -m tests.sim.agents --seeds 100000
+    python -m tests.sim.agents --seed 7 --nodes 64
+
+The world is that of `rendezvous`, with all that happens there; only that joining, stopping and telling is decided by
+`ronde.core.agent`. Checked is, beside what is checked there: a node never runs two sets of workers at once; it starts
+them in a round only; every agent that lives ends, with the exit code that fits what has become of the job.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tests.sim.common_order import require
+from tests.sim.rendezvous import Simulation, main
+from tests.sim.rendezvous_node import MS, S, SimNode
+
+from ronde.core.agent import (
+    Agent,
+    Effect,
+    EndJob,
+    Event,
+    Exit,
+    Fail,
+    Failing,
+    Gone,
+    Interrupt,
+    Join,
+    Leave,
+    StartWorkers,
+    StopWorkers,
+    Succeed,
+)
+from ronde.core.round import (
+    AllSucceeded,
+    Ejected,
+    Failure,
+    JobClosed,
+    RendezvousBroken,
+    RendezvousEvent,
+    RoundEnded,
+)
+
+SIGINT, SIGTERM = 2, 15
+FOREVER_NS = 10**18
+STOPPED = 143
+
+
+class AgentNode(SimNode):
+    """A node with the real agent, and workers that are told by `draw_work` what they do."""
+
+    def __init__(self, sim: Simulation, host: int, start: int) -> None:
+        super().__init__(sim, host, start)
+        self.agent = Agent(sim.budget, FOREVER_NS)
+        self.workers = False  # whether there are processes
+        self.last: RendezvousEvent | None = None  # after which there is nothing more
+        self.interrupted = False
+        self.has_exited = False
+
+    def start(self) -> None:
+        self.act(self.agent.begin())
+
+    def tell_agent(self, event: Event) -> None:
+        self.act(self.agent.step(self.now_ns(), event))
+
+    def told(self, event: RendezvousEvent) -> None:
+        if self.has_exited:
+            return
+        checks = self.sim.checks
+        self.sim.note(self.name, "is told", event)
+        match event:
+            case RoundEnded(number, cause):
+                checks.ended(self, number, cause)
+                self.round = None
+            case Ejected():
+                self.sim.counts["ejected"] += 1
+                checks.harmed(self, event)
+                self.round = None
+            case AllSucceeded(number):
+                checks.all_succeeded(self, number)
+                self.last = event
+            case JobClosed():
+                self.last = event
+            case RendezvousBroken():
+                checks.gave_up(self, self.sim.nodes)
+                self.last = event
+        self.tell_agent(event)
+
+    def act(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Join():
+                    require(not self.workers, self.name, "joins while it has workers")
+                    super().start()
+                case StartWorkers(round):
+                    require(not self.workers, self.name, "has workers twice")
+                    self.sim.checks.began(self, round)
+                    self.round, self.workers = round, True
+                    self.plan(*self.sim.draw_work(self))
+                case StopWorkers():
+                    require(self.workers, self.name, "has no workers to stop")
+                    slow = self.sim.rng.random() < 0.02
+                    self.is_harmed = self.is_harmed or slow
+                    self.end_workers(STOPPED, None, 10 * S if slow else 2 * S)
+                case Fail(failure):
+                    self.perform(self.participant.fail(failure))
+                case Succeed():
+                    super().succeed()
+                case EndJob(reason):
+                    self.perform(self.participant.end_job(reason))
+                case Leave(reason):
+                    self.perform(self.participant.leave(reason))
+                case Exit():
+                    self.exited(effect)
+
+    # The workers
+
+    def succeed(self) -> None:
+        self.workers = False
+        self.tell_agent(Gone(0, ""))
+
+    def fail(self, blames_peer: bool = False) -> None:
+        if self.round is None or not self.workers:
+            return
+        self.sim.counts["failures"] += 1
+        failure = Failure(self.round.group_rank, 0, self.node.host, 1, 1, f"by {self.name}", "", blames_peer)
+        self.end_workers(1, failure, 2 * S)
+        if not blames_peer:
+            self.tell_agent(Failing(failure))
+
+    def end_workers(self, exit_code: int, failure: Failure | None, within_ns: int) -> None:
+        """They end soon, whatever they would have done."""
+
+        def gone() -> None:
+            self.workers = False
+            self.tell_agent(Gone(exit_code, "", failure))
+
+        self.plan(self.sim.rng.randrange(10 * MS, within_ns), gone)
+
+    # The end
+
+    def interrupt(self, signum: int) -> None:
+        if self.workers:
+            self.end_workers(128 + signum, None, S)
+        self.interrupted = True
+        self.tell_agent(Interrupt(signum, "interrupted"))
+
+    def exited(self, exit: Exit) -> None:
+        require(not self.workers, self.name, "exits while it has workers")
+        self.has_exited = True
+        self.sim.counts[f"exit code {exit.code}"] += 1
+        if self.interrupted or self.last is None:
+            require(self.interrupted, self.name, "exits without a reason")
+            self.later(self.sim.rng.randrange(S), self.close)
+            return
+        match self.last:
+            case AllSucceeded() | JobClosed(_, _, True):
+                require(exit.code == 0, self.name, "has succeeded, and exits with", exit.code)
+            case JobClosed():
+                require(exit.code != 0, self.name, "exits well, though the job was closed")
+        self.finish(self.last)
+
+
+class AgentSimulation(Simulation):
+    node_type = AgentNode
+    module = "tests.sim.agents"
+
+    def leave(self) -> None:
+        self.signal_one("leaves", SIGTERM)
+
+    def end_job(self) -> None:
+        self.signal_one("ends the job", SIGINT)
+
+    def signal_one(self, what: str, signum: int) -> None:
+        node: Any = self.victim()
+        if node:
+            self.tell_fate(node, what)
+            node.is_harmed = True
+            node.interrupt(signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main(None, AgentSimulation))

@@ -1,0 +1,249 @@
+"""What an agent decides, as stories: what happens, and what is done about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ronde.core.agent import (
+    Agent,
+    Effect,
+    EndJob,
+    Event,
+    Exit,
+    Fail,
+    Failing,
+    Gone,
+    Interrupt,
+    Join,
+    Leave,
+    Say,
+    SetTimer,
+    StartWorkers,
+    State,
+    StopWorkers,
+    Succeed,
+    Timer,
+)
+from ronde.core.round import (
+    AllSucceeded,
+    Budget,
+    Ejected,
+    Failure,
+    JobClosed,
+    Node,
+    NodesLost,
+    NodesWaiting,
+    Notice,
+    RendezvousBroken,
+    Round,
+    RoundBegan,
+    RoundEnded,
+    WorkerFailed,
+)
+
+SIGINT, SIGTERM = 2, 15
+BARRIER_NS = 300
+NODES = tuple(Node(f"n{i}", f"host{i}", "10.0.0.1", 2, "tcp:10.0.0.1:1", 1) for i in range(3))
+OURS = Failure(1, 1, "host0", 11, -9, "rank 1 was killed by SIGKILL")
+OTHERS = Failure(3, 1, "host1", 33, 7, "rank 3 failed with exit code 7")
+
+
+def a_round(number: int = 0, nodes: int = 2, restarts: int = 0) -> Round:
+    return Round(number, NODES[:nodes], 0, restarts)
+
+
+class Story:
+    """An agent that has joined; effects are told by their type, without what is said to the user."""
+
+    def __init__(self, restarts: int = 2) -> None:
+        self.agent = Agent(Budget(restarts), BARRIER_NS)
+        assert self.agent.begin() == [Join()]
+
+    def at(self, now_ns: int, event: Event) -> list[Effect]:
+        return [effect for effect in self.agent.step(now_ns, event) if not isinstance(effect, Say)]
+
+    def after(self, *events: Event) -> list[Effect]:
+        """What the last of these events brings."""
+        effects: list[Effect] = []
+        for event in events:
+            effects = self.at(0, event)
+        return effects
+
+
+def running(nodes: int = 2, restarts: int = 2, used: int = 0) -> Story:
+    story = Story(restarts)
+    round = a_round(nodes=nodes, restarts=used)
+    assert story.at(0, RoundBegan(round)) == [StartWorkers(round, again=used < restarts)]
+    assert story.agent.state is State.HEALTHY
+    return story
+
+
+def test_a_job_that_succeeds() -> None:
+    story = running()
+    assert story.at(5, Gone(0, "")) == [Succeed(), SetTimer(5 + BARRIER_NS)]
+    assert story.agent.state is State.SUCCEEDED
+    assert story.at(9, AllSucceeded(0)) == [Exit(0, "all nodes have succeeded")]
+
+
+def test_the_exit_barrier_ends() -> None:
+    story = running()
+    story.at(5, Gone(0, ""))
+    assert story.at(6, Timer()) == [SetTimer(5 + BARRIER_NS)]
+    leave, exit = story.at(5 + BARRIER_NS, Timer())
+    assert isinstance(leave, Leave)
+    assert isinstance(exit, Exit)
+    assert exit.code == 0
+
+
+def test_who_succeeded_starts_again_if_the_round_ends() -> None:
+    story = running()
+    story.after(Gone(0, ""))
+    assert story.after(RoundEnded(0, WorkerFailed(OTHERS))) == [Join()]
+    assert story.after(RoundBegan(a_round(1, restarts=1))) == [
+        StartWorkers(a_round(1, restarts=1), again=True)
+    ]
+    assert story.after(AllSucceeded(0)) == []  # of a round long gone
+
+
+def test_a_failure_is_told_at_once_and_the_workers_start_again_when_all_are_gone() -> None:
+    story = running()
+    assert story.after(Failing(OURS)) == [Fail(OURS)]
+    assert story.agent.state is State.UNHEALTHY
+    ended = story.after(RoundEnded(0, WorkerFailed(OURS)))
+    assert [type(effect) for effect in ended] == [StopWorkers]
+    assert story.after(Gone(137, "", OURS)) == [Join()]
+
+
+def test_the_answer_to_a_failure_may_come_after_the_workers_are_gone() -> None:
+    story = running()
+    story.after(Failing(OURS))
+    assert story.after(Gone(137, "", OURS)) == []
+    assert story.agent.state is State.FAILED
+    assert story.after(RoundEnded(0, WorkerFailed(OURS))) == [Join()]
+
+
+def test_the_last_failure_leaves_the_others_their_grace() -> None:
+    story = running(restarts=0)
+    story.after(Failing(OURS))
+    assert story.after(JobClosed("no restart is left", OURS)) == []
+    assert story.after(Gone(137, "", OURS)) == [Exit(137, "no restart is left", OURS)]
+
+
+def test_a_failure_elsewhere_ends_our_workers_at_once() -> None:
+    story = running()
+    assert story.after(JobClosed("no restart is left", OTHERS)) == [StopWorkers("no restart is left")]
+    assert story.after(Gone(143, "")) == [Exit(7, "no restart is left", OTHERS)]
+
+
+def test_a_closed_job_turns_newcomers_away() -> None:
+    assert Story().after(JobClosed("it is over")) == [Exit(1, "it is over")]
+    assert Story().after(JobClosed("it is done", completed=True)) == [Exit(0, "it is done")]
+
+
+def test_who_lost_a_peer_is_told_of_when_no_better_cause_has_come() -> None:
+    lost = replace(OURS, blames_peer=True)
+    story = running()
+    assert story.after(Gone(1, "", lost)) == [Fail(lost)]
+    assert story.after(RoundEnded(0, NodesLost(NODES[1:2], "host1 is gone"))) == [Join()]
+
+
+def test_lost_and_waiting_nodes_start_a_new_round() -> None:
+    for cause in (NodesLost(NODES[1:2], "host1 is gone"), NodesWaiting(1)):
+        story = running()
+        assert [type(effect) for effect in story.after(RoundEnded(0, cause))] == [StopWorkers]
+        assert story.agent.state is State.STOPPED
+        # Workers that end well when they are asked to stop have not succeeded.
+        assert story.after(Gone(0, "")) == [Join()]
+
+
+def test_an_ended_round_does_not_touch_a_later_one() -> None:
+    story = running()
+    story.after(RoundEnded(0, NodesWaiting(1)), Gone(0, ""), RoundBegan(a_round(1)))
+    assert story.after(RoundEnded(0, NodesWaiting(1))) == []
+    assert story.agent.state is State.HEALTHY
+
+
+def test_who_was_taken_for_dead_comes_back() -> None:
+    story = running()
+    assert story.after(Ejected("silent for 15 s")) == [StopWorkers("the round is over")]
+    assert story.after(Gone(143, "")) == [Join()]
+
+
+def test_ctrl_c_ends_the_job_and_sigterm_this_node() -> None:
+    story = running()
+    assert story.after(Interrupt(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C")]
+    assert story.after(JobClosed("Ctrl-C")) == []
+    assert story.after(Gone(130, "Ctrl-C")) == [Exit(130, "Ctrl-C")]
+    story = running()
+    assert story.after(Interrupt(SIGTERM, "SIGTERM")) == [Leave("SIGTERM")]
+    assert story.after(Interrupt(SIGTERM, "SIGTERM")) == []
+    assert story.after(Gone(143, "SIGTERM")) == [Exit(143, "SIGTERM")]
+
+
+def test_an_interrupt_without_workers_ends_at_once() -> None:
+    assert Story().after(Interrupt(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C"), Exit(130, "Ctrl-C")]
+
+
+def test_a_broken_rendezvous() -> None:
+    assert Story().after(RendezvousBroken("nobody answers")) == [Exit(2, "nobody answers")]
+    story = running()
+    assert story.after(RendezvousBroken("the store is lost")) == [StopWorkers("the store is lost")]
+    assert story.after(Gone(143, "")) == [Exit(1, "the store is lost")]
+
+
+def test_success_outlives_the_store() -> None:
+    story = running()
+    story.after(Gone(0, ""))
+    (exit,) = story.after(RendezvousBroken("the store is lost"))
+    assert isinstance(exit, Exit)
+    assert exit.code == 0
+
+
+# Whatever happens, in whatever order.
+
+EVENTS = st.one_of(
+    st.builds(RoundBegan, st.builds(a_round, st.integers(0, 3), st.integers(1, 3), st.integers(0, 2))),
+    st.builds(
+        RoundEnded,
+        st.integers(0, 3),
+        st.sampled_from([WorkerFailed(OTHERS), NodesLost(NODES[1:], "gone"), NodesWaiting(2)]),
+    ),
+    st.sampled_from([AllSucceeded(0), AllSucceeded(1), Ejected("silent"), Notice("hello"), Timer()]),
+    st.sampled_from([JobClosed("over"), JobClosed("over", OTHERS), RendezvousBroken("lost")]),
+    st.sampled_from([Failing(OURS), Interrupt(SIGINT, "Ctrl-C"), Interrupt(SIGTERM, "SIGTERM")]),
+    st.builds(Gone, st.sampled_from([0, 1]), st.just(""), st.sampled_from([None, OURS])),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), EVENTS), max_size=30))
+def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
+    story = Story()
+    alive, joined, said, over = False, True, False, False
+    for now_ns, event in sorted(happened, key=lambda each: each[0]):
+        alive = alive and not isinstance(event, Gone)
+        for effect in story.agent.step(now_ns, event):
+            assert not over, "nothing happens after the exit"
+            match effect:
+                case Join():
+                    assert not alive
+                    joined = True
+                case StartWorkers():
+                    assert joined
+                    assert not alive
+                    alive, joined, said = True, False, False
+                case StopWorkers():
+                    assert alive
+                case Fail() | Succeed():
+                    assert not said
+                    said = True
+                case Exit():
+                    assert not alive
+                    over = True
+    # Whatever came before, a signal and the end of the workers end it.
+    effects = story.agent.step(600, Interrupt(SIGTERM, "SIGTERM")) + story.agent.step(
+        601, Gone(143, "SIGTERM")
+    )
+    assert over or sum(isinstance(effect, Exit) for effect in effects) == 1

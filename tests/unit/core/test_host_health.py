@@ -1,0 +1,107 @@
+"""Hosts that come, go and fail: who takes part, who is set aside for how long, and when the job is given up."""
+
+from __future__ import annotations
+
+from ronde.core.host_health import (
+    Effect,
+    GiveUp,
+    Gone,
+    HostFailed,
+    HostHealth,
+    JobOver,
+    Limits,
+    Offered,
+    Say,
+    SetTimer,
+    Start,
+    Stop,
+    Timer,
+)
+from ronde.core.host_list import Host, parse_hosts
+
+S = 10**9
+
+
+def offered(text: str) -> Offered:
+    return Offered(parse_hosts(text) if text else ())
+
+
+def started(effects: list[Effect]) -> list[tuple[str, int]]:
+    return [(effect.host.name, effect.host.slots) for effect in effects if isinstance(effect, Start)]
+
+
+def test_all_hosts_start_and_the_last_one_gets_what_is_left() -> None:
+    assert started(HostHealth(Limits()).step(0, offered("a:2,b:2"))) == [("a", 2), ("b", 2)]
+    limited = HostHealth(Limits(max_slots=3))
+    assert started(limited.step(0, offered("a:2,b:2,c:2"))) == [("a", 2), ("b", 1)]
+    assert limited.step(1, Gone("a"))[0] == Start(Host("a", 2))
+
+
+def test_hosts_are_added_and_removed() -> None:
+    health = HostHealth(Limits(max_slots=4, is_changing=True))
+    assert started(health.step(0, offered("a:2"))) == [("a", 2)]
+    assert started(health.step(1, offered("c:2,a:2,b:2"))) == [("c", 2)]  # a stays, and b finds no room
+    effects = health.step(2, offered("c:2,b:2"))
+    assert effects[0] == Stop("a", "a is no longer offered")
+    assert started(effects) == [("b", 2)]
+    assert not started(health.step(3, Gone("a")))
+    assert health.running() == (("c", 2), ("b", 2))
+
+
+def test_a_host_with_another_number_of_slots_starts_again() -> None:
+    health = HostHealth(Limits(is_changing=True))
+    health.step(0, offered("a:2"))
+    effects = health.step(1, offered("a:4"))
+    assert effects[0] == Stop("a", "a offers 4 slots now")
+    assert not started(effects)
+    assert started(health.step(2, Gone("a"))) == [("a", 4)]
+
+
+def test_a_failing_host_is_set_aside_for_longer_and_longer() -> None:
+    health = HostHealth(Limits(cooldown_ns=(10 * S, 35 * S)))
+    health.step(0, offered("a:2,b:2"))
+    now = 0
+    for wait in (10, 20, 35, 35):
+        effects = health.step(now, HostFailed("b", "no route"))
+        assert effects[0] == Say(f"b: no route; it is set aside for {wait} s")
+        assert effects[1:] == [SetTimer(now + wait * S)]
+        assert not started(health.step(now + wait * S - 1, Timer()))
+        now += wait * S
+        assert started(health.step(now, Timer())) == [("b", 2)]
+    now += 35 * S  # it has worked for long
+    assert "for 10 s" in str(health.step(now, HostFailed("b", "no route"))[0])
+
+
+def test_a_fixed_job_ends_with_the_first_host_that_fails() -> None:
+    health = HostHealth(Limits(min_slots=4))
+    health.step(0, offered("a:2,b:2"))
+    assert health.step(1, HostFailed("b", "refused"))[-1] == GiveUp("b: refused")
+    assert health.step(2, Timer()) == []
+
+
+def test_a_smaller_job_goes_on_without_the_host_that_failed_for_good() -> None:
+    health = HostHealth(Limits(min_slots=2))
+    health.step(0, offered("a:2,b:2"))
+    assert health.step(1, HostFailed("b", "refused")) == [Say("b: refused"), SetTimer(None)]
+    assert health.step(2, HostFailed("a", "lost"))[-1] == GiveUp("a: lost")
+
+
+def test_too_few_slots_are_waited_for_while_more_may_come() -> None:
+    health = HostHealth(Limits(min_slots=4, is_changing=True, patience_ns=60 * S))
+    assert health.step(0, offered("")) == [SetTimer(60 * S)]
+    assert health.step(10 * S, offered("a:2")) == [Start(Host("a", 2)), SetTimer(60 * S)]
+    assert health.step(20 * S, offered("a:2,b:2")) == [Start(Host("b", 2)), SetTimer(None)]
+    assert health.step(30 * S, HostFailed("b", "lost"))[-1] == SetTimer(90 * S)
+    (gives_up,) = health.step(90 * S, Timer())
+    assert gives_up == GiveUp(
+        "there have been fewer than 4 slots for 60 s: 2 on the hosts that work (a:2); the last failure was b: lost"
+    )
+
+
+def test_a_stopping_host_may_fail_in_peace_and_a_job_that_is_over_starts_nothing() -> None:
+    health = HostHealth(Limits(is_changing=True))
+    health.step(0, offered("a:2,b:2"))
+    health.step(1, offered("a:2"))
+    assert health.step(2, HostFailed("b", "killed")) == [SetTimer(None)]
+    assert health.step(3, JobOver()) == []
+    assert health.step(4, HostFailed("a", "ended")) == []
