@@ -132,6 +132,17 @@ while True:
     assert err.count("starting again with more") == 1, err
 
 
+def test_the_node_that_serves_the_store_is_lost(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE + UNTIL_DONE)
+    first, second = (nodes.start("-n", "1") for _ in range(2))
+    hear(first, 2)
+    hear(second, 2)
+    first.kill()
+    assert hear(second, 1)[0].rank == 0
+    nodes.done()
+    assert end(second)[0] == 0
+
+
 def test_a_failure_is_told_on_all_nodes(nodes: Nodes) -> None:
     nodes.launcher.script(
         HERE
