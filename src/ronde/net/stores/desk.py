@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ronde.errors import ProtocolError, UsageError
-from ronde.net.stores import journal, wire
+from ronde.net.stores import wire
 from ronde.net.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
 from ronde.net.stores.table import NUMBER_BYTES, Table
 from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, HEAD, Operation, Status, answer
@@ -386,6 +386,8 @@ class Desk:
 
     def record(self) -> bytes:
         """Return what the turn has changed, for the journal; b"" if nothing."""
+        from ronde.net.stores import journal  # only with one: launchers load this module, and should be quick
+
         changes = journal.pack_changes(self.table.changes())
         if not changes:
             return b""

@@ -24,16 +24,20 @@ import socket
 import threading
 import time
 import weakref
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ronde.errors import ProtocolError, UsageError
 from ronde.net.addresses import parse
 from ronde.net.authentication import Handshake, Role
 from ronde.net.stores.desk import Desk, Session
 from ronde.net.stores.doors import MAX_CLIENTS, Doors
-from ronde.net.stores.journal import Journal, read
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 from ronde.settings import JobKey
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ronde.net.stores.journal import Journal
 
 __all__ = ["HANDSHAKE_NS", "STORE_PURPOSE", "StoreServer"]
 
@@ -115,6 +119,10 @@ class StoreServer:
             self._thread.join()
 
     def _open_journal(self, path: Path | None, seed: Path | None) -> Journal | None:
+        if not path and not seed:
+            return None
+        from ronde.net.stores.journal import Journal, read  # launchers do without, and should be quick
+
         now_ns = time.monotonic_ns()
         desk = self._desk
         if seed:
