@@ -310,6 +310,17 @@ def test_the_store_dies_with_its_node_and_the_others_go_on_at_another(served: li
     served[2].says("AllSucceeded")
 
 
+def test_who_served_the_store_finds_the_others_when_it_comes_back(served: list[ProcessNode]) -> None:
+    a, b, c = served
+    a.signal(signal.SIGKILL)
+    for node in (b, c):
+        assert node.says("began").startswith("1 2")
+    back = ProcessNode(a.config, a.key, "a2")
+    served.append(back)
+    for node in (b, c, back):
+        assert node.says("began").startswith("2 3")
+
+
 @pytest.mark.slow
 def test_the_store_dies_and_that_is_the_end_if_it_is_not_to_be_replaced(tmp_path: Path) -> None:
     job = Job(RendezvousConfig("tcp", f"127.0.0.1:{free_port()}", tmp_path.name, options={"rehost": "no"}))

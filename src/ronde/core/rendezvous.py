@@ -139,11 +139,15 @@ class Participant:
         self._member.give_up(reason)
         return self._take()
 
-    def moved(self, now_ns: int, gone: Collection[str] = ()) -> list[Effect]:
+    def moved(self, now_ns: int, gone: Collection[str] = (), forget: str = "") -> list[Effect]:
         """All operations under way are lost; the store may have lost its memory, or be another one.
 
-        `gone`: nodes that are known to have died with it. All others may still be on their way.
+        `gone`: nodes that are known to have died with it. All others may still be on their way. `forget`: why what this
+        node knows is not of this job.
         """
+        if forget:
+            self._member.forget(forget)
+            self._state, self._raw, self._roster_key, self._roster = None, b"", None, ()
         self._step_down()
         self._gone = set(gone)
         self._may_wait = True

@@ -40,6 +40,9 @@ class Entrance(Protocol):
     def enter(self, timeout_ns: int) -> Store:
         """Return a client. Raises TimeoutError if there is none yet, other errors of this package if never."""
 
+    def offer(self, node: Node) -> Node:
+        """Return what this node says of itself, with where it would serve a store if this one is lost."""
+
     def enter_again(
         self, nodes: Sequence[Node], go_on: Callable[[], bool]
     ) -> tuple[Store, Collection[str]] | None:
@@ -47,6 +50,9 @@ class Entrance(Protocol):
 
         Called when the store was lost. `nodes`: of the last round. None if it cannot be replaced, or `go_on` says no.
         """
+
+    def enter_other(self, address: str) -> Store:
+        """Return a client of the store that replaces this one, for a node that came later. Raises as `enter`."""
 
     def close(self, others: Callable[[int], None]) -> None:
         """Let go of what was served here. `others` waits until the other nodes are gone, up to so many nanoseconds."""
@@ -86,6 +92,7 @@ class OverStore:
         if self._wish >= 0:
             node = replace(node, wish=self._wish)
         self._node = node.id
+        node = self._entrance.offer(node)
         now_ns = time.monotonic_ns()  # it may take a while until there is a store
         self._news.put(lambda: self._participant.join(now_ns, node, budget))
         if self._thread is None:
@@ -171,7 +178,7 @@ class OverStore:
                 return
 
     def _begin(self, store: Store) -> None:
-        self._session = Session(store, self._node, self._hear, self._lose)
+        self._session = Session(store, self._node, self._hear, self._lose, self._follow)
 
     def _give_up(self, reason: str) -> None:
         self._is_lost = True
@@ -188,6 +195,23 @@ class OverStore:
     def _lose(self, session: Session, error: Exception) -> None:
         """Called by a session's threads: the store is lost."""
         self._news.put(lambda: self._recover(session, error))
+
+    def _follow(self, session: Session, address: str) -> None:
+        """Called by a session's threads: the nodes meet elsewhere."""
+        self._news.put(lambda: self._move(session, address))
+
+    def _move(self, session: Session, address: str) -> list[Effect]:
+        """Go where the others are. What this node knows is of a job that it has begun by itself."""
+        if session is not self._session or self._is_lost or self._is_closing:
+            return []
+        try:
+            store = self._entrance.enter_other(address)
+        except RondeError as error:  # its holder has died
+            _log.info("%s", error)
+            return []
+        session.close()
+        self._begin(store)
+        return self._participant.moved(time.monotonic_ns(), forget=f"the job goes on at {address}")
 
     def _recover(self, session: Session, error: Exception) -> list[Effect]:
         """Find the store again, or another one."""

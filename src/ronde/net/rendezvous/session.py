@@ -31,14 +31,17 @@ from ronde.core.rendezvous_state import STATE
 from ronde.errors import RondeError, TimeoutError
 from ronde.net.stores.base import Store
 
-__all__ = ["Session"]
+__all__ = ["MOVED", "Session"]
 
+MOVED = "moved"  # a key that says where the nodes meet instead: who holds it is there
 NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
 LONGEST_WAIT_NS = 60 * 10**9
 
 
 class Session:
-    """What is done with one store. `tell` hears what has happened, and `lose`, once or more often, that it is over."""
+    """What is done with one store. `tell` hears what has happened, `lose`, once or more often, that it is over, and
+    `follow` that the nodes meet elsewhere.
+    """
 
     def __init__(
         self,
@@ -46,12 +49,14 @@ class Session:
         node: str,
         tell: Callable[[Session, Event], None],
         lose: Callable[[Session, Exception], None],
+        follow: Callable[[Session, str], None],
     ) -> None:
         self.store = store
         self.bell = f"bell/{node}"  # the key by which this node wakes its own watch
         self.is_over = False
         self._tell = tell
         self._lose = lose
+        self._follow = follow
         self._operations: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
         self._watcher = _Watcher(self)
         self._popper = _Popper(self)
@@ -90,6 +95,10 @@ class Session:
     def tell(self, event: Event) -> None:
         """Something has happened; called by the threads."""
         self._tell(self, event)
+
+    def follow(self, address: str) -> None:
+        """The nodes meet elsewhere; called by the threads."""
+        self._follow(self, address)
 
     def lose(self, error: Exception) -> None:
         """It cannot go on; called by the threads."""
@@ -179,7 +188,7 @@ class _Watcher:
 
     def _watch(self, store: Store) -> None:
         known: dict[str, bytes | None] = {}
-        bell: dict[str, bytes | None] = {self._session.bell: None}
+        bell: dict[str, bytes | None] = {self._session.bell: None, MOVED: None}
         count = 0
         while not self._is_over:
             with self._lock:
@@ -187,6 +196,8 @@ class _Watcher:
                     known, count = dict(self._wanted), self.count
             changed = store.watch(known | bell, LONGEST_WAIT_NS)
             bell |= {key: value for key, value in changed.items() if key in bell}
+            if address := changed.get(MOVED):
+                self._session.follow(address.decode())
             news = {key: value for key, value in changed.items() if key in known}
             known |= news
             if news:
