@@ -54,6 +54,9 @@ class Entrance(Protocol):
     def enter_other(self, address: str) -> Store:
         """Return a client of the store that replaces this one, for a node that came later. Raises as `enter`."""
 
+    def serves(self) -> bool:
+        """Return whether the store is served here."""
+
     def close(self, others: Callable[[int], None]) -> None:
         """Let go of what was served here. `others` waits until the other nodes are gone, up to so many nanoseconds."""
 
@@ -110,6 +113,9 @@ class OverStore:
 
     def leave(self, reason: str) -> None:
         self._news.put(lambda: self._participant.leave(reason))
+
+    def serves_others(self) -> bool:
+        return self._entrance.serves()
 
     def num_nodes_waiting(self) -> int:
         return self._participant.num_nodes_waiting()
