@@ -14,8 +14,8 @@ Rules
 5. A node that succeeded and dies is no loss. When all have succeeded the job is completed.
 6. A held key that is gone is a death at once. Silence is one after `missing_beats` heartbeats: beats are read twice per
    heartbeat, and once more before the judgement. A judge who overslept starts again.
-7. Of two nodes with one given place, the later one is refused if after the time of silence both still live: before that,
-   the first one may be what a restarted node was.
+7. Of two nodes with one given place, the later one is refused if both still live after the time of silence: before
+   that, the first one may be what a restarted node was.
 8. What a node says counts once (its `seq` grows), and only if it is about the present round.
 """
 
