@@ -39,6 +39,9 @@ class Rendezvous(Protocol):
     def leave(self, reason: str) -> None:
         """Go away in good order; the others go on without this node if they may."""
 
+    def serves_others(self) -> bool:
+        """Return whether the nodes meet at a store that ends with this process."""
+
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait for the next round while this one goes on, as far as this node knows."""
 

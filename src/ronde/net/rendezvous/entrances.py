@@ -120,11 +120,14 @@ class TcpEntrance:
         if self._server and self._server.address == str(address) and self._signpost is None:
             self._signpost = _Signpost(self._endpoint, str(address), self._key, self._prefix)
 
+    def serves(self) -> bool:
+        return self._server is not None and self._server.address == str(self._address)
+
     def close(self, others: Callable[[int], None]) -> None:
         if self._signpost:
             self._signpost.close()
         if self._server:
-            if self._server.address == str(self._address):
+            if self.serves():
                 others(LINGER_NS)
             self._server.close()
 
@@ -219,6 +222,9 @@ class FileEntrance:
     def enter_other(self, address: str) -> Store:
         raise UsageError(f"nodes do not meet at {address} instead of here")
 
+    def serves(self) -> bool:
+        return False
+
     def close(self, others: Callable[[int], None]) -> None:
         pass
 
@@ -253,6 +259,9 @@ class EtcdEntrance:
 
     def enter_other(self, address: str) -> Store:
         raise UsageError(f"nodes do not meet at {address} instead of here")
+
+    def serves(self) -> bool:
+        return False
 
     def close(self, others: Callable[[int], None]) -> None:
         pass

@@ -2,10 +2,13 @@
 
 Each has one thing to wait for, and a client of the store of its own. To wake one, we change what it waits for: a key
 that only this node has, or a message without meaning. The first client holds the node's key, so it is closed last.
+
+A thread that ends by any error whatever loses the store: nobody else waits for what it waited for.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -36,6 +39,8 @@ __all__ = ["MOVED", "Session"]
 MOVED = "moved"  # a key that says where the nodes meet instead: who holds it is there
 NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
 LONGEST_WAIT_NS = 60 * 10**9
+
+_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -102,8 +107,11 @@ class Session:
 
     def lose(self, error: Exception) -> None:
         """It cannot go on; called by the threads."""
-        if not self.is_over:
-            self._lose(self, error)
+        if self.is_over:
+            return
+        if not isinstance(error, RondeError):
+            _log.error("a thread of the rendezvous has failed", exc_info=error)
+        self._lose(self, error)
 
     def _start(self, run: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=run, name=f"ronde-rendezvous-{name}", daemon=True)
@@ -117,7 +125,7 @@ class Session:
                     self.tell(event)
             if not self.is_over:
                 self._wake_the_others()
-        except RondeError as error:
+        except Exception as error:
             self.lose(error)
 
     def _wake_the_others(self) -> None:
@@ -180,7 +188,7 @@ class _Watcher:
         try:
             store = self._session.store.fork()
             self._watch(store)
-        except RondeError as error:
+        except Exception as error:
             self._session.lose(error)
         finally:
             if store:
@@ -230,7 +238,7 @@ class _Popper:
             store = self._session.store.fork()
             while inbox := self._next():
                 self._pop(store, inbox)
-        except RondeError as error:
+        except Exception as error:
             self._session.lose(error)
         finally:
             if store:
