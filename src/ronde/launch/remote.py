@@ -1,6 +1,6 @@
 """A program: the agent that `ronde run -H` starts on each host, by ssh or beside itself.
 
-    python -m ronde.launch.remote
+    python -P -m ronde.launch.remote
 
 It says hello, reads its assignment from standard input, finds the job's store at one of the addresses in it, and is
 then an agent like any other. What still comes on standard input are signals, as `signal 2`, and a `beat` in between.
