@@ -168,6 +168,7 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
         max_restarts=asked.value("--max-restarts", 0),
         max_changes=asked.value("--reset-limit", -1),
         environment={**_exports(asked, here), **worker_settings(asked, here.environment)},
+        exported=frozenset(asked.value("--export", ())),
         preload=() if preload == ("none",) else preload,
         fork=asked.value("--start-method", "spawn") != "spawn",
         binding=BINDINGS.get(asked.value("--numa-binding", ""), binding),

@@ -214,7 +214,7 @@ _TIMES = {
 }
 _BEATS = "keep_alive_max_attempt"
 # What our own backends take beside these, and what torchrun's take and ours have no need for.
-_OTHERS = ("is_host", "store_type", "ca_cert", "ssl_cert", "ssl_cert_key")
+_OTHERS = ("is_host", "rehost", "store_type", "ca_cert", "ssl_cert", "ssl_cert_key")
 _NEEDLESS = (
     "close_timeout",
     "heartbeat_timeout",
@@ -240,10 +240,14 @@ def _conf_times(asked: RunArguments, backend: str, conf: Mapping[str, str]) -> d
         try:
             if key in _TIMES:
                 found[_TIMES[key]] = seconds(text)
+                if key == "keep_alive_interval" and not found[_TIMES[key]]:
+                    raise ValueError(text)
             elif key == _BEATS:
                 found["missing_beats"] = count(text)
         except ValueError:
             right = "a number of seconds" if key in _TIMES else "a whole number from 1"
+            if key == "keep_alive_interval":
+                right += " above 0"
             raise UsageError(
                 f"{asked.origin('--rdzv-conf')} {key}={text} makes no sense: it should be {right}"
             ) from None

@@ -287,6 +287,10 @@ class _Shell:
             self._failing,
             self._ended,
         )
+        self._starter.await_template(plan.workers[0], self._inbox.fileno())
+        self._read_signals()
+        if not self._alive:
+            return  # one came, so nobody is started
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
         nodes = self._config.rendezvous

@@ -31,6 +31,7 @@ __all__ = ["AgentProcess", "Chorus", "Phase"]
 MOST_UNREAD = 1 << 20  # of what we write: an agent that lets more wait does not listen
 READ_BYTES = 64 * 1024
 ECHO_NS = 10 * 10**9
+LAST_WAIT_S = 5  # for what has been killed
 SSH_FAILED, NOT_FOUND = 255, 127
 
 
@@ -166,7 +167,8 @@ class AgentProcess:
         if self.phase is not Phase.ENDED:
             self.kill()
             self._let_go()
-            self._popen.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a hung mount holds it even now
+                self._popen.wait(timeout=LAST_WAIT_S)
 
     # Until it is there
 

@@ -111,6 +111,7 @@ def test_times() -> None:
     assert (found.join_timeout_ns, found.last_call_ns) == (7 * SECOND, SECOND // 2)
     assert (found.heartbeat_ns, found.missing_beats) == (SECOND, 4)
     assert meeting("--rdzv-endpoint a --nnodes 2").run_id == "none"
+    assert meeting("--rdzv-endpoint a --nnodes 2 --rdzv-conf rehost=false").options == {"rehost": "false"}
     assert config("", HOROVOD_ELASTIC_TIMEOUT="8").rendezvous.join_timeout_ns == 8 * SECOND
     assert config("", RONDE_START_TIMEOUT="9").start_timeout_ns == 9 * SECOND
     assert config("--start-timeout 3", RONDE_START_TIMEOUT="9").start_timeout_ns == 3 * SECOND
@@ -220,6 +221,14 @@ def test_workers_and_output() -> None:
         (
             "--rdzv-conf last_call_timeot=3 --nnodes 2 --rdzv-endpoint a",
             "--rdzv-conf last_call_timeot=3: last_call_timeot is not known; did you mean last_call_timeout?",
+        ),
+        (
+            "--rdzv-conf exit_barrier=5 --nnodes 2 --rdzv-endpoint a",
+            "--rdzv-conf exit_barrier=5: exit_barrier is not known; did you mean exit_barrier_timeout?",
+        ),
+        (
+            "--rdzv-conf keep_alive_interval=0",
+            "--rdzv-conf keep_alive_interval=0 makes no sense: it should be a number of seconds above 0",
         ),
         ("--rdzv-conf keep_alive_max_attempt=0", "--rdzv-conf keep_alive_max_attempt=0 makes no sense"),
         ("-n 2 -t 2:3", "-t names local rank 2, but 2 workers are numbered from 0 to 1"),
