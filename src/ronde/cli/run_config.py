@@ -57,7 +57,6 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         max_workers=most,
         cooldown_ns=asked.value("--blacklist-cooldown-range"),
         start_timeout_ns=start_timeout(asked, here),
-        verbose=asked.has("--verbose"),
         monitor_interval_ns=asked.value("--monitor-interval", SECOND // 10),
     )
 

@@ -148,5 +148,4 @@ class LaunchConfig:
     max_workers: int = 0
     cooldown_ns: tuple[int, int] | None = None
     start_timeout_ns: int = 300 * SECOND
-    verbose: bool = False
     monitor_interval_ns: int = SECOND // 10

@@ -54,7 +54,7 @@ class LaunchPlan:
 
 
 def assignments(variables: set[tuple[str, str]], hidden: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Return variables as a shell would set them, sorted; the values of the job key and those `hidden` are not shown."""
+    """Return variables as a shell would set them, sorted; values of the job key and of those `hidden` are not shown."""
     for name, value in sorted(variables):
         yield f"{name}={HIDDEN if name == JOB_KEY or name in hidden else shlex.quote(value)}"
 

@@ -33,6 +33,9 @@ def test_without_options_there_is_one_worker_here() -> None:
     plain = config("")
     assert (plain.worker.argv, plain.worker.slots) == (("/bin/python", "train.py"), 1)
     assert plain.rendezvous == RendezvousConfig()
+    assert plain == config(
+        "--standalone --rdzv-endpoint localhost:0 --rdzv-backend c10d"
+    )  # as torchrun takes it
     assert plain == config("--standalone") == config("--nnodes 1") == config("--rdzv-backend c10d")
     assert plain.rendezvous.backend == "alone"
 
@@ -165,7 +168,6 @@ def test_workers_and_output() -> None:
             "--nnodes 1:2 --master-addr a",
             "a static rendezvous has a fixed number of machines, not --nnodes 1:2",
         ),
-        ("--standalone --rdzv-endpoint a:1", "--standalone and --rdzv-endpoint contradict each other"),
         ("--standalone --nnodes 2", "--standalone and --nnodes 2 contradict each other"),
         ("--standalone -H a:2", "--standalone and -H contradict each other"),
         ("-H a:2 --hostfile h", "-H and --hostfile contradict each other"),
