@@ -103,6 +103,18 @@ def test_ranks_of_two_nodes_and_one_end(nodes: Nodes) -> None:
     assert end(early)[0] == 0
 
 
+def test_who_meets_without_a_secret_is_told(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once on each node, and only if nobody has set the job's key."""
+    nodes.launcher.script("pass")
+    monkeypatch.delenv("RONDE_JOB_KEY", raising=False)
+    for _, _, err in map(end, [nodes.start(nodes="2") for _ in range(2)]):
+        assert err.count("RONDE_JOB_KEY is not set") == 1
+    nodes.launcher.started.clear()
+    monkeypatch.setenv("RONDE_JOB_KEY", "ab" * 32)
+    for code, _, err in map(end, [nodes.start(nodes="2") for _ in range(2)]):
+        assert (code, err.count("RONDE_JOB_KEY")) == (0, 0), err
+
+
 def test_a_node_is_lost_and_comes_back(nodes: Nodes) -> None:
     """Ranks meet by Ronde in each round; the survivor's workers lose their peers, which is no failure."""
     nodes.launcher.script(

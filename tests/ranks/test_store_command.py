@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ronde.errors import PeerLostError
+from ronde.net.addresses import everywhere
 from ronde.net.stores.tcp import StoreClient
 from ronde.settings import JobKey
 
@@ -43,6 +44,22 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with process:
         try:
             yield process, address
+        finally:
+            process.kill()
+
+
+def test_by_default_it_serves_at_all_addresses() -> None:
+    environment = {**os.environ, "RONDE_JOB_KEY": KEY.hex()}
+    with subprocess.Popen(
+        [*COMMAND, "--port", "0"], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout
+            port = process.stdout.readline().rpartition(":")[2].strip()
+            for host in ("127.0.0.1", "[::1]" if everywhere() == "::" else "localhost"):
+                client = StoreClient(f"tcp:{host}:{port}", KEY, LONG)
+                client.set("key", b"value")
+                client.close()
         finally:
             process.kill()
 
