@@ -58,14 +58,13 @@ def test_200_nodes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_1000_nodes(seed: int) -> None:
-    simulate(seed, 1000)
+def test_400_nodes() -> None:
+    simulate(1, 400)
 
 
 @pytest.mark.slow
-def test_2000_more_seeds() -> None:
-    for seed in range(10_000, 12_000):
+def test_1000_more_seeds() -> None:
+    for seed in range(10_000, 11_000):
         simulate(seed, draw_nodes(seed))
 
 
