@@ -65,7 +65,7 @@ class Job:
 
     def start(self, *names: str, **changes: object) -> list[TestNode]:
         """Nodes that are in the first round together, in this order."""
-        exact = {"min_nodes": len(names), "max_nodes": len(names), **changes}
+        exact = {"min_nodes": len(names), "max_nodes": len(names), "last_call_ns": 3600 * S, **changes}
         return [self.add(name, **exact) for name in names]  # type: ignore[arg-type]
 
 
@@ -184,10 +184,10 @@ def test_a_lost_node_is_noticed_at_once_and_the_others_go_on(job: Job) -> None:
 
 
 def test_a_late_node_waits_and_comes_in(job: Job) -> None:
-    a, b = (dynamic(job).add(name, min_nodes=1, max_nodes=3, last_call_ns=S // 2) for name in "ab")
+    a, b = (dynamic(job).add(name, min_nodes=2, max_nodes=3, last_call_ns=S // 2) for name in "ab")
     before = [node.begins() for node in (a, b)]
     assert len(before[0].nodes) == 2
-    late = job.add("c", min_nodes=1, max_nodes=3, last_call_ns=S // 2)
+    late = job.add("c", min_nodes=2, max_nodes=3, last_call_ns=S // 2)
     for node in (a, b):
         assert node.ends().cause == NodesWaiting(1)
         node.join()

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,3 +183,17 @@ def test_a_frozen_worker_is_reported_and_waited_for(launcher: Launcher) -> None:
     (launcher.folder / "done").touch()
     code, _, err = end(process)
     assert (code, err) == (0, "")
+
+
+def test_a_launcher_that_was_stopped_is_named(launcher: Launcher) -> None:
+    """As by Ctrl-Z: its agents do not hear of it, and nobody has sent the SIGTERM by which they end."""
+    launcher.script(ATTEMPT + "time.sleep(600)")
+    process = launcher.start("-H", "localhost:1", "--rdzv-conf", "keep_alive_interval=1", "script.py")
+    ((worker, _),) = Job(process).await_workers(1).values()
+    process.send_signal(signal.SIGSTOP)
+    while os.path.exists(f"/proc/{worker}"):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGCONT)
+    code, _, err = end(process)
+    assert code == 1
+    assert "the launcher has not been heard of for 3 s" in err.splitlines()[-1]

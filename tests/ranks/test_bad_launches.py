@@ -183,6 +183,38 @@ def test_a_host_that_ssh_cannot_find(here: Path) -> None:
     assert any(NO_HOST in line for line in lines)
 
 
+@pytest.mark.parametrize(("limit", "says"), [("-Sn 40", "it is away"), ("-n 40", "Too many open files")])
+def test_more_hosts_than_descriptors(here: Path, limit: str, says: str) -> None:
+    """The limit is raised if that is allowed; else a host that cannot be started is a host that failed."""
+    ssh = here / "ssh"
+    ssh.write_text("#!/bin/sh\nsleep 1; echo it is away >&2; exit 255\n")
+    ssh.chmod(0o755)
+    hosts = ",".join(f"host{number}:1" for number in range(20))
+    words = command("-H", hosts, "--network-interface", "lo", "train.py")
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", *words],
+        cwd=here,
+        env=environment(PATH=f"{here}:{os.environ['PATH']}"),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=HANGING_S,
+    )
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_agents_take_no_modules_from_where_they_start(here: Path) -> None:
+    (here / "secrets.py").write_text("raise SystemExit('foreign code')\n")
+    words = [sys.executable, "-P", "-m", "ronde", "run", "-H", "localhost:1", "train.py"]
+    done = subprocess.run(
+        words, cwd=here, env=environment(), check=False, capture_output=True, text=True, timeout=HANGING_S
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "it runs" in done.stdout
+
+
 def test_variables_are_named_as_they_are_written(here: Path) -> None:
     (line,) = refuse(here, "--nnodes 2 --master-addr localhost", PET_NODE_RANK="2")
     assert line == "ronde run: PET_NODE_RANK 2 is out of range: 2 machines are numbered from 0 to 1"

@@ -147,6 +147,18 @@ def test_dry_run_starts_nothing_and_hides_the_key(launcher: Launcher) -> None:
     assert not (launcher.folder / "started").exists()
 
 
+@pytest.mark.parametrize("hosts", [(), ("-H", "a:1,b:1")])
+def test_dry_run_hides_what_the_user_passes_on(
+    launcher: Launcher, hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "my-secret")
+    launcher.script("pass")
+    code, out, _ = launcher.run("--dry-run", "-x", "TOKEN", *hosts, "script.py")
+    assert code == 0
+    assert "TOKEN=<hidden>" in out
+    assert "my-secret" not in out
+
+
 # Output.
 
 

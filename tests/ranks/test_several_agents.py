@@ -103,6 +103,18 @@ def test_ranks_of_two_nodes_and_one_end(nodes: Nodes) -> None:
     assert end(early)[0] == 0
 
 
+def test_who_meets_without_a_secret_is_told(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once on each node, and only if nobody has set the job's key."""
+    nodes.launcher.script("pass")
+    monkeypatch.delenv("RONDE_JOB_KEY", raising=False)
+    for _, _, err in map(end, [nodes.start(nodes="2") for _ in range(2)]):
+        assert err.count("RONDE_JOB_KEY is not set") == 1
+    nodes.launcher.started.clear()
+    monkeypatch.setenv("RONDE_JOB_KEY", "ab" * 32)
+    for code, _, err in map(end, [nodes.start(nodes="2") for _ in range(2)]):
+        assert (code, err.count("RONDE_JOB_KEY")) == (0, 0), err
+
+
 def test_a_node_is_lost_and_comes_back(nodes: Nodes) -> None:
     """Ranks meet by Ronde in each round; the survivor's workers lose their peers, which is no failure."""
     nodes.launcher.script(
@@ -130,6 +142,17 @@ while True:
     assert (code, end(third)[0]) == (0, 0)
     assert err.count("starting again without") == 1, err
     assert err.count("starting again with more") == 1, err
+
+
+def test_the_node_that_serves_the_store_is_lost(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE + UNTIL_DONE)
+    first, second = (nodes.start("-n", "1") for _ in range(2))
+    hear(first, 2)
+    hear(second, 2)
+    first.kill()
+    assert hear(second, 1)[0].rank == 0
+    nodes.done()
+    assert end(second)[0] == 0
 
 
 def test_a_failure_is_told_on_all_nodes(nodes: Nodes) -> None:

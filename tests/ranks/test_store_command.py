@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ronde.errors import UsageError
+from ronde.errors import PeerLostError
+from ronde.net.addresses import everywhere
 from ronde.net.stores.tcp import StoreClient
 from ronde.settings import JobKey
 
@@ -43,6 +44,22 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with process:
         try:
             yield process, address
+        finally:
+            process.kill()
+
+
+def test_by_default_it_serves_at_all_addresses() -> None:
+    environment = {**os.environ, "RONDE_JOB_KEY": KEY.hex()}
+    with subprocess.Popen(
+        [*COMMAND, "--port", "0"], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout
+            port = process.stdout.readline().rpartition(":")[2].strip()
+            for host in ("127.0.0.1", "[::1]" if everywhere() == "::" else "localhost"):
+                client = StoreClient(f"tcp:{host}:{port}", KEY, LONG)
+                client.set("key", b"value")
+                client.close()
         finally:
             process.kill()
 
@@ -104,7 +121,7 @@ def test_where_nothing_can_be_written_nothing_is_changed(tmp_path: Path) -> None
             lambda: client.queue_pop("queue", 0),
             lambda: client.delete_key("key"),
         ):
-            with pytest.raises(UsageError, match=r"cannot write its journal, so it changes nothing: "):
+            with pytest.raises(PeerLostError, match=r"cannot write its journal, so it changes nothing: "):
                 change()
         assert client.get("key", 0) == b"old"
         assert not client.check(["count"])
@@ -117,7 +134,7 @@ def test_where_nothing_can_be_written_nothing_is_changed(tmp_path: Path) -> None
             try:
                 client.set("key", b"new")
                 break
-            except UsageError:
+            except PeerLostError:
                 deadline.wait(0.1)
         waiting.join()
         assert seen == [{"key": b"new"}]

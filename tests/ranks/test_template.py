@@ -365,6 +365,21 @@ def test_a_template_that_is_unfit_is_said_to_be(capfd: pytest.CaptureFixture[str
     assert "ronde: workers do not come from the template, but do their own imports: the imports have" in err
 
 
+def test_ctrl_c_while_it_imports_starts_nobody() -> None:
+    write("slow.py", "import time; open('importing', 'w').close(); time.sleep(100)")
+    write("script.py", "print('here')")
+    options = ("--start-method", "forkserver", "--preload", "slow")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ronde", "run", *options, "script.py"], stdout=subprocess.PIPE, text=True
+    )
+    while not os.path.exists("importing"):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+
+
 @pytest.mark.parametrize("fork", [False, True])
 def test_workers_are_bound(capfd: pytest.CaptureFixture[str], fork: bool) -> None:
     cores = sorted(os.sched_getaffinity(0))

@@ -232,6 +232,10 @@ _OTHERS = (
     _idle(("--event-log-handler",), "there are no torchrun events", "NAME", **one_of("null", "console")),
     _idle(("--gloo",), f"{OURS}; its own links or a backend carry the tensors (docs/backends.md)"),
     _idle(("--mpi",), f"{OURS}; --launcher mpi starts workers by mpirun, RONDE_BACKENDS=mpi uses MPI"),
+    _idle(
+        ("--verbose",),
+        "what matters is said anyhow; --dry-run shows the plan, --log-level debug what the engine does",
+    ),
     _idle(("--disable-cache",), "nothing about hosts is kept from one job to the next"),
     _idle(("--tcp",), "between hosts everything goes by TCP anyhow"),
     _idle(

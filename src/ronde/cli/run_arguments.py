@@ -40,6 +40,10 @@ _EXCLUSIVE = (
 )
 
 
+# ... which torchrun takes together, the first one going before: so do we, and say it (`idle_options`).
+_TOLERATED = ("--standalone", "--rdzv-endpoint")
+
+
 class RunArguments(NamedTuple):
     """What to run, with which arguments, and the options by their last names."""
 
@@ -136,6 +140,8 @@ def _settle(*levels: Mapping[str, Given]) -> dict[str, Given]:
         if not all(name in given and given[name].value is not False for name in (one, other)):
             continue
         if level_of[one] == level_of[other]:
+            if (one, other) == _TOLERATED:
+                continue
             both = f"{given[one].origin} and {given[other].origin}"
             raise UsageError(f"{both} contradict each other, because {why}: leave one of them out")
         del given[max(one, other, key=lambda name: level_of[name])]

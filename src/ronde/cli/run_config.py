@@ -57,7 +57,6 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         max_workers=most,
         cooldown_ns=asked.value("--blacklist-cooldown-range"),
         start_timeout_ns=start_timeout(asked, here),
-        verbose=asked.has("--verbose"),
         monitor_interval_ns=asked.value("--monitor-interval", SECOND // 10),
     )
 
@@ -168,6 +167,7 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
         max_restarts=asked.value("--max-restarts", 0),
         max_changes=asked.value("--reset-limit", -1),
         environment={**_exports(asked, here), **worker_settings(asked, here.environment)},
+        exported=frozenset(asked.value("--export", ())),
         preload=() if preload == ("none",) else preload,
         fork=asked.value("--start-method", "spawn") != "spawn",
         binding=BINDINGS.get(asked.value("--numa-binding", ""), binding),

@@ -389,7 +389,6 @@ _OUTPUT = (
         ("-prefix-timestamp", "--prefix-output-with-timestamp"),
         "each line begins with the time",
     ),
-    Option(OUTPUT, ("--verbose",), "say what the launcher is doing"),
 )
 
 _INFORMATION = (

@@ -1,4 +1,4 @@
-"""What `ronde run --dry-run` prints: the launch plan, for anybody's eyes. The job key is hidden."""
+"""What `ronde run --dry-run` prints: the launch plan, for anybody's eyes. Secrets are hidden."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from ronde.launch.config import Binding, LaunchConfig, Outputs, RendezvousConfig, Std
+from ronde.launch.plan import assignments
 
 __all__ = ["describe_launch"]
 
@@ -25,14 +26,10 @@ def describe_launch(config: LaunchConfig, environment: Mapping[str, str]) -> str
         return known + "".join(f"{line}\n" for line in (["", *about] if about else []))
     spec = config.worker
     lines = [_size(config), *about, "", "its command:", f"    {shlex.join(spec.argv)}"]
-    variables = {**spec.environment, "RONDE_JOB_KEY": "<hidden>"}
+    variables = {**spec.environment, "RONDE_JOB_KEY": ""}
     lines += ["", "environment of every worker, beside the variables that say who it is:"]
-    lines += [f"    {name}={_quoted(value)}" for name, value in sorted(variables.items())]
+    lines += [f"    {text}" for text in assignments(set(variables.items()), spec.exported)]
     return "\n".join(lines) + "\n"
-
-
-def _quoted(value: str) -> str:
-    return value if value == "<hidden>" else shlex.quote(value)
 
 
 def _size(config: LaunchConfig) -> str:

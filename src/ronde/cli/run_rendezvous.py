@@ -215,7 +215,7 @@ _TIMES = {
 _LEAST_TIMES = {"timeout": "0.1", "join_timeout": "0.1", "keep_alive_interval": "0.1"}
 _BEATS = "keep_alive_max_attempt"
 # What our own backends take beside these, and what torchrun's take and ours have no need for.
-_OTHERS = ("is_host", "store_type", "ca_cert", "ssl_cert", "ssl_cert_key")
+_OTHERS = ("is_host", "rehost", "store_type", "ca_cert", "ssl_cert", "ssl_cert_key")
 _NEEDLESS = (
     "close_timeout",
     "heartbeat_timeout",

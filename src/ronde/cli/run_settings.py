@@ -56,8 +56,11 @@ def _flags(asked: RunArguments) -> dict[str, str]:
 
 def idle_options(asked: RunArguments) -> list[str]:
     """Return a sentence for each option that was given, not only by the environment, and means nothing here."""
+    why = {option.name: option.idle for option in ENGINE_OPTIONS if option.idle}
+    if asked.has("--standalone"):
+        why["--rdzv-endpoint"] = "with --standalone there is one machine, and no place to meet"
     return [
-        f"{asked.origin(option.name)} means nothing here: {option.idle}"
-        for option in ENGINE_OPTIONS
-        if option.idle and option.name in asked.given and not asked.origin(option.name).startswith("PET_")
+        f"{asked.origin(name)} means nothing here: {reason}"
+        for name, reason in why.items()
+        if name in asked.given and not asked.origin(name).startswith("PET_")
     ]

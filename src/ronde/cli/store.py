@@ -87,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("--port is missing: ronde store --port 29500, or --port 0 for any free one")
     # Only now: help and mistakes are answered before the server is loaded.
     from ronde.environment import environment
-    from ronde.net.addresses import Address
+    from ronde.net.addresses import Address, everywhere
     from ronde.net.host import host_name
     from ronde.net.stores.server import StoreServer
     from ronde.settings import resolve
@@ -98,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(
             "no job key: set RONDE_JOB_KEY to the job's 64 hexadecimal digits, or name a file with --job-key-file"
         )
-    host = str(values.get("--host", "0.0.0.0"))
+    host = str(values.get("--host") or everywhere())
     assert isinstance(port, int)
     journal, seed = (
         None if values.get(name) is None else Path(str(values[name])) for name in ("--journal", "--seed")
@@ -110,7 +110,7 @@ def run(argv: Sequence[str]) -> int:
         server = StoreServer(str(Address(host=host.strip("[]"), port=port)), key, journal, seed)
         shown = server.address
         if "--host" not in values:
-            shown = shown.replace("0.0.0.0", host_name(), 1)
+            shown = str(Address(host=host_name(), port=int(shown.rpartition(":")[2])))
         print(f"the store is at {shown}", flush=True)
         signal.sigwait(endings)
         server.close()

@@ -14,7 +14,8 @@ Where the ranks meet, the first that applies:
 
 A job without RONDE_JOB_KEY uses a key derived from `MeetingPoint.job`. Anybody on the network who knows or guesses
 the job's name can derive it too: it keeps jobs from mixing and strangers from getting in by accident, and is no
-protection against an attacker. `ronde run` always gives a real key.
+protection against an attacker. The agents of `ronde run` on several machines do the same if nobody gives them a key;
+on one machine, or over SSH, it makes a random one.
 """
 
 from __future__ import annotations

@@ -316,6 +316,9 @@ class WorkerGroup:
     def _interrupted(self, now_ns: int, signum: int) -> list[Effect]:
         again = self._interrupt != 0
         self._interrupt = self._interrupt or signum
+        if not self.workers:  # and there will be none
+            self._unstarted.clear()
+            return []
         if self._phase == Phase.KILLING:
             return []
         if again and signum == SIGINT:

@@ -23,7 +23,7 @@ from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.frozen import FrozenWatch
 from ronde.launch.loop import Loop, Order
-from ronde.launch.node import describe_node, job_key, own_address
+from ronde.launch.node import describe_node, is_guessable, job_key, own_address
 from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
 from ronde.launch.round_store import RoundStore
@@ -40,6 +40,10 @@ from ronde.records import dataclass, field
 __all__ = ["RunResult", "plan_here", "run_agent"]
 
 SIGPIPE = 13
+NO_SECRET = (
+    "RONDE_JOB_KEY is not set, so whoever reaches this network can join this job and run programs in it: set it to the "
+    "same secret on all machines (docs/launcher.md says how)"
+)
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,8 @@ class _Shell:
         """See the job to its end, report, and return the result."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._loop.watch(self._rendezvous.fileno(), Order.NODES, self._read_rendezvous)
+        if is_guessable(self._config, self._environment):
+            self._say(NO_SECRET)
         try:
             self._perform(self._agent.begin())
             while self._exit is None:
@@ -281,6 +287,10 @@ class _Shell:
             self._failing,
             self._ended,
         )
+        self._starter.await_template(plan.workers[0], self._inbox.fileno())
+        self._read_signals()
+        if not self._alive:
+            return  # one came, so nobody is started
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
         nodes = self._config.rendezvous

@@ -9,8 +9,8 @@ for the reason, should no agent come of it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -28,9 +28,10 @@ from ronde.net.output import LineSplitter, Piece, Sink, Source, Stream, Tail
 
 __all__ = ["AgentProcess", "Chorus", "Phase"]
 
-ASSIGNMENT_BYTES = 1 << 20  # the most that a pipe takes at once
+MOST_UNREAD = 1 << 20  # of what we write: an agent that lets more wait does not listen
 READ_BYTES = 64 * 1024
 ECHO_NS = 10 * 10**9
+LAST_WAIT_S = 5  # for what has been killed
 SSH_FAILED, NOT_FOUND = 255, 127
 
 
@@ -114,12 +115,17 @@ class AgentProcess:
         self._stdin, self._stdout, self._stderr = self._popen.stdin, self._popen.stdout, self._popen.stderr
         for pipe in (self._stdin, self._stdout, self._stderr):
             os.set_blocking(pipe.fileno(), False)
-        with contextlib.suppress(OSError):  # above what this system allows
-            fcntl.fcntl(self._stdin, fcntl.F_SETPIPE_SZ, ASSIGNMENT_BYTES)
+        self._unwritten = b""  # an ordinary user's pipes may hold as little as 4 KiB
+        self._leaving = False  # its input ends as soon as all is written
         self._greeting = b""
         self._complaints, self._splitter = Tail(), LineSplitter()
         self._streams: set[Stream] = set()
-        self._pidfd = os.pidfd_open(self._popen.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._popen.pid)
+        except OSError:
+            self.kill()
+            with self._popen:  # closes the pipes and waits
+                raise
         self._loop.watch(self._pidfd, Order.EXITS, self._exited)
         self._loop.watch(self._stdout.fileno(), Order.OUTPUT, self._read_greeting)
         self._loop.watch(self._stderr.fileno(), Order.OUTPUT, self._read_complaints)
@@ -128,20 +134,21 @@ class AgentProcess:
         """Pass on a signal to the agent; one that has no assignment yet is just ended."""
         if self.phase is not Phase.RUNNING:
             self.kill()
-        elif not self._stdin.closed:
+        elif not self._leaving:
             self._write(b"signal %d\n" % signum)
 
     def beat(self) -> None:
         """Let the agent know that we are still there."""
-        if self.phase is Phase.RUNNING and not self._stdin.closed:
+        if self.phase is Phase.RUNNING and not self._leaving:
             self._write(b"beat\n")
 
     def leave(self) -> None:
         """Let the agent end its workers and leave in good order; one that has no assignment yet is just ended."""
-        if self.phase is Phase.RUNNING:
-            self._stdin.close()
-        else:
+        if self.phase is not Phase.RUNNING:
             self.kill()
+        elif not self._leaving:
+            self._leaving = True
+            self._write_on()
 
     def kill(self, why: str = "") -> None:
         """End our side at once; an agent elsewhere then notices that nobody is there."""
@@ -160,7 +167,8 @@ class AgentProcess:
         if self.phase is not Phase.ENDED:
             self.kill()
             self._let_go()
-            self._popen.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a hung mount holds it even now
+                self._popen.wait(timeout=LAST_WAIT_S)
 
     # Until it is there
 
@@ -206,12 +214,25 @@ class AgentProcess:
         self._complaints.add(self._splitter.feed(data) if data else self._splitter.finish())
 
     def _write(self, data: bytes) -> None:
-        try:
-            written = os.write(self._stdin.fileno(), data)
-        except (BlockingIOError, BrokenPipeError):
-            written = 0
-        if written < len(data):
+        """Write it as far as it goes, and the rest when there is room."""
+        if len(self._unwritten) > MOST_UNREAD:
             self.kill("it does not listen to us")
+        self._unwritten += data
+        self._write_on()
+
+    def _write_on(self) -> None:
+        fd = self._stdin.fileno()
+        try:
+            self._unwritten = self._unwritten[os.write(fd, self._unwritten) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._unwritten = b""
+            self.kill("it does not listen to us")
+        wanted = bool(self._unwritten)
+        self._loop.watch(fd, Order.SINKS, self._write_on, wanted=wanted, events=selectors.EVENT_WRITE)
+        if self._leaving and not wanted:
+            self._stdin.close()
 
     # Its end
 
@@ -240,6 +261,8 @@ class AgentProcess:
             self._loop.unwatch(self._stdout.fileno())
             self._loop.unwatch(self._stderr.fileno())
         self.phase = Phase.ENDED
+        if not self._stdin.closed:
+            self._loop.unwatch(self._stdin.fileno())
         self._loop.unwatch(self._pidfd)
         os.close(self._pidfd)
         for stream in list(self._streams):

@@ -24,7 +24,8 @@ def find_command(
 
     A module (`module`), a file ending in .py and any file with `run_path` run with this Python; with `no_python`, and
     whatever ends otherwise, is a program: a file of that name or, if there is none and the name has no slash, the first
-    in `search_path` (PATH). Raises UsageError if it is not there, is a directory, or may not be read or executed.
+    in `search_path` (PATH). But a text that is not executable and names no other interpreter is a script, too. Raises
+    UsageError if it is not there, is a directory, or may not be read or executed.
     """
     if module:
         return [sys.executable, "-m", name, *arguments]
@@ -36,8 +37,19 @@ def find_command(
 
         if found := shutil.which(name, path=search_path):
             return [found, *arguments]
+    if not no_python and _is_script(name):
+        return [sys.executable, name, *arguments]
     _check_file(name, "program", os.X_OK, "it is not executable (chmod +x would make it so)")
     return [os.path.join(".", name), *arguments]
+
+
+def _is_script(name: str) -> bool:
+    if not os.path.isfile(name) or os.access(name, os.X_OK) or not os.access(name, os.R_OK):
+        return False
+    with open(name, "rb") as file:
+        head = file.read(1024)
+    first = head.partition(b"\n")[0]
+    return b"\0" not in head and (b"python" in first or not first.startswith(b"#!"))
 
 
 def _check_file(name: str, kind: str, right: int, without: str) -> None:

@@ -81,7 +81,8 @@ class WorkerSpec:
     """What each worker of this node runs.
 
     `argv`: the command, whose first word is a path; macros in the arguments stay as they are until a worker is started.
-    `environment`: what goes before the launcher's own environment. `preload`: modules that a template process has
+    `environment`: what goes before the launcher's own environment; `exported`: the variables of it that the user named,
+    whose values are shown to nobody. `preload`: modules that a template process has
     imported before workers are started again; None: chosen by looking at the script; empty: no template. `fork`:
     workers come from the template the first time too, which waits for its imports.
     """
@@ -91,7 +92,8 @@ class WorkerSpec:
     role: str = "default"
     max_restarts: int = 0
     max_changes: int = -1
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    exported: frozenset[str] = frozenset()
     preload: tuple[str, ...] | None = None
     fork: bool = False
     binding: Binding = Binding.NONE
@@ -146,5 +148,4 @@ class LaunchConfig:
     max_workers: int = 0
     cooldown_ns: tuple[int, int] | None = None
     start_timeout_ns: int = 300 * SECOND
-    verbose: bool = False
     monitor_interval_ns: int = SECOND // 10

@@ -90,7 +90,7 @@ class HostScript:
             return
         self._answer += data
         if len(self._answer) > MOST_BYTES:
-            self._too_late()
+            self._end(f"printed more than {MOST_BYTES >> 20} MiB, and was ended")
         elif not data:
             self._answered()
 
@@ -116,8 +116,11 @@ class HostScript:
         self._loop.set_timer(self, time.monotonic_ns() + PAUSE_NS, self._again)
 
     def _too_late(self) -> None:
+        self._end(f"gave no answer within {PATIENCE_NS // 10**9} s, and was ended")
+
+    def _end(self, why: str) -> None:
         self._stop()
-        self._wrong(f"{self._discovery.script} gave no answer within {PATIENCE_NS // 10**9} s, and was ended")
+        self._wrong(f"{self._discovery.script} {why}")
         self._loop.set_timer(self, time.monotonic_ns() + PAUSE_NS, self._again)
 
     def _again(self) -> None:
@@ -147,6 +150,8 @@ class HostScript:
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._running.pid, signal.SIGKILL)
-            code = self._running.wait()
+            code = -signal.SIGKILL
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a hung mount holds it even now
+                self._running.wait(timeout=1)
         self._running = None
         return code

@@ -101,8 +101,11 @@ def travelling(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def agent_command() -> list[str]:
-    """Return the command that starts an agent on this machine."""
-    return [sys.executable, "-m", "ronde.launch.remote"]
+    """Return the command that starts an agent on this machine.
+
+    With -P, since modules are not to come from the directory in which it happens to start.
+    """
+    return [sys.executable, "-P", "-m", "ronde.launch.remote"]
 
 
 def ssh_command(

@@ -11,7 +11,7 @@ from ronde.launch.config import LaunchConfig
 from ronde.net.host import host_name
 from ronde.net.processes import free_port
 
-__all__ = ["describe_node", "job_key", "own_address"]
+__all__ = ["describe_node", "is_guessable", "job_key", "own_address"]
 
 LOOPBACK = "127.0.0.1"
 SOMEWHERE_ELSE = "192.0.2.1"  # belongs to nobody (RFC 5737): asking for the way there sends nothing
@@ -24,13 +24,18 @@ def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
     """
     if config.rendezvous.max_nodes == 1:
         return JobKey.generate()
-    given = environment.get("RONDE_JOB_KEY")
-    if not given:
+    if is_guessable(config, environment):
         return JobKey.derived_from(f"run {config.rendezvous.run_id}")
+    given = environment["RONDE_JOB_KEY"]
     try:
         return JobKey.from_hex(given)
     except UsageError as error:
         raise UsageError(f"RONDE_JOB_KEY: {error}") from None
+
+
+def is_guessable(config: LaunchConfig, environment: Mapping[str, str]) -> bool:
+    """Return whether others than this job's nodes can find out its key: it has several, and nobody gave them one."""
+    return config.rendezvous.max_nodes > 1 and not environment.get("RONDE_JOB_KEY")
 
 
 def own_address(config: LaunchConfig) -> str:

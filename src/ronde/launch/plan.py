@@ -33,9 +33,10 @@ class LaunchPlan:
     """All workers of the job, by rank."""
 
     workers: tuple[WorkerPlan, ...]
+    hidden: frozenset[str] = frozenset()  # variables whose values are shown to nobody, beside the job key
 
     def describe(self) -> str:
-        """Return the plan as text that can be shown to anybody: the job key is hidden."""
+        """Return the plan as text that can be shown to anybody: secrets are hidden."""
         count = len(self.workers)
         lines = [
             f"{count} worker{'s' if count > 1 else ''} on this machine",
@@ -43,18 +44,19 @@ class LaunchPlan:
             "environment of every worker:",
         ]
         shared = set.intersection(*(set(worker.environment.items()) for worker in self.workers))
-        lines += [f"    {text}" for text in assignments(shared)]
+        lines += [f"    {text}" for text in assignments(shared, self.hidden)]
         for worker in self.workers:
             lines += ["", f"rank {worker.rank}:"]
-            lines += [f"    {text}" for text in assignments(set(worker.environment.items()) - shared)]
+            own = set(worker.environment.items()) - shared
+            lines += [f"    {text}" for text in assignments(own, self.hidden)]
             lines += [f"    {shlex.join(worker.argv)}"]
         return "\n".join(lines) + "\n"
 
 
-def assignments(variables: set[tuple[str, str]]) -> Iterator[str]:
-    """Return variables as a shell would set them, sorted; the job key is hidden."""
+def assignments(variables: set[tuple[str, str]], hidden: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Return variables as a shell would set them, sorted; values of the job key and of those `hidden` are not shown."""
     for name, value in sorted(variables):
-        yield f"{name}={HIDDEN if name == JOB_KEY else shlex.quote(value)}"
+        yield f"{name}={HIDDEN if name == JOB_KEY or name in hidden else shlex.quote(value)}"
 
 
 def plan_workers(
@@ -108,7 +110,7 @@ def plan_workers(
         wishes["COLUMNS"] = str(max(1, columns - prefix))  # so that a progress bar fits
     shared |= {name: value for name, value in wishes.items() if name not in environment}
     shared |= spec.environment
-    return LaunchPlan(tuple(_plan_worker(worker, spec.argv, shared) for worker in workers))
+    return LaunchPlan(tuple(_plan_worker(worker, spec.argv, shared) for worker in workers), spec.exported)
 
 
 def _plan_worker(worker: WorkerRanks, argv: Sequence[str], shared: Mapping[str, str]) -> WorkerPlan:

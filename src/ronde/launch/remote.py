@@ -1,6 +1,6 @@
 """A program: the agent that `ronde run -H` starts on each host, by ssh or beside itself.
 
-    python -m ronde.launch.remote
+    python -P -m ronde.launch.remote
 
 It says hello, reads its assignment from standard input, finds the job's store at one of the addresses in it, and is
 then an agent like any other. What still comes on standard input are signals, as `signal 2`, and a `beat` in between.
@@ -34,6 +34,7 @@ __all__ = ["main"]
 
 READ_BYTES = 64 * 1024
 TRY_NS = 2 * 10**9  # for one of several addresses
+PAUSE_S = 0.2  # after all of them
 GOODBYE_NS = 15 * 10**9  # to end, beyond the patience with workers
 USAGE_ERROR, INTERRUPTED = 2, 130
 
@@ -59,6 +60,7 @@ class _LifeLine:
         self._fd = fd
         self._rest = b""
         self.has_ended = False
+        self.why = ""  # if that was a silence, and not its end
 
     def read_line(self) -> bytes:
         """Return the first line, or what there is of it."""
@@ -75,12 +77,17 @@ class _LifeLine:
     def _follow(self, silence_ns: int, patience_ns: int) -> None:
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        while poll.poll(silence_ns / 1e6) and (data := os.read(self._fd, READ_BYTES)):
+        while ready := poll.poll(silence_ns / 1e6):
+            data = os.read(self._fd, READ_BYTES)
+            if not data:
+                break
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 word, _, number = line.partition(b" ")
                 if word == b"signal" and number.isdigit():
                     os.kill(os.getpid(), int(number))
+        if not ready:
+            self.why = f"the launcher has not been heard of for {silence_ns / 1e9:g} s (was it stopped?)"
         self.has_ended = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(patience_ns / 1e9)
@@ -111,6 +118,9 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
         if not line.has_ended:  # there is somebody to tell
             with contextlib.suppress(RondeError):
                 store.set(ended_key(assignment.agent), json.dumps(word).encode())
+        elif line.why:  # it may only have been asleep, and then finds this
+            with contextlib.suppress(OSError):
+                os.write(2, f"ronde: {line.why}\n".encode())
         return result.exit_code
     finally:
         store.close()
@@ -138,6 +148,7 @@ def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) ->
                 "cannot reach the launcher; name the network interface that reaches this host "
                 f"(--network-interfaces): {'; '.join(reasons.values())}"
             )
+        time.sleep(PAUSE_S)  # they may all have refused us at once
 
 
 def _placed(config: LaunchConfig, store_address: str) -> LaunchConfig:

@@ -40,6 +40,7 @@ from ronde.launch.screen import Screen
 from ronde.net.addresses import address_of_interface, address_towards, addresses_here
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox
+from ronde.net.stores.doors import raise_limit_of_files
 from ronde.net.stores.tcp import StoreClient, StoreServer
 
 __all__ = ["run_hosts"]
@@ -85,6 +86,7 @@ class _Launcher:
         self._interrupts = 0
         self._stores, server = _serve(config, self._all_here(), self._own_addresses, self._key)
         stack.callback(server.close)
+        raise_limit_of_files()  # four for each agent
         self._store = StoreClient(server.address, self._key, 10 * SECOND)
         stack.callback(self._store.close)
         self._loop = Loop()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Starter"]
 
 IMPORTS_NS = 120 * 10**9  # for which workers that are to come from a template wait for it
-HEAD_START_NS = 5 * 10**9  # for which others wait at most: meanwhile nobody heeds signals
+HEAD_START_NS = 5 * 10**9  # for which others wait at most
 
 
 class _Wishes(TypedDict):
@@ -61,7 +61,6 @@ class Starter:
             self._cores = shares(config.worker.binding, config.worker.slots, usable_machine())
         self._template: Template | None = None
         self._said = False  # why it cannot be used
-        self._attempt = -1  # the last one
         self._outputs = RunOutputs(
             config.outputs,
             run_id,
@@ -76,9 +75,6 @@ class Starter:
         """Start a worker in this attempt, which counts the rounds. Raises OSError if that is not possible."""
         output = self._outputs.worker(attempt, worker.rank, worker.local_rank)
         environment = {**self._environment, **worker.environment, **output.environment}
-        if attempt != self._attempt:
-            self._attempt = attempt
-            self._await_template(worker)
         with output.files() as (stdout, stderr):
             wishes = _Wishes(
                 stdout=stdout, stderr=stderr, keep=self._keep, cores=self._cores[worker.local_rank]
@@ -88,6 +84,20 @@ class Starter:
         process.guard = self._guard
         self._guard.add(process.pid)
         return process, output
+
+    def await_template(self, worker: WorkerPlan, signals: int) -> None:
+        """Before the first worker of a round: wait for the template, where that is sooner than to import anew.
+
+        The wait is over when the descriptor `signals` becomes readable.
+        """
+        waits_ns = 0
+        if self._spec.fork and self._template is None:
+            self.prepare(worker)
+            waits_ns = IMPORTS_NS
+        elif self._template is not None:  # fresh workers would have to do first what it has done since
+            waits_ns = min(time.monotonic_ns() - self._template.begun_ns, HEAD_START_NS)
+        if self._template is not None:
+            self._template.is_ready(time.monotonic_ns() + waits_ns, signals)
 
     def prepare(self, worker: WorkerPlan) -> None:
         """Begin to make a template of such workers, if that is wanted and possible."""
@@ -102,17 +112,6 @@ class Starter:
             self._template = Template(worker.argv, environment, self._spec.preload)
         except OSError as error:
             self._complain(f"there is no template for restarts: {error.strerror or error}")
-
-    def _await_template(self, worker: WorkerPlan) -> None:
-        """Before the first worker of an attempt: wait for the template, where that is sooner than to import anew."""
-        waits_ns = 0
-        if self._spec.fork and self._template is None:
-            self.prepare(worker)
-            waits_ns = IMPORTS_NS
-        elif self._template is not None:  # fresh workers would have to do first what it has done since
-            waits_ns = min(time.monotonic_ns() - self._template.begun_ns, HEAD_START_NS)
-        if self._template is not None:
-            self._template.is_ready(time.monotonic_ns() + waits_ns)
 
     def _from_template(
         self, argv: Sequence[str], environment: Mapping[str, str], wishes: _Wishes

@@ -22,6 +22,7 @@ __all__ = ["Template", "command_of"]
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "zygote.py")
 START_NS = 15 * 10**9  # within which a fork must have happened, on however busy a machine
+LAST_WAIT_NS = 5 * 10**9  # for what has been killed
 # Read when the interpreter or a library starts, so that a fork cannot have others.
 _READ_EARLY = re.compile(
     r"PYTHON|LD_|(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB|MALLOC)_|GLIBC_TUNABLES$"
@@ -42,8 +43,7 @@ def command_of(argv: Sequence[str]) -> int | None:
         if argv[at].startswith(("-c", "-i", "--")) or argv[at] == "-":
             return None
         at += 2 if argv[at] in _WITH_VALUE else 1
-    fits = argv[at : at + 1] == ["-m"] or argv[at : at + 1] == ("-m",)
-    if fits:
+    if at < len(argv) and argv[at] == "-m":
         return at if at + 1 < len(argv) else None
     return at if at < len(argv) and argv[at].endswith(".py") else None
 
@@ -83,10 +83,13 @@ class Template:
             theirs.close()
             os.close(nothing)
 
-    def is_ready(self, deadline_ns: int = 0) -> bool:
-        """Return whether it can fork now; until the deadline (of `time.monotonic_ns()`) it is waited for."""
+    def is_ready(self, deadline_ns: int = 0, signals: int | None = None) -> bool:
+        """Return whether it can fork now.
+
+        It is waited for until the deadline (of `time.monotonic_ns()`), or until the descriptor `signals` is readable.
+        """
         while not (self._ready or self.problem):
-            message = self._receive(deadline_ns)
+            message = self._receive(deadline_ns, signals)
             if message is None:
                 return False
             self._ready = message.startswith("R")
@@ -141,11 +144,17 @@ class Template:
             environment.get(name) == self._environment.get(name) for name in names if _READ_EARLY.match(name)
         )
 
-    def _receive(self, deadline_ns: int) -> str | None:
-        """Return the next message, empty at the end of the connection; None if there is none until the deadline."""
+    def _receive(self, deadline_ns: int, signals: int | None = None) -> str | None:
+        """Return the next message, empty at the end of the connection; None if there is none until the deadline.
+
+        Nor is there one if the descriptor `signals` becomes readable before.
+        """
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        if not poll.poll(max(0, deadline_ns - time.monotonic_ns()) / 1e6):
+        if signals is not None:
+            poll.register(signals, select.POLLIN)
+        ready = poll.poll(max(0, deadline_ns - time.monotonic_ns()) / 1e6)
+        if self._control.fileno() not in (fd for fd, _ in ready):
             return None
         try:
             return self._control.recv(4096).decode()
@@ -160,7 +169,10 @@ class Template:
         """End it, and whoever is left of its workers."""
         self._control.close()
         self._process.signal_group(9)
-        self._process.reap()
+        poll = select.poll()
+        poll.register(self._process.pidfd, select.POLLIN)
+        if poll.poll(LAST_WAIT_NS / 1e6):  # else a hung mount holds it even now
+            self._process.reap()
 
 
 class _Forked(GroupLeader):

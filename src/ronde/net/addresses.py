@@ -15,16 +15,17 @@ from ronde.errors import UsageError
 from ronde.records import dataclass
 
 __all__ = [
-    "Address",
-    "Endpoint",
     "address_of_interface",
     "address_towards",
     "addresses_here",
+    "everywhere",
     "is_loopback",
     "listen",
     "parse",
     "parse_tcp",
     "resolve",
+    "Address",
+    "Endpoint",
 ]
 
 SIOCGIFADDR = 0x8915
@@ -112,6 +113,8 @@ def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Addres
     try:
         if not address.is_unix:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if endpoint.family == socket.AF_INET6:  # with :: for IPv4 too
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(endpoint.sockaddr)
         listener.listen(backlog)
         listener.setblocking(False)
@@ -148,6 +151,16 @@ def _reachable(endpoint: Endpoint) -> Endpoint:
                 return endpoint
     wildcard = "::" if endpoint.family == socket.AF_INET6 else "0.0.0.0"
     return Endpoint(endpoint.family, (wildcard, int(endpoint.sockaddr[1])))
+
+
+def everywhere() -> str:
+    """Return the numeric address that stands for all addresses of this machine."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:  # no IPv6 here
+        return "0.0.0.0"
+    return "::"
 
 
 def is_loopback(host: str) -> bool:

@@ -9,7 +9,8 @@ Rules
    return, so that the log stays as compact as the worker wrote it. On a terminal the last bar stays the bottom line;
    lines of others appear above it.
 4. Memory is bounded: who may not write more than `BACKLOG_BYTES` ahead of the reader is the worker, by its full pipe.
-5. Writing never blocks the supervisor: not with a paused terminal, not with a reader that does not read.
+5. Writing to the screen never blocks the supervisor: not with a paused terminal, not with a reader that does not read.
+   Writing a copy into a file does, where that hangs (a network file system).
 
     worker's pipe -> Stream -> LineSplitter -> pieces -> LogView | TerminalView -> bytes -> Sink -> our own stream
                         \                           \-> Tail (the last words, for the report)

@@ -154,8 +154,16 @@ def test_options_of_different_places_do_not_contradict_each_other() -> None:
     asked = parse("--standalone t.py", PET_RDZV_ENDPOINT="a:1")
     assert asked.has("--standalone")
     assert not asked.has("--rdzv-endpoint")
-    with pytest.raises(UsageError, match="PET_STANDALONE and PET_RDZV_ENDPOINT contradict each other"):
-        parse("t.py", PET_RDZV_ENDPOINT="a:1", PET_STANDALONE="1")
+    with pytest.raises(UsageError, match="PET_LOG_DIR and PET_OUTPUT_FILENAME contradict each other"):
+        parse("t.py", PET_LOG_DIR="a", PET_OUTPUT_FILENAME="b")
+
+
+def test_torchrun_takes_standalone_with_an_endpoint_that_means_nothing() -> None:
+    asked = parse("--standalone --rdzv-endpoint localhost:0 t.py")
+    assert idle_options(asked) == [
+        "--rdzv-endpoint means nothing here: with --standalone there is one machine, and no place to meet"
+    ]
+    assert idle_options(parse("--rdzv-endpoint localhost:0 t.py")) == []
 
 
 @pytest.mark.parametrize(
@@ -247,6 +255,10 @@ def test_commands(here: Path) -> None:
     assert find("train.py") == [sys.executable, "train.py", "x"]
     assert find("package.train", module=True) == [sys.executable, "-m", "package.train", "x"]
     assert find("tool") == ["./tool", "x"]
+    (here / "train").write_text("print('like torchrun')\n")
+    assert find("train") == [sys.executable, "train", "x"]
+    (here / "train").write_text("#!/usr/bin/env python3\n")
+    assert find("train") == [sys.executable, "train", "x"]
     assert find("./tool") == ["././tool", "x"]
     assert find(str(here / "tool")) == [str(here / "tool"), "x"]
     assert find("sh") in (["/bin/sh", "x"], ["/usr/bin/sh", "x"])
@@ -257,7 +269,7 @@ def test_commands(here: Path) -> None:
 
 def test_commands_that_cannot_be_run(here: Path) -> None:
     (here / "folder.py").mkdir()
-    (here / "plain").touch(mode=0o644)
+    (here / "plain").write_text("#!/bin/sh\n")
     for name, message in {
         "nope.py": f"script 'nope.py' not found in {here}",
         "/nowhere/nope.py": "script '/nowhere/nope.py' not found",

@@ -33,6 +33,9 @@ def test_without_options_there_is_one_worker_here() -> None:
     plain = config("")
     assert (plain.worker.argv, plain.worker.slots) == (("/bin/python", "train.py"), 1)
     assert plain.rendezvous == RendezvousConfig()
+    assert plain == config(
+        "--standalone --rdzv-endpoint localhost:0 --rdzv-backend c10d"
+    )  # as torchrun takes it
     assert plain == config("--standalone") == config("--nnodes 1") == config("--rdzv-backend c10d")
     assert plain.rendezvous.backend == "alone"
 
@@ -111,6 +114,7 @@ def test_times() -> None:
     assert (found.join_timeout_ns, found.last_call_ns) == (7 * SECOND, SECOND // 2)
     assert (found.heartbeat_ns, found.missing_beats) == (SECOND, 4)
     assert meeting("--rdzv-endpoint a --nnodes 2").run_id == "none"
+    assert meeting("--rdzv-endpoint a --nnodes 2 --rdzv-conf rehost=false").options == {"rehost": "false"}
     assert config("", HOROVOD_ELASTIC_TIMEOUT="8").rendezvous.join_timeout_ns == 8 * SECOND
     assert config("", RONDE_START_TIMEOUT="9").start_timeout_ns == 9 * SECOND
     assert config("--start-timeout 3", RONDE_START_TIMEOUT="9").start_timeout_ns == 3 * SECOND
@@ -164,7 +168,6 @@ def test_workers_and_output() -> None:
             "--nnodes 1:2 --master-addr a",
             "a static rendezvous has a fixed number of machines, not --nnodes 1:2",
         ),
-        ("--standalone --rdzv-endpoint a:1", "--standalone and --rdzv-endpoint contradict each other"),
         ("--standalone --nnodes 2", "--standalone and --nnodes 2 contradict each other"),
         ("--standalone -H a:2", "--standalone and -H contradict each other"),
         ("-H a:2 --hostfile h", "-H and --hostfile contradict each other"),
@@ -220,6 +223,14 @@ def test_workers_and_output() -> None:
         (
             "--rdzv-conf last_call_timeot=3 --nnodes 2 --rdzv-endpoint a",
             "--rdzv-conf last_call_timeot=3: last_call_timeot is not known; did you mean last_call_timeout?",
+        ),
+        (
+            "--rdzv-conf exit_barrier=5 --nnodes 2 --rdzv-endpoint a",
+            "--rdzv-conf exit_barrier=5: exit_barrier is not known; did you mean exit_barrier_timeout?",
+        ),
+        (
+            "--rdzv-conf keep_alive_interval=0",
+            "--rdzv-conf keep_alive_interval=0 makes no sense: it should be a number of seconds above 0",
         ),
         ("--rdzv-conf keep_alive_max_attempt=0", "--rdzv-conf keep_alive_max_attempt=0 makes no sense"),
         (

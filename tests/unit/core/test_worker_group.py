@@ -181,6 +181,11 @@ def test_interrupt(signum: int, forwarded: int, exit_code: int, reason: str) -> 
     assert story.reason == reason
 
 
+def test_who_is_not_started_when_an_interrupt_comes_never_is() -> None:
+    group = WorkerGroup(range(2))
+    assert group.step(0, Interrupt(SIGTERM)) == [Finish(143, "ended by SIGTERM")]
+
+
 def test_second_ctrl_c_kills_at_once() -> None:
     story = Story(2)
     story.at(1, Interrupt(SIGINT))

@@ -87,3 +87,10 @@ def test_a_script_that_cannot_be_run_is_refused(asked: Asked) -> None:
 def test_a_script_that_runs_is_ended_with_the_job(asked: Asked) -> None:
     asked.says("sleep 600")
     asked.script.ask()
+
+
+def test_a_script_that_prints_without_end_is_ended(asked: Asked) -> None:
+    asked.says("yes")
+    asked.script.ask()
+    asked.serve(lambda: asked.complaints)
+    assert asked.complaints == [f"{asked.path} printed more than 1 MiB, and was ended"]

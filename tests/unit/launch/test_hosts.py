@@ -33,7 +33,8 @@ def test_the_command_asks_nothing_and_holds_no_secret() -> None:
     assert "-i/keys/id" in words
     assert words[-3:-1] == ["--", "me@b"]
     started = shlex.split(words[-1])
-    assert started == ["exec", "env", "PYTHONPATH=/a b:/c", sys.executable, "-m", "ronde.launch.remote"]
+    python = [sys.executable, "-P", "-m", "ronde.launch.remote"]
+    assert started == ["exec", "env", "PYTHONPATH=/a b:/c", *python]
     assert SECRET not in " ".join(words)
 
 

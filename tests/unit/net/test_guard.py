@@ -52,6 +52,25 @@ def test_when_we_are_killed_guarded_groups_die_whole(tmp_path: Path) -> None:
     gone.communicate(timeout=HANGING_S)
 
 
+FLOODS = """
+import os, sys
+from ronde.net.guard import Guard
+guard = Guard()
+guard.add(int(sys.argv[1]))
+for group in range(5_000_000, 5_020_000):  # there are no such numbers
+    guard.add(group)
+    guard.discard(group)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_shell_that_does_not_keep_up_forgets_nobody() -> None:
+    guarded = group()
+    subprocess.run([sys.executable, "-c", FLOODS, str(guarded.pid)], check=False)
+    guarded.communicate(timeout=HANGING_S)
+    assert guarded.returncode == -signal.SIGKILL
+
+
 def test_a_guard_that_is_closed_harms_nobody(tmp_path: Path) -> None:
     process = group()
     guard = Guard(str(tmp_path))

@@ -14,6 +14,8 @@ class Rendezvous(Protocol):
 
     All methods return at once and may be called from one thread only; what comes of them is an event. `join` first;
     after `RoundBegan`, `fail` or `succeed` once at most; after `RoundEnded` or `Ejected`, `join` again; `close` last.
+    While workers run, `RoundEnded`, `Ejected`, `JobClosed` and `RendezvousBroken` may come at any time: end them then.
+    The last two, and `AllSucceeded`, are the last event.
     """
 
     def fileno(self) -> int:

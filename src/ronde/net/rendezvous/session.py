@@ -120,8 +120,8 @@ class Session:
 
     def _operate(self) -> None:
         try:
-            while (effect := self._operations.get()) and not self.is_over:
-                if event := _do(self.store, effect):
+            while (effect := self._operations.get()) is not None and not self.is_over:
+                if (event := _do(self.store, effect)) is not None:
                     self.tell(event)
             if not self.is_over:
                 self._wake_the_others()

@@ -68,12 +68,16 @@ class Doors:
             except BlockingIOError:
                 return None
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE) and not _raise_limit_of_files():
+                if error.errno in (errno.EMFILE, errno.ENFILE) and not raise_limit_of_files():
                     raise
                 continue  # or that one connection broke before we took it
-            sock.setblocking(False)
-            if sock.family != socket.AF_UNIX:
-                notice_loss(sock)
+            try:
+                sock.setblocking(False)
+                if sock.family != socket.AF_UNIX:
+                    notice_loss(sock)
+            except OSError:  # it has broken meanwhile
+                sock.close()
+                continue
             return sock
 
     def close(self) -> None:
@@ -117,7 +121,7 @@ def notice_loss(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
 
 
-def _raise_limit_of_files() -> bool:
+def raise_limit_of_files() -> bool:
     """Allow this process the files for all clients, or what it may have; return whether that is more than before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(MAX_CLIENTS + OTHER_FILES, hard)
