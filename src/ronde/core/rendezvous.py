@@ -90,8 +90,7 @@ class Participant:
         self._has_restored = False  # whether the state was restored by us: who is not there may be on its way
         self._may_wait = False  # for others who know more
         self._is_settling = False  # whether the store is the one that we know is not clear
-        self._count = 0
-        self._succeeded = -1
+        self._count, self._succeeded = 0, -1  # of our heart's beats
         self._beat_ns = 0  # when our heart beats next
         self._leader_seen_ns = 0  # when the leader last showed that it lives
         self._leader_lost = False
@@ -275,6 +274,8 @@ class Participant:
             self._watched |= {key: value for key, value in changed.items() if key in self._watched}
         if STATE in asked and self._is_settling:
             self._settle(now_ns, changed.get(STATE) or b"")
+        elif self._raw and changed.get(STATE, self._raw) is None:  # the store has lost its memory
+            self._effects = self.moved(now_ns)
         elif STATE in asked and STATE not in changed and not self._raw:
             self._found()
         elif value := changed.get(STATE):
@@ -421,6 +422,9 @@ class Participant:
         if was_settling and value != written:
             self._has_restored = False
             self._settle(now_ns, value)
+            return
+        if not value:  # the store has lost its memory
+            self._effects = self.moved(now_ns)
             return
         self._see_state(now_ns, value)
         state = self._state

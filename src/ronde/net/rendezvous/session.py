@@ -38,7 +38,7 @@ __all__ = ["MOVED", "Session"]
 
 MOVED = "moved"  # a key that says where the nodes meet instead: who holds it is there
 NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
-LONGEST_WAIT_NS = 60 * 10**9
+LONGEST_WAIT_NS = 5 * 10**9  # a store that loses its memory may lose what was to wake us
 
 _log = logging.getLogger(__name__)
 
