@@ -14,7 +14,7 @@ import select
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -33,7 +33,6 @@ from ronde.core.round import (
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.registry import create
-from ronde.net.stores.server import StoreServer
 from ronde.settings import JobKey
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +97,7 @@ class ProcessNode:
     """A node in another process."""
 
     def __init__(self, config: RendezvousConfig, key: JobKey, name: str) -> None:
-        self.name = name
+        self.name, self.config, self.key = name, config, key
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.conformance.rendezvous_nodes", json.dumps(asdict(config)), name],
             cwd=ROOT,
@@ -139,8 +138,7 @@ class ProcessNode:
 def main(arguments: str, name: str) -> None:
     key = JobKey.from_hex(sys.stdin.readline().strip())
     rendezvous = create(RendezvousConfig(**json.loads(arguments)), key)
-    ours = replace(node(name), store=StoreServer("tcp:127.0.0.1:0", key).address)
-    rendezvous.join(ours, Budget(1))
+    rendezvous.join(node(name), Budget(1))
     while True:
         ready, _, _ = select.select([rendezvous, sys.stdin], [], [])
         if sys.stdin in ready:
@@ -152,7 +150,7 @@ def main(arguments: str, name: str) -> None:
                     print("began", round.number, len(round.nodes), round.group_rank, flush=True)
                 case RoundEnded() | Ejected():
                     print("ended" if isinstance(event, RoundEnded) else "ejected", event, flush=True)
-                    rendezvous.join(ours, Budget(1))
+                    rendezvous.join(node(name), Budget(1))
                 case Notice():
                     pass
                 case _:

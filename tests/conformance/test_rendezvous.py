@@ -65,7 +65,7 @@ class Job:
 
     def start(self, *names: str, **changes: object) -> list[TestNode]:
         """Nodes that are in the first round together, in this order."""
-        exact = {"min_nodes": len(names), "max_nodes": len(names), **changes}
+        exact = {"min_nodes": len(names), "max_nodes": len(names), "last_call_ns": 3600 * S, **changes}
         return [self.add(name, **exact) for name in names]  # type: ignore[arg-type]
 
 
@@ -118,8 +118,32 @@ def test_nodes_meet_and_succeed_together(job: Job) -> None:
     nodes[2].rendezvous.succeed()
     for node in nodes:
         assert node.expect(AllSucceeded).number == 0
-    late = job.add("d", min_nodes=3, max_nodes=3)
-    assert late.expect(JobClosed).completed
+    late = job.add("d", min_nodes=3, max_nodes=3, heartbeat_ns=S // 2)
+    reason = late.expect(RendezvousBroken).reason
+    assert "has completed, and nodes of it on host-a, host-b, host-c are still there" in reason
+
+
+def test_a_second_job_at_the_same_place(job: Job) -> None:
+    server = None
+    if job.config.backend == "tcp":
+        server = StoreServer("tcp:127.0.0.1:0", job.key)
+        endpoint = server.address.removeprefix("tcp:")
+        job.config = replace(job.config, endpoint=endpoint, options={"is_host": "false"})
+    for names, boom in (("ab", False), ("cd", True), ("ef", False)):
+        job.count = 0  # ranks of `static`
+        nodes = job.start(*names, budget=Budget(0))
+        assert [node.begins().number for node in nodes] == [0, 0]
+        if boom:
+            nodes[0].rendezvous.fail(BOOM)
+        for node in nodes:
+            if not boom:
+                node.rendezvous.succeed()
+        for node in nodes:
+            node.expect(JobClosed if boom else AllSucceeded)
+        for node in reversed(nodes):
+            node.close()
+    if server:
+        server.close()
 
 
 def test_a_failure_ends_the_round_for_all_and_the_second_one_the_job(job: Job) -> None:
@@ -137,8 +161,8 @@ def test_a_failure_ends_the_round_for_all_and_the_second_one_the_job(job: Job) -
     for node in nodes:
         closed = node.expect(JobClosed)
         assert closed.failure == replace(BOOM, message="again")
-    late = job.add("c", min_nodes=2, max_nodes=2)
-    assert late.expect(JobClosed) == closed
+    late = job.add("c", min_nodes=2, max_nodes=2, heartbeat_ns=S // 2)
+    assert "again), and nodes of it on host-a, host-b are still there" in late.expect(RendezvousBroken).reason
 
 
 def test_a_lost_node_is_noticed_at_once_and_the_others_go_on(job: Job) -> None:
@@ -160,10 +184,10 @@ def test_a_lost_node_is_noticed_at_once_and_the_others_go_on(job: Job) -> None:
 
 
 def test_a_late_node_waits_and_comes_in(job: Job) -> None:
-    a, b = (dynamic(job).add(name, min_nodes=1, max_nodes=3, last_call_ns=S // 2) for name in "ab")
+    a, b = (dynamic(job).add(name, min_nodes=2, max_nodes=3, last_call_ns=S // 2) for name in "ab")
     before = [node.begins() for node in (a, b)]
     assert len(before[0].nodes) == 2
-    late = job.add("c", min_nodes=1, max_nodes=3, last_call_ns=S // 2)
+    late = job.add("c", min_nodes=2, max_nodes=3, last_call_ns=S // 2)
     for node in (a, b):
         assert node.ends().cause == NodesWaiting(1)
         node.join()
@@ -308,6 +332,17 @@ def test_the_store_dies_with_its_node_and_the_others_go_on_at_another(served: li
             assert node.says("began").startswith(f"{number} {len(left)}")
     served[2].succeed()
     served[2].says("AllSucceeded")
+
+
+def test_who_served_the_store_finds_the_others_when_it_comes_back(served: list[ProcessNode]) -> None:
+    a, b, c = served
+    a.signal(signal.SIGKILL)
+    for node in (b, c):
+        assert node.says("began").startswith("1 2")
+    back = ProcessNode(a.config, a.key, "a2")
+    served.append(back)
+    for node in (b, c, back):
+        assert node.says("began").startswith("2 3")
 
 
 @pytest.mark.slow

@@ -291,6 +291,11 @@ def test_delete_prefix_removes_keys_and_queues(store: Store) -> None:
     assert store.queue_len("round 2") == 1
     assert store.delete_prefix("round 1/") == 0
     assert store.delete_prefix("roun") == 4
+    store.multi_set({"z\0": b"", "z\0\0": b""})
+    store.queue_push("z\0", b"")
+    store.queue_push("z\1", b"")
+    assert store.delete_prefix("z\0") == 3
+    assert store.queue_pop("z\1", 0) == b""
     assert store.num_keys() == 1
 
 

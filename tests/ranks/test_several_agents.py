@@ -144,6 +144,17 @@ while True:
     assert err.count("starting again with more") == 1, err
 
 
+def test_the_node_that_serves_the_store_is_lost(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE + UNTIL_DONE)
+    first, second = (nodes.start("-n", "1") for _ in range(2))
+    hear(first, 2)
+    hear(second, 2)
+    first.kill()
+    assert hear(second, 1)[0].rank == 0
+    nodes.done()
+    assert end(second)[0] == 0
+
+
 def test_a_failure_is_told_on_all_nodes(nodes: Nodes) -> None:
     nodes.launcher.script(
         HERE
@@ -202,6 +213,30 @@ def test_a_frozen_agent_is_left_out_and_comes_back(nodes: Nodes) -> None:
     hear(second, 2)
     nodes.done()
     assert (end(first)[0], end(second)[0]) == (0, 0)
+
+
+def test_whose_store_the_others_need_waits_for_them_beyond_the_exit_barrier(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE + "if rank == 0: sys.exit()\n" + UNTIL_DONE)
+    conf = "exit_barrier_timeout=0.2"
+    first, second = (nodes.start("-n", "1", nodes="2", conf=conf) for _ in range(2))
+    early, slow = (first, second) if hear(first, 2)[0].rank == 0 else (second, first)
+    hear(slow, 2)
+    with pytest.raises(subprocess.TimeoutExpired):
+        early.wait(1.5)
+    nodes.done()
+    assert end(slow)[0] == 0
+    code, _, err = end(early)
+    assert code == 0
+    assert "waited 0.2 s for those of other nodes, and go on waiting" in err
+
+
+def test_two_jobs_one_after_the_other_in_one_file(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE)
+    place = ("--rdzv-backend", "file", "--rdzv-endpoint", "meeting")
+    for _ in range(2):
+        both = [nodes.launcher.start("--nnodes", "2", *place, "script.py") for _ in range(2)]
+        assert sorted(hear(agent, 2)[0].rank for agent in both) == [0, 1]
+        assert [end(agent)[0] for agent in both] == [0, 0]
 
 
 def test_without_enough_nodes_it_says_so(nodes: Nodes) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.errors import UsageError
+from ronde.errors import PeerLostError
 from ronde.net.addresses import everywhere
 from ronde.net.stores.tcp import StoreClient
 from ronde.settings import JobKey
@@ -121,7 +121,7 @@ def test_where_nothing_can_be_written_nothing_is_changed(tmp_path: Path) -> None
             lambda: client.queue_pop("queue", 0),
             lambda: client.delete_key("key"),
         ):
-            with pytest.raises(UsageError, match=r"cannot write its journal, so it changes nothing: "):
+            with pytest.raises(PeerLostError, match=r"cannot write its journal, so it changes nothing: "):
                 change()
         assert client.get("key", 0) == b"old"
         assert not client.check(["count"])
@@ -134,7 +134,7 @@ def test_where_nothing_can_be_written_nothing_is_changed(tmp_path: Path) -> None
             try:
                 client.set("key", b"new")
                 break
-            except UsageError:
+            except PeerLostError:
                 deadline.wait(0.1)
         waiting.join()
         assert seen == [{"key": b"new"}]

@@ -144,7 +144,7 @@ class AgentNode(SimNode):
     def interrupt(self, signum: int) -> None:
         if self.workers:
             self.end_workers(128 + signum, None, S)
-        self.interrupted = True
+        self.interrupted = self.is_leaving = True
         self.tell_agent(Interrupt(signum, "interrupted"))
 
     def exited(self, exit: Exit) -> None:

@@ -194,7 +194,7 @@ class Simulation:
     def leave(self) -> None:
         if node := self.victim():
             self.tell_fate(node, "leaves")
-            node.is_harmed = True
+            node.is_harmed = node.is_leaving = True
             node.perform(node.participant.leave("enough"))
             node.later(self.rng.randrange(2 * S), node.close)
 

@@ -70,6 +70,7 @@ class SimNode:
         self.watches = 0  # how many have been asked for: only the answer to the last one counts
         self.queue: str | None = None
         self.taker: Taker | None = None
+        self.is_leaving = False
         self.is_protected = False  # nothing happens to it
         self.to_hold: tuple[str, bytes] | None = None  # before anything else is asked
         self.store = 0  # counts the stores that were lost
@@ -275,7 +276,12 @@ class SimNode:
 
     def knows_all(self) -> bool:
         state = self.participant.state
-        return state is not None and state.roster is not None and state.roster == self.participant._roster_key
+        return (
+            not self.is_leaving
+            and state is not None
+            and state.roster is not None
+            and state.roster == self.participant._roster_key
+        )
 
     def version(self) -> int:
         return self.participant.state.version if self.participant.state else -1

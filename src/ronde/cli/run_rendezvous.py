@@ -212,6 +212,7 @@ _TIMES = {
     "keep_alive_interval": "heartbeat_ns",
     "exit_barrier_timeout": "exit_barrier_ns",
 }
+_LEAST_TIMES = {"timeout": "0.1", "join_timeout": "0.1", "keep_alive_interval": "0.1"}
 _BEATS = "keep_alive_max_attempt"
 # What our own backends take beside these, and what torchrun's take and ours have no need for.
 _OTHERS = ("is_host", "rehost", "store_type", "ca_cert", "ssl_cert", "ssl_cert_key")
@@ -240,14 +241,14 @@ def _conf_times(asked: RunArguments, backend: str, conf: Mapping[str, str]) -> d
         try:
             if key in _TIMES:
                 found[_TIMES[key]] = seconds(text)
-                if key == "keep_alive_interval" and not found[_TIMES[key]]:
+                least = _LEAST_TIMES.get(key, "0")
+                if found[_TIMES[key]] < seconds(least):
                     raise ValueError(text)
             elif key == _BEATS:
                 found["missing_beats"] = count(text)
         except ValueError:
-            right = "a number of seconds" if key in _TIMES else "a whole number from 1"
-            if key == "keep_alive_interval":
-                right += " above 0"
+            least = f", {_LEAST_TIMES[key]} or more" if key in _LEAST_TIMES else ""
+            right = f"a number of seconds{least}" if key in _TIMES else "a whole number from 1"
             raise UsageError(
                 f"{asked.origin('--rdzv-conf')} {key}={text} makes no sense: it should be {right}"
             ) from None

@@ -13,7 +13,8 @@ Rules
 3. Workers that fail because they lost a peer are no cause as long as one of this node may have a better one, so their
    failure is told when all are gone. Whether the cause is on another node, the rendezvous finds out.
 4. When all workers have succeeded, the agent waits for the other nodes (the exit barrier), because they may still need
-   its store, or fail and make it start again. Not for ever: after the patience it leaves, and has succeeded.
+   its store, or fail and make it start again. After the patience it leaves, and has succeeded; but not while others
+   need what it serves: the store of the round (group rank 0), or that of the rendezvous.
 5. A round that has ended, or that went on without us, ends the workers at once; then we join again.
 6. Ctrl-C ends the job on all nodes. Other signals take this node away; the others go on if they may.
 7. Every ending has one reason, and nothing is decided after it.
@@ -113,7 +114,11 @@ class Interrupt(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
+    """The time of the last `SetTimer` has come, or the shell woke up for nothing. `serves`: whether the nodes meet at a
+    store that ends with this one.
+    """
+
+    serves: bool = False
 
 
 Event = RendezvousEvent | Failing | Gone | Interrupt | Timer
@@ -217,8 +222,8 @@ class Agent:
                 return self._gone(now_ns, event)
             case Interrupt(signum, reason):
                 return self._interrupt(signum, reason)
-            case Timer():
-                return self._timer(now_ns)
+            case Timer(serves):
+                return self._timer(now_ns, serves)
             case _:
                 return self._hear(event)
 
@@ -272,7 +277,8 @@ class Agent:
             return []
         code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
         failing = self._said and self.state in (State.UNHEALTHY, State.FAILED)
-        return self._leave_for_good(Exit(code, event.reason, event.failure), stop=not failing)
+        said = [Say(f"{event.reason}; this node was not needed")] if event.completed else []
+        return said + self._leave_for_good(Exit(code, event.reason, event.failure), stop=not failing)
 
     def _broken(self, reason: str) -> list[Effect]:
         if self._interrupted or self._exit:
@@ -336,14 +342,16 @@ class Agent:
             effects.append(Exit(128 + signum, reason))
         return effects
 
-    def _timer(self, now_ns: int) -> list[Effect]:
-        if self._deadline_ns is None:
+    def _timer(self, now_ns: int, serves: bool) -> list[Effect]:
+        if self._deadline_ns is None or self._round is None:
             return []
         if now_ns < self._deadline_ns:
             return [SetTimer(self._deadline_ns)]
         self._deadline_ns = None
         waited = f"{self._exit_barrier_ns / 1e9:g} s"
         text = f"the workers of this node have succeeded; waited {waited} for those of other nodes"
+        if serves or self._round.group_rank == 0:
+            return [Say(f"{text}, and go on waiting: they need the store that is here")]
         return [Say(text), Leave(text), *self._leave_for_good(Exit(0, text))]
 
     def _describe(self, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round) -> str:

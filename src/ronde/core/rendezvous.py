@@ -84,7 +84,8 @@ class Participant:
         self._is_new = False  # in office
         self._watched: dict[str, bytes | None] = {}
         self._roster_key: RosterKey | None = None  # that of `_roster`
-        self._roster: tuple[Node, ...] = ()
+        self.roster: tuple[Node, ...] = ()  # of the last round that this node has read of, by group rank
+        self._draft: tuple[RosterKey, tuple[Node, ...]] | None = None  # a roster that is being written
         self._gone: set[str] = set()  # nodes that died with the last store
         self._has_restored = False  # whether the state was restored by us: who is not there may be on its way
         self._may_wait = False  # for others who know more
@@ -139,11 +140,14 @@ class Participant:
         self._member.give_up(reason)
         return self._take()
 
-    def moved(self, now_ns: int, gone: Collection[str] = ()) -> list[Effect]:
+    def moved(self, now_ns: int, gone: Collection[str] = (), forget: str = "") -> list[Effect]:
         """All operations under way are lost; the store may have lost its memory, or be another one.
 
-        `gone`: nodes that are known to have died with it. All others may still be on their way.
+        `gone`: nodes that died with it; others may be on their way. `forget`: why what we know is not of this job.
         """
+        if forget:
+            self._member.forget(forget)
+            self._state, self._raw, self._roster_key, self.roster = None, b"", None, ()
         self._step_down()
         self._gone = set(gone)
         self._may_wait = True
@@ -160,11 +164,11 @@ class Participant:
         self._beat(now_ns)
         self._effects.append(Look({STATE: None}))
 
+    # What happens
+
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait, as far as this one knows."""
         return self._member.num_waiting
-
-    # What happens
 
     @property
     def is_leader(self) -> bool:
@@ -177,14 +181,9 @@ class Participant:
         return self._id != ""
 
     @property
-    def roster(self) -> tuple[Node, ...]:
-        """The nodes of the last round that this node has read of, by group rank."""
-        return self._roster
-
-    @property
     def others(self) -> list[str]:
         """The ids of the nodes that this one knows of; the leader knows of all."""
-        known = self._office.leader.nodes if self._office else [node.id for node in self._roster]
+        known = self._office.leader.nodes if self._office else [node.id for node in self.roster]
         return [node for node in known if node != self._id]
 
     @property
@@ -254,9 +253,8 @@ class Participant:
         is_due = now_ns >= self._leader_seen_ns + self._silence_ns
         if self._state and not self._office and self._is_open() and is_due and not self._is_judging:
             self._is_judging = True
-            leader = self._state.leader
-            known = self._watched.get(beat_key(leader))
-            self._effects.append(Look({alive_key(leader): ALIVE, beat_key(leader): known}))
+            alive, beat = alive_key(self._state.leader), beat_key(self._state.leader)
+            self._effects.append(Look({alive: ALIVE, beat: self._watched.get(beat)}))
 
     def _beat(self, now_ns: int) -> None:
         self._count += 1
@@ -315,10 +313,12 @@ class Participant:
         if self._office and state.leader != self._id:
             self._step_down()
         self._state, self._raw = state, raw
+        if self._draft and self._draft[0] == state.roster:
+            self._roster_key, self.roster = self._draft
         if before is None or before.leader != state.leader or before.term != state.term:
             self._leader_seen_ns, self._is_judging = now_ns, False
             self._leader_lost = self._leader_silent = False
-        self._member.see(state, self._roster if state.roster == self._roster_key else None)
+        self._member.see(state, self.roster if state.roster == self._roster_key else None)
         self._renew_watch()
 
     def _see_roster(self, now_ns: int, changed: Values) -> None:
@@ -331,7 +331,7 @@ class Participant:
         except ProtocolError as error:
             self._member.give_up(str(error))
             return
-        self._roster_key, self._roster = state.roster, roster
+        self._roster_key, self.roster = state.roster, roster
         self._member.see(state, roster)
         if state.leader == self._id and not self._office and not self._claiming:
             self._take_office(now_ns)
@@ -351,8 +351,8 @@ class Participant:
             watched |= {alive_key(node): new for node in self._office.leader.unwatched}
             self._office.leader.unwatched.clear()
         elif self._state.leader != self._id and self._is_open():
-            leader = self._state.leader
-            watched |= {alive_key(leader): ALIVE, beat_key(leader): self._watched.get(beat_key(leader))}
+            beat = beat_key(self._state.leader)
+            watched |= {alive_key(self._state.leader): ALIVE, beat: self._watched.get(beat)}
             watched[alive_key(self._id)] = ALIVE
         if watched.keys() != self._watched.keys():
             self._watched = watched
@@ -397,7 +397,7 @@ class Participant:
     def _restore(self, mine: State, theirs: State | None, raw: bytes) -> None:
         """Write what we know into a store that knows less."""
         if mine.roster:
-            self._effects.append(Set(dict(zip(mine.roster.keys, encode_roster(self._roster)))))
+            self._effects.append(Set(dict(zip(mine.roster.keys, encode_roster(self.roster)))))
         self._raw = raw
         self._compare(mine.restored(self._id, theirs))
         self._claiming = self._has_restored = True
@@ -443,14 +443,13 @@ class Participant:
         state = self._state
         assert state is not None
         self._is_new = True
-        office = self._office = Office(self._rules, state, self._roster if state.roster else (), now_ns)
+        office = self._office = Office(self._rules, state, self.roster if state.roster else (), now_ns)
         self._effects.append(Pop(inbox(state.term)))
         if state.term > 1:
             self._effects.append(Forget(inbox(state.term - 1)))
         if self._silent_leader:
-            beat = self._watched.get(beat_key(self._silent_leader))
-            how = f"was silent for {self._silence_ns / 1e9:g} s"
-            office.succeed(now_ns, self._silent_leader, beat, how)
+            beat, how = beat_key(self._silent_leader), f"was silent for {self._silence_ns / 1e9:g} s"
+            office.succeed(now_ns, self._silent_leader, self._watched.get(beat), how)
             self._silent_leader = ""
         elif self._lost_leader:
             office.put(Seen({}, {alive_key(self._lost_leader): None}))
@@ -486,7 +485,7 @@ class Participant:
     def _write(self, leader: Leader, state: State) -> None:
         key = leader.state.roster
         if key and key != state.roster:
-            self._roster_key, self._roster = key, leader.roster
+            self._draft = key, leader.roster  # ours once the state names it
             self._renew_watch()
             self._effects.append(Set(dict(zip(key.keys, encode_roster(leader.roster)))))
         self._compare(replace(leader.state, version=state.version + 1))

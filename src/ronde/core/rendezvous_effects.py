@@ -1,9 +1,12 @@
-"""What the machine of a node wants of its shell, and what the shell tells it. Pure."""
+"""What the machine of a node wants of its shell, and what the shell tells it. Pure.
+
+These are tuples because making a dataclass takes a while, and `ronde run` waits for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ronde.core.round import RendezvousEvent
 
@@ -32,67 +35,58 @@ Values = Mapping[str, bytes | None]  # by key; None: it is not there
 # What is to be done. Results of `Set`, `Compare` and `Look` come back as events, in order.
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     """Hold the key, for as long as this node lives."""
 
     key: str
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Set:
+class Set(NamedTuple):
     """Set these keys; comes to `Stored`."""
 
     values: Mapping[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(NamedTuple):
     """Put the value into the queue."""
 
     queue: str
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(NamedTuple):
     """Set the state if it is the expected one (b"": there is none); comes to `Compared`."""
 
     expected: bytes
     desired: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """Find out which of the keys have other values than the known ones; comes to `Seen`."""
 
     known: Values
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(NamedTuple):
     """From now on watch these keys and no others; what changes comes as `Seen` with nothing asked."""
 
     known: Values
 
 
-@dataclass(frozen=True, slots=True)
-class Pop:
+class Pop(NamedTuple):
     """From now on take what comes into this queue and no other (None: nothing); comes as `Popped`."""
 
     queue: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(NamedTuple):
     """Remove all keys and queues that begin so."""
 
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(NamedTuple):
     """Tell the agent."""
 
     event: RendezvousEvent
@@ -103,33 +97,28 @@ Effect = Hold | Set | Push | Compare | Look | Watch | Pop | Forget | Tell
 # What happens
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """Keys have been set: the store answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """Of the keys that a `Look` asked for (empty: of those that are watched) these have other values."""
 
     asked: Values
     changed: Values
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(NamedTuple):
     """The state is this now."""
 
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Popped:
+class Popped(NamedTuple):
     """These came out of the queue."""
 
     queue: str

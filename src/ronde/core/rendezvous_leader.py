@@ -14,7 +14,9 @@ Rules
 5. A node that succeeded and dies is no loss. When all have succeeded the job is completed.
 6. A held key that is gone is a death at once. Silence is one after `missing_beats` heartbeats: beats are read twice per
    heartbeat, and once more before the judgement. A judge who overslept starts again.
-7. What a node says counts once (its `seq` grows), and only if it is about the present round.
+7. Of two nodes with one given place, the later one is refused if both still live after the time of silence: before
+   that, the first one may be what a restarted node was.
+8. What a node says counts once (its `seq` grows), and only if it is about the present round.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ class Leader:
         self._seqs: dict[str, int] = {}
         self._pulses = {node.id: _Pulse(None, now_ns) for node in roster}
         self._doubt: _Doubt | None = None
+        self._rivals: dict[str, int] = {}  # since when they want a place that another one has
         self._formed_ns = now_ns  # since when the present round is formed
         self._last_call_ns: int | None = None  # until when
         self._too_few = state.roster is None
@@ -122,6 +125,7 @@ class Leader:
             for pulse in self._pulses.values():
                 pulse.seen_ns = now_ns
         self._asked_ns, self._read_ns = now_ns, now_ns + half_ns
+        self._refuse_rivals(now_ns)
         self._judging = {
             node for node, pulse in self._pulses.items() if now_ns - pulse.seen_ns >= self._silence_ns
         }
@@ -283,6 +287,22 @@ class Leader:
                     fitting.append(node)
             return fitting
         return ordered[: max(self._rules.max_nodes - len(taken), 0)]
+
+    def _refuse_rivals(self, now_ns: int) -> None:
+        if not self._rules.places_are_given:
+            return
+        first: dict[int, Node] = {}
+        for node in [*self._survivors.values(), *self._wanting.values()]:
+            other = first.setdefault(node.wish, node)
+            if other.id == node.id:
+                self._rivals.pop(node.id, None)
+            elif (
+                now_ns - self._rivals.setdefault(node.id, now_ns)
+                > self._silence_ns + self._rules.heartbeat_ns
+            ):
+                hosts = node.host if node.host == other.host else f"{other.host} and {node.host}"
+                self._rivals.pop(node.id), self._wanting.pop(node.id), self._pulses.pop(node.id)
+                self._refuse(node, f"two nodes say that they are --node-rank {node.wish}, on {hosts}")
 
     def _begin(self, now_ns: int, nodes: Sequence[Node]) -> None:
         state = self.state

@@ -185,6 +185,13 @@ class Member:
         if self._place == _Place.WORKING:
             self._tell(Ejected(reason), _Place.IDLE)
 
+    def forget(self, reason: str) -> None:
+        """The job is another one than this node has seen so far."""
+        self._state, self._said = None, None
+        self._number, self._roster_key = -1, None
+        if self._place == _Place.WORKING:
+            self._tell(Ejected(reason), _Place.IDLE)
+
     # What is seen
 
     def see(self, state: State, roster: Sequence[Node] | None = None) -> None:

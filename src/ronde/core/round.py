@@ -34,7 +34,8 @@ class Node:
     `id` is unique in the job and new with every start of an agent; `host` its name for messages; `address` the numeric
     address by which other nodes reach it; `slots` its number of workers; `store` where its agent serves a store for the
     workers of a round that it leads (group rank 0); `master_port` a port that was free there, for whatever rank 0 of
-    the user's program wants to serve; `wish` the group rank it asks for, -1 for any.
+    the user's program wants to serve; `wish` the group rank it asks for, -1 for any. The rendezvous fills in `meeting`:
+    where this node would serve a store for all nodes to meet again, if theirs is lost; empty if nowhere.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Node:
     master_port: int
     role: str = "default"
     wish: int = -1
+    meeting: str = ""
 
 
 @dataclass(frozen=True, slots=True)

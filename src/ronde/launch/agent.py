@@ -192,7 +192,7 @@ class _Shell:
             self._tell(event)
 
     def _ring(self) -> None:
-        self._tell(machine.Timer())
+        self._tell(machine.Timer(self._rendezvous.serves_others()))
 
     def _failing(self, rank: int) -> None:
         self._tell(machine.Failing(self._describe_failure(rank)))

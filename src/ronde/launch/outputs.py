@@ -128,7 +128,7 @@ class RunOutputs:
     def close(self) -> None:
         """Remove what was only needed while workers ran."""
         if self.temporary:
-            _remove(self.directory)
+            _remove(self.temporary)
 
 
 # The modules tempfile and shutil do this too, but take longer to load than a worker takes to start.

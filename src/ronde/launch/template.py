@@ -43,8 +43,7 @@ def command_of(argv: Sequence[str]) -> int | None:
         if argv[at].startswith(("-c", "-i", "--")) or argv[at] == "-":
             return None
         at += 2 if argv[at] in _WITH_VALUE else 1
-    fits = argv[at : at + 1] == ["-m"] or argv[at : at + 1] == ("-m",)
-    if fits:
+    if at < len(argv) and argv[at] == "-m":
         return at if at + 1 < len(argv) else None
     return at if at < len(argv) and argv[at].endswith(".py") else None
 

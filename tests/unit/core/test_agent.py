@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,8 +52,8 @@ OURS = Failure(1, 1, "host0", 11, -9, "rank 1 was killed by SIGKILL")
 OTHERS = Failure(3, 1, "host1", 33, 7, "rank 3 failed with exit code 7")
 
 
-def a_round(number: int = 0, nodes: int = 2, restarts: int = 0) -> Round:
-    return Round(number, NODES[:nodes], 0, restarts)
+def a_round(number: int = 0, nodes: int = 2, restarts: int = 0, group_rank: int = 1) -> Round:
+    return Round(number, NODES[:nodes], group_rank, restarts)
 
 
 class Story:
@@ -73,9 +74,9 @@ class Story:
         return effects
 
 
-def running(nodes: int = 2, restarts: int = 2, used: int = 0) -> Story:
+def running(nodes: int = 2, restarts: int = 2, used: int = 0, group_rank: int = 1) -> Story:
     story = Story(restarts)
-    round = a_round(nodes=nodes, restarts=used)
+    round = a_round(nodes=nodes, restarts=used, group_rank=group_rank)
     assert story.at(0, RoundBegan(round)) == [StartWorkers(round, again=used < restarts)]
     assert story.agent.state is State.HEALTHY
     return story
@@ -94,6 +95,22 @@ def test_the_exit_barrier_ends() -> None:
     assert story.at(6, Timer()) == [SetTimer(5 + BARRIER_NS)]
     leave, exit = story.at(5 + BARRIER_NS, Timer())
     assert isinstance(leave, Leave)
+    assert isinstance(exit, Exit)
+    assert exit.code == 0
+
+
+@pytest.mark.parametrize(("group_rank", "serves"), [(0, False), (1, True)])
+def test_whose_store_others_need_waits_for_them_as_long_as_they_live(group_rank: int, serves: bool) -> None:
+    story = running(group_rank=group_rank)
+    story.at(5, Gone(0, ""))
+    assert story.at(5 + BARRIER_NS, Timer(serves)) == []
+    assert story.at(5 + 10 * BARRIER_NS, Timer(serves)) == []
+    assert story.after(AllSucceeded(0)) == [Exit(0, "all nodes have succeeded")]
+
+
+def test_who_is_not_needed_says_so() -> None:
+    said, exit = Agent(Budget(), BARRIER_NS).step(0, JobClosed("the job has completed", completed=True))
+    assert said == Say("the job has completed; this node was not needed")
     assert isinstance(exit, Exit)
     assert exit.code == 0
 

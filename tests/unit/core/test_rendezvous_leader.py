@@ -226,6 +226,31 @@ def test_given_places() -> None:
     assert "--node-rank 2 is not within 0 to 1" in office.state.refused[0].reason
 
 
+def test_of_two_with_one_place_the_later_one_is_refused_if_both_live() -> None:
+    office = Office(Rules(3, 3, places_are_given=True)).join("a", wish=0).join("b", wish=1).join("c", wish=1)
+    beat = 0
+    while not office.state.refused:
+        beat += 1
+        assert beat < 20
+        office.at(beat * 2.5)
+        office.leader.hear_beats(office.now_ns, dict.fromkeys("abc", Beat(beat, -1)), "abc")
+    assert office.now_ns > 15 * S  # the first one may be what is left of the second
+    ((refused),) = office.state.refused
+    assert refused.id == "c"
+    assert refused.reason == "two nodes say that they are --node-rank 1, on host-b and host-c"
+    office.join("d", wish=2)
+    assert office.roster == "abd"
+
+
+def test_a_node_that_is_started_again_gets_the_place_of_its_predecessor() -> None:
+    office = Office(Rules(2, 2, places_are_given=True)).join("a", wish=0).join("b", wish=1)
+    office.join("c", wish=1).lose("b")
+    for beat in range(1, 20):
+        office.at(beat * 2.5)
+        office.leader.hear_beats(office.now_ns, dict.fromkeys("ac", Beat(beat, -1)), "ac")
+    assert office.state.refused == ()
+
+
 def test_nodes_must_have_slots_enough_together() -> None:
     rules = Rules(1, 9, last_call_ns=S, min_slots=3)
     office = Office(rules)

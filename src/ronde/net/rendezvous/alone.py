@@ -78,6 +78,9 @@ class Alone:
     def leave(self, reason: str) -> None:
         self._over, self._running = True, False
 
+    def serves_others(self) -> bool:
+        return False
+
     def num_nodes_waiting(self) -> int:
         return 0
 

@@ -14,6 +14,8 @@ class Rendezvous(Protocol):
 
     All methods return at once and may be called from one thread only; what comes of them is an event. `join` first;
     after `RoundBegan`, `fail` or `succeed` once at most; after `RoundEnded` or `Ejected`, `join` again; `close` last.
+    While workers run, `RoundEnded`, `Ejected`, `JobClosed` and `RendezvousBroken` may come at any time: end them then.
+    The last two, and `AllSucceeded`, are the last event.
     """
 
     def fileno(self) -> int:
@@ -36,6 +38,9 @@ class Rendezvous(Protocol):
 
     def leave(self, reason: str) -> None:
         """Go away in good order; the others go on without this node if they may."""
+
+    def serves_others(self) -> bool:
+        """Return whether the nodes meet at a store that ends with this process."""
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait for the next round while this one goes on, as far as this node knows."""

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from ronde.core.round import Node
-from ronde.errors import PeerLostError, TimeoutError, UsageError
+from ronde.errors import PeerLostError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, parse, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.over_store import OverStore
+from ronde.net.rendezvous.session import MOVED
 from ronde.net.stores.base import Store
 from ronde.net.stores.prefix import PrefixStore
+
+if TYPE_CHECKING:
+    from ronde.net.stores.server import StoreServer
 
 __all__ = ["DEFAULT_PORT", "make_etcd", "make_file", "make_static", "make_tcp"]
 
@@ -24,7 +31,9 @@ LINGER_NS = 2 * 10**9
 SECOND = 10**9
 RECONNECT_NS = 10 * SECOND  # how long to look for a store that was lost
 KNOCK_NS = SECOND
-KNOCK_AGAIN_S = 0.05
+KNOCK_AGAIN_S = 0.02
+KNOCK_AT_ENDPOINT_S = 0.2
+FIRST_PATIENCE_NS = SECOND // 20
 LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd gives no shorter one
 
 
@@ -37,19 +46,24 @@ class TcpEntrance:
     """
 
     def __init__(self, address: Address, key: JobKey, serve: bool | None, config: RendezvousConfig) -> None:
-        self._address = address
+        self._endpoint = self._address = address  # where nodes begin, and where the store is
         self._key = key
         self._prefix = _prefix(config)
         self._rehost = config.max_nodes > 1 and config.truth("rehost") is not False
-        self._server = None
+        self._signpost: _Signpost | None = None
+        self._server: StoreServer | None = None  # the store, or where it would be if it is lost
         if serve or (serve is None and is_ours(address.host)):
-            from ronde.net.stores.server import StoreServer
-
             try:
-                self._server = StoreServer(str(address), key)
+                self._server = _serve(str(address), key)
             except UsageError:
                 if serve:
                     raise
+
+    def offer(self, node: Node) -> Node:
+        if self._rehost and self._server is None:
+            with suppress(UsageError):  # then it can only be a guest
+                self._server = _serve(str(Address(host=node.address)), self._key)
+        return replace(node, meeting=self._server.address) if self._server else node
 
     def enter(self, timeout_ns: int) -> Store:
         return self._client(str(self._address), timeout_ns)
@@ -66,13 +80,15 @@ class TcpEntrance:
         if not self._rehost:
             return None
         deadline_ns = time.monotonic_ns() + RECONNECT_NS
+        patience_ns = FIRST_PATIENCE_NS  # the door of a dying process stays open for a moment
         while go_on() and time.monotonic_ns() < deadline_ns:
             answer = _knock(self._address)
             if answer is _Door.SHUT:
                 return self._enter_another(nodes, go_on)
             if answer is _Door.OPEN:
                 with suppress(TimeoutError, PeerLostError):
-                    return self.enter(KNOCK_NS), ()
+                    return self.enter(patience_ns), ()
+                patience_ns *= 2
             time.sleep(KNOCK_AGAIN_S)
         return None
 
@@ -82,19 +98,79 @@ class TcpEntrance:
         """Everybody looks in the same order, so everybody finds the same one."""
         gone: set[str] = set()
         for node in nodes:
-            address = parse(node.store)
-            if go_on() and _knock(address) is _Door.OPEN:
+            address = parse(node.meeting) if node.meeting and go_on() else None
+            answer = _knock(address) if address else _Door.SILENT
+            if address and answer is _Door.OPEN:
                 with suppress(TimeoutError, PeerLostError):
-                    store = self._client(node.store, KNOCK_NS)
-                    self._address = address
+                    store = self._client(node.meeting, KNOCK_NS)
+                    self._move_to(address)
                     return store, gone
-            gone.add(node.id)
+            elif answer is _Door.SHUT:
+                gone.add(node.id)
         return None
 
+    def enter_other(self, address: str) -> Store:
+        store = self._client(address, KNOCK_NS)
+        self._move_to(parse(address))
+        return store
+
+    def _move_to(self, address: Address) -> None:
+        """The store is there now. Who serves it tells those who come later, and only know the endpoint."""
+        self._address = address
+        if self._server and self._server.address == str(address) and self._signpost is None:
+            self._signpost = _Signpost(self._endpoint, str(address), self._key, self._prefix)
+
+    def serves(self) -> bool:
+        return self._server is not None and self._server.address == str(self._address)
+
     def close(self, others: Callable[[int], None]) -> None:
+        if self._signpost:
+            self._signpost.close()
         if self._server:
-            others(LINGER_NS)
+            if self.serves():
+                others(LINGER_NS)
             self._server.close()
+
+
+def _serve(address: str, key: JobKey) -> StoreServer:
+    from ronde.net.stores.server import StoreServer  # those who only come do not need it
+
+    return StoreServer(address, key)
+
+
+class _Signpost:
+    """As soon as somebody serves a store at `old` again, it says there that the nodes meet at `new`."""
+
+    def __init__(self, old: Address, new: str, key: JobKey, prefix: str) -> None:
+        self._old = old
+        self._new = new
+        self._key = key
+        self._prefix = prefix
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ronde-rendezvous-signpost", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say it no longer."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(KNOCK_AT_ENDPOINT_S):
+            if _knock(self._old) is _Door.OPEN:
+                with suppress(RondeError):
+                    self._say()
+
+    def _say(self) -> None:
+        from ronde.net.stores.tcp import StoreClient
+
+        store = PrefixStore(StoreClient(str(self._old), self._key, KNOCK_NS, patience_ns=0), self._prefix)
+        try:
+            store.hold(MOVED, self._new.encode())
+            while not self._is_over.is_set():
+                store.watch({MOVED: self._new.encode()}, KNOCK_NS)
+        finally:
+            store.close()
 
 
 class _Door(Enum):
@@ -137,8 +213,17 @@ class FileEntrance:
 
         return PrefixStore(FileStore(self._path), self._prefix)
 
+    def offer(self, node: Node) -> Node:
+        return node
+
     def enter_again(self, nodes: Sequence[Node], go_on: Callable[[], bool]) -> None:
         return None  # there is no other one
+
+    def enter_other(self, address: str) -> Store:
+        raise UsageError(f"nodes do not meet at {address} instead of here")
+
+    def serves(self) -> bool:
+        return False
 
     def close(self, others: Callable[[int], None]) -> None:
         pass
@@ -166,8 +251,17 @@ class EtcdEntrance:
             key_file=options.get("ssl_cert_key", ""),
         )
 
+    def offer(self, node: Node) -> Node:
+        return node
+
     def enter_again(self, nodes: Sequence[Node], go_on: Callable[[], bool]) -> None:
         return None  # there is no other one
+
+    def enter_other(self, address: str) -> Store:
+        raise UsageError(f"nodes do not meet at {address} instead of here")
+
+    def serves(self) -> bool:
+        return False
 
     def close(self, others: Callable[[int], None]) -> None:
         pass

@@ -16,11 +16,12 @@ from typing import Protocol
 
 from ronde.core.rendezvous import Participant, Rules
 from ronde.core.rendezvous_effects import Effect, Event, Tell, Tick
-from ronde.core.rendezvous_state import ALIVE, alive_key
+from ronde.core.rendezvous_state import ALIVE, Terms, alive_key
 from ronde.core.round import Budget, Failure, Node, Notice, RendezvousEvent
-from ronde.errors import RondeError, TimeoutError
+from ronde.errors import PeerLostError, RondeError, TimeoutError
 from ronde.net.rendezvous.events import Events
 from ronde.net.rendezvous.session import Session
+from ronde.net.rendezvous.succession import succeed_ended_job
 from ronde.net.stores.base import Store
 
 __all__ = ["Entrance", "OverStore"]
@@ -29,6 +30,7 @@ LONGEST_WAIT_NS = 60 * 10**9
 CLOSE_NS = 3 * 10**9
 CONNECT_NS = 10**9  # of one attempt, so that `close` need not wait longer
 LEAST_NS = 10**8  # of the last one
+LEAVING_NS = 3 * 10**9  # how long nodes of an earlier job may take to go
 REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
 
 _log = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ class Entrance(Protocol):
     def enter(self, timeout_ns: int) -> Store:
         """Return a client. Raises TimeoutError if there is none yet, other errors of this package if never."""
 
+    def offer(self, node: Node) -> Node:
+        """Return what this node says of itself, with where it would serve a store if this one is lost."""
+
     def enter_again(
         self, nodes: Sequence[Node], go_on: Callable[[], bool]
     ) -> tuple[Store, Collection[str]] | None:
@@ -47,6 +52,12 @@ class Entrance(Protocol):
 
         Called when the store was lost. `nodes`: of the last round. None if it cannot be replaced, or `go_on` says no.
         """
+
+    def enter_other(self, address: str) -> Store:
+        """Return a client of the store that replaces this one, for a node that came later. Raises as `enter`."""
+
+    def serves(self) -> bool:
+        """Return whether the store is served here."""
 
     def close(self, others: Callable[[int], None]) -> None:
         """Let go of what was served here. `others` waits until the other nodes are gone, up to so many nanoseconds."""
@@ -71,6 +82,7 @@ class OverStore:
         self._session: Session | None = None
         self._thread: threading.Thread | None = None
         self._node = ""
+        self._terms: Terms | None = None
         self._is_closing = False
         self._is_lost = False
 
@@ -85,7 +97,8 @@ class OverStore:
     def join(self, node: Node, budget: Budget) -> None:
         if self._wish >= 0:
             node = replace(node, wish=self._wish)
-        self._node = node.id
+        self._node, self._terms = node.id, Terms.of(self._rules, budget)
+        node = self._entrance.offer(node)
         now_ns = time.monotonic_ns()  # it may take a while until there is a store
         self._news.put(lambda: self._participant.join(now_ns, node, budget))
         if self._thread is None:
@@ -103,6 +116,9 @@ class OverStore:
 
     def leave(self, reason: str) -> None:
         self._news.put(lambda: self._participant.leave(reason))
+
+    def serves_others(self) -> bool:
+        return self._entrance.serves()
 
     def num_nodes_waiting(self) -> int:
         return self._participant.num_nodes_waiting()
@@ -155,8 +171,11 @@ class OverStore:
         while not self._is_closing:
             left_ns = deadline_ns - time.monotonic_ns()
             try:
-                self._begin(self._entrance.enter(max(min(left_ns, CONNECT_NS), LEAST_NS)))
+                if store := self._cross(self._entrance.enter(max(min(left_ns, CONNECT_NS), LEAST_NS))):
+                    self._begin(store)
                 return
+            except PeerLostError as error:  # it went while an earlier job ended there
+                _log.info("%s", error)
             except TimeoutError as error:
                 if left_ns <= CONNECT_NS:
                     message = str(error).partition("for the store ")[2] or str(error)
@@ -170,8 +189,25 @@ class OverStore:
                 self._give_up(str(error))
                 return
 
+    def _cross(self, store: Store) -> Store | None:
+        """Return the store if this node may take part there."""
+        assert self._terms
+        silence_ns = self._rules.missing_beats * self._rules.heartbeat_ns
+        reason = "the store was lost"
+        try:
+            reason = succeed_ended_job(
+                store, self._terms, max(silence_ns, LEAVING_NS), lambda: not self._is_closing
+            )
+        finally:
+            if reason:
+                store.close()
+        if reason:
+            self._give_up(reason)
+            return None
+        return store
+
     def _begin(self, store: Store) -> None:
-        self._session = Session(store, self._node, self._hear, self._lose)
+        self._session = Session(store, self._node, self._hear, self._lose, self._follow)
 
     def _give_up(self, reason: str) -> None:
         self._is_lost = True
@@ -188,6 +224,23 @@ class OverStore:
     def _lose(self, session: Session, error: Exception) -> None:
         """Called by a session's threads: the store is lost."""
         self._news.put(lambda: self._recover(session, error))
+
+    def _follow(self, session: Session, address: str) -> None:
+        """Called by a session's threads: the nodes meet elsewhere."""
+        self._news.put(lambda: self._move(session, address))
+
+    def _move(self, session: Session, address: str) -> list[Effect]:
+        """Go where the others are. What this node knows is of a job that it has begun by itself."""
+        if session is not self._session or self._is_lost or self._is_closing:
+            return []
+        try:
+            store = self._entrance.enter_other(address)
+        except RondeError as error:  # its holder has died
+            _log.info("%s", error)
+            return []
+        session.close()
+        self._begin(store)
+        return self._participant.moved(time.monotonic_ns(), forget=f"the job goes on at {address}")
 
     def _recover(self, session: Session, error: Exception) -> list[Effect]:
         """Find the store again, or another one."""

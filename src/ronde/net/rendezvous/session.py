@@ -2,10 +2,13 @@
 
 Each has one thing to wait for, and a client of the store of its own. To wake one, we change what it waits for: a key
 that only this node has, or a message without meaning. The first client holds the node's key, so it is closed last.
+
+A thread that ends by any error whatever loses the store: nobody else waits for what it waited for.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -31,14 +34,19 @@ from ronde.core.rendezvous_state import STATE
 from ronde.errors import RondeError, TimeoutError
 from ronde.net.stores.base import Store
 
-__all__ = ["Session"]
+__all__ = ["MOVED", "Session"]
 
+MOVED = "moved"  # a key that says where the nodes meet instead: who holds it is there
 NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
 LONGEST_WAIT_NS = 60 * 10**9
 
+_log = logging.getLogger(__name__)
+
 
 class Session:
-    """What is done with one store. `tell` hears what has happened, and `lose`, once or more often, that it is over."""
+    """What is done with one store. `tell` hears what has happened, `lose`, once or more often, that it is over, and
+    `follow` that the nodes meet elsewhere.
+    """
 
     def __init__(
         self,
@@ -46,12 +54,14 @@ class Session:
         node: str,
         tell: Callable[[Session, Event], None],
         lose: Callable[[Session, Exception], None],
+        follow: Callable[[Session, str], None],
     ) -> None:
         self.store = store
         self.bell = f"bell/{node}"  # the key by which this node wakes its own watch
         self.is_over = False
         self._tell = tell
         self._lose = lose
+        self._follow = follow
         self._operations: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
         self._watcher = _Watcher(self)
         self._popper = _Popper(self)
@@ -91,10 +101,17 @@ class Session:
         """Something has happened; called by the threads."""
         self._tell(self, event)
 
+    def follow(self, address: str) -> None:
+        """The nodes meet elsewhere; called by the threads."""
+        self._follow(self, address)
+
     def lose(self, error: Exception) -> None:
         """It cannot go on; called by the threads."""
-        if not self.is_over:
-            self._lose(self, error)
+        if self.is_over:
+            return
+        if not isinstance(error, RondeError):
+            _log.error("a thread of the rendezvous has failed", exc_info=error)
+        self._lose(self, error)
 
     def _start(self, run: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=run, name=f"ronde-rendezvous-{name}", daemon=True)
@@ -103,12 +120,12 @@ class Session:
 
     def _operate(self) -> None:
         try:
-            while (effect := self._operations.get()) and not self.is_over:
-                if event := _do(self.store, effect):
+            while (effect := self._operations.get()) is not None and not self.is_over:
+                if (event := _do(self.store, effect)) is not None:
                     self.tell(event)
             if not self.is_over:
                 self._wake_the_others()
-        except RondeError as error:
+        except Exception as error:
             self.lose(error)
 
     def _wake_the_others(self) -> None:
@@ -171,7 +188,7 @@ class _Watcher:
         try:
             store = self._session.store.fork()
             self._watch(store)
-        except RondeError as error:
+        except Exception as error:
             self._session.lose(error)
         finally:
             if store:
@@ -179,7 +196,7 @@ class _Watcher:
 
     def _watch(self, store: Store) -> None:
         known: dict[str, bytes | None] = {}
-        bell: dict[str, bytes | None] = {self._session.bell: None}
+        bell: dict[str, bytes | None] = {self._session.bell: None, MOVED: None}
         count = 0
         while not self._is_over:
             with self._lock:
@@ -187,6 +204,8 @@ class _Watcher:
                     known, count = dict(self._wanted), self.count
             changed = store.watch(known | bell, LONGEST_WAIT_NS)
             bell |= {key: value for key, value in changed.items() if key in bell}
+            if address := changed.get(MOVED):
+                self._session.follow(address.decode())
             news = {key: value for key, value in changed.items() if key in known}
             known |= news
             if news:
@@ -219,7 +238,7 @@ class _Popper:
             store = self._session.store.fork()
             while inbox := self._next():
                 self._pop(store, inbox)
-        except RondeError as error:
+        except Exception as error:
             self._session.lose(error)
         finally:
             if store:

@@ -168,7 +168,7 @@ class Desk:
         ):
             raise ProtocolError("a request to the store makes no sense, or has a key of the wrong length")
         if self._refusal and operation in _CHANGING:
-            return answer(Status.REFUSED, self._refusal.encode())
+            return answer(Status.FAILED, self._refusal.encode())
         try:
             reply = handler(session, key, frame[end:])
         except UsageError as error:

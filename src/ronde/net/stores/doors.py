@@ -71,9 +71,13 @@ class Doors:
                 if error.errno in (errno.EMFILE, errno.ENFILE) and not raise_limit_of_files():
                     raise
                 continue  # or that one connection broke before we took it
-            sock.setblocking(False)
-            if sock.family != socket.AF_UNIX:
-                notice_loss(sock)
+            try:
+                sock.setblocking(False)
+                if sock.family != socket.AF_UNIX:
+                    notice_loss(sock)
+            except OSError:  # it has broken meanwhile
+                sock.close()
+                continue
             return sock
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """A store in an etcd cluster: for those who cannot lose the node that serves it.
 
 The rules:
-  1. Under the prefix, `k/` has the keys, `q/` the queues and `c/` a counter for each client. A queue's values are
-     keys of their own; the order of their creation is the order of the queue.
+  1. Keys, queues and a counter for each client have names of their own (`etcd_names`). A queue's values are keys; the
+     order of their creation is the order of the queue.
   2. Every change is one transaction, which also counts up its client's counter, and only happens if that still has the
      number that the client knows. So a change whose answer was lost can be sent again, to any member of the cluster: it
      happens once, and the client learns whether it had happened already.
@@ -21,7 +21,7 @@ import os
 import secrets
 import threading
 import time
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,11 +31,12 @@ from ronde.errors import PeerError, PeerLostError, UsageError
 from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal, Stream, parse_endpoints
 from ronde.net.stores.etcd_lease import Lease
+from ronde.net.stores.etcd_names import Names, b64, count_both, end
 from ronde.net.stores.table import Table
 
 __all__ = ["EtcdStore"]
 
-ANSWER_NS = 60 * 10**9  # how long a cluster that was there may be out of reach
+ANSWER_NS = 20 * 10**9  # how long a cluster that was there may be out of reach
 CLOSE_NS = 2 * 10**9
 LEASE_NS = 5 * 10**9
 MOST_KEYS_AT_ONCE = 127  # etcd's --max-txn-ops is 128, and one is the counter
@@ -83,6 +84,7 @@ class EtcdStore:
         self._endpoints = parse_endpoints(endpoints, ca_file, certificate_file, key_file)
         check_key(prefix)
         self._prefix = prefix
+        self._names = Names(prefix)
         self._lease_ns = lease_ns
         self._patience_ns = patience_ns
         self._begin()
@@ -99,7 +101,7 @@ class EtcdStore:
         self._closed = False
         self._count = 0
         self._client = secrets.token_hex(8).encode()
-        self._counter = self._name(b"c/", self._client)
+        self._counter = self._names.counter(self._client)
         self._items = itertools.count()
         self._stream: Stream | None = None
         self._lease: Lease | None = None
@@ -109,14 +111,14 @@ class EtcdStore:
         return f"etcd:{self._endpoints}/{self._prefix}"
 
     def set(self, key: str, value: bytes) -> None:
-        values = {self._key(key): check_value(key, value)}
+        values = {self._names.key(key): check_value(key, value)}
         self._call(lambda: self._put_all(values))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         return self._multi_get([key], timeout_ns)[0]
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        missing = {self._key(key): key for key in keys}
+        missing = {self._names.key(key): key for key in keys}
 
         def look() -> tuple[bool | None, int]:
             found, revision = self._read(missing, values=False)
@@ -138,7 +140,7 @@ class EtcdStore:
         self._operate(key, lambda table, name: table.append(name, value))
 
     def delete_key(self, key: str) -> bool:
-        name = self._key(key)
+        name = self._names.key(key)
 
         def delete() -> bool:
             while found := self._read([name])[0].get(name):
@@ -151,11 +153,11 @@ class EtcdStore:
         return self._call(delete)
 
     def check(self, keys: Sequence[str]) -> bool:
-        names = {self._key(key) for key in keys}
+        names = {self._names.key(key) for key in keys}
         return self._call(lambda: len(self._read(names, values=False)[0]) == len(names))
 
     def num_keys(self) -> int:
-        return self._call(lambda: self._count_both(self._gateway.ask("kv/txn", {"success": self._both(b"")})))
+        return self._call(lambda: count_both(self._gateway.ask("kv/txn", {"success": self._names.both(b"")})))
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         return self._multi_get(keys, timeout_ns) if keys else []
@@ -163,16 +165,16 @@ class EtcdStore:
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         if len(values) > MOST_KEYS_AT_ONCE:
             raise UsageError(f"etcd sets at most {MOST_KEYS_AT_ONCE} keys at one moment, not {len(values)}")
-        named = {self._key(key): check_value(key, value) for key, value in values.items()}
+        named = {self._names.key(key): check_value(key, value) for key, value in values.items()}
         if named:
             self._call(lambda: self._put_all(named))
 
     def delete_prefix(self, prefix: str) -> int:
         encoded = check_key(prefix)
-        keys, queues = self._name(b"k/", encoded), self._name(b"q/", _escaped(encoded))
-        counts = self._both(encoded)
+        keys, queues = self._names.beginning(encoded)
+        counts = self._names.both(encoded)
         deletions = [
-            {"request_delete_range": {"key": name, "range_end": _end(name)}} for name in (keys, queues)
+            {"request_delete_range": {"key": name, "range_end": end(name)}} for name in (keys, queues)
         ]
 
         def delete() -> int:
@@ -186,20 +188,20 @@ class EtcdStore:
             if self._lease:
                 gone = b64decode(keys)
                 self._lease.let_go([name for name in self._lease.names() if b64decode(name).startswith(gone)])
-            return self._count_both(answer)
+            return count_both(answer)
 
         return self._call(delete)
 
     # Queues
 
     def queue_push(self, queue: str, value: bytes) -> None:
-        name = _b64(b64decode(self._queue(queue)) + self._client + b"%d" % next(self._items))
+        name = self._names.item(queue, self._client, next(self._items))
         check_value(queue, value)
-        self._call(lambda: self._commit([], [{"request_put": {"key": name, "value": _b64(value)}}]))
+        self._call(lambda: self._commit([], [{"request_put": {"key": name, "value": b64(value)}}]))
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
-        first = self._queue(queue)
-        request = {"key": first, "range_end": _end(first), "limit": "1", "sort_target": "CREATE"}
+        first = self._names.queue(queue)
+        request = {"key": first, "range_end": end(first), "limit": "1", "sort_target": "CREATE"}
         request["sort_order"] = "ASCEND"
 
         def pop() -> tuple[bytes | None, int]:
@@ -212,20 +214,20 @@ class EtcdStore:
                 if self._commit([_unchanged(item["key"], _Found.of(item))], [deletion]):
                     return b64decode(item.get("value", "")), 0
 
-        value = self._until(pop, lambda: [(first, _end(first))], timeout_ns)
+        value = self._until(pop, lambda: [(first, end(first))], timeout_ns)
         if value is None:
             raise waited_in_vain(queue, self.address, timeout_ns)
         return value
 
     def queue_len(self, queue: str) -> int:
-        first = self._queue(queue)
-        request = {"key": first, "range_end": _end(first), "count_only": True}
+        first = self._names.queue(queue)
+        request = {"key": first, "range_end": end(first), "count_only": True}
         return self._call(lambda: int(self._gateway.ask("kv/range", request).get("count", 0)))
 
     # Keys that tell
 
     def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
-        names = {self._key(key): key for key in known}
+        names = {self._names.key(key): key for key in known}
 
         def look() -> tuple[dict[str, bytes | None] | None, int]:
             found, revision = self._read(names)
@@ -235,14 +237,14 @@ class EtcdStore:
         return self._until(look, lambda: [(name, "") for name in names], timeout_ns) or {}
 
     def hold(self, key: str, value: bytes) -> None:
-        name = self._key(key)
+        name = self._names.key(key)
         check_value(key, value)
 
         def hold() -> None:
             if not self._lease:
                 self._lease = Lease(Gateway(self._endpoints, self._patience_ns), self._lease_ns)
             while True:
-                put = {"key": name, "value": _b64(value), "lease": self._lease.number}
+                put = {"key": name, "value": b64(value), "lease": self._lease.number}
                 try:
                     self._commit([], [{"request_put": put}])
                     break
@@ -257,7 +259,7 @@ class EtcdStore:
     def fork(self) -> EtcdStore:
         self._call(lambda: None)  # refuses if closed
         other = object.__new__(EtcdStore)
-        other._endpoints, other._prefix = self._endpoints, self._prefix
+        other._endpoints, other._prefix, other._names = self._endpoints, self._prefix, self._names
         other._lease_ns, other._patience_ns = self._lease_ns, self._patience_ns
         other._begin()
         return other
@@ -315,7 +317,7 @@ class EtcdStore:
             raise UsageError(f"this client of the store at {self.address} has been closed")
 
     def _multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        names = {self._key(key): None for key in keys}
+        names = {self._names.key(key): None for key in keys}
 
         def look() -> tuple[dict[str, _Found] | None, int]:
             found, revision = self._read(names)
@@ -324,11 +326,11 @@ class EtcdStore:
         found = self._until(look, lambda: [(name, "") for name in names], timeout_ns)
         if found is None:
             raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
-        return [found[self._key(key)].value for key in keys]
+        return [found[self._names.key(key)].value for key in keys]
 
     def _operate(self, key: str, operate: Callable[[Table, bytes], Answer]) -> Answer:
         """Change the value of one key as a table does."""
-        name, encoded = self._key(key), check_key(key)
+        name, encoded = self._names.key(key), check_key(key)
 
         def attempt() -> Answer:
             while True:
@@ -340,7 +342,7 @@ class EtcdStore:
                 value = table.get(encoded)
                 if value is None or (found and value == found.value):
                     return answer
-                put = {"key": name, "value": _b64(value), "ignore_lease": bool(found and found.held)}
+                put = {"key": name, "value": b64(value), "ignore_lease": bool(found and found.held)}
                 if self._commit([_unchanged(name, found)], [{"request_put": put}]):
                     return answer
 
@@ -360,7 +362,7 @@ class EtcdStore:
                 for name in values
             ],
             [
-                {"request_put": {"key": name, "value": _b64(value), "ignore_lease": name in held}}
+                {"request_put": {"key": name, "value": b64(value), "ignore_lease": name in held}}
                 for name, value in values.items()
             ],
         ):
@@ -372,11 +374,11 @@ class EtcdStore:
         An answer without "responses" says at which revision it had already happened, before the connection broke.
         """
         known = {"key": self._counter} | (
-            {"target": "VALUE", "value": _b64(b"%d" % self._count)}
+            {"target": "VALUE", "value": b64(b"%d" % self._count)}
             if self._count
             else {"target": "CREATE", "create_revision": "0"}
         )
-        count = {"request_put": {"key": self._counter, "value": _b64(b"%d" % (self._count + 1))}}
+        count = {"request_put": {"key": self._counter, "value": b64(b"%d" % (self._count + 1))}}
         answer = self._gateway.ask(
             "kv/txn",
             {
@@ -397,7 +399,7 @@ class EtcdStore:
             return {"header": {"revision": counters[0]["mod_revision"]}}
         self._count = 0
         self._client = secrets.token_hex(8).encode()
-        self._counter = self._name(b"c/", self._client)
+        self._counter = self._names.counter(self._client)
         raise PeerLostError(f"the store at {self.address} has lost what it knew; somebody has deleted it all")
 
     def _read(self, names: Iterable[str], values: bool = True) -> tuple[dict[str, _Found], int]:
@@ -470,44 +472,6 @@ class EtcdStore:
         if self._stream:
             self._stream.close()
             self._stream = None
-
-    # Names, in etcd's base64
-
-    def _name(self, kind: bytes, name: bytes) -> str:
-        return _b64(self._prefix.encode() + b"/" + kind + name)
-
-    def _key(self, key: str) -> str:
-        return self._name(b"k/", check_key(key))
-
-    def _queue(self, queue: str) -> str:
-        """Return what the values of the queue begin with. Two zeros end a name, and one within is followed by 255."""
-        return self._name(b"q/", _escaped(check_key(queue)) + b"\0\0")
-
-    def _both(self, prefix: bytes) -> list[Message]:
-        keys, queues = self._name(b"k/", prefix), self._name(b"q/", _escaped(prefix))
-        return [
-            {"request_range": {"key": keys, "range_end": _end(keys), "count_only": True}},
-            {"request_range": {"key": queues, "range_end": _end(queues), "keys_only": True}},
-        ]
-
-    def _count_both(self, answer: Message) -> int:
-        keys, queues = (response["response_range"] for response in answer["responses"][:2])
-        names = {b64decode(item["key"]).rpartition(b"\0\0")[0] for item in queues.get("kvs", ())}
-        return int(keys.get("count", 0)) + len(names)
-
-
-def _b64(text: bytes) -> str:
-    return b64encode(text).decode()
-
-
-def _escaped(name: bytes) -> bytes:
-    return name.replace(b"\0", b"\0\xff")
-
-
-def _end(name: str) -> str:
-    """Return the first key after all that begin with this one (whose last byte is never 255)."""
-    text = b64decode(name)
-    return _b64(text[:-1] + bytes([text[-1] + 1]))
 
 
 def _unchanged(name: str, found: _Found | None) -> Message:

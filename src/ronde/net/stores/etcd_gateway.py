@@ -175,7 +175,7 @@ class Gateway:
         raise _failure(answer, response.status)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        if not self._connection:
+        if not self._connection or not self._connection.sock:  # etcd, or a proxy before it, has closed it
             host, port = self.endpoints.members[self.member % len(self.endpoints.members)]
             self._connection = http.client.HTTPConnection(host, port)
             self._connection.sock = self.endpoints.connect(self.member, timeout_s)

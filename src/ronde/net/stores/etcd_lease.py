@@ -72,7 +72,7 @@ class Lease:
             try:
                 with self._lock:
                     self._renew(int(self._granted_s * 1e9 / RENEWALS))
-            except (PeerError, Refusal) as error:
+            except Exception as error:  # whatever it is: without this thread, others take us for dead
                 _log.warning("cannot keep alive what this process holds in etcd: %s", error)
 
     def _renew(self, timeout_ns: int | None = None) -> None:

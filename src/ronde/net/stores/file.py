@@ -12,10 +12,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import TypeVar
 
-from ronde.errors import UsageError
+from ronde.errors import PeerLostError, UsageError
 from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.file_log import FileLog, Lives
 from ronde.net.stores.table import Table
@@ -229,7 +230,8 @@ class FileStore:
                 return
             try:
                 if self._lives.number:
-                    self._release(self._lives.number)
+                    with suppress(PeerLostError):  # others see that we are gone by our lock
+                        self._release(self._lives.number)
             finally:
                 self._open = False
                 self._let_go()

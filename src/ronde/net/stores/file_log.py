@@ -229,9 +229,13 @@ class Lives:
         self.number = 0
 
     def begin(self, number: int) -> None:
-        """Live under that number. Raises UsageError if the path cannot be used."""
+        """Live under the first free number from there on. Raises UsageError if the path cannot be used.
+
+        One that is not free is that of a client of an earlier store at this path.
+        """
         self._open_file()
-        _lock(self._fd, fcntl.F_WRLCK, self._path, number)
+        while not _is_locked_now(self._fd, fcntl.F_WRLCK, self._path, number):
+            number += 1
         self.number = number
 
     def is_dead(self, number: int) -> bool:
@@ -275,21 +279,11 @@ def _open(path: str) -> int:
         raise UsageError(f"the store's file {path} cannot be opened for writing: {error.strerror}") from None
 
 
-def _lock(fd: int, kind: int, path: str, start: int = _MUTEX) -> None:
-    """Lock a byte of the file. The kernel could wait for it, but not for a limited time."""
+def _lock(fd: int, kind: int, path: str) -> None:
+    """Lock the file. The kernel could wait for it, but not for a limited time."""
     deadline_ns = 0
     pause_s = FIRST_PAUSE_S
-    while True:
-        try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))
-            return
-        except OSError as error:
-            if error.errno == errno.ESTALE:
-                raise
-            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
-                raise UsageError(
-                    f"{path} is on a file system that cannot lock it: {error.strerror}"
-                ) from None
+    while not _is_locked_now(fd, kind, path, _MUTEX):
         now_ns = time.monotonic_ns()
         deadline_ns = deadline_ns or now_ns + LOCK_NS
         if now_ns > deadline_ns:
@@ -298,6 +292,19 @@ def _lock(fd: int, kind: int, path: str, start: int = _MUTEX) -> None:
             )
         time.sleep(pause_s * random.uniform(0.5, 1))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _is_locked_now(fd: int, kind: int, path: str, start: int) -> bool:
+    """Return whether we have the lock of a byte now; if not, somebody else has it."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))
+        return True
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            raise
+        if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
+            raise UsageError(f"{path} is on a file system that cannot lock it: {error.strerror}") from None
+        return False
 
 
 def _unlock(fd: int) -> None:

@@ -219,8 +219,8 @@ class StoreClient:
                 if not answered:  # the answer may still come: never take it for that to another request
                     self._hang_up()
         status, value = data[_ANSWER_BYTES - 1], data[_ANSWER_BYTES:]
-        if status == Status.REFUSED:
-            raise UsageError(value.decode())
+        if status >= Status.REFUSED:
+            raise (UsageError if status == Status.REFUSED else PeerLostError)(value.decode())
         return status, value
 
     def _ask_again(

@@ -85,11 +85,15 @@ OPERATIONS = range(Operation.SET, Operation.BYE + 1)
 
 
 class Status:
-    """How it went: ABSENT is what did not come in time or was not there; REFUSED has a sentence."""
+    """How it went: ABSENT is what did not come in time or was not there; two have a sentence for the caller.
+
+    REFUSED is what makes no sense, FAILED what the store cannot do now.
+    """
 
     OK = 0
     ABSENT = 1
     REFUSED = 2
+    FAILED = 3
 
 
 # What a WATCH or its answer says of a key: that it is not there, its value, or the digest of a long one.

@@ -236,6 +236,22 @@ def test_a_forked_child_is_a_client_of_its_own(path: Path) -> None:
     assert content(path) == {"a": b"child"}
 
 
+def test_a_new_store_where_an_old_one_was_removed(path: Path) -> None:
+    old = FileStore(path)
+    old.hold("a", b"old")
+    path.unlink()
+    new, other = FileStore(path), FileStore(path)
+    new.hold("a", b"new")
+    assert other.get("a", 0) == b"new"
+    with pytest.raises(PeerLostError, match="somebody removed the file"):
+        old.get("a", 0)
+    old.close()
+    assert other.get("a", 0) == b"new"
+    new.close()
+    assert not other.check(["a"])
+    other.close()
+
+
 def test_the_mode_of_the_file_is_kept(path: Path) -> None:
     path.touch(0o660)
     path.chmod(0o660)

@@ -1,0 +1,74 @@
+"""What a node does that comes to a place where an earlier job has met and ended.
+
+A file, an etcd or a `ronde store` outlives the job, and remembers it under its --rdzv-id, which is often the default.
+If no node of that job lives, the first one to come begins another job there. If one does live, it may be about to go,
+so that is waited for a moment; then this node is too late, and says so.
+
+All this is decided by compare-and-set on the state, so of several who come at once one begins, and the others find its
+job. It begins in a new term without a leader: whoever takes part claims to lead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ronde.core.rendezvous_state import ALIVE, STATE, Phase, State, Terms, alive_key
+from ronde.core.rendezvous_text import decode_roster, decode_state, encode
+from ronde.core.round import Node
+from ronde.errors import ProtocolError
+from ronde.net.stores.base import Store
+
+__all__ = ["succeed_ended_job"]
+
+NOBODY = ""
+LOOK_NS = 10**9 // 2  # so long, until `go_on` is asked again
+
+
+def succeed_ended_job(store: Store, terms: Terms, patience_ns: int, go_on: Callable[[], bool]) -> str:
+    """Begin a new job in the store if it has one that has ended. Returns why that cannot be, or nothing.
+
+    Raises what the store raises.
+    """
+    raw = store.watch({STATE: None}, 0).get(STATE)
+    try:
+        state = decode_state(raw) if raw else None
+        if raw is None or state is None or state.phase in (Phase.FORMING, Phase.RUNNING):
+            return ""
+        hosts = {state.leader: "", **{node.id: node.host for node in _roster(store, state)}}
+    except ProtocolError:
+        return ""  # that of another version: the machine says so
+    left = {alive_key(node): host for node, host in hosts.items() if node}
+    deadline_ns = time.monotonic_ns() + patience_ns
+    while left and go_on():
+        left_ns = deadline_ns - time.monotonic_ns()
+        known: dict[str, bytes | None] = {STATE: raw, **dict.fromkeys(left, ALIVE)}
+        gone = store.watch(known, max(0, min(left_ns, LOOK_NS)))
+        if STATE in gone:
+            return ""  # somebody was faster
+        for key in gone:
+            del left[key]
+        if left and left_ns <= 0:
+            return _too_late(state, sorted({host for host in left.values() if host}))
+    if not left:
+        began = State(terms, NOBODY, term=state.term + 1, version=state.version + 1)
+        if store.compare_set(STATE, raw, encode(began)) == encode(began) and state.roster:
+            store.delete_prefix(state.roster.prefix)
+    return ""
+
+
+def _roster(store: Store, state: State) -> tuple[Node, ...]:
+    if state.roster is None:
+        return ()
+    found = store.watch(dict.fromkeys(state.roster.keys), 0)
+    parts = tuple(found.get(key) or b"" for key in state.roster.keys)
+    return decode_roster(parts) if all(parts) else ()
+
+
+def _too_late(state: State, hosts: list[str]) -> str:
+    how = "has completed" if state.phase == Phase.COMPLETED else f"has ended ({state.reason})"
+    where = f" on {', '.join(hosts)}" if hosts else ""
+    return (
+        f"the job that met here {how}, and nodes of it{where} are still there: wait until they have gone, "
+        "or give this job another --rdzv-id"
+    )

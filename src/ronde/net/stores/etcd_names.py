@@ -1,0 +1,70 @@
+"""What things of a store are called in etcd: under the store's prefix, `k/` has keys, `q/` queues and `c/` counters.
+
+All names are in the base64 in which the gateway wants them.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+
+from ronde.net.stores.base import check_key
+from ronde.net.stores.etcd_gateway import Message
+
+__all__ = ["Names", "b64", "count_both", "end"]
+
+
+class Names:
+    """The names in the store under a prefix. Raises UsageError for keys and queues outside the limits."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix.encode() + b"/"
+
+    def key(self, key: str) -> str:
+        return b64(self._prefix + b"k/" + check_key(key))
+
+    def queue(self, queue: str) -> str:
+        """Return what the values of the queue begin with. Two zeros end a name, and one within is followed by 255."""
+        return b64(self._queue(queue))
+
+    def item(self, queue: str, client: bytes, number: int) -> str:
+        """Return the name of a value in the queue, which no other has."""
+        return b64(self._queue(queue) + client + b"%d" % number)
+
+    def counter(self, client: bytes) -> str:
+        return b64(self._prefix + b"c/" + client)
+
+    def beginning(self, prefix: bytes) -> tuple[str, str]:
+        """Return what keys and what queues begin with that begin so."""
+        return b64(self._prefix + b"k/" + prefix), b64(self._prefix + b"q/" + _escaped(prefix))
+
+    def both(self, prefix: bytes) -> list[Message]:
+        """Return the operations that `count_both` needs the answers of."""
+        keys, queues = self.beginning(prefix)
+        return [
+            {"request_range": {"key": keys, "range_end": end(keys), "count_only": True}},
+            {"request_range": {"key": queues, "range_end": end(queues), "keys_only": True}},
+        ]
+
+    def _queue(self, queue: str) -> bytes:
+        return self._prefix + b"q/" + _escaped(check_key(queue)) + b"\0\0"
+
+
+def count_both(answer: Message) -> int:
+    """Return how many keys and queues there are."""
+    keys, queues = (response["response_range"] for response in answer["responses"][:2])
+    names = {b64decode(item["key"]).rpartition(b"\0\0")[0] for item in queues.get("kvs", ())}
+    return int(keys.get("count", 0)) + len(names)
+
+
+def b64(text: bytes) -> str:
+    return b64encode(text).decode()
+
+
+def end(name: str) -> str:
+    """Return the first key after all that begin with this one."""
+    text = b64decode(name).rstrip(b"\xff")
+    return b64(text[:-1] + bytes([text[-1] + 1]))
+
+
+def _escaped(name: bytes) -> bytes:
+    return name.replace(b"\0", b"\0\xff")
