@@ -228,10 +228,6 @@ def test_workers_and_output() -> None:
             "--rdzv-conf exit_barrier=5 --nnodes 2 --rdzv-endpoint a",
             "--rdzv-conf exit_barrier=5: exit_barrier is not known; did you mean exit_barrier_timeout?",
         ),
-        (
-            "--rdzv-conf keep_alive_interval=0",
-            "--rdzv-conf keep_alive_interval=0 makes no sense: it should be a number of seconds above 0",
-        ),
         ("--rdzv-conf keep_alive_max_attempt=0", "--rdzv-conf keep_alive_max_attempt=0 makes no sense"),
         (
             "--rdzv-conf keep_alive_interval=0",
