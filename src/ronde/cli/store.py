@@ -69,8 +69,9 @@ from: head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key
 
     ronde store --port 29500 --job-key-file job.key --journal /shared/job.journal
 
-If the node with the store is lost, start it again on another one with the same journal, or with
---seed and a copy of the journal. Clients that know both addresses (tcp:a:29500,tcp:b:29500) go on.
+With a journal, a store that is started again at the same address knows what it knew; without one,
+the nodes of `ronde run` tell it what they know. If its machine is lost, the same journal on a shared
+disk, or a copy of it and --seed, makes the same store on another machine, best under the same name.
 {describe(OPTIONS)}"""
 
 

@@ -174,8 +174,6 @@ class OverStore:
                 if store := self._cross(self._entrance.enter(max(min(left_ns, CONNECT_NS), LEAST_NS))):
                     self._begin(store)
                 return
-            except PeerLostError as error:  # it went while an earlier job ended there
-                _log.info("%s", error)
             except TimeoutError as error:
                 if left_ns <= CONNECT_NS:
                     message = str(error).partition("for the store ")[2] or str(error)
@@ -190,18 +188,21 @@ class OverStore:
                 return
 
     def _cross(self, store: Store) -> Store | None:
-        """Return the store if this node may take part there."""
+        """Return the store if this node may take part there. Raises TimeoutError if it has gone again."""
         assert self._terms
         silence_ns = self._rules.missing_beats * self._rules.heartbeat_ns
-        reason = "the store was lost"
+        patience_ns = max(silence_ns, LEAVING_NS)
         try:
-            reason = succeed_ended_job(
-                store, self._terms, max(silence_ns, LEAVING_NS), lambda: not self._is_closing
-            )
-        finally:
-            if reason:
-                store.close()
+            reason = succeed_ended_job(store, self._terms, patience_ns, lambda: not self._is_closing)
+        except PeerLostError as error:  # its job ended, and its node with it
+            store.close()
+            time.sleep(LEAST_NS / 1e9)
+            raise TimeoutError(str(error), operation="store", waited_ns=LEAST_NS) from None
+        except BaseException:
+            store.close()
+            raise
         if reason:
+            store.close()
             self._give_up(reason)
             return None
         return store
