@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from ronde.core.round import (
     WorkerFailed,
 )
 from ronde.errors import UsageError
+from ronde.net.processes import free_port
 from ronde.net.rendezvous.alone import Alone
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
@@ -80,17 +80,15 @@ def meeting(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         yield request.param, ",".join(cluster.endpoints)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def local_endpoint() -> str:
+    return f"127.0.0.1:{free_port('127.0.0.1')}"
 
 
 @pytest.fixture
 def job(meeting: tuple[str, str], tmp_path: Path) -> Iterator[Job]:
     backend, endpoint = meeting
     if not endpoint:
-        endpoint = str(tmp_path / "meeting") if backend == "file" else f"127.0.0.1:{free_port()}"
+        endpoint = str(tmp_path / "meeting") if backend == "file" else f"127.0.0.1:{free_port('127.0.0.1')}"
     job = Job(
         RendezvousConfig(backend, endpoint, tmp_path.name, join_timeout_ns=50 * S, last_call_ns=S // 10)
     )
@@ -311,7 +309,7 @@ def test_a_stopped_node_is_noticed_ejected_and_taken_back(processes: list[Proces
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[list[ProcessNode]]:
     """Three nodes that are processes, in a round together; the first one serves the store."""
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
     job = Job(RendezvousConfig("tcp", endpoint, tmp_path.name, 1, 3, last_call_ns=50 * S, heartbeat_ns=S))
     nodes = [job.add_process(name, options={"is_host": str(name == "a")}) for name in "abc"]
     for node in nodes:
@@ -392,7 +390,11 @@ def test_keys_that_somebody_has_deleted_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_store_dies_and_that_is_the_end_if_it_is_not_to_be_replaced(tmp_path: Path) -> None:
-    job = Job(RendezvousConfig("tcp", f"127.0.0.1:{free_port()}", tmp_path.name, options={"rehost": "no"}))
+    job = Job(
+        RendezvousConfig(
+            "tcp", f"127.0.0.1:{free_port('127.0.0.1')}", tmp_path.name, options={"rehost": "no"}
+        )
+    )
     server = StoreServer(f"tcp:{job.config.endpoint}", job.key)
     node = job.start("a")[0]
     node.begins()
