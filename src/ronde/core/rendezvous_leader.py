@@ -257,19 +257,25 @@ class Leader:
 
     def _consider_beginning(self, now_ns: int) -> None:
         rules = self._rules
-        fitting = self._fitting(())
-        if not self._are_enough(fitting):
+        size = self._count_fitting(())
+        if size < rules.min_nodes or (rules.min_slots and not self._are_enough(self._fitting(()))):
             self._too_few = self._too_few or not self._are_enough(self._survivors.values())
             self._last_call_ns = None
             return
         if self._stragglers() and now_ns < self._formed_ns + self._straggler_ns():
             return
-        if len(fitting) < rules.max_nodes and self._too_few:
+        if size < rules.max_nodes and self._too_few:
             if self._last_call_ns is None:
                 self._last_call_ns = now_ns + rules.last_call_ns
             if now_ns < self._last_call_ns:
                 return
-        self._begin(now_ns, fitting)
+        self._begin(now_ns, self._fitting(()))
+
+    def _count_fitting(self, taken: Collection[Node]) -> int:
+        """How many `_fitting` would return; asked for with everybody who comes."""
+        if self._rules.places_are_given:
+            return len(self._fitting(taken))
+        return min(len(self._wanting), max(self._rules.max_nodes - len(taken), 0))
 
     def _are_enough(self, nodes: Collection[Node]) -> bool:
         rules = self._rules
@@ -333,15 +339,15 @@ class Leader:
     def _consider_late_nodes(self, now_ns: int) -> None:
         budget = self.state.terms.max_changes
         is_spent = 0 <= budget <= self.state.changes
-        fitting = self._fitting(self.roster)
+        fitting = self._count_fitting(self.roster)
         if not fitting or self._succeeded or self._doubt or is_spent:
             self._last_call_ns = None
             return
         if self._last_call_ns is None:
             self._last_call_ns = now_ns + self._rules.last_call_ns
-        size = len(self.roster) + len(fitting)
+        size = len(self.roster) + fitting
         if size in (self._rules.max_nodes, self.state.largest) or now_ns >= self._last_call_ns:
-            self._end(now_ns, NodesWaiting(len(fitting)))
+            self._end(now_ns, NodesWaiting(fitting))
 
     def _end(self, now_ns: int, cause: Cause) -> None:
         """End the round, or the job if that costs more than the budget."""
