@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ronde.cli.options import Option, describe, parse
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
+
+if TYPE_CHECKING:
+    from ronde.net.stores.server import StoreServer
 
 __all__ = ["HELP", "run"]
 
@@ -113,12 +119,28 @@ def run(argv: Sequence[str]) -> int:
         if "--host" not in values:
             shown = str(Address(host=host_name(), port=int(shown.rpartition(":")[2])))
         print(f"the store is at {shown}", flush=True)
-        signal.sigwait(endings)
+        failed = _wait_for_the_end(server, endings)
         server.close()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, endings)
-    print("the store has ended", file=sys.stderr)
-    return 0
+    print("the store has failed" if failed else "the store has ended", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _wait_for_the_end(server: StoreServer, endings: set[signal.Signals]) -> bool:
+    """Return when one of the signals has come, or the server has failed: whether it has."""
+    has_failed, is_told = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        server.wait()
+        if not is_told.is_set():
+            has_failed.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    signal.sigwait(endings)
+    is_told.set()
+    return has_failed.is_set()
 
 
 def _read_key(path: Path) -> JobKey:

@@ -1,7 +1,7 @@
 """The journal of a served store: a file from which the store is as it was, after its server has died or moved.
 
     file   = header, records
-    record = length (4 bytes), CRC-32 (4), entries
+    record = length (4 bytes), CRC-32 of the entries (4), CRC-32 of these eight (4), entries
     entry  = kind (1 byte), length of the name (2), length of the value (4), name, value
 
 An entry says what something has become, so the meaning of requests may change without the journal. A record is all
@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 Remembered = tuple[bytes, int, bytes]  # a session's id, its last number, the answer to that
 
 _RECORD = struct.Struct("!II")
+_HEAD_SUM = struct.Struct("!I")
+_HEAD_BYTES = _RECORD.size + _HEAD_SUM.size
 _ENTRY = struct.Struct("!BHI")
 _NUMBER = struct.Struct("!Q")
 _KEY, _NO_KEY, _PUSH, _POP, _SESSION = 1, 2, 3, 4, 5
@@ -99,7 +101,7 @@ def _replay(data: bytes, path: Path, table: Table) -> tuple[list[Remembered], in
             raise UsageError(
                 f"the journal {path} is damaged at byte {place} of {len(data)}; take a copy of it that is whole"
             )
-        for kind, name, value in _entries(data, place + _RECORD.size, end):
+        for kind, name, value in _entries(data, place + _HEAD_BYTES, end):
             if kind == _SESSION:
                 sessions.pop(name, None)
                 sessions[name] = name, _NUMBER.unpack_from(value)[0], value[_NUMBER.size :]
@@ -111,19 +113,18 @@ def _replay(data: bytes, path: Path, table: Table) -> tuple[list[Remembered], in
 
 def _end_of_record(data: bytes, place: int) -> int:
     """Return where the record ends; 0 if it is torn, -1 if it is damaged."""
-    if len(data) - place < _RECORD.size:
+    begin = place + _HEAD_BYTES
+    if len(data) < begin:
         return 0
-    length, checksum = _RECORD.unpack_from(data, place)
-    end = place + _RECORD.size + length
-    if (
-        length > 0
-        and end <= len(data)
-        and zlib.crc32(memoryview(data)[place + _RECORD.size : end]) == checksum
-    ):
-        return int(end)
-    # A file system may have put zeros where the end of the file was to be.
-    torn = end >= len(data) or not data[place:].strip(b"\0") or not data[end:].strip(b"\0")
-    return 0 if torn else -1
+    head = data[place : place + _RECORD.size]
+    length, checksum = _RECORD.unpack(head)
+    if zlib.crc32(head) != _HEAD_SUM.unpack_from(data, place + _RECORD.size)[0]:
+        # Nobody knows where it ends. A file system may have put zeros where the end of the file was to be.
+        return 0 if not data[begin:].strip(b"\0") else -1
+    end = int(begin + length)
+    if end <= len(data) and zlib.crc32(memoryview(data)[begin:end]) == checksum:
+        return end
+    return 0 if not data[end:].strip(b"\0") else -1
 
 
 def _entries(data: bytes, place: int, end: int) -> Iterator[tuple[int, bytes, bytes]]:
@@ -247,7 +248,8 @@ def _pieces(table: Table, sessions: Iterable[Remembered]) -> Iterator[bytes]:
 
 
 def _record(entries: bytes) -> bytes:
-    return _RECORD.pack(len(entries), zlib.crc32(entries)) + entries
+    head = _RECORD.pack(len(entries), zlib.crc32(entries))
+    return head + _HEAD_SUM.pack(zlib.crc32(head)) + entries
 
 
 def _write_all(fd: int, data: bytes) -> None:

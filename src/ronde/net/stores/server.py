@@ -124,6 +124,10 @@ class StoreServer:
             os.eventfd_write(self._stop, 1)
             self._thread.join()
 
+    def wait(self) -> None:
+        """Return when it serves no more: closed, or failed."""
+        self._thread.join()
+
     def _open_journal(self, path: Path | None, seed: Path | None) -> Journal | None:
         if not path and not seed:
             return None
@@ -399,7 +403,7 @@ class StoreServer:
             for client, reply in desk.refuse(reason):
                 if reply is not None:
                     answers.append((client, reply))
-                elif client.timer == 0:
+                elif client is not None and client.timer == 0:  # else it broke in this very turn
                     self._set_timer(client, client.session.parked.timeout_ns)
         for client, reply in answers:
             self._deliver(client, reply)

@@ -101,7 +101,7 @@ def test_it_goes_on_behind_a_torn_end(path: Path) -> None:
     assert table.get(b"turn") == b"new"
 
 
-@pytest.mark.parametrize("place", [40, 60])
+@pytest.mark.parametrize("place", [31, 34, 40, 60])  # the first record's length, its sums, what it says
 def test_damage_before_the_end_is_an_error(opened: Journal, path: Path, place: int) -> None:
     turns(opened, path, 50)
     data = bytearray(path.read_bytes())
