@@ -141,7 +141,7 @@ class FileLog:
         path = self.path + ".new"
         fd = -1
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             os.fchmod(fd, os.fstat(self._fd).st_mode & 0o777)
             end = _write_all(fd, _MAGIC + _CURRENT, 0)
             for payload in payloads:

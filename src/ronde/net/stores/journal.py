@@ -197,7 +197,7 @@ class Journal:
     def rewrite(self, table: Table, sessions: Iterable[Remembered]) -> None:
         """Write the file anew with no more than what there is now."""
         new = self._path.with_name(self._path.name + ".new")
-        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size = 0

@@ -158,11 +158,13 @@ class StoreServer:
         return journal
 
     def _let_go(self) -> None:
-        """Close what a forked child has inherited: it would keep connections open that its parent closes."""
+        """Close what a forked child has inherited: it would keep open what its parent closes, and the journal locked."""
         for client in self._clients.values():
             client.sock.close()
         self._doors.close()
         self._epoll.close()
+        if self._journal:
+            self._journal.close()
 
     # The loop
 
