@@ -158,7 +158,7 @@ class StoreServer:
         return journal
 
     def _let_go(self) -> None:
-        """Close what a forked child has inherited: it would keep open what its parent closes, and the journal locked."""
+        """Close what a forked child has inherited: it would keep open what its parent closes."""
         for client in self._clients.values():
             client.sock.close()
         self._doors.close()
