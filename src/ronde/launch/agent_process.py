@@ -32,6 +32,7 @@ MOST_UNREAD = 1 << 20  # of what we write: an agent that lets more wait does not
 READ_BYTES = 64 * 1024
 ECHO_NS = 10 * 10**9
 LAST_WAIT_S = 5  # for what has been killed
+LAST_WORD_NS = 20 * 10**9  # for an agent that ends its workers and leaves
 SSH_FAILED, NOT_FOUND = 255, 127
 
 
@@ -226,9 +227,10 @@ class AgentProcess:
             self._unwritten = self._unwritten[os.write(fd, self._unwritten) :]
         except BlockingIOError:
             pass
-        except BrokenPipeError:
-            self._unwritten = b""
-            self.kill("it does not listen to us")
+        except BrokenPipeError:  # it is about to end, and has some time to say why
+            self._unwritten, self._leaving = b"", True
+            deaf = partial(self.kill, "it does not listen to us")
+            self._loop.set_timer(self, time.monotonic_ns() + LAST_WORD_NS, deaf)
         wanted = bool(self._unwritten)
         self._loop.watch(fd, Order.SINKS, self._write_on, wanted=wanted, events=selectors.EVENT_WRITE)
         if self._leaving and not wanted:
@@ -261,6 +263,7 @@ class AgentProcess:
             self._loop.unwatch(self._stdout.fileno())
             self._loop.unwatch(self._stderr.fileno())
         self.phase = Phase.ENDED
+        self._loop.set_timer(self, None, self.kill)
         if not self._stdin.closed:
             self._loop.unwatch(self._stdin.fileno())
         self._loop.unwatch(self._pidfd)
