@@ -70,9 +70,16 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("times", [30, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("store", ["of the launcher", "of rank 0"])
+@pytest.mark.parametrize(
+    ("store", "times"),
+    [
+        ("of the launcher", 30),
+        ("of rank 0", 30),
+        pytest.param("of the launcher", 1000, marks=pytest.mark.slow),
+        pytest.param("of rank 0", 300, marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_grows(store: str, transport: str, times: int) -> None:
     environ = {"RONDE_TRANSPORT": transport}
     if store == "of rank 0":
