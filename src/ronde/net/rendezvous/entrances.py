@@ -201,23 +201,14 @@ def _knock(address: Address) -> _Door:
     return answer
 
 
-class FileEntrance:
-    """To a store in a file."""
-
-    def __init__(self, path: str, prefix: str) -> None:
-        self._path = path
-        self._prefix = prefix
-
-    def enter(self, _: int) -> Store:
-        from ronde.net.stores.file import FileStore
-
-        return PrefixStore(FileStore(self._path), self._prefix)
+class _OnlyPlace:
+    """What entrances have in common whose store no node serves: there is no other one."""
 
     def offer(self, node: Node) -> Node:
         return node
 
     def enter_again(self, nodes: Sequence[Node], go_on: Callable[[], bool]) -> None:
-        return None  # there is no other one
+        return None
 
     def enter_other(self, address: str) -> Store:
         raise UsageError(f"nodes do not meet at {address} instead of here")
@@ -229,7 +220,20 @@ class FileEntrance:
         pass
 
 
-class EtcdEntrance:
+class FileEntrance(_OnlyPlace):
+    """To a store in a file."""
+
+    def __init__(self, path: str, prefix: str) -> None:
+        self._path = path
+        self._prefix = prefix
+
+    def enter(self, _: int) -> Store:
+        from ronde.net.stores.file import FileStore
+
+        return PrefixStore(FileStore(self._path), self._prefix)
+
+
+class EtcdEntrance(_OnlyPlace):
     """To a store in an etcd."""
 
     def __init__(self, config: RendezvousConfig, prefix: str) -> None:
@@ -250,21 +254,6 @@ class EtcdEntrance:
             certificate_file=options.get("ssl_cert", ""),
             key_file=options.get("ssl_cert_key", ""),
         )
-
-    def offer(self, node: Node) -> Node:
-        return node
-
-    def enter_again(self, nodes: Sequence[Node], go_on: Callable[[], bool]) -> None:
-        return None  # there is no other one
-
-    def enter_other(self, address: str) -> Store:
-        raise UsageError(f"nodes do not meet at {address} instead of here")
-
-    def serves(self) -> bool:
-        return False
-
-    def close(self, others: Callable[[int], None]) -> None:
-        pass
 
 
 def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
