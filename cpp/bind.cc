@@ -168,7 +168,7 @@ class Array {
 
 // Called in the middle of a wait, without the GIL.
 bool signal_handlers_raised() {
-  nb::gil_scoped_acquire acquire;
+  const TakeGil taken;
   return PyErr_CheckSignals() != 0;
 }
 
@@ -336,8 +336,8 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communi
   return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(reinterpret_cast<uint8_t*>(data), {part_bytes}, capsule);
 }
 
-std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, std::vector<int> host_of, int segment,
-                                      std::vector<int> bells, std::map<int, int> controls,
+std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, std::vector<int> host_of, int cores,
+                                      int segment, std::vector<int> bells, std::map<int, int> controls,
                                       std::map<int, std::vector<int>> data, int allreduce_algorithm,
                                       const std::vector<std::optional<size_t>>& switch_over, size_t staging_bytes,
                                       int64_t timeout_ns, int spin_us, bool adasum_hierarchical,
@@ -353,6 +353,7 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
   wiring.rank = rank;
   wiring.hosts = std::move(hosts);
   wiring.host_of = std::move(host_of);
+  wiring.cores = cores;
   if (twin != nullptr) wiring.symmetric = twin->symmetric();
   const SwitchOver usual;
   const SwitchOver over{switch_over.at(0).value_or(usual.hierarchical_bytes),
@@ -378,9 +379,9 @@ NB_MODULE(_native, module) {
 
   module.def("host_segment_bytes", &ronde::HostSegment::bytes, "local_size"_a, "staging_bytes"_a);
   module.def("instruction_set", &ronde::instruction_set);
-  module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "segment"_a, "bells"_a,
-             "controls"_a, "data"_a, "allreduce_algorithm"_a, "switch_over"_a, "staging_bytes"_a, "timeout_ns"_a,
-             "spin_us"_a, "adasum_hierarchical"_a, "hierarchical_allgather"_a, "twin"_a.none());
+  module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "cores"_a, "segment"_a,
+             "bells"_a, "controls"_a, "data"_a, "allreduce_algorithm"_a, "switch_over"_a, "staging_bytes"_a,
+             "timeout_ns"_a, "spin_us"_a, "adasum_hierarchical"_a, "hierarchical_allgather"_a, "twin"_a.none());
 
   nb::class_<Communicator>(module, "Communicator")
       .def("allreduce", &ronde::allreduce)
@@ -401,6 +402,7 @@ NB_MODULE(_native, module) {
       .def("abort", [](Communicator& self, const std::string& reason) { self.abort(reason); })
       .def("shutdown", [](Communicator& self) { ronde::without_gil(self, [&] { self.shutdown(); }); })
       .def("abandon", &Communicator::abandon)
+      .def("is_crowded", &Communicator::is_crowded)
       .def("has_failed", &Communicator::has_failed);
   ronde::bind_timeline(module);
   ronde::bind_engine(module);

@@ -47,7 +47,7 @@ class PythonBackend final : public Backend {
       : communicator_(communicator), carrier_(std::move(carrier)) {}
 
   ~PythonBackend() override {
-    const nb::gil_scoped_acquire acquire;
+    const TakeGil taken;
     carrier_.reset();
   }
 
@@ -93,9 +93,11 @@ class PythonBackend final : public Backend {
   template <class Body>
   void call(const Call& call, const char* method, Body&& body) {
     communicator_.delegate(call, [&] {
-      const nb::gil_scoped_acquire acquire;
+      const TakeGil taken;
       try {
-        body([&](auto&&... arguments) { carrier_.attr(method)(std::forward<decltype(arguments)>(arguments)...); });
+        body([&](auto&&... arguments) {
+          sleeping_at_exit([&] { carrier_.attr(method)(std::forward<decltype(arguments)>(arguments)...); });
+        });
       } catch (nb::python_error& error) {
         fail_as(error);
       }

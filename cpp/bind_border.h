@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "bind_gil.h"
 #include "communicator.h"
 
 namespace nb = nanobind;
@@ -16,12 +17,14 @@ namespace ronde {
 
 void bind_engine(nb::module_& module);
 void bind_stalls(nb::module_& module);
+void bind_store(nb::module_& module);
+void bind_store_server(nb::module_& module);
 void bind_timeline(nb::module_& module);
 
 template <class... Args>
 [[noreturn]] void raise(const char* name, Args&&... args) {
   const nb::object type = nb::module_::import_("ronde.errors").attr(name);
-  const nb::object error = type(std::forward<Args>(args)...);
+  const nb::object error = sleeping_at_exit([&] { return type(std::forward<Args>(args)...); });
   PyErr_SetObject(type.ptr(), error.ptr());
   throw nb::python_error();
 }
@@ -45,7 +48,7 @@ template <class... Args>
 template <class Body>
 void without_gil(const Communicator& communicator, Body&& body) {
   try {
-    nb::gil_scoped_release release;
+    const ReleaseGil released;
     body();
   } catch (const Failure& failure) {
     raise_failure(communicator, failure);

@@ -132,7 +132,7 @@ nb::object wait(nb::handle_t<Handle> self) {
   while (handle.completion->is_pending()) {
     bool finished = false;
     try {
-      nb::gil_scoped_release release;
+      const ReleaseGil released;
       finished = owner.cycle().wait(*handle.completion, std::exchange(patience, Cycle::Patience::kSleep));
     } catch (const Failure& failure) {
       raise_failure(owner.communicator(), failure);
@@ -155,7 +155,7 @@ nb::object wait(nb::handle_t<Handle> self) {
   }
   if (handle.finish.is_valid() && !handle.finish.is_none()) {
     const nb::object finish = std::exchange(handle.finish, nb::none());
-    handle.result = finish(handle.result);
+    handle.result = sleeping_at_exit([&] { return finish(handle.result); });
   }
   return handle.result.is_valid() ? handle.result : nb::none();
 }
@@ -182,7 +182,7 @@ Signature make_signature(int kind, int dtype, std::vector<int64_t> shape, int op
 template <class Body>
 auto guarded(PyCycle& self, Body&& body) {
   try {
-    nb::gil_scoped_release release;
+    const ReleaseGil released;
     return body();
   } catch (const Failure& failure) {
     raise_failure(self.communicator(), failure);
@@ -265,6 +265,7 @@ void bind_cycle(nb::module_& module) {
       .def("absent", [](PyCycle& self) { self.cycle().absent(); })
       .def("resume", [](PyCycle& self) { self.cycle().resume(); })
       .def("set_contributors", [](PyCycle& self, int count) { self.cycle().set_contributors(count); })
+      .def("begin_cold", [](PyCycle& self) { self.cycle().begin_cold(); })
       .def("end_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_cold(); }); })
       .def("take_used", [](PyCycle& self) { return guarded(self, [&] { return self.cycle().take_used(); }); })
       .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); })

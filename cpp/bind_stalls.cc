@@ -47,7 +47,7 @@ nb::tuple as_tuple(const Stalls::Event& event) {
 nb::object next(Stalls& self, int64_t at_ns) {
   std::optional<std::vector<Stalls::Event>> events;
   {
-    nb::gil_scoped_release release;
+    const ReleaseGil released;
     events = self.next(at_ns);
   }
   if (!events) return nb::none();
@@ -59,7 +59,7 @@ nb::object next(Stalls& self, int64_t at_ns) {
 std::vector<std::optional<std::tuple<uint64_t, uint64_t, int64_t>>> survey(Stalls& self, int64_t timeout_ns) {
   std::vector<std::optional<Cycle::Arrivals>> answers;
   {
-    nb::gil_scoped_release release;
+    const ReleaseGil released;
     answers = self.survey(timeout_ns);
   }
   std::vector<std::optional<std::tuple<uint64_t, uint64_t, int64_t>>> result(answers.size());

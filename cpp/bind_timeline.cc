@@ -22,7 +22,7 @@ void start(Timeline& self, std::string path, int rank, int size, std::string hos
   options.host = std::move(host);
   options.marks_cycles = marks_cycles;
   try {
-    nb::gil_scoped_release release;
+    const ReleaseGil released;
     self.start(options);
   } catch (const UsageError& error) {
     raise("UsageError", error.what());
@@ -40,7 +40,7 @@ void bind_timeline(nb::module_& module) {
   nb::class_<Timeline>(module, "Timeline")
       .def(nb::init<>())
       .def("start", &start, "path"_a, "rank"_a, "size"_a, "host"_a, "marks_cycles"_a)
-      .def("stop", &Timeline::stop, nb::call_guard<nb::gil_scoped_release>())
+      .def("stop", &Timeline::stop, nb::call_guard<ReleaseGil>())
       .def("is_on", &Timeline::is_on)
       .def("abandon", &Timeline::abandon);
 }

@@ -12,7 +12,6 @@
 
 #include "algorithms/adasum.h"
 #include "algorithms/hierarchical.h"
-#include "cores.h"
 #include "reduce.h"
 #include "shm_link.h"
 #include "tcp_link.h"
@@ -23,13 +22,12 @@ namespace {
 // A brief spin catches a peer that is about to come; then sched_yield() looks on, and lets a peer run that shares this
 // core. That happens even with a core per rank, whenever something else keeps the other cores busy: spinning longer
 // would hold up the very rank that is waited for. With fewer cores than ranks it is the rule.
-WaitPolicy policy_for(const Options& options, int local_size) {
+WaitPolicy policy_for(const Options& options, bool is_crowded) {
   constexpr int kLooksPerMicrosecond = 25;
   WaitPolicy policy;
   policy.timeout_ns = options.timeout_ns;
   // With a core per rank, who shares ours is likely the very thread that the peer needs (an engine's, woken a moment
   // ago), and the kernel lets it run at once only if we sleep: so not much of yielding.
-  const bool is_crowded = local_size > usable_cores();
   if (!is_crowded) policy.yields = 24;
   if (options.spin_us >= 0) {
     policy.spins = options.spin_us * kLooksPerMicrosecond;
@@ -68,6 +66,7 @@ Communicator::Communicator(Wiring wiring, const Options& options)
     : rank_(wiring.rank),
       hosts_(std::move(wiring.hosts)),
       host_of_(std::move(wiring.host_of)),
+      cores_(wiring.cores),
       options_(options),
       bells_(std::move(wiring.bells)),
       symmetric_(wiring.symmetric ? std::move(wiring.symmetric) : std::make_shared<SymmetricSegments>()) {
@@ -82,7 +81,7 @@ Communicator::Communicator(Wiring wiring, const Options& options)
     ropes.emplace_back(&segment_->slot(local).bell, bells_[local].get());
 
   const BellRope own = ropes[local_rank_];
-  waiter_ = std::make_unique<Waiter>(own, failure_, policy_for(options, local_size()));
+  waiter_ = std::make_unique<Waiter>(own, failure_, policy_for(options, is_crowded()));
   waiter_->set_listener(this);
 
   std::vector<std::unique_ptr<Link>> links(hosts_.size());

@@ -51,6 +51,7 @@ struct Wiring {
   int rank = 0;
   std::vector<std::string> hosts;                // by rank: the name of its host
   std::vector<int> host_of;                      // by rank: the number of its host
+  int cores = 1;                                 // on which ranks of this host may run, those of all together
   std::shared_ptr<Mapping> segment;              // the host's shared memory, HostSegment::bytes() long
   std::vector<Descriptor> bells;                 // eventfds of the ranks of this host, in rank order
   std::map<int, Descriptor> controls;            // by rank, all others: the control connection
@@ -100,6 +101,8 @@ class Communicator : private Waiter::Listener {
   const std::shared_ptr<SymmetricSegments>& symmetric() const { return symmetric_; }
   int local_rank() const { return local_rank_; }
   int local_size() const { return static_cast<int>(local_ranks_.size()); }
+  // Whether some ranks of this host have to share a core, so that nobody should spin for long.
+  bool is_crowded() const { return local_size() > cores_; }
 
   // Fails the communicator on every rank. Any thread, also while another one is inside a collective.
   void abort(const std::string& reason);
@@ -159,6 +162,7 @@ class Communicator : private Waiter::Listener {
   std::vector<int> local_ranks_;                 // the ranks of this host
   std::vector<std::vector<int>> ranks_of_host_;  // by host number
   int local_rank_ = 0;
+  int cores_;
   Options options_;
 
   FailureState failure_;

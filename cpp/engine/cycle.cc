@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "block_signals.h"
-#include "cores.h"
 
 namespace ronde {
 namespace {
@@ -39,7 +38,7 @@ Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std:
       leader_(communicator, board_, capacity, linger_ns, arity),
       slots_(capacity),
       contributors_(communicator.size()) {
-  const bool crowded = communicator.local_size() > usable_cores();
+  const bool crowded = communicator.is_crowded();
   spins_ = crowded ? 16 : 200;
   yields_ = crowded ? 16 : 10;
   communicator_.watch().set_listener(this);
@@ -444,6 +443,8 @@ void Cycle::tune(const Tunables& values) {
   leader_.set_batching(values.linger_ns, values.batch_bytes);
   communicator_.set_switch_over(values.switch_over);
 }
+
+void Cycle::begin_cold() { cold_entered_.fetch_add(1); }
 
 void Cycle::end_cold() {
   const Stepping turn(*this);

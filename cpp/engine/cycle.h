@@ -90,6 +90,8 @@ class Cycle : private Watch::Listener {
   // `contributors`: an average is divided by so many. With `is_absent` this rank contributes neutral elements.
   void run_now(const Signature& signature, const std::vector<uint64_t>& rows, std::span<const Memory> memory,
                int contributors, bool is_absent);
+  // begin_cold(): the engine's thread has come to the round, which waits for it.
+  void begin_cold();
   void end_cold();
   // Slots that have run since the last time, each once, the latest use last.
   std::vector<uint32_t> take_used();
@@ -123,6 +125,9 @@ class Cycle : private Watch::Listener {
   Pending& pending() { return pending_; }
   void visit_pending(const Pending::Visit& visit);
   bool is_in_cold_round() const { return in_cold_.load(); }
+  // Collective calls and cold rounds that the engine's thread has come to; not those for which its interpreter does not
+  // let it on.
+  uint64_t progress() const { return communicator_.watch().calls_begun() + cold_entered_.load(); }
   bool has_joined() {
     std::lock_guard lock(table_);
     return has_joined_;
@@ -207,6 +212,7 @@ class Cycle : private Watch::Listener {
   std::atomic<bool> in_cold_{false};   // a cold round is going on
   std::atomic<bool> cold_due_{false};  // one was found by a thread other than the engine's
   std::atomic<uint64_t> cold_begun_{0};
+  std::atomic<uint64_t> cold_entered_{0};
   std::atomic<bool> stopping_{false};
 
   std::atomic<bool> failed_{false};

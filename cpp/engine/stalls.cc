@@ -221,7 +221,7 @@ std::vector<uint32_t> Stalls::answer(uint32_t inquiry, std::span<const uint64_t>
   const Cycle::Arrivals arrivals = cycle_.arrivals();
   const Answer answer{static_cast<uint32_t>(ids.size()),
                       cycle_.is_in_cold_round() ? 1u : 0u,
-                      communicator_.watch().calls_begun(),
+                      cycle_.progress(),
                       arrivals.tensors,
                       arrivals.last,
                       arrivals.waited_ns};

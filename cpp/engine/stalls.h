@@ -55,7 +55,7 @@ class Stalls : private Watch::Listener {
     uint32_t inquiry = 0;           // of kAnswer and kStacks: the own one that it belongs to
     std::vector<uint64_t> ids{};    // kAsked
     std::vector<bool> has{};        // kAnswer: by id that was asked for, whether the rank has submitted it
-    uint64_t calls = 0;             // kAnswer: collective calls that its engine has begun
+    uint64_t calls = 0;             // kAnswer: Cycle::progress()
     bool is_in_cold_round = false;  // kAnswer
     std::string text{};             // kStacks
     bool is_raw = false;            // kStacks: written by the signal handler

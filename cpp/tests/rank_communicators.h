@@ -48,6 +48,7 @@ inline std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& 
     Wiring& wiring = wirings[rank];
     wiring.rank = rank;
     wiring.host_of = host_of;
+    wiring.cores = static_cast<int>(std::thread::hardware_concurrency());
     wiring.segment = segments[host_of[rank]];
     for (int other = 0; other < size; ++other) {
       wiring.hosts.push_back("host-" + std::to_string(host_of[other]));

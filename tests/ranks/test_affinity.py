@@ -46,6 +46,7 @@ def pinned(cores: list[int]) -> None:
     assert len(new) >= 1 + watches
     assert new == [{cores[ronde.local_rank()]}] * len(new)
     assert {thread: after[thread] for thread in before} == before
+    ronde.barrier()  # a rank that shuts down ends the engines of those that are still counting, too
     half.shutdown()
     ronde.shutdown()
 
@@ -67,3 +68,26 @@ def test_mistakes_are_named() -> None:
     missing = 4000 + max(CORES)
     ranks.run(refused, 2, [CORES[0], missing], rf"core {missing}, of local rank 1, does not exist on host ")
     ranks.run(refused, 2, [CORES[0]], "names 1 cores, but 2 ranks are on host")
+
+
+def bound(choose: str) -> None:
+    """Each rank runs where it is told to before it joins, as its launcher would have it."""
+    rank = int(os.environ["RANK"])
+    os.sched_setaffinity(
+        0, {"each its own": {CORES[rank]}, "all on one": {CORES[0]}, "anywhere": CORES}[choose]
+    )
+    ronde.init()
+    world = ronde.world()
+    assert world._native.is_crowded() is (choose == "all on one")
+    assert ronde.allreduce(np.ones(3), name="x", op=ronde.Sum).tolist() == [2] * 3
+    part = world.split(0, rank)
+    assert part is not None
+    assert part._native.is_crowded() is (choose == "all on one")
+    part.shutdown()
+    ronde.shutdown()
+
+
+@pytest.mark.parametrize("choose", ["each its own", "all on one", "anywhere"])
+def test_ranks_with_a_core_each_are_not_crowded(choose: str) -> None:
+    """Who has to share spins less; ranks that are bound to a core of their own have what they need."""
+    ranks.run(bound, 2, choose)

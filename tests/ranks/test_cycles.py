@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import ronde
+from ronde.net.processes import free_port
 from ronde.testing import ranks
 
 WARM_UP = 10  # cycles after which everything has been loaded and every cache filled
@@ -64,12 +64,6 @@ def settled() -> Usage:
     return min(usages, key=lambda usage: (usage.files, usage.threads))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 @pytest.mark.parametrize(
     ("store", "times"),
@@ -83,7 +77,7 @@ def free_port() -> int:
 def test_nothing_grows(store: str, transport: str, times: int) -> None:
     environ = {"RONDE_TRANSPORT": transport}
     if store == "of rank 0":
-        environ |= {"RONDE_STORE": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        environ |= {"RONDE_STORE": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     for begin, end in ranks.run(cycle, 2, times, environ=environ, timeout_s=280):
         assert end.files == begin.files
         assert end.threads == begin.threads

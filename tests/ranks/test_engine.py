@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -459,3 +460,28 @@ def forget_handles(times: int) -> list[int]:
 def test_handles_that_nobody_waits_for_keep_nothing_alive() -> None:
     for counts in ranks.run(forget_handles, 2, 5):
         assert counts[-1] == counts[1]
+
+
+ENDS_WHILE_THREADS_SUBMIT = """
+import threading, time
+import numpy as np
+import ronde
+
+def submit_for_ever(name):
+    while True:
+        try:
+            ronde.allreduce(np.ones(10), name=name)
+        except ronde.RondeError:
+            pass
+
+ronde.init()
+for i in range(8):
+    threading.Thread(target=submit_for_ever, args=(str(i),), daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_a_program_may_end_while_daemon_threads_submit() -> None:
+    for _ in range(6):  # it went wrong every other time
+        ended = subprocess.run([sys.executable, "-c", ENDS_WHILE_THREADS_SUBMIT], check=False, timeout=60)
+        assert ended.returncode == 0

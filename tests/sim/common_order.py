@@ -80,6 +80,11 @@ class CommonOrder:
         require(response.request == request, response, "is the response for", operation)
         require(response.rows == rows, response, "has not the rows", rows, "of", operation)
 
+    def check_contains(self, due: list[tuple[int, int]]) -> None:
+        """These occurrences of names have an outcome."""
+        lost = set(due) - {(outcome.index, outcome.occurrence) for outcome in self._outcomes}
+        require(not lost, "all had submitted", lost, "before one left, and it did not run")
+
     def check_end(self) -> None:
         """Nothing was done twice, and what all ranks have taken part in has the right value."""
         done = [(outcome.index, outcome.occurrence) for outcome in self._outcomes]

@@ -11,18 +11,19 @@ simulations a rank dies anywhere, in others one leaves too early; otherwise all 
 
 What is checked, as it happens: all ranks execute the same responses, or get the same errors, in the same order; each is
 what the workload says; values are right; caches are equal after every cold round; a submission ends once. At the end:
-nothing was lost. After a death: survivors execute only what all had begun, in the common order, and then all fail.
+nothing was lost, and if one has left too early, nothing that all had submitted by then. After a death: survivors
+execute only what all had begun, in the common order, and then all fail.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from tests.sim.common_order import Broken, CommonOrder, require
+from tests.sim import command
+from tests.sim.common_order import CommonOrder, require
 from tests.sim.hot_path import ColdRound, HotPath
 from tests.sim.leaders import draw_placement
 from tests.sim.rank import Rank
@@ -72,10 +73,12 @@ class Simulation:
         self.counts: Counter[str] = Counter()
         self.events: deque[tuple[object, ...]] = deque(maxlen=60)
         self.order = CommonOrder(self.workload, self.counts)
+        self.due: list[
+            tuple[int, int]
+        ] = []  # what all had submitted when the first one left: index, occurrence
         self.survivable = sys.maxsize  # a collective at this place of the order lacks a rank that has failed
-        self.first_leader = (
-            2 * ranks
-        )  # + host: its leader; 2 * rank: its training thread; 2 * rank + 1: its engine
+        # + host: its leader; 2 * rank: its training thread; 2 * rank + 1: its engine.
+        self.first_leader = 2 * ranks
         self.actors = Actors(2 * ranks + len(self.hot.leaders))
         self.ranks = [Rank(self, rank) for rank in range(ranks)]
         share = self.rng.choice((0, 0, 0.1, 0.5))
@@ -169,6 +172,16 @@ class Simulation:
         if state != "closed":
             self.survivable = min(self.survivable, rank.outcomes)
 
+    def leave(self) -> None:
+        """A rank leaves. What all have submitted by now has to run, whoever leaves."""
+        if any(rank.is_leaving for rank in self.ranks):
+            return
+        for index, occurrence in [
+            (index, flight.occurrence) for index, flight in self.ranks[0].flights.items()
+        ]:
+            if all(rank.has_submitted(index, occurrence) for rank in self.ranks):
+                self.due.append((index, occurrence))
+
     def die(self) -> None:
         running = [rank for rank in self.ranks if rank.state == "running"]
         if not running:
@@ -204,40 +217,19 @@ class Simulation:
         if not self.has_lost_one and not self.counts["left too early"]:
             require(len(self.order) == self.workload.total, "only", len(self.order), "of all were decided")
             require(self.counts["submissions lost"] == 0, "submissions were lost")
+        if not self.has_lost_one:
+            self.order.check_contains(self.due)
         self.order.check_end()
 
 
 def simulate(seed: int, ranks: int) -> Counter[str]:
     """Run one simulation; returns what happened how often. Raises Broken with the command that does it again."""
-    simulation = Simulation(seed, ranks)
-    try:
-        return simulation.run()
-    except Exception as error:
-        story = "\n".join("  " + " ".join(map(str, event))[:300] for event in simulation.events)
-        raise Broken(
-            f"{type(error).__name__}: {error}\nlast events:\n{story}\n"
-            f"replay: python -m tests.sim.negotiation --seed {seed} --ranks {ranks}"
-        ) from error
+    return command.run(Simulation(seed, ranks), f"tests.sim.negotiation --seed {seed} --ranks {ranks}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Simulate the negotiation with the real machines.")
-    parser.add_argument("--seeds", type=int, default=100, help="how many simulations (default: %(default)s)")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--ranks", type=int, help="ranks (default: from the seed)")
-    arguments = parser.parse_args(argv)
-    seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        try:
-            counts += simulate(seed, arguments.ranks or draw_ranks(seed))
-        except Broken as broken:
-            print(broken, flush=True)
-            return 1
-    print(
-        f"{len(seeds)} simulations:", ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
-    )
-    return 0
+    about = "Simulate the negotiation with the real machines."
+    return command.main(argv, about, "ranks", simulate, draw_ranks)
 
 
 if __name__ == "__main__":

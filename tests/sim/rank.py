@@ -12,6 +12,7 @@ from ronde.core.messages import (
     AllJoined,
     Fail,
     Joined,
+    Leaving,
     Message,
     Request,
     Run,
@@ -81,6 +82,9 @@ class Rank:
         self.limit = begin + count  # of occurrences
         self.available = list(range(names)) if count else []
 
+    def has_submitted(self, index: int, occurrence: int) -> bool:
+        return self.next_occurrence[index] > occurrence
+
     def has_submitted_all(self) -> bool:
         return not self.available and all(occurrence >= self.limit for occurrence in self.next_occurrence)
 
@@ -92,6 +96,7 @@ class Rank:
         elif self.is_leaving:
             return False
         elif self.leaves_early_after == 0 or self.is_over:
+            self.simulation.leave()
             self.is_leaving = True
             self.simulation.counts["left too early"] += not self.is_over
             self.member.leave()
@@ -178,7 +183,7 @@ class Rank:
     def begin(self, round_: ColdRound) -> None:
         self.begun += 1
         self.round, self.place = round_, 0
-        if self.member.is_joining:
+        if self.member.displaces_hits:
             for slot in list(self.hits):
                 self.displace(slot)
         outbox: list[Message] = self.member.outbox()
@@ -242,26 +247,32 @@ class Rank:
                 self.contribute(run)
             case Failed(request, reason, left):
                 self.fail_one(request, reason, left)
-            case Joined(ranks):
-                if self.rank in ranks:
-                    self.is_absent = True
-                    self.hot.note_joined(self.rank, True)
+            case Joined() | AllJoined():
+                self.hear_of_joins(effect)
             case Tune():
                 self.simulation.order.tune(self.tunings, self.outcomes, effect)
                 self.tunings += 1
-            case AllJoined(last):
-                require(self.is_absent and not self.flights, "rank", self.rank, "goes on before all is done")
-                require(0 <= last < self.workload.ranks, "an unknown rank has joined:", last)
-                self.is_absent = self.is_joining = False
-                self.hot.note_joined(self.rank, False)
-                self.simulation.counts["all joined"] += self.rank == 0
-                self.begin_epoch()
-                self.simulation.wake_training(self.rank)
+            case Leaving():
+                self.want_round()
             case Closed():
                 require(
                     self.stream is None or self.place == len(self.stream), "something comes after a leave"
                 )
                 self.close("closed")
+
+    def hear_of_joins(self, effect: Joined | AllJoined) -> None:
+        if isinstance(effect, Joined):
+            if self.rank in effect.ranks:
+                self.is_absent = True
+                self.hot.note_joined(self.rank, True)
+            return
+        require(self.is_absent and not self.flights, "rank", self.rank, "goes on before all is done")
+        require(0 <= effect.last < self.workload.ranks, "an unknown rank has joined:", effect.last)
+        self.is_absent = self.is_joining = False
+        self.hot.note_joined(self.rank, False)
+        self.simulation.counts["all joined"] += self.rank == 0
+        self.begin_epoch()
+        self.simulation.wake_training(self.rank)
 
     def displace(self, slot: int) -> None:
         self.simulation.counts["displaced"] += 1

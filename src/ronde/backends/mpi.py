@@ -22,9 +22,8 @@ from ronde.types import DType, Kind, ReduceOp
 
 __all__ = ["MPI"]
 
-_SPIN_NS = (
-    2 * 10**9
-)  # so long an operation is looked after without a rest: what is decided is ready on all ranks
+# So long an operation is looked after without a rest: what is decided is ready on all ranks.
+_SPIN_NS = 2 * 10**9
 _REST_S = 50e-6
 
 

@@ -11,7 +11,9 @@ The steps, the same on every rank and under one deadline:
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import secrets
 import socket
@@ -49,11 +51,13 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 2, 1
 class Wiring:
     """What the native data plane is made of; the descriptors belong to whoever takes them.
 
+    `cores`: on how many the ranks of the host may run, those of all together, also where each is bound to its own;
     `segment`: shared memory of the host (memfd); `bells`: eventfds of the host's ranks, in local order; `controls`: one
     connection per other rank; `data`: `tcp_streams` connections per rank on another host. Sockets are non-blocking.
     """
 
     topology: Topology
+    cores: int
     segment: int
     bells: list[int]
     controls: dict[int, int]
@@ -129,9 +133,11 @@ def wire(
     deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
     with ExitStack() as listeners, ExitStack() as on_error:
         topology, sockets = place(0, [""], [host_name()]), dict[Slot, socket.socket]()
+        mine = _Record.of(rank, size, settings, address)
+        cores = mine.cores
         if size > 1:
-            plan = _agree(_Record.of(rank, size, settings, address), rank, exchange, listeners)
-            topology = plan.topology
+            plan = _agree(mine, rank, exchange, listeners)
+            topology, cores = plan.topology, plan.cores
             calls, answers = _slots(plan, settings.tcp_streams)
             sockets = open_connections(
                 rank, list(topology.hosts), plan.listeners, calls, answers, key, purpose, deadline_ns
@@ -151,18 +157,22 @@ def wire(
             controls[slot.peer] = sockets[slot].detach()
         elif slot.channel is Channel.DATA:
             data.setdefault(slot.peer, []).append(sockets[slot].detach())
-    return Wiring(topology, segment, bells, controls, data, lanes)
+    return Wiring(topology, cores.bit_count(), segment, bells, controls, data, lanes)
 
 
 @dataclass(frozen=True)
 class _Record:
-    """What each rank tells all others about itself. `alike`: what must be the same on all ranks, by name."""
+    """What each rank tells all others about itself.
+
+    `cores`: those on which it may run, as bits of a number. `alike`: what must be the same on all ranks, by name.
+    """
 
     version: int
     key: str
     name: str
     unix: str
     address: str
+    cores: int
     alike: dict[str, Any]
 
     @classmethod
@@ -174,6 +184,7 @@ class _Record:
             name=host_name(),
             unix=f"unix:@ronde-{secrets.token_hex(8)}",
             address=address,
+            cores=sum(1 << core for core in os.sched_getaffinity(0)),
             alike={"size": size, **{name: getattr(settings, name) for name in MUST_AGREE}},
         )
 
@@ -188,7 +199,8 @@ class _Record:
             if version == PROTOCOL_VERSION:
                 record = cls(**content)
                 texts = (record.key, record.name, record.unix, record.address)
-                if all(isinstance(text, str) for text in texts) and isinstance(record.alike, dict):
+                others = isinstance(record.alike, dict) and isinstance(record.cores, int) and record.cores > 0
+                if others and all(isinstance(text, str) for text in texts):
                     return record
                 raise ValueError
         except (ValueError, TypeError, KeyError):
@@ -204,6 +216,7 @@ class _Plan:
     """Where everybody is and listens; `targets` has the address of each rank that this one may call."""
 
     topology: Topology
+    cores: int  # of my host's ranks together, as bits
     targets: list[Address]
     listeners: list[socket.socket]
 
@@ -216,16 +229,17 @@ def _agree(mine: _Record, rank: int, exchange: Exchange, listeners: ExitStack) -
     records = [_Record.decode(payload, peer) for peer, payload in enumerate(told)]
     _check_alike(records)
     topology = place(rank, [record.key for record in records], [record.name for record in records])
+    cores = functools.reduce(operator.or_, (records[each].cores for each in topology.local_ranks))
     targets = [parse(record.unix) for record in records]
     if topology.local_size == topology.size:
-        return _Plan(topology, targets, [unix])
+        return _Plan(topology, cores, targets, [unix])
     tcp, tcp_address = listen(Address(host=_offered(mine, records)))
     listeners.enter_context(tcp)
     tcp_targets = [parse(told.decode()) for told in exchange(str(tcp_address).encode())]
     for peer in range(topology.size):
         if not topology.is_local(peer):
             targets[peer] = tcp_targets[peer]
-    return _Plan(topology, targets, [unix, tcp])
+    return _Plan(topology, cores, targets, [unix, tcp])
 
 
 def _check_alike(records: list[_Record]) -> None:

@@ -74,6 +74,7 @@ class CommunicatorMaker:
                 rank=topology.rank,
                 hosts=list(topology.hosts),
                 host_of=list(topology.host_of),
+                cores=wiring.cores,
                 segment=wiring.segment,
                 bells=wiring.bells,
                 controls=wiring.controls,

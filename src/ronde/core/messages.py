@@ -1,7 +1,7 @@
 """What ranks tell the coordinator, what it answers, and how both travel: as compact JSON.
 
 To the coordinator: `Request`, `Join` and `Leave`. From it, in the same order to every rank: `Run`, `Evict`, `Fail`,
-`Joined`, `AllJoined`, `Tune` and `Left`.
+`Joined`, `AllJoined`, `Tune`, `Leaving` and `Left`.
 A list of them is one JSON list, in which each message is a list: its tag, then its fields in their order. The empty
 list is no bytes at all, because that is what most ranks have to say in most rounds.
 
@@ -26,6 +26,7 @@ __all__ = [
     "Join",
     "Joined",
     "Leave",
+    "Leaving",
     "Left",
     "Message",
     "Request",
@@ -95,7 +96,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The rank takes part in nothing more."""
+    """The rank submits nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,13 @@ class AllJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """This rank submits nothing more: the next round is the last, for what all have submitted by now."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """This rank has left. Nothing comes after it, ever."""
 
@@ -163,7 +171,7 @@ class Tune:
 
 
 Message = Request | Join | Leave
-StreamItem = Run | Evict | Fail | Joined | AllJoined | Tune | Left
+StreamItem = Run | Evict | Fail | Joined | AllJoined | Tune | Leaving | Left
 
 
 def encode_requests(messages: Sequence[Message]) -> bytes:
@@ -267,10 +275,11 @@ _FORMATS: dict[str, _Format] = {
     "joined": (Joined, (_tuple_of(_natural),)),
     "all joined": (AllJoined, (_natural,)),
     "tune": (Tune, (_natural,) * 7),
+    "leaving": (Leaving, (_natural,)),
     "left": (Left, (_natural,)),
 }
 _REQUESTS = {tag: _FORMATS[tag] for tag in ("submit", "join", "leave")}
-_STREAM = {tag: _FORMATS[tag] for tag in ("run", "evict", "fail", "joined", "all joined", "tune", "left")}
+_STREAM = {tag: format_ for tag, format_ in _FORMATS.items() if tag not in _REQUESTS}
 _TAGS = {message: tag for tag, (message, _) in _FORMATS.items()}
 _NAMES = {message: tuple(field.name for field in fields(message)) for message in _TAGS}
 

@@ -46,6 +46,7 @@ from ronde.core.messages import (
     Join,
     Joined,
     Leave,
+    Leaving,
     Left,
     Message,
     Request,
@@ -102,6 +103,7 @@ class Coordinator:
         self._responded: dict[int, Request] = {}  # by slot: whose response it holds
         self._joined: dict[int, None] = {}  # in the order in which they did
         self._tuned: list[StreamItem] = []  # said in the next step
+        self._leaving: int | None = None  # a rank that has said so, in the round before the last
         self._is_over = False
 
     @property
@@ -140,10 +142,14 @@ class Coordinator:
                         self._join(told.ranks, stream)
                     case Request():
                         self._take(told.message.name, told, stream)
-        if leaving:
-            stream.append(Left(min(leaving)))
+        if self._leaving is not None:
+            stream.append(Left(self._leaving))
             self._table.clear()
             self._is_over = True
+        elif leaving:
+            # Others may have submitted something before, which came too late for this round: so there is one more.
+            self._leaving = min(leaving)
+            stream.append(Leaving(self._leaving))
         return stream
 
     def tune(self, values: Tune) -> None:
@@ -282,8 +288,8 @@ class Closed:
     rank: int
 
 
-# Joined, AllJoined and Tune are passed on as they are.
-Effect = Insert | Execute | Contribute | Failed | Evicted | Joined | AllJoined | Tune | Closed
+# Joined, AllJoined, Tune and Leaving are passed on as they are. After a Leaving every rank wants one more cold round.
+Effect = Insert | Execute | Contribute | Failed | Evicted | Joined | AllJoined | Tune | Leaving | Closed
 
 
 def _empty(tensors: Sequence[TensorType]) -> list[TensorType]:
@@ -302,6 +308,7 @@ class Member:
         self._name_by_slot: dict[int, str] = {}
         self._wants_to_join = self._has_joined = False
         self._wants_to_leave = self._has_said_so = False
+        self._is_last = False  # the next cold round
         self._left: int | None = None  # the rank that has left
 
     def submit(self, request: Request) -> int | None:
@@ -333,26 +340,32 @@ class Member:
     def join(self) -> None:
         """Say in the next cold round that this rank has run out of data, until AllJoined.
 
-        Until that round nothing is submitted any more, and at its beginning hits that are pending are `displaced`.
-        Raises UsageError if it has said so already.
+        Until that round nothing is submitted any more. Raises UsageError if it has said so already.
         """
         if self._wants_to_join:
             raise UsageError("this rank has joined already: wait until all have")
         self._wants_to_join = True
 
     @property
-    def is_joining(self) -> bool:
-        """Whether the cold round that begins is the one in which this rank joins."""
+    def displaces_hits(self) -> bool:
+        """Whether hits that are pending must be `displaced` as the cold round begins: it has to know of all."""
+        return self._is_last or self._is_joining
+
+    @property
+    def _is_joining(self) -> bool:
         return self._wants_to_join and not self._has_joined
 
     def leave(self) -> None:
-        """Say in the next cold round that this rank takes part in nothing more. A second call does nothing."""
+        """Say in the next cold round that this rank submits nothing more. A second call does nothing.
+
+        What all ranks have submitted before still runs; the rest fails with the round after that.
+        """
         self._wants_to_leave = True
 
     def outbox(self) -> list[Message]:
         """Return what this rank sends in the cold round that begins."""
         messages, self._queue = self._queue, []
-        if self.is_joining and self._left is None:
+        if self._is_joining and self._left is None:
             self._has_joined = True
             messages.append(Join())
         if self._wants_to_leave and not self._has_said_so and self._left is None:
@@ -386,6 +399,9 @@ class Member:
                     return []
                 return [Failed(self._finish(name), reason)]
             case Joined() | Tune():
+                return [item]
+            case Leaving():
+                self._is_last = True
                 return [item]
             case AllJoined():
                 self._wants_to_join = self._has_joined = False

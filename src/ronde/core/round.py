@@ -105,10 +105,20 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class NodesLost:
-    """These nodes are gone or silent, or left; `reason` says which, and how that was noticed."""
+    """These nodes are gone or silent, or left; `reason` says which, and how that was noticed.
+
+    Of many nodes only some are in `nodes`; `ranges` then has the group ranks of all, in pairs of first and last.
+    """
 
     nodes: tuple[Node, ...]
     reason: str
+    ranges: tuple[int, ...] = ()
+
+    def ids(self, roster: tuple[Node, ...]) -> set[str]:
+        """Return the ids of all of them; `roster` has the nodes of the round that has ended."""
+        pairs = zip(self.ranges[::2], self.ranges[1::2])
+        listed = {node.id for first, last in pairs for node in roster[first : last + 1]}
+        return listed | {node.id for node in self.nodes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ Rules
 2. Several ranks notice at about the same time. Whoever is asked about a tensor before it has asked itself leaves the
    report to the one that asks; of those that have asked each other the lowest reports.
 3. After `shutdown_ns` the world is aborted. No rank leaves that to another one.
-4. Who holds things up: a rank that has not submitted the tensor; a rank whose engine is behind the others', because it
-   has begun fewer collective calls or is still in a round of negotiation (its interpreter does not let the engine's
-   thread on); a rank that does not answer at all, whose process must be stopped. If one does not answer, those that are
+4. Who holds things up: a rank that has not submitted the tensor; a rank whose engine is behind the others', because its
+   thread has come to fewer collective calls and rounds of negotiation, or is still in one (the interpreter does not let
+   it on); a rank that does not answer at all, whose process must be stopped. If one does not answer, those that are
    behind may be waiting for it.
 5. The own view may be old: a rank that finds itself behind, or in the middle of a round in which tensors are run, asks
    again a second later. What is no longer pending when the answers are there is not reported.
@@ -86,7 +86,8 @@ class Asked:
 class Answer:
     """A rank, or this one itself, says what it has of the tensors asked about, in their order.
 
-    `calls`: collective calls that its engine has begun. `is_in_round`: it is in a round of negotiation.
+    `calls`: collective calls and rounds of negotiation that its engine's thread has come to. `is_in_round`: it is in a
+    round of negotiation, or should be.
     """
 
     rank: int

@@ -33,9 +33,8 @@ _log = logging.getLogger("ronde.engine")
 
 _ON_DEVICE = 1 << 12  # this and the table are those of Backends in cpp/engine/backend.h
 _NOBODY = 255
-DEVICE_MEMORY = (
-    " memory"  # so ends the device of a tensor that a backend takes where it is (cpp/engine/signature.h)
-)
+# So ends the device of a tensor that a backend takes where it is (cpp/engine/signature.h).
+DEVICE_MEMORY = " memory"
 
 
 class Carriers:

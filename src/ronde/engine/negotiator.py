@@ -21,7 +21,7 @@ import numpy as np
 from ronde import _native
 from ronde._native import Handle
 from ronde.comm.communicator import Communicator
-from ronde.core.messages import AllJoined, Joined, Run, Tune, decode_stream, encode_stream
+from ronde.core.messages import AllJoined, Joined, Leaving, Run, Tune, decode_stream, encode_stream
 from ronde.core.negotiation import (
     Closed,
     Contribute,
@@ -77,6 +77,7 @@ class Negotiator:
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._is_in_round = False
+        self._is_ending = False
         self.thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
 
     def submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
@@ -159,7 +160,7 @@ class Negotiator:
             while self._cycle.run():
                 self._is_in_round = True
                 self._cold_round()
-                self._is_in_round = False
+                self._is_in_round = self._is_ending  # the last is to follow at once
             if self._failure is None:  # nobody has answered while this rank took leave
                 rank, host = self._names[self._rank], self._hosts[self._rank]
                 raise PeerLostError(f"rank {rank} on {host} has shut down", rank, host)
@@ -167,8 +168,9 @@ class Negotiator:
             self._fail(error)
 
     def _cold_round(self) -> None:
+        self._cycle.begin_cold()
         with self._lock:
-            if self._member.is_joining:
+            if self._member.displaces_hits:
                 self._take_back_hits()
             requests = self._member.outbox()
         batches = self._collector.collect(requests)
@@ -214,6 +216,9 @@ class Negotiator:
                 self._go_on_after(last)
             case Tune():
                 take_over(self._cycle, effect, self._tuner)
+            case Leaving():
+                self._is_ending = True
+                self._cycle.want_cold()
             case Closed(rank):
                 self._close(rank)
 
@@ -312,7 +317,7 @@ class Negotiator:
         self._closed.set()
 
     def leave(self) -> None:
-        """Say in the next cold round that this rank takes part in nothing more."""
+        """Say in the next cold round that this rank submits nothing more."""
         with self._lock:
             if self._failure is None:
                 self._member.leave()
@@ -325,7 +330,7 @@ class Negotiator:
             self._tuner.close()
 
     def wait_until_all_know(self) -> None:
-        """Wait for that round: patiently once it has begun, because then one of the others is busy."""
+        """Wait for the last round: patiently once they listen, because then one of the others is busy."""
         until = time.monotonic() + _ROUND_PATIENCE_S
         while not self._closed.wait(_LEAVE_PATIENCE_S) and self._is_in_round and time.monotonic() < until:
             pass

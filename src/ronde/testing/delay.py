@@ -38,9 +38,8 @@ def relay(names: list[str], delay_ns: int) -> None:
     """Pass frames on, for ever."""
     ends = [open_interface(name) for name in names]
     other = {ends[0]: ends[1], ends[1]: ends[0]}
-    waiting: deque[tuple[int, socket.socket, bytes]] = (
-        deque()
-    )  # the delay is the same for all, so the order is too
+    # The delay is the same for all, so the order is too.
+    waiting: deque[tuple[int, socket.socket, bytes]] = deque()
     print("ready", flush=True)
     while True:
         timeout_s = max(0.0, (waiting[0][0] - time.monotonic_ns()) / 1e9) if waiting else None

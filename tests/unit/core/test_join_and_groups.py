@@ -13,6 +13,7 @@ from ronde.core.messages import (
     Join,
     Joined,
     Leave,
+    Leaving,
     Left,
     Request,
     Run,
@@ -140,7 +141,8 @@ class TestCoordinatorOfJoins:
 
     def test_who_leaves_ends_it_for_all(self) -> None:
         coordinator, _ = joined(1)
-        assert coordinator.step([[], [Leave()], []]) == [Left(1)]
+        assert coordinator.step([[], [Leave()], []]) == [Leaving(1)]
+        assert coordinator.step([[], [], []]) == [Left(1)]
 
     def test_nonsense_breaks_the_world(self) -> None:
         with pytest.raises(ProtocolError, match="rank 1 has joined twice"):
@@ -154,9 +156,9 @@ class TestMemberThatJoins:
         member = Member(0, 2)
         member.submit(GRAD)
         member.join()
-        assert member.is_joining
+        assert member.displaces_hits
         assert member.outbox() == [GRAD, Join()]
-        assert not member.is_joining
+        assert not member.displaces_hits
         assert member.outbox() == []
 
     def test_contributes_until_all_have_joined(self) -> None:

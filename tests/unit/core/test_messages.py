@@ -15,6 +15,7 @@ from ronde.core.messages import (
     Join,
     Joined,
     Leave,
+    Leaving,
     Left,
     Message,
     Request,
@@ -62,6 +63,7 @@ ITEMS = st.lists(
         st.builds(Joined, st.lists(NATURALS, max_size=4).map(tuple)),
         st.builds(AllJoined, NATURALS),
         st.builds(Tune, *[NATURALS] * 7),
+        st.builds(Leaving, NATURALS),
         st.builds(Left, NATURALS),
     ),
     max_size=5,
@@ -107,10 +109,13 @@ def test_types_come_back_too() -> None:
 def test_what_travels() -> None:
     assert json.loads(encode_requests([GRAD, Leave()])) == [ENCODED, ["leave"]]
     assert b" " not in encode_requests([GRAD])
-    assert json.loads(encode_stream([Run(GRAD, (1, 2), -1), Evict(7), Fail("grad", "no"), Left(3)])) == [
+    assert json.loads(
+        encode_stream([Run(GRAD, (1, 2), -1), Evict(7), Fail("grad", "no"), Leaving(2), Left(3)])
+    ) == [
         ["run", ENCODED, [1, 2], -1, []],
         ["evict", 7],
         ["fail", "grad", "no"],
+        ["leaving", 2],
         ["left", 3],
     ]
     group = replace(GRAD, more=(TensorType(DType.int8, (2,)), TensorType(DType.bool, ())))
@@ -168,7 +173,9 @@ def test_malformed_text_is_refused(text: str) -> None:
 def test_each_direction_has_its_own_messages() -> None:
     with pytest.raises(ProtocolError, match=r"'evict', 1.* is not one of submit, join, leave"):
         decode_requests(encode_stream([Evict(1)]))
-    with pytest.raises(ProtocolError, match="is not one of run, evict, fail, joined, all joined, tune, left"):
+    with pytest.raises(
+        ProtocolError, match="is not one of run, evict, fail, joined, all joined, tune, leaving, left"
+    ):
         decode_stream(encode_requests([Leave()]))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ronde.core.messages import Evict, Fail, Leave, Left, Message, Request, Run, StreamItem
+from ronde.core.messages import Evict, Fail, Leave, Leaving, Left, Message, Request, Run, StreamItem
 from ronde.core.negotiation import (
     Closed,
     Coordinator,
@@ -132,8 +132,10 @@ class TestCoordinator:
 
     def test_a_leave_comes_last_for_ever(self) -> None:
         coordinator = Coordinator(3, 4)
-        items = coordinator.step([[grad()], [grad(), Leave()], [grad(), grad("b"), Leave()]])
-        assert items == [Run(grad(), (), 0), Left(1)]
+        items = coordinator.step([[grad()], [grad(), grad("b"), Leave()], [grad(), grad("b"), Leave()]])
+        assert items == [Run(grad(), (), 0), Leaving(1)]
+        items = coordinator.step([[grad("b"), grad("c"), Leave()], [], []])
+        assert items == [Run(grad("b"), (), 1), Left(1)]
         assert coordinator.step([[grad("b")], [grad("b")], [grad("b")]], used=[99]) == []
         assert coordinator.waiting() == []
 
@@ -299,6 +301,9 @@ class TestMember:
             member.submit(grad("c"))
         assert member.outbox() == [grad("a"), grad("b"), Leave()]
         assert member.outbox() == []
+        assert not member.displaces_hits
+        assert member.apply(Leaving(1)) == [Leaving(1)]
+        assert member.displaces_hits
         why = "rank 1 has left"
         assert member.apply(Left(1)) == [Failed(grad("a"), why, 1), Failed(grad("b"), why, 1), Closed(1)]
 
