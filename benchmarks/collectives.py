@@ -144,7 +144,7 @@ def main() -> None:
                 rows.extend(measure_all(field, options))
     finally:  # what was measured before something went wrong counts
         if options.csv:
-            write_csv(options.csv, rows)
+            write_csv(options.csv, Row, rows)
     if options.plot:
         from plot import plot
 

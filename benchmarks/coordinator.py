@@ -10,14 +10,15 @@ hits only notes travel, whose number follows from their size; that time is all b
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import math
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from typing import TypeVar
+
+from tables import write_csv
 
 from ronde.core.merging import Batch, BatchReader, encode_batch, merge, told_together
 from ronde.core.messages import Request, decode_requests, encode_requests, encode_stream
@@ -231,13 +232,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = measure(arguments.ranks, arguments.arity)
     if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(field.name for field in fields(Row))
-            for row in rows:
-                writer.writerow(
-                    f"{value:.3f}" if isinstance(value, float) else value for value in astuple(row)
-                )
+        write_csv(arguments.csv, Row, rows)
     if arguments.plot:
         plot(arguments.plot, rows)
 

@@ -9,7 +9,6 @@ wrong. What every message costs follows from the `Network` below; the leader's p
 from __future__ import annotations
 
 import argparse
-import csv
 import heapq
 import pathlib
 import random
@@ -17,16 +16,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from tables import write_csv
 from tests.sim.rendezvous_node import SimNode
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.core.rendezvous import Rules
-from ronde.core.rendezvous_effects import Event, Set
+from ronde.core.rendezvous.effects import Event, Set
+from ronde.core.rendezvous.state import Rules
 from ronde.core.round import Budget, RendezvousEvent, RoundBegan, RoundEnded
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class TimedNode(SimNode):
         elif isinstance(event, RoundEnded):
             self.later(0, self.start)
 
+    def has_written(self, raw: bytes) -> None:
+        pass
+
     @property
     def sim_world(self) -> World:
         return cast(World, self.sim)
@@ -87,6 +90,7 @@ class World:
     def __init__(self, nodes: int) -> None:
         self.rng = random.Random(nodes)
         self.network = Network()
+        self.crowd = 1.0
         self.now_ns = 0
         self.agenda: list[tuple[int, int, Callable[[], None]]] = []
         self.planned = 0
@@ -113,7 +117,7 @@ class World:
         self.busy_ns = max(self.busy_ns, self.now_ns) + took_ns
         return int(self.busy_ns - self.now_ns + 1000 * self.network.latency_us)
 
-    def hiccups(self) -> bool:
+    def hiccups(self, crowd: float = 1.0) -> bool:
         return False
 
     def freezes_before(self, node: SimNode, effect: Set) -> bool:
@@ -215,13 +219,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = measure(arguments.nodes)
     if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(field.name for field in fields(Row))
-            for row in rows:
-                writer.writerow(
-                    f"{value:.3f}" if isinstance(value, float) else value for value in astuple(row)
-                )
+        write_csv(arguments.csv, Row, rows)
     if arguments.plot:
         plot(arguments.plot, rows)
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import csv
 import pathlib
 import re
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -75,11 +80,12 @@ def parse_bytes(text: str) -> int:
     return int(match[1]) * UNITS[match[2]]
 
 
-def write_csv(path: pathlib.Path, rows: list[Row]) -> None:
-    """Write all rows under a line with the names of the columns."""
+def write_csv(
+    path: pathlib.Path, columns: type[DataclassInstance], rows: Sequence[DataclassInstance]
+) -> None:
+    """Write all rows, which are of that dataclass, under a line with the names of its fields."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(Row))
+        writer.writerow(field.name for field in fields(columns))
         for row in rows:
-            *rest, median_us = astuple(row)
-            writer.writerow([*rest, f"{median_us:.3f}"])
+            writer.writerow(f"{value:.3f}" if isinstance(value, float) else value for value in astuple(row))

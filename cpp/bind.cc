@@ -404,6 +404,8 @@ NB_MODULE(_native, module) {
       .def("abandon", &Communicator::abandon)
       .def("is_crowded", &Communicator::is_crowded)
       .def("has_failed", &Communicator::has_failed);
+  ronde::bind_store(module);
+  ronde::bind_store_server(module);
   ronde::bind_timeline(module);
   ronde::bind_engine(module);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing.resource_tracker
 import os
+import re
 import shutil
 import signal
 import time
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Every process that a test starts inherits this, so that we find it also after its parent has died.
@@ -22,7 +24,50 @@ os.environ[MARK_NAME] = MARK_VALUE
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A machine that does much else takes its time for an example.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
+
 GRACE_S = 5.0  # how long what is ending may take to end
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--not-again",
+        type=Path,
+        metavar="FILE",
+        help="leave out the tests that FILE names, but for those in files that mention torch: with it installed they "
+        "may test more; add those that pass to FILE",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if file := config.getoption("--not-again"):
+        config.pluginmanager.register(NotAgain(file))
+
+
+class NotAgain:
+    """Lets a second run, where more is installed, do only what the first one could not."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._passed = set(file.read_text().splitlines()) if file.exists() else set()
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        left_out = [
+            item
+            for item in items
+            if item.nodeid in self._passed and not re.search(r"\btorch\b", item.path.read_text())
+        ]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            with self._file.open("a") as file:
+                file.write(report.nodeid + "\n")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

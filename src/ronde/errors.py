@@ -8,7 +8,7 @@ RondeError
 │   ├── PeerLostError                a rank died, left, or cannot be reached: `.rank`, `.host`
 │   ├── AbortedError                 a rank gave up on purpose: `.rank`, `.host`
 │   ├── TimeoutError                 waited longer than a setting allows: `.operation`, `.waited_ns`, `.missing`
-│   └── RemoteError                  user code failed on another rank: `.rank`, `.traceback_text`
+│   └── RemoteError                  user code failed on another rank: `.rank`, `.traceback_text`, `.exit_codes`
 └── ProtocolError (RuntimeError)     the other end does not speak our language
     ├── AuthenticationError          wrong or missing job key
     └── VersionError                 another, incompatible version of Ronde
@@ -17,6 +17,7 @@ RondeError
 from __future__ import annotations
 
 import builtins
+from collections.abc import Mapping
 
 __all__ = [
     "AbortedError",
@@ -100,15 +101,26 @@ class TimeoutError(PeerError, builtins.TimeoutError):
 
 
 class RemoteError(PeerError):
-    """User code failed on another rank; `traceback_text` is the traceback as it was printed there."""
+    """User code failed on another rank; `traceback_text` is the traceback as it was printed there.
 
-    def __init__(self, message: str, rank: int = -1, traceback_text: str = "") -> None:
+    `exit_codes`: of all ranks that failed by themselves, as far as this is the error of a whole job; minus the signal
+    where one killed it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int = -1,
+        traceback_text: str = "",
+        exit_codes: Mapping[int, int] | None = None,
+    ) -> None:
         super().__init__(message)
         self.rank = rank
         self.traceback_text = traceback_text
+        self.exit_codes = dict(exit_codes or {})
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.args[0], self.rank, self.traceback_text)
+        return type(self), (self.args[0], self.rank, self.traceback_text, self.exit_codes)
 
 
 class ProtocolError(RondeError, RuntimeError):

@@ -27,7 +27,7 @@ from ronde.net.processes import free_port
 
 __all__ = ["Slurm", "require"]
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "sinfo", "unshare")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "unshare")
 START_S = 60.0
 CPUS = 2  # of each node, whatever this machine has
 

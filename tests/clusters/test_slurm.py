@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -37,11 +41,26 @@ time.sleep(600)
 """
 
 
+# Its agent is its parent, and that one's is Slurm's own process for the step on this node.
+STAY = """
+import os, time
+
+folder = os.path.dirname(__file__)
+with open(f"/proc/{os.getppid()}/stat") as file:
+    agent_of = file.read().rpartition(")")[2].split()[1]
+node, pids = os.environ["SLURMD_NODENAME"], f"{agent_of} {os.getppid()} {os.getpid()}"
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} on {node}: {pids}", flush=True)
+while not os.path.exists(f"{folder}/done"):
+    time.sleep(0.05)
+"""
+
+
 @pytest.fixture
 def slurm() -> Iterator[Slurm]:
     with Slurm(["n1", "n2"]) as slurm:
         (slurm.folder / "reduce.py").write_text(REDUCE)
         (slurm.folder / "fail.py").write_text(FAIL)
+        (slurm.folder / "stay.py").write_text(STAY)
         yield slurm
 
 
@@ -82,3 +101,66 @@ def test_a_job_of_two_nodes(slurm: Slurm) -> None:
     assert said(output.read_text()) == [
         f"rank {rank} of 2 on n{rank + 1}: group {rank}, sum 1" for rank in (0, 1)
     ]
+
+
+def lose(slurm: Slurm, node: str, *words: str) -> subprocess.Popen[str]:
+    """Start a job on both nodes, of which one goes down: all its processes die, and Slurm is told.
+
+    To be called once for a Slurm: after that it may believe for long that the node is in use.
+    """
+    step = subprocess.Popen(
+        ["srun", "-N2", "--no-kill", *RONDE_RUN, "-n", "1", *words, str(slurm.folder / "stay.py")],
+        env=slurm.environ(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert step.stdout is not None
+    found: dict[str, str] = {}
+    while len(found) < 2:
+        match = re.search(r"rank \d of 2 on (\w+): (.*)", step.stdout.readline())
+        assert match or step.poll() is None, slurm.logs()
+        if match:
+            found[match[1]] = match[2]
+    for pid in found[node].split():
+        try:
+            os.kill(int(pid), signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has died with the one before
+    done = slurm.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=a test")
+    assert done.returncode == 0, done.stderr
+    return step
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_node_goes_down_and_the_job_does_not(slurm: Slurm, node: str) -> None:
+    """With --no-kill, and a range of nodes that allows for it; also if it is the node where all meet."""
+    step = lose(slurm, node, "--nnodes", "1:2")
+    try:
+        assert step.stdout is not None
+        other = {"n1": "n2", "n2": "n1"}[node]
+        assert f"rank 0 of 1 on {other}" in step.stdout.readline()
+        (slurm.folder / "done").touch()
+        _, err = step.communicate(timeout=60)
+        assert step.returncode == 0, err
+        assert f"Node failure on {node}" in err
+    finally:
+        step.kill()
+        step.communicate()
+
+
+def test_a_node_goes_down_and_so_does_the_job(slurm: Slurm) -> None:
+    """Slurm starts no task again, so nobody waits for one much longer than it takes to see that a node is silent."""
+    step = lose(slurm, "n2", "--rdzv-conf", "keep_alive_interval=1")
+    try:
+        _, err = step.communicate(timeout=60)
+    finally:
+        step.kill()
+        step.communicate()
+    assert step.returncode == 1, err
+    assert re.search(
+        "and nobody starts it again: 1 of 2 nodes is left, and the job needs 2 "
+        r"\(--nnodes MIN:MAX lets it go on with fewer\)\n",
+        err,
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +121,24 @@ class ProcessNode:
     def succeed(self) -> None:
         assert self.process.stdin
         self.process.stdin.write("succeed\n")
+
+    def stop(self) -> None:
+        """Stop it, but not while it has the lock of a store in a file: then nobody could go on."""
+        while True:
+            self.signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if not self._has_locked():
+                return
+            self.signal(signal.SIGCONT)
+            time.sleep(0.001)
+
+    def _has_locked(self) -> bool:
+        files = Path(f"/proc/{self.process.pid}/fd")
+        return any(
+            "lock:" in (files.parent / "fdinfo" / file.name).read_text()
+            for file in files.iterdir()
+            if not os.readlink(file).endswith(".alive")  # where it shows that it lives
+        )
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)

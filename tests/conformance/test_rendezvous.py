@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.etcd_cluster import EtcdCluster
-from tests.conformance.rendezvous_nodes import ONE_RESTART, ProcessNode, S, TestNode
+from tests.conformance.rendezvous_nodes import LONG_S, ONE_RESTART, ProcessNode, S, TestNode
 
 from ronde.core.round import (
     AllSucceeded,
@@ -237,6 +237,16 @@ def test_the_job_is_ended_for_all(job: Job) -> None:
         assert node.expect(JobClosed) == JobClosed("host-b: interrupted by Ctrl-C")
 
 
+def test_of_two_that_end_the_job_and_go_the_first_is_its_cause(job: Job) -> None:
+    a, b, c = job.start("a", "b", "c")
+    for node in (a, b, c):
+        node.begins()
+    for node in (b, c):
+        node.rendezvous.end_job("interrupted by Ctrl-C")
+        node.close()
+    assert a.expect(JobClosed) == JobClosed("host-b: interrupted by Ctrl-C")
+
+
 def test_nodes_that_disagree_are_told_in_what(job: Job) -> None:
     a, b = job.start("a", "b")
     a.begins(), b.begins()
@@ -293,7 +303,7 @@ def test_killed_nodes_are_noticed_and_the_others_go_on(processes: list[ProcessNo
 @pytest.mark.parametrize("which", [0, *(pytest.param(which, marks=pytest.mark.slow) for which in (1, 2))])
 def test_a_stopped_node_is_noticed_ejected_and_taken_back(processes: list[ProcessNode], which: int) -> None:
     stopped = processes.pop(which)
-    stopped.signal(signal.SIGSTOP)
+    stopped.stop()
     for node in processes:
         assert f"host-{stopped.name} was silent for 1.5 s" in node.says("ended")
     for node in processes:
@@ -332,6 +342,24 @@ def test_the_store_dies_with_its_node_and_the_others_go_on_at_another(served: li
     served[2].says("AllSucceeded")
 
 
+def test_a_node_is_lost_and_then_the_one_with_the_store(tmp_path: Path) -> None:
+    """Between two rounds, so it is not known whether the first one was here: but one could do nothing elsewhere."""
+    endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
+    job = Job(RendezvousConfig("tcp", endpoint, tmp_path.name, 1, 3, last_call_ns=50 * S, heartbeat_ns=S))
+    a, b, c = [job.add(name, options={"is_host": str(name == "a")}) for name in "abc"]
+    for node in (a, b, c):
+        node.begins()
+    c.close()
+    for node in (a, b):
+        node.ends()
+    b.join()
+    a.close()  # its workers have not ended yet
+    assert [node.id for node in b.begins().nodes] == ["b"]
+    b.rendezvous.succeed()
+    b.expect(AllSucceeded)
+    b.close()
+
+
 def test_who_served_the_store_finds_the_others_when_it_comes_back(served: list[ProcessNode]) -> None:
     a, b, c = served
     a.signal(signal.SIGKILL)
@@ -341,6 +369,28 @@ def test_who_served_the_store_finds_the_others_when_it_comes_back(served: list[P
     served.append(back)
     for node in (b, c, back):
         assert node.says("began").startswith("2 3")
+
+
+def test_who_is_left_without_the_store_and_with_too_few_waits_for_others(tmp_path: Path) -> None:
+    """And whoever comes to the endpoint is told where."""
+    endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
+    job = Job(RendezvousConfig("tcp", endpoint, tmp_path.name, 2, 3, last_call_ns=S // 2, heartbeat_ns=S))
+    nodes = a, b = [job.add_process(name, options={"is_host": str(name == "a")}) for name in "ab"]
+    try:
+        for node in (a, b):
+            assert node.says("began").startswith("0 2")
+        a.signal(signal.SIGKILL)
+        b.says("ended")
+        nodes.append(job.add_process("c"))
+        for node in nodes[1:]:
+            assert node.says("began").startswith("1 2")
+        for node in nodes[1:]:
+            node.succeed()
+        for node in nodes[1:]:  # no thread is left waiting at the store where c had been
+            assert node.process.wait(LONG_S) == 0
+    finally:
+        for node in nodes:
+            node.close()
 
 
 @pytest.mark.slow

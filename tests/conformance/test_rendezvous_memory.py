@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from tests.conformance.rendezvous_nodes import S
+import pytest
+from tests.conformance.rendezvous_nodes import S, TestNode
 from tests.conformance.test_rendezvous import BOOM, Job
 
-from ronde.core.round import AllSucceeded, WorkerFailed
+from ronde.core.round import AllSucceeded, Notice, WorkerFailed
 from ronde.job_key import JobKey
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.stores.file import FileStore
 from ronde.net.stores.server import StoreServer
+
+
+def succeed(*nodes: TestNode) -> None:
+    """End the job well; the first node, which leads, goes last."""
+    for node in nodes:
+        node.rendezvous.succeed()
+    for node in reversed(nodes):
+        node.expect(AllSucceeded)
+        node.close()
 
 
 def test_a_store_that_comes_back_without_its_memory_gets_it_from_the_nodes(tmp_path: Path) -> None:
@@ -34,11 +45,7 @@ def test_a_store_that_comes_back_without_its_memory_gets_it_from_the_nodes(tmp_p
     for node in (a, b):
         node.join()
     assert [node.begins().restarts for node in (a, b)] == [1, 1]
-    for node in (a, b):
-        node.rendezvous.succeed()
-    for node in (b, a):
-        node.expect(AllSucceeded)
-        node.close()
+    succeed(a, b)
     server.close()
 
 
@@ -51,8 +58,44 @@ def test_keys_that_somebody_has_deleted_come_back(tmp_path: Path) -> None:
     store.delete_prefix("rendezvous/")
     store.close()
     assert a.is_told_nothing(1)
-    for node in (a, b):
-        node.rendezvous.succeed()
-    for node in (b, a):
-        node.expect(AllSucceeded)
-        node.close()
+    succeed(a, b)
+
+
+@pytest.mark.slow
+def test_a_store_that_is_started_again_before_the_first_round(tmp_path: Path) -> None:
+    """There is no node yet at whose store to meet instead, and the machine says at once that nobody is there."""
+    key = JobKey.generate()
+    server = StoreServer("tcp:127.0.0.1:0", key)
+    endpoint = server.address.removeprefix("tcp:")
+    job = Job(RendezvousConfig("tcp", endpoint, tmp_path.name, options={"is_host": "no"}))
+    job.key = key
+    a = job.add("a", min_nodes=2, max_nodes=2)
+    a.expect(Notice)  # it waits for another one
+    server.close()
+    assert a.is_told_nothing(1)
+    server = StoreServer(f"tcp:{endpoint}", key)
+    b = job.add("b", min_nodes=2, max_nodes=2)
+    assert a.begins().nodes == b.begins().nodes
+    succeed(a, b)
+    server.close()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_comes_when_all_of_the_last_round_have_ended_takes_over(tmp_path: Path, leaves: bool) -> None:
+    key = JobKey.generate()
+    server = StoreServer("tcp:127.0.0.1:0", key)
+    endpoint = server.address.removeprefix("tcp:")
+    config = RendezvousConfig("tcp", endpoint, tmp_path.name, 1, 2, heartbeat_ns=S // 2, last_call_ns=S // 2)
+    job = Job(replace(config, options={"is_host": "no"}))
+    job.key = key
+    a = job.add("a")
+    a.begins()
+    if leaves:
+        a.rendezvous.leave("that is all")
+    a.close()
+    b = job.add("b")
+    assert [node.id for node in b.begins().nodes] == ["b"]
+    b.rendezvous.succeed()
+    b.expect(AllSucceeded)
+    b.close()
+    server.close()

@@ -178,6 +178,13 @@ def test_who_waits_longest_pops_first_where_one_process_knows(kind: str, connect
     assert sorted(popped) == [(0, b"0"), (1, b"1"), (2, b"2")]
 
 
+def test_a_thread_that_waits_does_not_hold_up_who_shares_its_client(kind: str, store: Store) -> None:
+    if kind not in {"memory", "file"}:
+        pytest.skip("has one connection")
+    with soon(lambda: store.set("key", b"1")):
+        assert store.get("key", LONG) == b"1"
+
+
 @pytest.mark.parametrize(
     "wait",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from tests.conformance.store_kinds import IN_ONE_PROCESS, LONG, ONLY_BOOTSTRAP, SECOND
@@ -81,6 +82,36 @@ def test_a_value_above_the_limit_is_refused_and_the_store_goes_on(kind: str, sto
     assert not store.check(["other"])
     store.set("key", b"v")
     assert store.get("key", 0) == b"v"
+
+
+def test_what_is_neither_text_nor_bytes_is_refused_and_harms_nothing(kind: str, store: Store) -> None:
+    """As a script writes it that has used torch's stores, which take text for values."""
+    text: Any = "text"
+    calls: list[Callable[[], object]] = [
+        lambda: store.set("key", text),
+        lambda: store.compare_set("key", text, b""),
+        lambda: store.compare_set("key", b"", text),
+        lambda: store.append("key", text),
+        lambda: store.multi_set({"key": text}),
+    ]
+    if kind not in ONLY_BOOTSTRAP:
+        calls += [lambda: store.queue_push("key", text), lambda: store.hold("key", text)]
+    for call in calls:
+        with pytest.raises(UsageError, match=r"value is bytes; that of '.*key' is str"):
+            call()
+    for key in (b"key", "\udc80"):
+        with pytest.raises(UsageError, match="key is text"):
+            store.get(cast(Any, key), 0)
+    for several in (
+        lambda: store.wait(text, LONG),
+        lambda: store.check(text),
+        lambda: store.multi_get(text, 0),
+    ):
+        with pytest.raises(UsageError, match=r"write \['text'\]"):
+            several()
+    assert not store.check(["key"])
+    store.set("key", cast(Any, bytearray(b"1")))
+    assert store.compare_set("key", cast(Any, memoryview(b"1")), b"2") == b"2"
 
 
 @pytest.mark.parametrize("timeout_ns", [0, SECOND // 20])

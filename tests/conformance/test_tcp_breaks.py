@@ -175,7 +175,7 @@ def test_a_client_that_comes_back_at_once_was_never_away(place: Place) -> None:
     """The server need not have noticed that the old connection is broken when the new one comes."""
     store, watcher = StoreClient(place.address, KEY, LONG), StoreClient(place.address, KEY, LONG)
     store.hold("alive", b"1")
-    old, store._sock = store._sock, None
+    old, store._sock, store._fd = store._sock, None, -1
     assert store.add("count", 1) == 1
     assert watcher.get("alive", 0) == b"1"
     assert old is not None

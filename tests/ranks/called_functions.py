@@ -69,3 +69,11 @@ def second_time_lucky(folder: str) -> str:
     if attempt == 0:
         raise ValueError("not yet")
     return f"attempt {attempt}"
+
+
+def exit_together(folder: str) -> None:
+    """Exit with codes that say the rank, once all are there."""
+    Path(folder, os.environ["RANK"]).touch()
+    while len(os.listdir(folder)) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+    os._exit(10 + int(os.environ["RANK"]))

@@ -8,8 +8,6 @@ import signal
 import subprocess
 import textwrap
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.ranks.test_launcher import HANGING_S, Launcher, end
@@ -19,15 +17,6 @@ ATTEMPT = """\
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 print("here", rank, os.getpid(), attempt, flush=True)
 """
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path)
-    yield launcher
-    for process in launcher.started:
-        process.kill()
-        process.communicate()
 
 
 class Job:

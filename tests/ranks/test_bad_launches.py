@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from ronde.net.processes import free_port
+
 HANGING_S = 60
 SILENT = ("RONDE_", "PET_", "HOROVOD_", "SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")
 NO_HOST = "no-such-host.invalid"  # RFC 2606: never resolves
@@ -38,10 +40,8 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def port() -> int:
+    return free_port("127.0.0.1")
 
 
 @pytest.fixture
@@ -109,6 +109,7 @@ def refuse(here: Path, line: str, **variables: str) -> list[str]:
             "ronde run: there can be no logs in /dev/null/logs: Not a directory; --log-dir should",
         ),
         ("--config-file absent.yaml", "ronde run: "),
+        ("-i absent -H localhost", "ronde run: -i "),
         ("--cache-capacty 3", "ronde run: unknown option --cache-capacty; did you mean --cache-capacity?"),
     ],
 )
@@ -119,20 +120,56 @@ def test_one_sentence(here: Path, line: str, sentence: str) -> None:
     assert lines[0].startswith(sentence)
 
 
-def test_a_job_key_that_is_none(here: Path, free_port: int) -> None:
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ('exec "$@" --help > /dev/full', "cannot write to the standard output: No space left on device"),
+        (
+            'mkdir gone; cd gone; rmdir ../gone; exec "$@" train.py',
+            "the current directory is not there any more: change to another one",
+        ),
+    ],
+    ids=["disk", "directory"],
+)
+def test_what_surrounds_it_is_amiss(here: Path, script: str, sentence: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *command()],
+        cwd=here,
+        env=environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=HANGING_S,
+    )
+    assert (done.returncode, done.stderr) == (2, f"ronde run: {sentence}\n")
+
+
+def test_a_script_that_finds_no_hosts(here: Path) -> None:
+    """Not even a list without any: it fails."""
+    (here / "find").write_text("#!/bin/sh\necho lost >&2; exit 3\n")
+    (here / "find").chmod(0o755)
+    lines = refuse(here, "--host-discovery-script find -n 1 --elastic-timeout 2 --network-interface lo")
+    trouble = f"{here}/find failed with exit code 3: lost"
+    assert lines == [
+        f"ronde: {trouble}",
+        f"ronde: there have been fewer than 1 slots for 2 s: 0 on the hosts that work (none); {trouble}",
+    ]
+
+
+def test_a_job_key_that_is_none(here: Path, port: int) -> None:
     secret = "not-a-key"
-    (line,) = refuse(here, f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port}", RONDE_JOB_KEY=secret)
+    (line,) = refuse(here, f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port}", RONDE_JOB_KEY=secret)
     assert line.startswith("ronde run: RONDE_JOB_KEY: a job key is written as 64 hexadecimal digits")
     assert secret not in line
 
 
-def test_an_endpoint_where_nobody_is(here: Path, free_port: int) -> None:
+def test_an_endpoint_where_nobody_is(here: Path, port: int) -> None:
     begun = time.monotonic()
-    line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port} --rdzv-conf is_host=false --start-timeout 1"
+    line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf is_host=false --start-timeout 1"
     lines = refuse(here, line)
     assert time.monotonic() - begun < HANGING_S / 2
     assert re.search(
-        rf"waited 1 s for the store at tcp:127.0.0.1:{free_port}: .*; start the node that serves", lines[-1]
+        rf"waited 1 s for the store at tcp:127.0.0.1:{port}: .*; start the node that serves", lines[-1]
     )
 
 
@@ -148,9 +185,9 @@ def test_a_port_that_is_taken(here: Path, stranger: int, options: str) -> None:
     )
 
 
-def test_another_job_key(here: Path, free_port: int) -> None:
+def test_another_job_key(here: Path, port: int) -> None:
     """The one that is right waits on; the other one is told at once."""
-    line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port}"
+    line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port}"
     right = subprocess.Popen(
         command(*line.split(), "train.py"),
         cwd=here,
@@ -163,7 +200,7 @@ def test_another_job_key(here: Path, free_port: int) -> None:
         assert right.stderr is not None
         assert "1 of 2 nodes is here; waiting for the others" in right.stderr.readline()
         (sentence,) = refuse(here, f"{line} --rdzv-conf is_host=false", RONDE_JOB_KEY="22" * 32)
-        assert "does not know the job key (RONDE_JOB_KEY) of this job" in sentence
+        assert "does not know the job key (RONDE_JOB_KEY) of this job; is that another job's?" in sentence
         assert "22" * 32 not in sentence
         assert right.poll() is None
     finally:
@@ -171,8 +208,8 @@ def test_another_job_key(here: Path, free_port: int) -> None:
         right.communicate()
 
 
-def test_nodes_that_do_not_come(here: Path, free_port: int) -> None:
-    lines = refuse(here, f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port} --rdzv-conf join_timeout=1")
+def test_nodes_that_do_not_come(here: Path, port: int) -> None:
+    lines = refuse(here, f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf join_timeout=1")
     assert "waited 1 s for all nodes: 1 of 2 nodes is here; start the others, or wait longer" in lines[-1]
 
 

@@ -6,6 +6,7 @@ That no process, open file or shared memory is left, the fixture in tests/confte
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import signal
 import subprocess
 import sys
@@ -82,7 +83,14 @@ def test_the_first_failure_is_raised_with_its_traceback(capfd: pytest.CaptureFix
 def test_a_killed_worker_is_named() -> None:
     with pytest.raises(ronde.RemoteError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL") as caught:
         ronde.run(functions.dies_on, (0,), np=2)
-    assert caught.value.rank == 0
+    assert (caught.value.rank, caught.value.exit_codes) == (0, {0: -9})
+
+
+def test_all_that_failed_are_known_by_their_codes(tmp_path: Path) -> None:
+    with pytest.raises(ronde.RemoteError) as caught:
+        ronde.run(functions.exit_together, (str(tmp_path),), np=3)
+    assert caught.value.exit_codes == {0: 10, 1: 11, 2: 12}
+    assert pickle.loads(pickle.dumps(caught.value)).exit_codes == caught.value.exit_codes
 
 
 def test_a_worker_that_exits_has_no_result() -> None:
@@ -120,6 +128,10 @@ def test_mistakes() -> None:
         ronde.UsageError, match=r"big and its arguments cannot be sent to workers: .*cannot pickle"
     ):
         ronde.run(functions.big, (threading.Lock(),))
+    with pytest.raises(ronde.UsageError, match="0 workers make no sense"):
+        ElasticLaunch(LaunchConfig(WorkerSpec(argv=(), slots=0)), functions.big)
+    with pytest.raises(ronde.UsageError, match=r"'train.py' is no function"):
+        ronde.run("train.py", np=2)  # type: ignore[arg-type]
 
 
 def test_workers_are_started_again(tmp_path: Path) -> None:
@@ -165,6 +177,23 @@ def test_without_cloudpickle_the_function_must_be_in_a_file(tmp_path: Path) -> N
     code, out, err = python("script.py", folder=tmp_path)
     assert code == 0, err
     assert out.startswith("[42, 42] True\n")
+
+
+@pytest.mark.parametrize("before", ["", WITHOUT_CLOUDPICKLE], ids=["cloudpickle", "pickle"])
+def test_from_a_child_of_multiprocessing(tmp_path: Path, before: str) -> None:
+    """There the main module has another name, by which both picklers refer to what is in it."""
+    script = """
+        import multiprocessing
+        import ronde
+        def one(): return 1
+        def outer(): return ronde.run(one, np=2)
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.apply(outer), ronde.run(outer))
+        """
+    (tmp_path / "script.py").write_text(before + textwrap.dedent(script))
+    code, out, err = python("script.py", folder=tmp_path)
+    assert (code, out) == (0, "[1, 1] [[1, 1]]\n"), err
 
 
 def test_a_script_that_would_start_itself_again(tmp_path: Path) -> None:

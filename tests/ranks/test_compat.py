@@ -141,12 +141,46 @@ def test_it_runs_under_other_launchers(tmp_path: Path) -> None:
     assert python("-m", "ronde.compat", folder=tmp_path).returncode == 2
 
 
+CALLS = """
+import os, sys
+import ronde.compat
+import horovod, horovod.runner
+
+def work(a, b, fails=False):
+    if fails and os.environ["HOROVOD_RANK"] == "1":
+        raise RuntimeError("on purpose")
+    return int(os.environ["HOROVOD_RANK"]), a + b
+
+if __name__ == "__main__":
+    for more in ({"np": 2}, {"num_proc": 2, "hosts": "localhost:1,127.0.0.1:1", "use_gloo": True, "verbose": 2}):
+        print(horovod.run(work, (1,), {"b": 2}, **more))
+    for more in ({"hosts": "far:2"}, {"min_np": 1}, {"use_gloo": True, "use_mpi": True}, {"hosts": "localhost:1"}):
+        try:
+            horovod.runner.run(work, np=2, **more)
+        except ValueError as error:
+            print("ValueError:", error)
+    try:
+        horovod.run(work, (1, 2), {"fails": True}, np=2, output_filename="logs")
+    except RuntimeError as error:
+        print(error.rank, "on purpose" in str(error), open("logs/rank.1/stderr").read().splitlines()[-1])
+"""
+
+
+def test_a_function_is_called_on_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "calls.py").write_text(CALLS)
+    lines = output("calls.py", folder=tmp_path).splitlines()
+    assert lines[:2] == ["[(0, 3), (1, 3)]"] * 2
+    assert [line.partition(":")[0] for line in lines[2:6]] == ["ValueError"] * 4
+    assert "far is another one" in lines[2]
+    assert lines[6:] == ["1 True RuntimeError: on purpose"]
+
+
 def test_what_is_not_there_says_so(tmp_path: Path) -> None:
     program = """
 import ronde.compat
 for line in (
     "import horovod.tensorflow", "import horovod.tensorflow.keras", "import horovod.keras", "import horovod.spark",
-    "from horovod import run", "import horovod.runner", "import horovod.torch.adasum", "import horovod; horovod.run",
+    "from horovod import ray", "import horovod.ray.x", "import horovod.torch.adasum", "import horovod; horovod.ray",
     "import horovod.torch as hvd; hvd.elasticity", "from horovod.torch import elasticity",
 ):
     try:
@@ -162,7 +196,7 @@ print(horovod.__version__)
     for line in lines[:-1]:
         assert "is not there: Ronde answers for Horovod" in line or "cannot import name" in line, line
     assert "horovod.tensorflow is not there" in lines[0]
-    assert "and of Horovod it has horovod.torch, but not yet the rest" in lines[4]
+    assert "and of Horovod it has horovod.torch and horovod.run, but not yet the rest" in lines[7]
     assert "ModuleNotFoundError" in lines[1]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from ronde.net.processes import free_port
 
 PROGRAM = """
 import sys
@@ -87,12 +88,6 @@ def run_by_hand(commands: list[list[str]], environments: list[dict[str, str]]) -
     return lines
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_ronde_run(script: str) -> None:
     lines = run([sys.executable, "-m", "ronde", "run", "-n", "2", script])
     assert lines == [f"[{rank}] {line}" for rank, line in enumerate(EXPECTED)]
@@ -108,7 +103,7 @@ def test_ronde_run(script: str) -> None:
 def test_torchrun(script: str, options: list[str]) -> None:
     """With its own rendezvous and with the older, static one."""
     pytest.importorskip("torch")
-    rendezvous = [option.format(port=free_port()) for option in options]
+    rendezvous = [option.format(port=free_port("127.0.0.1")) for option in options]
     assert (
         run([sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node=2", script])
         == EXPECTED
@@ -138,7 +133,7 @@ def test_srun_as_it_sets_the_environment(script: str, rest: list[str]) -> None:
     """A real Slurm is in tests/clusters."""
     step = {
         "SLURM_JOB_ID": 7,
-        "SLURM_STEP_ID": free_port(),
+        "SLURM_STEP_ID": free_port("127.0.0.1"),
         "SLURM_STEP_NUM_TASKS": 2,
         "SLURM_STEP_NUM_NODES": 1,
     }
@@ -155,7 +150,7 @@ def test_ronde_run_by_mpirun(script: str) -> None:
 
 
 def test_environment_by_hand(script: str) -> None:
-    port = free_port()
+    port = free_port("127.0.0.1")
     environments = [
         environment(RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank in range(2)
     ]
@@ -164,14 +159,14 @@ def test_environment_by_hand(script: str) -> None:
 
 @pytest.mark.parametrize("store", ["tcp:127.0.0.1:{port}", "tcp:[::1]:{port}", "unix:@ronde-test-{port}"])
 def test_arguments(script: str, store: str) -> None:
-    store = "store=" + store.format(port=free_port())
+    store = "store=" + store.format(port=free_port("127.0.0.1"))
     commands = [[sys.executable, script, f"rank={rank}", "size=2", store] for rank in range(2)]
     assert run_by_hand(commands, [environment()] * 2) == EXPECTED
 
 
 @pytest.mark.parametrize("size", ["size", "world_size"])
 def test_init_method_by_tcp(script: str, size: str) -> None:
-    there = f"init_method=tcp://127.0.0.1:{free_port()}"
+    there = f"init_method=tcp://127.0.0.1:{free_port('127.0.0.1')}"
     commands = [[sys.executable, script, f"rank={rank}", f"{size}=2", there] for rank in range(2)]
     assert run_by_hand(commands, [environment()] * 2) == EXPECTED
 
@@ -212,7 +207,7 @@ def test_init_method_by_a_file_with_one_rank_twice(script: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("init_method", ["env://", "tcp://127.0.0.1:{port}"])
 def test_init_method_within_ronde_run(script: str, init_method: str) -> None:
-    there = "init_method=" + init_method.format(port=free_port())
+    there = "init_method=" + init_method.format(port=free_port("127.0.0.1"))
     lines = run([sys.executable, "-m", "ronde", "run", "-n", "2", script, there])
     assert lines == [f"[{rank}] {line}" for rank, line in enumerate(EXPECTED)]
 
@@ -239,7 +234,7 @@ def test_nobody_says_where_to_meet(script: str) -> None:
 
 
 def test_who_does_not_come_is_named(script: str) -> None:
-    command = [sys.executable, script, "rank=0", "size=3", f"store=tcp:127.0.0.1:{free_port()}"]
+    command = [sys.executable, script, "rank=0", "size=3", f"store=tcp:127.0.0.1:{free_port('127.0.0.1')}"]
     env = environment(RONDE_START_TIMEOUT=1)
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
     assert done.returncode != 0

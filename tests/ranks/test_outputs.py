@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -13,12 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from ronde.core.worker_group import Policy
 from ronde.errors import UsageError
 from ronde.launch.agent import run_agent
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
-from ronde.launch.outputs import RunOutputs, fill_prefix
+from ronde.launch.loop import Loop
+from ronde.launch.outputs import RunOutputs, WorkerOutput, fill_prefix
+from ronde.launch.plan import LaunchPlan, WorkerPlan
+from ronde.launch.screen import Screen
+from ronde.launch.supervisor import Supervisor
+from ronde.net.disk import Disk
+from ronde.net.log_files import LogWriter
 from ronde.net.output import Sink
-from ronde.net.processes import Process
+from ronde.net.processes import GroupLeader, Process
 from ronde.settings import environment
 
 HANGING_S = 100
@@ -70,6 +78,40 @@ def test_redirected_output_is_only_in_files(shown: Shown) -> None:
         "attempt_0/0/stderr.log": "err 0\n",
         "attempt_0/1/stdout.log": "out 1\n",
     }
+
+
+def test_chosen_lines_of_all_workers_are_in_one_file(shown: Shown) -> None:
+    talk = "print('loss', rank); print('other'); print('an error', file=sys.stderr); print('lossless')"
+    outputs = Outputs(str(shown.logs), duplicates={Std.OUT: ("loss ", "no"), Std.ERR: ("ERR",)})
+    assert shown.run(talk, outputs) == 0
+    assert len(shown.out.splitlines()) == 6
+    files = shown.files()
+    assert sorted(files["attempt_0/filtered_stdout.log"].splitlines()) == ["[0] loss 0", "[1] loss 1"]
+    assert files["attempt_0/filtered_stderr.log"] == ""
+
+
+def test_text_that_is_no_utf8_hides_nothing(shown: Shown) -> None:
+    """Names of files may be so, and what tells of them."""
+    name = os.fsdecode(b"\xff")
+    outputs = Outputs(str(shown.logs), prefix=f"{name} ", duplicates={Std.OUT: (name,)})
+    fails = f"import ronde\n@ronde.record\ndef fail(): raise ValueError('no file ' + {name!r})\nfail()"
+    assert shown.run("sys.stdout.buffer.write(b'a\\xff')\n" + fails, outputs, 1) == 1
+    assert shown.out == "\ufffd a\ufffd\n"
+    assert shown.err.endswith("\n    ValueError: no file \\udcff\n")
+    (collected,) = shown.logs.rglob("filtered_stdout.log")
+    assert collected.read_bytes() == b"\xff a\xff\n"
+
+
+def test_output_by_rank_lies_where_horovodrun_puts_it(shown: Shown) -> None:
+    outputs = Outputs(str(shown.logs), tee={-1: Std.ALL}, by_rank=True, duplicates={Std.OUT: ("out 1",)})
+    for _ in range(2):  # the second time over the files of the first
+        assert shown.run(TALK, outputs, workers=11) == 0
+    assert (len(shown.out.splitlines()), len(shown.err.splitlines())) == (11, 11)
+    written = {str(path.relative_to(shown.logs)): path.read_text() for path in shown.logs.rglob("std*")}
+    assert len(written) == 22
+    assert (written["rank.03/stdout"], written["rank.10/stderr"]) == ("out 3\n", "err 10\n")
+    collected = (shown.logs / "rank.00" / "filtered_stdout.log").read_text()
+    assert sorted(collected.splitlines()) == ["[10] out 10", "[1] out 1"]
 
 
 def test_redirected_output_does_not_pass_through_the_launcher(shown: Shown) -> None:
@@ -127,6 +169,7 @@ def test_with_several_nodes_lines_name_the_host(tmp_path: Path) -> None:
         stream.close()
     process.reap()
     assert os.read(reader, 99) == b"[here:5] hello\n"
+    outputs.close()
     sink.close()
     os.close(reader)
     os.close(writer)
@@ -211,6 +254,45 @@ def test_a_full_disk_costs_output_but_no_job(shown: Shown) -> None:
         assert "is full: output may be missing)" in shown.err
     finally:
         subprocess.run(["umount", str(shown.logs)], check=True)
+
+
+def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
+    """It is a named pipe that nobody reads. Rank 0 writes much, and rank 1 fails: that is noticed, and ends both."""
+    (tmp_path / "0").mkdir()
+    disk = tmp_path / "0" / "stdout.log"
+    os.mkfifo(disk)
+    text = "import sys, time\nif int(sys.argv[1]): sys.exit(5)\nwhile True: print('x' * 99)"
+    logs, loop, problems = LogWriter(), Loop(), list[str]()
+    screen = Screen(loop, lambda: None)
+    said: list[object] = []
+
+    def start(worker: WorkerPlan) -> tuple[GroupLeader, WorkerOutput]:
+        teed = Outputs(tee={0: Std.OUT}, filter=frozenset())
+        output = WorkerOutput(
+            teed, str(tmp_path / "0"), "", worker.rank, worker.rank, b"", problems.append, logs, Disk()
+        )
+        return Process(worker.argv, environment()), output
+
+    workers = tuple(WorkerPlan(rank, rank, (sys.executable, "-c", text, str(rank)), {}) for rank in range(2))
+    policy = Policy(grace_ns=10**8)
+    supervisor = Supervisor(
+        LaunchPlan(workers), start, policy, loop, screen, said.append, said.append, lambda: None
+    )
+    supervisor.start()
+    while len(said) < 2:
+        supervisor.balance()
+        loop.turn()
+    supervisor.close()
+    assert said[0] == 1
+    assert logs.waiting
+    assert b"x" * 99 in disk.read_bytes()  # it is back
+    while logs.waiting:
+        select.select([logs], [], [], HANGING_S)
+        logs.settle()
+    logs.close()
+    screen.close()
+    loop.close()
+    assert problems == []
 
 
 # The same as torchrun.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.ranks.test_launcher import HANGING_S, Launcher, end
+
+from ronde.net.processes import free_port
 
 # A worker says which round it is in, and then waits for the test to decide.
 HERE = """\
@@ -36,16 +38,14 @@ class Nodes:
 
     def __init__(self, folder: Path) -> None:
         self.launcher = Launcher(folder)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self.port = free_port("127.0.0.1")
 
     def start(
         self, *words: str, nodes: str = "1:2", conf: str = "keep_alive_interval=5"
     ) -> subprocess.Popen[bytes]:
         is_host = f"is_host={str(not self.launcher.started).lower()}"
         return self.launcher.start(
-            *("--nnodes", nodes, "--rdzv-backend", "tcp", "--rdzv-endpoint", f"127.0.0.1:{self._port}"),
+            *("--nnodes", nodes, "--rdzv-backend", "tcp", "--rdzv-endpoint", f"127.0.0.1:{self.port}"),
             *("--rdzv-id", "job", "--rdzv-conf", f"{is_host},{conf}", *words),
             "script.py",
         )
@@ -243,6 +243,19 @@ def test_without_enough_nodes_it_says_so(nodes: Nodes) -> None:
     code, out, err = end(nodes.start("-n", "1", nodes="2", conf="join_timeout=1"))
     assert (code, out) == (2, "")
     assert "1 of 2" in err or "2 nodes" in err or "at least 2" in err, err
+
+
+def test_a_job_of_one_node_at_a_store_with_a_key(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDE_JOB_KEY", "11" * 32)
+    nodes.launcher.script(HERE)
+    port = ("--port", str(nodes.port))
+    store = subprocess.Popen([sys.executable, "-m", "ronde", "store", "--host", "127.0.0.1", *port])
+    try:
+        nodes.launcher.started.append(store)
+        code, out, err = end(nodes.start(nodes="1"))
+        assert (code, out.count("here 0 of 1")) == (0, 1), err
+    finally:
+        store.kill()
 
 
 def test_a_wrong_key_is_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

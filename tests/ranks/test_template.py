@@ -264,16 +264,26 @@ def test_groups_are_signalled_whole(templates: Templates) -> None:
 # When there is none.
 
 
-def test_imports_that_start_threads_make_no_template(templates: Templates) -> None:
+@pytest.mark.parametrize(
+    ("imports", "problem"),
+    [
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            "the imports have started 1 threads, which a worker would lack",
+        ),
+        (  # a signal for one worker would wake another
+            "import os, signal; signal.set_wakeup_fd(os.open('/dev/null', os.O_WRONLY | os.O_NONBLOCK))",
+            "the imports have set a wakeup descriptor for signals, which all workers would share",
+        ),
+    ],
+)
+def test_imports_that_make_no_template(templates: Templates, imports: str, problem: str) -> None:
     write("script.py", "pass")
-    write(
-        "threads.py",
-        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-    )
+    write("imported.py", imports)
     argv = [sys.executable, "script.py"]
-    template = templates.make(argv, ["threads"])
+    template = templates.make(argv, ["imported"])
     assert not template.is_ready(time.monotonic_ns() + HANGING_NS)
-    assert template.problem == "the imports have started 1 threads, which a worker would lack"
+    assert template.problem == problem
     assert template.start(argv, environment()) is None
 
 
@@ -378,6 +388,74 @@ def test_ctrl_c_while_it_imports_starts_nobody() -> None:
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
+
+
+def test_a_signal_while_a_fork_is_waited_for_ends_the_job() -> None:
+    """The template stops after the first worker; nobody waits for the second one, and nobody starts it otherwise."""
+    write(
+        "stops.py",
+        """
+        import os, signal
+        forks = []
+        def child():
+            if len(forks) == 2:  # the first one was for a trial
+                os.kill(os.getppid(), signal.SIGSTOP)
+        os.register_at_fork(before=lambda: forks.append(0), after_in_child=child)
+        """,
+    )
+    write("script.py", "import os, time; open(f\"here{os.environ['RANK']}\", 'w').close(); time.sleep(600)")
+    options = ("-n", "2", "--start-method", "forkserver", "--preload", "stops")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ronde", "run", *options, "script.py"], stderr=subprocess.PIPE, text=True
+    )
+    while not os.path.exists("here0"):
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, os.path.exists("here1")) == (143, False)
+    assert err.startswith("ronde: ended by SIGTERM: SIGTERM to rank 0\nronde: ended by SIGTERM\n")
+
+
+def test_a_signal_that_the_caller_handles_itself_costs_no_template() -> None:
+    """It comes while the second worker is waited for, and would cost the first one its life."""
+    write(
+        "nudges.py",
+        """
+        import os, signal, time
+        forks = []
+        def before():
+            forks.append(0)
+            if len(forks) == 3:  # the first one was for a trial
+                os.kill(os.getppid(), signal.SIGUSR1)
+                time.sleep(0.3)
+        os.register_at_fork(before=before)
+        """,
+    )
+    write(
+        "calls.py",
+        """
+        import os, signal
+        from ronde.launch.callables import ElasticLaunch
+        from ronde.launch.config import LaunchConfig, WorkerSpec
+        def parent(): return os.getppid()
+        if __name__ == "__main__":
+            signal.signal(signal.SIGUSR1, lambda *_: print("heard"))
+            worker = WorkerSpec(argv=(), slots=2, preload=("nudges",))
+            parents = ElasticLaunch(LaunchConfig(worker), parent, start_method="forkserver")()
+            print(len({*parents.values()} - {os.getpid()}))
+        """,
+    )
+    done = subprocess.run(
+        [sys.executable, "calls.py"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((".", os.environ.get("PYTHONPATH", "")))},
+        capture_output=True,
+        text=True,
+        timeout=HANGING_NS / 1e9,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "heard\n1\n"), done.stderr
 
 
 @pytest.mark.parametrize("fork", [False, True])

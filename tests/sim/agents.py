@@ -40,6 +40,7 @@ from ronde.core.round import (
     JobClosed,
     RendezvousBroken,
     RendezvousEvent,
+    RoundBegan,
     RoundEnded,
 )
 
@@ -71,6 +72,8 @@ class AgentNode(SimNode):
         checks = self.sim.checks
         self.sim.note(self.name, "is told", event)
         match event:
+            case RoundBegan():
+                self.recover()
             case RoundEnded(number, cause):
                 checks.ended(self, number, cause)
                 self.round = None
@@ -101,15 +104,15 @@ class AgentNode(SimNode):
                     self.plan(*self.sim.draw_work(self))
                 case StopWorkers():
                     require(self.workers, self.name, "has no workers to stop")
-                    slow = self.sim.rng.random() < 0.02
+                    slow = self.sim.rng.random() < 0.02 / self.sim.crowd
                     self.is_harmed = self.is_harmed or slow
                     self.end_workers(STOPPED, None, 10 * S if slow else 2 * S)
                 case Fail(failure):
                     self.perform(self.participant.fail(failure))
                 case Succeed():
                     super().succeed()
-                case EndJob(reason):
-                    self.perform(self.participant.end_job(reason))
+                case EndJob():
+                    self.end_job()
                 case Leave(reason):
                     self.perform(self.participant.leave(reason))
                 case Exit():
@@ -168,16 +171,16 @@ class AgentSimulation(Simulation):
     module = "tests.sim.agents"
 
     def leave(self) -> None:
-        self.signal_one("leaves", SIGTERM)
-
-    def end_job(self) -> None:
-        self.signal_one("ends the job", SIGINT)
-
-    def signal_one(self, what: str, signum: int) -> None:
-        node: Any = self.victim()
-        if node:
-            self.tell_fate(node, what)
+        if node := self.victim():
             node.is_harmed = True
+            self.signal(node, "leaves", SIGTERM)
+
+    def interrupt(self, node: Any) -> None:
+        node.later(0, lambda: self.signal(node, "ends the job", SIGINT))
+
+    def signal(self, node: Any, what: str, signum: int) -> None:
+        if not node.has_exited:
+            self.tell_fate(node, what)
             node.interrupt(signum)
 
 

@@ -1,7 +1,8 @@
 """Simulates rendezvous: the real machines of up to 1,000 nodes over a store, in virtual time, under a seeded scheduler.
 
-    python -m tests.sim.rendezvous --seeds 100000           # some hundred run with the quick tests, this by night
-    python -m tests.sim.rendezvous --seed 7 --nodes 64      # again what has failed; the last events are printed
+    python -m tests.sim.rendezvous --seeds 100000              # some hundred run with the quick tests, this by night
+    python -m tests.sim.rendezvous --seeds 20 --nodes 1000     # and this; a few with the slow tests
+    python -m tests.sim.rendezvous --seed 7 --nodes 64         # again what has failed; the last events are printed
 
 Every node has a clock with an origin and a rate of its own, messages take random times, operations of the store fail
 (and may have been done), takers of a queue lose what they took. Nodes come late, die with or without a broken
@@ -14,20 +15,22 @@ What is checked: `rendezvous_checks`; and that within a bounded time every livin
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import random
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from tests.sim import command
 from tests.sim.common_order import Broken
 from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import MS, S, SimNode
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.core.rendezvous import Rules
-from ronde.core.rendezvous_effects import Set
+from ronde.core.rendezvous.effects import Set
+from ronde.core.rendezvous.state import STATE, Rules
+from ronde.core.rendezvous.text import decode_state
 from ronde.core.round import Budget
 
 BAD_TIMES_NS = 90 * S
@@ -37,17 +40,21 @@ BOUND_NS = BAD_TIMES_NS + 600 * S
 
 
 class Simulation:
-    node_type = SimNode
+    node_type: Callable[[Any, int, int], SimNode] = SimNode
     module = "tests.sim.rendezvous"
 
     def __init__(self, seed: int, nodes: int) -> None:
         self.rng = rng = random.Random(f"{nodes} nodes with {seed}")
+        self.crowd = max(
+            1.0, nodes / 30
+        )  # what may befall each of many is rarer, or nothing else would happen
         self.now_ns = 0
         self.agenda: list[tuple[int, int, Callable[[], None]]] = []
         self.planned = 0
         self.counts: Counter[str] = Counter()
         self.events: deque[tuple[object, ...]] = deque(maxlen=80)
         self.store = SimStore()
+        self.restarted_ns = -BAD_TIMES_NS  # when it was away last
         least = rng.choice((1, 1, max(nodes // 2, 1), max(nodes - 1, 1), nodes))
         most = rng.choice((nodes, nodes, nodes + 2, max(nodes - 1, least)))
         self.rules = Rules(
@@ -63,6 +70,7 @@ class Simulation:
         self.hiccup = rng.choice((0.0, 0.0, 0.003, 0.03))
         self.failing = rng.choice((0.0, 0.0, 0.3))
         self.nodes = [self.node_type(self, host, 0) for host in range(nodes)]
+        self.ids: dict[str, SimNode] = {}
         spread_ns = rng.choice((1, S, 30 * S))
         for node in self.nodes:
             node.later(rng.randrange(spread_ns), lambda node=node: self.come(node))  # type: ignore[misc]
@@ -75,8 +83,10 @@ class Simulation:
             self.at(rng.randrange(BAD_TIMES_NS), rng.choice((*fates, self.lose_store, self.restart_store)))
         for late in range(rng.choice((0, 0, 1, 3))):
             self.at(rng.randrange(BAD_TIMES_NS), lambda late=late: self.add(nodes + late, 0))  # type: ignore[misc]
-        if rng.random() < 0.1:
-            self.at(rng.randrange(BAD_TIMES_NS), self.end_job)
+        chance = rng.random()
+        if chance < 0.2:
+            end = self.end_job if chance < 0.1 else self.freeze_and_end_job
+            self.at(rng.randrange(BAD_TIMES_NS), self.end_job_without_leader if chance > 0.15 else end)
 
     # What the world does
 
@@ -90,18 +100,23 @@ class Simulation:
     def latency_ns(self) -> int:
         return int(self.rng.expovariate(1 / self.typical_ns)) + 1000
 
-    def hiccups(self) -> bool:
-        has = self.hiccup > 0 and self.now_ns < BAD_TIMES_NS and self.rng.random() < self.hiccup
+    def hiccups(self, crowd: float = 1.0) -> bool:
+        has = self.hiccup > 0 and self.now_ns < BAD_TIMES_NS and self.rng.random() < self.hiccup / crowd
         self.counts["hiccups"] += has
         return has
 
     def by_id(self, node: str) -> SimNode:
-        return next(each for each in self.nodes if each.node.id == node)
+        if node not in self.ids:
+            self.ids |= {each.node.id: each for each in self.nodes}
+        return self.ids[node]
 
     def freezes_before(self, node: SimNode, effect: Set) -> bool:
-        """Sometimes a leader stops in the worst of moments: when it is about to write a roster."""
+        """Sometimes a leader stops, or the store, in the worst of moments: when it is about to write a roster."""
         is_roster = any(key.startswith("roster/") for key in effect.values)
         freezes = is_roster and self.now_ns < BAD_TIMES_NS and self.rng.random() < 0.05
+        if is_roster:
+            self.restart_store_soon()
+        freezes = freezes and not node.is_protected
         if freezes:
             self.tell_fate(node, "freezes in the middle of writing")
             node.freeze(self.rng.choice((16 * S, 20 * S, 60 * S)))
@@ -163,7 +178,8 @@ class Simulation:
     def lose_store(self) -> None:
         """The store dies, sometimes with a node. All others find another one, which is empty."""
         knowing = [node for node in self.living() if node.knows_all() and not node.is_frozen]
-        if not knowing:
+        states = [node.participant.state for node in self.nodes]
+        if not knowing or any(state and not state.is_open for state in states):
             return  # it would be another job
         keeper = max(knowing, key=lambda node: node.version())
         keeper.is_protected = True
@@ -172,24 +188,32 @@ class Simulation:
         self.counts["the store is lost"] += 1
         self.note("the store", "is lost")
         self.checks.leader_harmed_ns = self.now_ns
+        self.checks.lost_store()
         self.store.forget()
         for node in self.nodes:
             if node.is_alive:
                 node.lose_store()
 
     def restart_store(self) -> None:
-        """The store is away for a moment, and remembers all but who holds what. That must be no loss of one of many."""
+        """The store is away for a moment, and remembers all but what was held. That is nobody's death."""
         self.counts["the store restarts"] += 1
         self.note("the store", "restarts")
         self.checks.leader_harmed_ns = self.now_ns
-        few = len(self.living()) <= 3
         held = self.store.restart()
+        self.restarted_ns = self.now_ns
         for node in self.nodes:
-            may_look_dead = few or node.participant.is_leader
-            node.is_harmed = node.is_harmed or may_look_dead
-            for key, value in held.get(node.node.id, {}).items():
+            node.is_heard = False
+            if node.node.id in held:
                 node.joined_ns = self.now_ns
-                node.hold_again(key, value, self.rng.randrange(5 * S))
+                node.hold_again(held[node.node.id], self.rng.randrange(5 * S))
+                node.watch_again(self.rng.choice((0, self.rng.randrange(S), self.rng.randrange(5 * S))))
+        if self.now_ns < BAD_TIMES_NS and self.rng.random() < 0.3:
+            self.at(self.now_ns + self.rng.randrange(8 * S), self.restart_store)
+
+    def restart_store_soon(self) -> None:
+        """Sometimes, when somebody comes or a round begins."""
+        if self.now_ns < BAD_TIMES_NS and self.rng.random() < 0.02 / self.crowd:
+            self.at(self.now_ns + self.rng.randrange(20 * self.typical_ns), self.restart_store)
 
     def leave(self) -> None:
         if node := self.victim():
@@ -200,8 +224,32 @@ class Simulation:
 
     def end_job(self) -> None:
         if node := self.victim():
-            self.tell_fate(node, "ends the job")
-            node.perform(node.participant.end_job("interrupted"))
+            self.interrupt(node)
+
+    def interrupt(self, node: SimNode) -> None:
+        """A node that is frozen learns of it when it thaws, and before it learns of much else."""
+
+        def end() -> None:
+            if node.outcome is None:
+                self.tell_fate(node, "ends the job")
+                node.end_job()
+                node.later(self.rng.randrange(2 * S), node.close)
+
+        node.later(0, end)
+
+    def freeze_and_end_job(self) -> None:
+        if node := self.victim():
+            self.tell_fate(node, "freezes")
+            node.freeze(self.rng.choice((10 * S, 20 * S, 60 * S)))
+            self.interrupt(node)
+
+    def end_job_without_leader(self) -> None:
+        """Before the others know that it is lost."""
+        for node in self.living():
+            if node.participant.is_leader and not node.is_protected:
+                self.tell_fate(node, "is without power")
+                node.die(is_noticed=False)
+        self.at(self.now_ns + self.rng.randrange(3 * S), self.end_job)
 
     def add(self, host: int, start: int) -> None:
         node = self.node_type(self, host, start)
@@ -215,6 +263,7 @@ class Simulation:
             self.at(self.now_ns + S // 10, lambda: self.come(node))
             return
         self.note(node.name, "comes")
+        self.restart_store_soon()
         node.start()
 
     def tell_fate(self, node: SimNode, what: str) -> None:
@@ -236,6 +285,10 @@ class Simulation:
         for node in self.nodes:
             if node.is_alive or node.outcome:
                 self.counts[f"nodes: {self.checks.outcome(node)}"] += 1
+        if STATE in self.store.values:
+            state = decode_state(self.store.values[STATE])
+            leader = self.by_id(state.leader)
+            self.checks.store(state, self.store.values, leader.led_to_the_end)
         self.counts["rounds"] += len(self.checks.rounds)
         return self.counts
 
@@ -250,15 +303,7 @@ class Simulation:
 
 def simulate(seed: int, nodes: int, kind: type[Simulation] = Simulation) -> Counter[str]:
     """Run one simulation; returns what happened how often. Raises Broken with the command that does it again."""
-    simulation = kind(seed, nodes)
-    try:
-        return simulation.run()
-    except Exception as error:
-        story = "\n".join("  " + " ".join(map(str, event))[:400] for event in simulation.events)
-        raise Broken(
-            f"{type(error).__name__}: {error}\nlast events:\n{story}\n"
-            f"replay: python -m {kind.module} --seed {seed} --nodes {nodes}"
-        ) from error
+    return command.run(kind(seed, nodes), f"{kind.module} --seed {seed} --nodes {nodes}")
 
 
 def draw_nodes(seed: int) -> int:
@@ -267,23 +312,8 @@ def draw_nodes(seed: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None, kind: type[Simulation] = Simulation) -> int:
-    parser = argparse.ArgumentParser(description="Simulate rendezvous with the real machines.")
-    parser.add_argument("--seeds", type=int, default=100, help="how many simulations (default: %(default)s)")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--nodes", type=int, help="nodes (default: from the seed)")
-    arguments = parser.parse_args(argv)
-    seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        try:
-            counts += simulate(seed, arguments.nodes or draw_nodes(seed), kind)
-        except Broken as broken:
-            print(broken, flush=True)
-            return 1
-    print(
-        f"{len(seeds)} simulations:", ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
-    )
-    return 0
+    about = "Simulate rendezvous with the real machines."
+    return command.main(argv, about, "nodes", lambda seed, nodes: simulate(seed, nodes, kind), draw_nodes)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tests.sim.common_order import require
 
-from ronde.core.rendezvous_state import Cause, Rules
+from ronde.core.rendezvous.state import STATE, Cause, Phase, RosterKey, Rules, State, beat_key
+from ronde.core.rendezvous.text import decode_state
 from ronde.core.round import (
     AllSucceeded,
     Budget,
@@ -20,10 +21,11 @@ from ronde.core.round import (
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous_node import SimNode
+    from tests.sim.rendezvous_store import SimStore
 
-PATIENCE_NS = (
-    70 * 10**9
-)  # in which a round must begin if enough nodes are there: silence, stragglers, last call
+INTERRUPTED = "interrupted"  # why a node ends the job
+# In which a round must begin if enough nodes are there: silence, stragglers, last call.
+PATIENCE_NS = 70 * 10**9
 
 
 class Checks:
@@ -34,11 +36,38 @@ class Checks:
         self.budget = budget
         self.rounds: dict[int, Round] = {}  # as whoever was told first was told
         self.begun: dict[int, dict[str, int]] = {}  # by round: the group ranks of those who were told
+        self.decided_ns: dict[tuple[SimStore, RosterKey | None], int] = {}  # when rounds began
+        self.losses: set[tuple[RosterKey | None, Cause]] = set()  # that have been looked at
         self.causes: dict[int, Cause] = {}
+        self.half_known: set[int] = set()  # rounds that the store has forgotten before all in them were told
         self.succeeded: dict[int, set[str]] = {}
         self.completed: int | None = None
         self.leader_harmed_ns = -PATIENCE_NS  # a new leader begins a new last call
         self.closed: JobClosed | None = None
+        self.buried: set[str] = set()  # who died, and was known to be lost
+        # By node: what it knew when it said that the job ends.
+        self.known_at_end: dict[str, State | None] = {}
+
+    def forget(self, number: int) -> None:
+        """That round was in a world of which all have ended; its number may be given again."""
+        for book in (self.rounds, self.begun, self.causes, self.succeeded):
+            book.pop(number, None)
+
+    def decided(self, node: SimNode, state: State) -> None:
+        """This node has written that."""
+        if state.phase == Phase.RUNNING:
+            self.decided_ns.setdefault((node.place, state.roster), node.sim.now_ns)
+        cause = state.cause
+        if state.phase == Phase.FORMING and isinstance(cause, NodesLost):
+            if (state.roster, cause) not in self.losses:
+                self.losses.add((state.roster, cause))
+                for lost in cause.nodes:
+                    may = self.may_lose(node, node.sim.by_id(lost.id))
+                    require(may, lost.id, "is well, but was taken for dead:", cause.reason)
+
+    def may_lose(self, node: SimNode, other: SimNode) -> bool:
+        """Whether this node may say that the other one is lost."""
+        return other.is_harmed
 
     def began(self, node: SimNode, round: Round) -> None:
         number = round.number
@@ -55,8 +84,15 @@ class Checks:
         require(node.node.id not in ranks, node.name, "begins round", number, "twice")
         require(round.group_rank not in ranks.values(), "one group rank of two nodes in round", number)
         ranks[node.node.id] = round.group_rank
+        node.is_waiting = False
         if len(ranks) == 1:
             self.new_round(round)
+
+    def lost_store(self) -> None:
+        """Who had not been told of the last round may be the first to say what the next one goes by."""
+        last = max(self.rounds, default=-1)
+        if last >= 0 and len(self.begun[last]) < len(self.rounds[last].nodes):
+            self.half_known.add(last)
 
     def new_round(self, round: Round) -> None:
         rules, budget, number = self.rules, self.budget, round.number
@@ -66,7 +102,8 @@ class Checks:
         require(round.restarts <= budget.restarts, "more restarts than the budget allows")
         require(budget.changes < 0 or round.changes <= budget.changes, "more changes than the budget allows")
         require(round.restarts + round.changes <= number, "a round that nothing has ended")
-        if before := self.rounds.get(number - 1):
+        before = self.rounds.get(number - 1)
+        if before and before.number not in self.half_known:
             kept = {node.id: place for place, node in enumerate(before.nodes)}
             for place, node in enumerate(round.nodes):
                 if kept.get(node.id, len(round.nodes)) < len(round.nodes):
@@ -80,13 +117,7 @@ class Checks:
         require(self.completed != number, "a round ends and has completed")
 
         if isinstance(cause, NodesLost):
-            for lost in cause.nodes:
-                require(
-                    node.sim.by_id(lost.id).is_harmed,
-                    lost.id,
-                    "is well, but was taken for dead:",
-                    cause.reason,
-                )
+            self.buried.update(lost.id for lost in cause.nodes if not node.sim.by_id(lost.id).is_alive)
 
     def harmed(self, node: SimNode, event: Ejected) -> None:
         require(node.is_harmed, node.name, "is well, but was ejected:", event.reason)
@@ -99,7 +130,7 @@ class Checks:
         working = [each.round for each in there if each.round]
         if not working and now_ns - self.leader_harmed_ns > PATIENCE_NS:
             require(len(waiting) < rules.min_nodes, node.name, "gives up, but enough nodes wait with it")
-        for round in working:
+        for round in working if now_ns - node.joined_ns > PATIENCE_NS else ():
             size = len({each.id for each in round.nodes})
             is_spent = 0 <= self.budget.changes <= round.changes
             is_ending = bool(self.succeeded.get(round.number))
@@ -115,6 +146,35 @@ class Checks:
         wanted = {each.id for each in self.rounds[number].nodes}
         missing = wanted - self.succeeded.get(number, set())
         require(not missing, "round", number, "has completed without", missing)
+
+    def ends_job(self, node: SimNode) -> None:
+        self.known_at_end[node.node.id] = node.participant.state
+
+    def wrote(self, node: SimNode, state: State) -> None:
+        """This node, who wants the job to end, has written this; as a leader, perhaps for another reason.
+
+        Who waits takes part in what it knows of, and in the round after that, which may begin while it says so. Who
+        waits and knows of nothing yet was known to nobody: as with all who come, it is the job that is ended.
+        """
+        if state.phase == Phase.CLOSED and state.reason.endswith(INTERRUPTED):
+            known = self.known_at_end[node.node.id]
+            if node.is_waiting and known is None:
+                return
+            last = known.number + 1 if node.is_waiting and known else node.last_number
+            without = max(self.rounds, default=-1) > last
+            require(not without, node.name, "ends a job that has gone on without it")
+
+    def goes(self, node: SimNode) -> None:
+        if node.is_heard:
+            raw = node.place.values.get(STATE)
+            is_over = raw is not None and not decode_state(raw).is_open
+            require(is_over, node.name, "has ended the job and goes, but the job goes on")
+
+    def store(self, state: State, keys: Collection[str], led_to_the_end: bool) -> None:
+        """Called at the end with what is left in the store. A leader that dies or starts again may leave more."""
+        if state.term == 1 and not state.is_open and led_to_the_end:
+            left = [node for node in self.buried if beat_key(node) in keys]
+            require(not left, "beats of the dead are left:", left)
 
     def outcome(self, node: SimNode) -> str:
         """Called at the end for every node that lives."""

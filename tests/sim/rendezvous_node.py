@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.sim.rendezvous_checks import INTERRUPTED
 from tests.sim.rendezvous_store import Taker, Values, Waiter
 
-from ronde.core.rendezvous import Participant
-from ronde.core.rendezvous_effects import (
+from ronde.core.rendezvous.effects import (
     Compare,
     Compared,
     Effect,
@@ -25,6 +25,8 @@ from ronde.core.rendezvous_effects import (
     Tick,
     Watch,
 )
+from ronde.core.rendezvous.participant import Participant
+from ronde.core.rendezvous.text import decode_state
 from ronde.core.round import (
     AllSucceeded,
     Ejected,
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
 S = 10**9
 MS = 10**6
+NEVER_NS = 10**18
+GRACE_NS = S  # in which what a leader knows may be older
+CLOSE_NS = 3 * S  # how long the shell stays to do what is still to be done, as to end the job
 
 
 class SimNode:
@@ -59,6 +64,7 @@ class SimNode:
             f"n{self.name}", f"host{host}", f"10.0.0.{host}", 1, f"tcp:10.0.0.{host}:9", 1024 + start
         )
         self.host = host
+        self.place = sim.store  # where it meets the others
         self.participant = Participant(sim.rules)
         self.is_alive = True
         self.is_frozen = False
@@ -72,7 +78,10 @@ class SimNode:
         self.taker: Taker | None = None
         self.is_leaving = False
         self.is_protected = False  # nothing happens to it
-        self.to_hold: tuple[str, bytes] | None = None  # before anything else is asked
+        self.has_ended_job = False
+        self.is_heard = False  # it has ended the job, and nothing keeps that from the store
+        self.is_waiting = False  # for a round
+        self.to_hold: dict[str, bytes] = {}  # before anything else is asked
         self.store = 0  # counts the stores that were lost
         self.tick_ns = -1  # of simulated time, when one is due
         self.round: Round | None = None  # that it works in
@@ -80,7 +89,9 @@ class SimNode:
         self.last_number = -1
         self.work = 0  # what it does now: grows, so that what was planned before is void
         self.outcome: RendezvousEvent | None = None
+        self.led_to_the_end = False
         self.is_harmed = False  # something has happened to it, so that others may take it for dead
+        self.well_ns = 0  # since when nothing of that goes on any more
         self.joined_ns = 0  # when it joined, or came back to life after that
 
     # Time
@@ -158,7 +169,11 @@ class SimNode:
             if not self.is_alive and isinstance(effect, Hold):
                 return  # what arrives after its sender's death has shown is not held
             self.hold()
-            result = sim.store.execute(self.node.id, effect)
+            result = self.place.execute(self.node.id, effect)
+            if isinstance(effect, Hold):
+                self.well_ns = sim.now_ns
+            elif isinstance(effect, Compare) and result == effect.desired:
+                self.has_written(effect.desired)
             if sim.hiccups():
                 self.later(sim.latency_ns() + sim.rng.randrange(S), again)
             else:
@@ -182,8 +197,13 @@ class SimNode:
             self.step(Stored())
         elif isinstance(effect, Compare):
             assert isinstance(result, bytes)
+            if self.has_ended_job and result == effect.desired:
+                self.sim.checks.wrote(self, decode_state(result))
             self.step(Compared(result))
         self.next_operation()
+
+    def has_written(self, raw: bytes) -> None:
+        self.sim.checks.decided(self, decode_state(raw))
 
     def watch(self) -> None:
         self.watches += 1
@@ -193,7 +213,7 @@ class SimNode:
 
         def arrive() -> None:
             if number == self.watches and self.is_alive:
-                self.waiter = self.sim.store.watch(dict(self.known), answer)
+                self.waiter = self.place.watch(dict(self.known), answer)
 
         def answer(changed: Values) -> None:
             self.later(self.sim.latency_ns(), lambda: seen(changed))
@@ -206,6 +226,13 @@ class SimNode:
 
         self.sim.at(self.sim.now_ns + self.sim.latency_ns(), arrive)
 
+    def watch_again(self, delay_ns: int) -> None:
+        """The connection that watches was lost."""
+        number = self.watches
+        if self.waiter and not self.waiter.is_over:
+            self.waiter.is_over = True
+            self.later(delay_ns, lambda: self.watch() if number == self.watches else None)
+
     def pop(self) -> None:
         if self.taker:
             self.taker.is_over = self.sim.rng.random() < 0.5  # it may still take something
@@ -215,10 +242,10 @@ class SimNode:
 
         def arrive() -> None:
             if self.is_alive and queue == self.queue and store == self.store:
-                self.taker = sim.store.pop(queue, answer)
+                self.taker = self.place.pop(queue, answer)
 
         def answer(values: tuple[bytes, ...]) -> None:
-            if sim.hiccups():  # they are lost, with the connection
+            if sim.hiccups(sim.crowd):  # they are lost, with the connection
                 self.later(sim.latency_ns(), self.reconnect)
             else:
                 self.later(sim.latency_ns(), lambda: popped(Popped(queue, values)))
@@ -244,30 +271,34 @@ class SimNode:
         if is_noticed:
             self.sim.at(self.sim.now_ns + self.sim.latency_ns(), lambda: self.lose_connection(False))
 
-    def lose_connection(self, comes_back: bool) -> None:
-        self.is_harmed = True
-        self.joined_ns = self.sim.now_ns
-        held = self.sim.store.lose(self.node.id)
-        if comes_back:
-            for key, value in held.items():
-                self.hold_again(key, value, self.sim.rng.randrange(2 * S))
+    def harm(self) -> None:
+        self.is_harmed, self.is_heard = True, False
+        self.well_ns = NEVER_NS
 
-    def hold_again(self, key: str, value: bytes, delay_ns: int) -> None:
+    def lose_connection(self, comes_back: bool) -> None:
+        self.harm()
+        self.joined_ns = self.sim.now_ns
+        held = self.place.lose(self.node.id)
+        if comes_back:
+            self.hold_again(held, self.sim.rng.randrange(2 * S))
+
+    def hold_again(self, held: dict[str, bytes], delay_ns: int) -> None:
         """The client notices that its connection was lost, and connects again."""
 
-        self.to_hold = key, value
+        self.to_hold = held
         self.later(delay_ns, self.hold)
 
     def hold(self) -> None:
         if self.to_hold and self.is_alive:
-            key, value = self.to_hold
-            self.to_hold = None
-            self.sim.store.held[self.node.id][key] = value
-            self.sim.store.put(key, value)
+            held, self.to_hold = self.to_hold, {}
+            for key, value in held.items():
+                self.place.held[self.node.id][key] = value
+                self.place.put(key, value)
+            self.well_ns = self.sim.now_ns
 
     def lose_store(self) -> None:
         """Whatever is under way is lost; after a while there is another store."""
-        self.is_harmed = True
+        self.harm()
         self.store += 1
         self.watches += 1
         self.queue, self.is_busy = None, True
@@ -280,7 +311,7 @@ class SimNode:
             not self.is_leaving
             and state is not None
             and state.roster is not None
-            and state.roster == self.participant._roster_key
+            and self.participant._record.is_whole
         )
 
     def version(self) -> int:
@@ -294,26 +325,27 @@ class SimNode:
     def find_store(self) -> None:
         self.operations.clear()
         self.is_busy = False
-        self.joined_ns = self.sim.now_ns
+        self.joined_ns = self.well_ns = self.sim.now_ns
         if self.participant.has_joined:
             self.perform(self.participant.moved(self.now_ns()))
             self.watch_over()
 
     def watch_over(self) -> None:
         """What a protected node knows must not get lost before it is in the store."""
-        if self.participant._is_settling:
+        if self.participant.venue.is_unclear:
             self.later(S // 10, self.watch_over)
         else:
             self.is_protected = False
 
     def freeze(self, for_ns: int) -> None:
         if self.is_alive and not self.is_frozen:
-            self.is_frozen = self.is_harmed = True
+            self.is_frozen = True
+            self.harm()
             self.sim.at(self.sim.now_ns + for_ns, self.thaw)
 
     def thaw(self) -> None:
         self.is_frozen = False
-        self.joined_ns = self.sim.now_ns
+        self.joined_ns = self.well_ns = self.sim.now_ns
         postponed, self.postponed = self.postponed, []
         for do in postponed:
             self.sim.at(self.sim.now_ns, do)
@@ -321,7 +353,8 @@ class SimNode:
     # The agent
 
     def start(self) -> None:
-        self.joined_ns = self.sim.now_ns
+        self.is_waiting = True
+        self.joined_ns = self.well_ns = self.sim.now_ns
         self.perform(self.participant.join(self.now_ns(), self.node, self.sim.budget))
 
     def plan(self, delay_ns: int, do: Callable[[], None]) -> None:
@@ -335,6 +368,7 @@ class SimNode:
         match event:
             case RoundBegan(round):
                 self.sim.checks.began(self, round)
+                self.recover()
                 self.round = round
                 self.plan(*self.sim.draw_work(self))
             case RoundEnded(number, cause):
@@ -355,9 +389,17 @@ class SimNode:
             case JobClosed():
                 self.finish(event)
 
+    def recover(self) -> None:
+        """What has befallen it before this round was decided is no reason any more to take it for dead."""
+        state = self.participant.state
+        assert state
+        decided_ns = self.sim.checks.decided_ns[self.place, state.roster]
+        if not self.is_leaving and not self.to_hold and decided_ns - self.well_ns > GRACE_NS:
+            self.is_harmed = False
+
     def join_again(self) -> None:
         self.round = None
-        slow = self.sim.rng.random() < 0.02
+        slow = self.sim.rng.random() < 0.02 / self.sim.crowd
         self.is_harmed = self.is_harmed or slow
         self.plan(self.sim.rng.randrange((60 if slow else 2) * S), self.start)
 
@@ -382,7 +424,23 @@ class SimNode:
         self.work += 1
         self.later(self.sim.rng.randrange(S), self.close)
 
-    def close(self) -> None:
-        if self.is_alive:
-            self.sim.note(self.name, "closes")
-            self.die(is_noticed=True)
+    def end_job(self) -> None:
+        """Like Ctrl-C, after which an agent goes as soon as it can."""
+        self.sim.checks.ends_job(self)
+        self.has_ended_job = self.participant.has_joined
+        # Else it may have to see first what is there.
+        is_known = self.sim.now_ns - self.sim.restarted_ns > 10 * S
+        self.is_heard = self.has_ended_job and is_known and not self.is_harmed and not self.sim.hiccup
+        self.is_harmed = self.is_leaving = True
+        self.perform(self.participant.end_job(INTERRUPTED))
+
+    def close(self, patience_ns: int = CLOSE_NS) -> None:
+        if not self.is_alive:
+            return
+        if (self.participant.is_ending or self.operations) and patience_ns > 0:
+            self.later(S // 10, lambda: self.close(patience_ns - S // 10))
+            return
+        self.sim.note(self.name, "closes")
+        self.sim.checks.goes(self)
+        self.led_to_the_end = self.participant.is_leader
+        self.die(is_noticed=True)

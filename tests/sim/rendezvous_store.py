@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 
-from ronde.core.rendezvous_effects import Compare, Effect, Forget, Hold, Look, Push, Set
+from ronde.core.rendezvous.effects import Compare, Delete, Effect, Forget, Hold, Look, Push, Set
 
 Values = dict[str, bytes | None]
 POP_AT_ONCE = 64
@@ -71,11 +71,18 @@ class SimStore:
                 return changed
             case Forget(prefix):
                 self.count("forget", prefix)
-                for key in [key for key in self.values if key.startswith(prefix)]:
+                self.remove(prefix)
+            case Delete(keys):
+                self.count("delete", *keys)
+                for key in keys:
                     self.put(key, None)
-                for queue in [queue for queue in self.queues if queue.startswith(prefix)]:
-                    del self.queues[queue]
         return None
+
+    def remove(self, prefix: str) -> None:
+        for key in [key for key in self.values if key.startswith(prefix)]:
+            self.put(key, None)
+        for queue in [queue for queue in self.queues if queue.startswith(prefix)]:
+            del self.queues[queue]
 
     def put(self, key: str, value: bytes | None) -> None:
         if value is None:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import pytest
 from tests.sim.common_order import Broken
 from tests.sim.rendezvous import draw_nodes, main, simulate
 from tests.sim.rendezvous_store import SimStore, Values
 
-from ronde.core import rendezvous_leader, rendezvous_state
-from ronde.core.rendezvous import Participant
-from ronde.core.rendezvous_effects import Compare, Effect
-from ronde.core.rendezvous_leader import Leader
-from ronde.core.rendezvous_member import Member
-from ronde.core.rendezvous_state import Join, Message, RosterKey, State
+from ronde.core.rendezvous import leader, state
+from ronde.core.rendezvous.effects import Compare, Effect
+from ronde.core.rendezvous.leader import Leader
+from ronde.core.rendezvous.member import Member
+from ronde.core.rendezvous.office import Office
+from ronde.core.rendezvous.participant import Participant
+from ronde.core.rendezvous.presence import Presence
+from ronde.core.rendezvous.record import Record
+from ronde.core.rendezvous.state import Join, Message, RosterKey, State
 from ronde.core.round import Node
 
 BATCH = 75
 WHAT_HAPPENS = {
     "a node dies",
+    "a node ends the job",
     "a node freezes",
     "a node is without power",
     "a node leaves",
@@ -36,6 +41,7 @@ WHAT_HAPPENS = {
     "rounds",
     "rounds ended by losses",
     "the leader dies",
+    "the leader ends the job",
     "the leader freezes",
     "the leader is without power",
     "the leader leaves",
@@ -60,6 +66,12 @@ def test_200_nodes() -> None:
 @pytest.mark.slow
 def test_400_nodes() -> None:
     simulate(1, 400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 24])
+def test_1000_nodes_and_all_that_may_happen(seed: int) -> None:
+    simulate(seed, 1000)
 
 
 @pytest.mark.slow
@@ -105,8 +117,28 @@ def heed_the_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leader, "lose", lambda self, now_ns, nodes, how: None)
 
 
+def lose_once_more_who_has_come_back(patch: pytest.MonkeyPatch) -> None:
+    lose, tick = Leader.lose, Leader.tick
+    lost: WeakKeyDictionary[Leader, set[str]] = WeakKeyDictionary()
+
+    def lose_and_remember(self: Leader, now_ns: int, nodes: Iterable[str], how: str) -> None:
+        gone = set(nodes)
+        lost.setdefault(self, set()).update(gone)
+        lose(self, now_ns, gone, how)
+
+    def broken(self: Leader, now_ns: int) -> bool:
+        again = lost.get(self, set()) & self._by_id.keys()
+        if again and self.state.phase == state.Phase.RUNNING:
+            lost.pop(self)
+            lose(self, now_ns, again, "was lost before")
+        return tick(self, now_ns)
+
+    patch.setattr(Leader, "lose", lose_and_remember)
+    patch.setattr(Leader, "tick", broken)
+
+
 def follow_a_lost_leader(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Participant, "_claim", lambda self: None)
+    patch.setattr(Participant, "_take_over", lambda self: None)
 
 
 def forget_silent_nodes(patch: pytest.MonkeyPatch) -> None:
@@ -122,7 +154,7 @@ def deal_out_places_anew(patch: pytest.MonkeyPatch) -> None:
     def broken(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(sorted(nodes, key=lambda node: node.id[::-1]))
 
-    patch.setattr(rendezvous_leader, "assign_places", broken)
+    patch.setattr(leader, "assign_places", broken)
 
 
 def give_a_place_to_two(patch: pytest.MonkeyPatch) -> None:
@@ -153,7 +185,7 @@ def complete_with_the_first(patch: pytest.MonkeyPatch) -> None:
 def restart_for_ever(patch: pytest.MonkeyPatch) -> None:
     end = Leader._end
 
-    def broken(self: Leader, now_ns: int, cause: rendezvous_state.Cause) -> None:
+    def broken(self: Leader, now_ns: int, cause: state.Cause) -> None:
         terms = self.state.terms
         self.state = replace(self.state, terms=replace(terms, max_restarts=10**6, max_changes=-1))
         end(self, now_ns, cause)
@@ -179,21 +211,45 @@ def take_every_join_for_a_new_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def write_before_the_last_write_is_seen(patch: pytest.MonkeyPatch) -> None:
-    compare = Participant._compare
+    write = Record.write
 
-    def broken(self: Participant, state: State) -> None:
-        compare(self, state)
-        if self._office:
-            self._raw, self._state = self._writing or b"", state
-            self._writing = None
+    def broken(self: Record, state: State, roster: tuple[Node, ...] | None = None) -> list[Effect]:
+        effects = write(self, state, roster)
+        if self.state and self.state.leader == state.leader:
+            self.raw, self.state, self.writing = self.writing or b"", state, None
+        return effects
 
-    patch.setattr(Participant, "_compare", broken)
+    patch.setattr(Record, "write", broken)
+
+
+def believe_a_store_that_was_away(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Presence, "was_lost", lambda self, changed: False)
+
+
+def believe_that_those_who_never_showed_are_lost(patch: pytest.MonkeyPatch) -> None:
+    init = Office.__init__
+
+    def broken(self: Office, *arguments: object) -> None:
+        init(self, *arguments)  # type: ignore[arg-type]
+        self._sighted |= self.leader.nodes
+
+    patch.setattr(Office, "__init__", broken)
+
+
+def leave_the_end_to_the_leader(patch: pytest.MonkeyPatch) -> None:
+    end_job = Participant._end_job
+    patch.setattr(Participant, "_end_job", lambda self: end_job(self) if self.is_leader else None)
+
+
+def end_what_has_gone_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Member, "_has_gone_on", lambda self, state, ending: False)
 
 
 BUGS = [
     write_without_comparing,
     never_say_anything_again,
     heed_the_dead,
+    lose_once_more_who_has_come_back,
     follow_a_lost_leader,
     forget_silent_nodes,
     deal_out_places_anew,
@@ -203,6 +259,10 @@ BUGS = [
     restart_for_ever,
     take_every_join_for_a_new_one,
     write_before_the_last_write_is_seen,
+    believe_a_store_that_was_away,
+    believe_that_those_who_never_showed_are_lost,
+    leave_the_end_to_the_leader,
+    end_what_has_gone_on,
 ]
 
 

@@ -121,9 +121,8 @@ def test_names_say_what_a_module_is_for() -> None:
 
 
 def test_one_module_reads_the_environment() -> None:
-    zygote = (
-        "src/ronde/launch/zygote.py"  # puts a worker's environment in place, and may import nothing of ours
-    )
+    # Puts a worker's environment in place, and may import nothing of ours.
+    zygote = "src/ronde/launch/zygote.py"
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     for path, text in sources(".py", under="src"):
         used = set()
@@ -141,16 +140,16 @@ def test_one_module_reads_the_environment() -> None:
         )
 
 
-def test_only_communicator_and_engine_use_the_native_module() -> None:
+def test_only_communicator_engine_and_store_use_the_native_module() -> None:
+    store = ("src/ronde/net/stores/server.py", "src/ronde/net/stores/tcp.py")
+    allowed = ("src/ronde/comm/", "src/ronde/engine/", *store, "src/ronde/__init__.py")
     for path, text in sources(".py", under="src"):
-        if path.startswith(("src/ronde/comm/", "src/ronde/engine/")) or path == "src/ronde/__init__.py":
+        if path.startswith(allowed):
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
-                assert not any("_native" in name.split(".") for name in names), (
-                    f"{path}: go through ronde.comm"
-                )
+                assert not any("_native" in name.split(".") for name in names), f"{path}: go through these"
 
 
 def test_only_the_border_knows_python() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from ronde.errors import UsageError
 
-__all__ = ["main", "version"]
+__all__ = ["main", "show", "version"]
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 VERBS = ("run", "store", "trace")  # the modules that do it, each loaded when it is asked for
@@ -28,19 +29,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says (default: that of this process) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     verb = words[0] if words else "--help"
-    if verb in ("-h", "--help", "help"):
-        print(HELP, end="")
-        return 0
-    if verb == "--version":
-        print(f"ronde {version()}")
-        return 0
     name = "ronde"
     try:
+        if verb in ("-h", "--help", "help"):
+            show(HELP)
+            return 0
+        if verb == "--version":
+            show(f"ronde {version()}\n")
+            return 0
         if verb not in VERBS:
             from ronde.cli.options import nearest
 
             raise UsageError(f"there is no {verb!r}{nearest(verb, [*VERBS, '--help', '--version'])}")
         name = f"ronde {verb}"
+        _require_directory()
+        if verb == "run" and argv is None and (ended := _run_in_child()) is not None:
+            return ended
         code: int = import_module(f"ronde.cli.{verb}").run(words[1:])
         return code
     except UsageError as error:
@@ -48,6 +52,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except KeyboardInterrupt:  # before or after the part that takes care of it
         return INTERRUPTED
+
+
+def _run_in_child() -> int | None:
+    """Return the exit code if a child has done it all: orphans come to us, who are the first process of a container."""
+    if os.getpid() != 1:
+        return None
+    from ronde.net.orphans import leave_work_to_child
+
+    return leave_work_to_child()
+
+
+def _require_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise UsageError("the current directory is not there any more: change to another one") from None
+
+
+def show(text: str) -> None:
+    """Print the text. Raises UsageError if it cannot be written; that nobody reads it is no error."""
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        nothing = os.open(os.devnull, os.O_WRONLY)  # for what is left in the buffer
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+        if not isinstance(error, BrokenPipeError):
+            raise UsageError(f"cannot write to the standard output: {error.strerror}") from None
 
 
 def version() -> str:

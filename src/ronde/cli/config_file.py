@@ -21,45 +21,59 @@ __all__ = ["read_config_file"]
 
 SECTIONS = ("params", "autotune", "timeline", "stall_check", "library_options", "logging")
 CONTROLLERS = ("gloo", "mpi")
+NOT_IN_FILES = ("config_file", "help", "h", "version", "check_build")
+# What some of horovodrun's entries were called before, and one that said the opposite.
+FORMER = {
+    "library_options.ccl_bgt_affinity": "library_options.thread_affinity",
+    "logging.hide_timestamp": "logging.with_timestamp",
+}
+OPPOSITE = "logging.hide_timestamp"
 
 
 def read_config_file(path: str, table: Sequence[Option]) -> dict[str, Given]:
     """Return the options that the file sets, by their last names. Raises UsageError that names the place in it."""
     places = {option.place: option for option in table if option.place}
     names = {option.name.lstrip("-").replace("-", "_"): option for option in table}
+    for elsewhere in NOT_IN_FILES:
+        names.pop(elsewhere, None)
     given = {}
-    for place, value in _entries(_load(path)):
+    for place, value in _entries(_load(path), path):
         origin = f"{place} in {path}"
         key = place.replace("-", "_")
         if key == "controller":
             if str(value).lower() not in CONTROLLERS:
                 raise UsageError(f"{origin}: {value} makes no sense: it should be gloo or mpi")
             continue
-        option = places.get(key) or names.get(key)
+        option = places.get(FORMER.get(key, key)) or names.get(key)
         if option is None:
             known = [*places, *names, "controller"]
             raise UsageError(f"{origin} is not known{nearest(key, known)}")
         if value is not None:
-            given[option.name] = _value(option, origin, value)
+            each = _value(option, origin, value)
+            given[option.name] = Given(not each.value, origin) if key == OPPOSITE else each
     return given
 
 
 def _value(option: Option, origin: str, value: Any) -> Given:
     if option.metavar:
-        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         return admit(option, origin, text, ": ")
     if not isinstance(value, bool):
         raise UsageError(f"{origin}: {value} makes no sense: it should be true or false")
     return Given(value, origin)
 
 
-def _entries(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+def _entries(content: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
     for key, value in content.items():
         if key not in SECTIONS:
             yield str(key), value
         elif isinstance(value, dict):
             for name, inner in value.items():
                 yield f"{key}.{name}", inner
+        elif value is not None:
+            raise UsageError(
+                f"{key} in {path}: {value} makes no sense: it should be names and values, indented"
+            )
 
 
 def _load(path: str) -> Mapping[Any, Any]:

@@ -230,6 +230,13 @@ _OTHERS = (
         place="params.cycle_time_ms",
     ),
     _idle(("--event-log-handler",), "there are no torchrun events", "NAME", **one_of("null", "console")),
+    _idle(
+        ("--logs-specs",),
+        "there is one layout of files",
+        "NAME",
+        **one_of("default", instead="--log-dir, --redirects and --tee say where output goes"),
+    ),
+    _idle(("--use-env",), "workers find LOCAL_RANK in their environment anyhow"),
     _idle(("--gloo",), f"{OURS}; its own links or a backend carry the tensors (docs/backends.md)"),
     _idle(("--mpi",), f"{OURS}; --launcher mpi starts workers by mpirun, RONDE_BACKENDS=mpi uses MPI"),
     _idle(
@@ -270,11 +277,6 @@ _OTHERS = (
     _refused(("--jsrun",), "start Ronde by jsrun, or name the hosts with -H"),
     _refused(("--mpi-args",), "set what mpirun reads from its environment, and use --launcher mpi", "WORDS"),
     _refused(("--binding-args",), "--bind cores and --bind numa bind workers to processors", "WORDS"),
-    _refused(("--logs-specs",), "--log-dir, --redirects and --tee say where output goes", "NAME"),
-    _refused(("--duplicate-stdout-filters",), "use --tee 1, and grep the file", "WORDS"),
-    _refused(("--duplicate-stderr-filters",), "use --tee 2, and grep the file", "WORDS"),
-    _refused(("--virtual-local-rank",), "set CUDA_VISIBLE_DEVICES from LOCAL_RANK in the script"),
-    _refused(("--signals-to-handle",), "SIGINT, SIGTERM and SIGHUP are passed on to all workers", "NAMES"),
 )
 
 ENGINE_OPTIONS = _ENGINE + _TUNING + _WATCHING + _OTHERS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from ronde.cli import show
 from ronde.cli.options import describe, read
 from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
 
@@ -47,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     words, _ = read(argv, OPTIONS)
     for option, text in {"--help": full_help, "-h": short_help, "--version": _version}.items():
         if option in words:
-            print(text(), end="")
+            show(text())
             return 0
     # Only now: help and mistakes in words are answered before anything else is loaded.
     from ronde.environment import environment
@@ -56,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     if "--check-build" in words:
         from ronde.cli.check_build import check_build
 
-        print(check_build(), end="")
+        show(check_build())
         return 0
     return _launch(parse_arguments(argv, variables), variables)
 
@@ -83,13 +84,13 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
         environment = {**variables, **config.worker.environment}
         if asked.has("--dry-run"):
-            print(mpirun.plan_here(command, config.worker.slots, environment).describe(), end="")
+            show(mpirun.plan_here(command, config.worker.slots, environment).describe())
             return 0
         return mpirun.run_here(command, config.worker.slots, environment)
     if asked.has("--dry-run"):
         from ronde.cli.run_plan import describe_launch
 
-        print(describe_launch(config, variables), end="")
+        show(describe_launch(config, variables))
         return 0
     if config.hosts or config.discovery:
         from ronde.launch.ssh import run_hosts
@@ -97,7 +98,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         return run_hosts(config, variables)
     from ronde.launch.agent import run_agent
 
-    return run_agent(config, variables).exit_code
+    return run_agent(config, variables, reads=True).exit_code
 
 
 def _version() -> str:

@@ -89,7 +89,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
     for option in OPTIONS:
         variable = "PET_" + option.name.lstrip("-").upper().replace("-", "_")
         text = environment.get(variable, "").strip()
-        if not text or option.group == INFORMATION or option.refused:
+        is_question = option.group == INFORMATION and not option.metavar
+        if not text or is_question or option.refused:
             continue
         given[option.name] = admit(option, variable, text, "=") if option.metavar else _flag(variable, text)
     return given

@@ -13,8 +13,10 @@ from ronde.cli.run_arguments import RunArguments
 from ronde.cli.run_here import Here
 from ronde.cli.run_rendezvous import ALONE, rendezvous_of, start_timeout, step_of, with_hosts
 from ronde.cli.run_settings import worker_settings
+from ronde.cli.run_values import port, seconds
 from ronde.errors import UsageError
 from ronde.launch.config import (
+    DEFAULT_SIGNALS,
     Binding,
     Discovery,
     LaunchConfig,
@@ -24,11 +26,17 @@ from ronde.launch.config import (
     Std,
     WorkerSpec,
 )
+from ronde.launch.plan import OURS, own_gpus
 
 __all__ = ["configure"]
 
 SECOND = 10**9
-BINDINGS = {"node": Binding.NUMA, "socket": Binding.NUMA, "exclusive": Binding.CORES}
+BINDINGS = {
+    "node": Binding.NUMA,
+    "socket": Binding.NUMA,
+    "exclusive": Binding.CORES,
+    "core-complex": Binding.CORES,
+}
 
 
 def configure(asked: RunArguments, command: Sequence[str], here: Here) -> LaunchConfig:
@@ -42,11 +50,14 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
     least, most = asked.value("--min-num-proc", 0), asked.value("--max-num-proc", 0)
     number = _number(asked, "--num-proc", here) if discovery else 0
     is_alone = rendezvous.backend == ALONE
+    worker = _worker(asked, command, slots, here)
+    if not by_ssh:
+        own_gpus(worker, here.environment)  # before anybody waits for the others
     return LaunchConfig(
-        worker=_worker(asked, command, slots, here),
+        worker=worker,
         rendezvous=rendezvous,
         outputs=_outputs(asked, 0 if by_ssh else slots, here),
-        master_addr=asked.value("--master-addr") if is_alone else None,
+        master_addr=_bare(asked.value("--master-addr")) if is_alone else None,
         master_port=asked.value("--master-port") if is_alone else None,
         local_addr=asked.value("--local-addr"),
         interface=_interface(asked),
@@ -59,6 +70,11 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         start_timeout_ns=start_timeout(asked, here),
         monitor_interval_ns=asked.value("--monitor-interval", SECOND // 10),
     )
+
+
+def _bare(host: str | None) -> str | None:
+    """Return the host as programs want it: brackets around an IPv6 address are for a port behind it."""
+    return host and host.removeprefix("[").removesuffix("]")
 
 
 # How many workers
@@ -119,7 +135,7 @@ def _hosts(asked: RunArguments, here: Here) -> tuple[tuple[str, int], ...]:
     from ronde.core.host_list import parse_hostfile, parse_hosts, place
 
     if asked.has("--hosts"):
-        hosts = parse_hosts(asked.value("--hosts"))
+        hosts = parse_hosts(asked.value("--hosts"), asked.origin("--hosts"))
     else:
         hosts = parse_hostfile(here.hostfile, asked.value("--hostfile"))
     each = asked.value("--nproc-per-node")
@@ -131,7 +147,12 @@ def _hosts(asked: RunArguments, here: Here) -> tuple[tuple[str, int], ...]:
                     "the slots say how many workers a host gets"
                 )
         hosts = tuple(host._replace(slots=each) for host in hosts)
-    return tuple((host.name, host.slots) for host in place(hosts, _number(asked, "--num-proc", here) or None))
+    placed = place(hosts, _number(asked, "--num-proc", here) or None)
+    if asked.has(
+        "--min-num-proc"
+    ):  # an elastic job: all slots are its, and the number is that with which it begins
+        placed = hosts
+    return tuple((host.name, host.slots) for host in placed)
 
 
 def _discovery(asked: RunArguments) -> Discovery | None:
@@ -171,15 +192,41 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
         preload=() if preload == ("none",) else preload,
         fork=asked.value("--start-method", "spawn") != "spawn",
         binding=BINDINGS.get(asked.value("--numa-binding", ""), binding),
-        patience_ns=asked.value("--shutdown-timeout", 5 * SECOND),
+        signals=tuple(sorted({*DEFAULT_SIGNALS, *asked.value("--signals-to-handle", ())})),
+        virtual_local_rank=asked.has("--virtual-local-rank"),
+        **_patience(asked, here),
     )
+
+
+def _patience(asked: RunArguments, here: Here) -> dict[str, int]:
+    """Return how long workers may take to end, if anybody has said so."""
+    variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    if not asked.has("--shutdown-timeout") and not here.environment.get(variable, "").strip():
+        return {}
+    text = here.environment.get(variable, "").strip()
+    try:
+        patience_ns = asked.value("--shutdown-timeout") if asked.has("--shutdown-timeout") else seconds(text)
+    except ValueError:
+        raise UsageError(f"{variable}={text} makes no sense: it should be a number of seconds") from None
+    return {"patience_ns": patience_ns, "farewell_ns": patience_ns}
 
 
 def _exports(asked: RunArguments, here: Here) -> dict[str, str]:
     exports: tuple[str, ...] = asked.value("--export", ())
     for name in exports:
+        said = f"{asked.origin('--export')} {name}"
+        if name in OURS:
+            raise UsageError(f"{said}: each worker gets a {name} of its own from ronde run: leave it out")
         if name not in here.environment:
-            raise UsageError(f"{asked.origin('--export')} {name}: there is no variable of this name here")
+            raise UsageError(f"{said}: there is no variable of this name here")
+        if name == "MASTER_PORT":
+            try:
+                port(here.environment[name])
+            except ValueError:
+                text = here.environment[name]
+                raise UsageError(
+                    f"{said}: {text} makes no sense, it should be a port from 1 to 65535"
+                ) from None
     return {name: here.environment[name] for name in exports}
 
 
@@ -194,6 +241,13 @@ def _outputs(asked: RunArguments, slots: int, here: Here) -> Outputs:
                     f"{asked.origin(option)} names local rank {rank}, but {slots} workers are numbered from 0 to "
                     f"{slots - 1}"
                 )
+    shown = asked.value("--local-ranks-filter")
+    if slots and shown is not None and min(shown) >= slots:
+        raise UsageError(
+            f"{asked.origin('--local-ranks-filter')} names no worker that there is, so nothing would be shown: "
+            f"they are numbered from 0 to {slots - 1}"
+        )
+    filters = {Std.OUT: "--duplicate-stdout-filters", Std.ERR: "--duplicate-stderr-filters"}
     prefix = asked.value("--prefix")
     if prefix is None and (template := here.environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")):
         prefix = template.replace("${role_name}", "{role}").replace("${", "{")
@@ -201,9 +255,11 @@ def _outputs(asked: RunArguments, slots: int, here: Here) -> Outputs:
         log_dir=asked.value("--log-dir", asked.value("--output-filename")),
         redirects=which["--redirects"],
         tee=which["--tee"],
-        filter=asked.value("--local-ranks-filter"),
+        filter=shown,
         prefix=prefix,
         timestamps=asked.has("--prefix-output-with-timestamp"),
+        by_rank=asked.has("--output-filename"),
+        duplicates={std: asked.value(option) for std, option in filters.items() if asked.value(option)},
     )
 
 

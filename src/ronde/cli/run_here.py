@@ -33,7 +33,7 @@ class Here(NamedTuple):
 
 
 def look(asked: RunArguments, variables: Mapping[str, str]) -> Here:
-    """Look at this machine, as far as the options ask for it. Raises UsageError for a hostfile that cannot be read."""
+    """Look at this machine, as far as the options ask for it. Raises UsageError for a file that cannot be read."""
     from ronde.net.processes import usable_cores
 
     counts = {asked.value("--num-proc"), asked.value("--nproc-per-node")}
@@ -42,6 +42,12 @@ def look(asked: RunArguments, variables: Mapping[str, str]) -> Here:
         from ronde.launch.gpus import usable_gpus
 
         gpus = usable_gpus(variables)
+    identity = asked.value("--ssh-identity-file")
+    if identity is not None and not os.access(identity, os.R_OK):
+        raise UsageError(
+            f"{asked.origin('--ssh-identity-file')} {identity}: there is no such file that can be read; it should be a "
+            "private key"
+        )
     step = None
     if "SLURM_STEP_ID" in variables:
         from ronde.core.slurm import find_step

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ronde.cli.options import Option
 from ronde.cli.run_values import (
+    SIGNALS,
     at_least,
     cooldown,
     key_values,
@@ -17,7 +18,9 @@ from ronde.cli.run_values import (
     port,
     ranks,
     seconds,
+    signals,
     streams,
+    texts,
     variable_names,
     workers,
 )
@@ -80,9 +83,9 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--numa-binding",),
-        "torchrun's name for it: node and socket are --bind numa, exclusive is --bind cores",
+        "torchrun's name for it: node and socket are --bind numa, exclusive and core-complex are --bind cores",
         metavar="MODE",
-        **one_of("node", "socket", "exclusive"),
+        **one_of("node", "socket", "exclusive", "core-complex"),
     ),
     Option(
         WORKERS,
@@ -112,10 +115,24 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--shutdown-timeout",),
-        "how long workers may take to end after SIGTERM, before they are killed (default: 5)",
+        "how long workers may take to end after a signal, before they are killed (default: 30 if it was sent to ronde "
+        "run, 5 after Ctrl-C, SIGQUIT or a failure)",
         metavar="S",
         parse=seconds,
         right=SECONDS,
+    ),
+    Option(
+        WORKERS,
+        ("--signals-to-handle",),
+        "signals that are passed on to all workers and end the job, beside SIGINT, SIGTERM, SIGHUP and SIGQUIT",
+        metavar="NAMES",
+        parse=signals,
+        right=f"some of {', '.join(SIGNALS)}, with commas between them",
+    ),
+    Option(
+        WORKERS,
+        ("--virtual-local-rank",),
+        "each worker sees only its own GPU, as the first one, and LOCAL_RANK=0",
     ),
 )
 
@@ -191,7 +208,7 @@ _NODES = (
     Option(
         NODES,
         ("--master-addr",),
-        "the address of machine 0, where the others find it; on one machine: MASTER_ADDR of the workers",
+        "the address of machine 0, where the others find it, and MASTER_ADDR of the workers",
         metavar="HOST",
         right="a host name or an address",
         common=True,
@@ -199,7 +216,7 @@ _NODES = (
     Option(
         NODES,
         ("--master-port",),
-        "a port there (default: 29500); on one machine: MASTER_PORT of the workers",
+        "a port there, MASTER_PORT of the workers (default: 29500; on one machine a free one)",
         metavar="PORT",
         parse=port,
         right="a port from 1 to 65535",
@@ -346,7 +363,7 @@ _OUTPUT = (
     ),
     Option(
         OUTPUT,
-        ("-r", "--redirects"),
+        ("-r", "--redirect", "--redirects"),
         "which streams go into files instead of the screen: 1 stdout, 2 stderr, 3 both; or 0:3,1:2 by local rank",
         metavar="WHICH",
         parse=streams,
@@ -369,10 +386,21 @@ _OUTPUT = (
         parse=ranks,
         right="local ranks with commas between them, like 0,2",
     ),
+    *(
+        Option(
+            OUTPUT,
+            (f"--duplicate-{stream}-filters",),
+            f"collect lines of {stream} that contain one of these texts in a file filtered_{stream}.log, too: a,b",
+            metavar="TEXTS",
+            parse=texts,
+            right="texts with commas between them, like error,loss",
+        )
+        for stream in ("stdout", "stderr")
+    ),
     Option(
         OUTPUT,
         ("--output-filename",),
-        "horovodrun's name for --log-dir DIR --tee 3",
+        "show all output, and write it as horovodrun does: DIR/rank.R/stdout and stderr",
         metavar="DIR",
         parse=path,
         right=A_PATH,

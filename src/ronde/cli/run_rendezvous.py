@@ -67,6 +67,7 @@ def _under_slurm(asked: RunArguments, here: Here, step: Step) -> RendezvousConfi
         rendezvous,
         run_id=asked.value("--rdzv-id", step.name(here.uid)),
         node_rank=step.task if most == step.tasks else -1,
+        supply=step.tasks,
         options={"is_host": "true" if step.task == 0 else "false", **rendezvous.options},
     )
 
@@ -117,6 +118,7 @@ def _meeting(
     timed.setdefault(
         "join_timeout_ns", _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", 600 * SECOND)
     )
+    _fit_last_call(timed, least < most and "join_timeout" not in conf and "timeout" in conf)
     if backend in (TCP, "c10d") and conf.get("store_type") == FILE:  # as torchrun has it
         backend = FILE
     rank = asked.value("--node-rank")
@@ -132,6 +134,18 @@ def _meeting(
         options=conf,
         **timed,
     )
+
+
+def _fit_last_call(timed: dict[str, Any], adds: bool) -> None:
+    """See to it that the wait for others is longer than the last call for more of them.
+
+    torchrun's `timeout` says nothing about the last call, so that `adds` to it; else that is made shorter.
+    """
+    default = RendezvousConfig.last_call_ns
+    if adds:
+        timed["join_timeout_ns"] += timed.get("last_call_ns", default)
+    else:
+        timed.setdefault("last_call_ns", min(default, timed["join_timeout_ns"] // 2))
 
 
 def _check_range(asked: RunArguments, least: int, most: int) -> None:
@@ -179,15 +193,36 @@ def _static_endpoint(asked: RunArguments, place: str, nodes: int) -> str:
             f"{nodes} machines need a place where they meet: give --master-addr HOST and --node-rank N, "
             "or --rdzv-backend tcp and --rdzv-endpoint HOST:PORT, the same on all of them"
         )
-    bare = host.removeprefix("[").removesuffix("]")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if (":" in bare and not _is_ipv6(bare)) or any(letter.isspace() or letter in "/@,[]" for letter in bare):
+        raise UsageError(
+            f"{asked.origin('--master-addr')} {host} makes no sense: it should be a host name or an address; the port "
+            "is that of --master-port"
+        )
     host = f"[{bare}]" if ":" in bare else bare
-    return _host_and_port(
-        asked.origin("--master-addr"), f"{host}:{asked.value('--master-port', STATIC_PORT)}", 0
-    )
+    return f"{host}:{asked.value('--master-port', STATIC_PORT)}"
+
+
+def _is_ipv6(text: str) -> bool:
+    import socket
+
+    try:
+        socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
+    except OSError:
+        return False
+    return True
 
 
 def _host_and_port(origin: str, place: str, port: int) -> str:
-    """Return HOST:PORT, with this port if the place has none."""
+    """Return HOST:PORT, with this port if the place has none.
+
+    Of several places each could gather a part of the machines, which would be as many jobs; an etcd agrees with itself.
+    """
+    if "," in place:
+        raise UsageError(
+            f"{origin} {place} names several places, but the machines have to meet at one: give one of them (if its "
+            "store is lost, they meet again at another machine), or use --rdzv-backend etcd with all of its members"
+        )
     from ronde.net.addresses import parse_tcp
 
     has_port = ":" in (place.rpartition("]")[2] if place.startswith("[") else place)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 __all__ = [
+    "SIGNALS",
     "at_least",
     "cooldown",
     "count",
@@ -17,7 +18,9 @@ __all__ = [
     "port",
     "ranks",
     "seconds",
+    "signals",
     "streams",
+    "texts",
     "variable_names",
     "whole",
     "workers",
@@ -25,6 +28,12 @@ __all__ = [
 
 SECOND = 10**9
 PLACES = ("auto", "cpu", "gpu")
+# Those by which somebody asks a job to end. Others cannot be heeded, are an error of the program itself, or tell a
+# terminal's programs what they have to know without ending (SIGWINCH, SIGCHLD, SIGPIPE, SIGTSTP, SIGCONT, ...).
+SIGNALS = {
+    "SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGUSR1": 10, "SIGUSR2": 12, "SIGALRM": 14, "SIGTERM": 15, "SIGURG": 23,
+    "SIGXCPU": 24, "SIGPWR": 30,
+}  # fmt: skip
 
 
 def whole(text: str) -> int:
@@ -67,15 +76,28 @@ def at_least(smallest: str) -> dict[str, Any]:
     return {"parse": whole if smallest == "0" else count, "right": f"a whole number from {smallest}"}
 
 
-def one_of(*choices: str) -> dict[str, Any]:
-    """One of these words, in lower case."""
+def one_of(*choices: str, instead: str = "") -> dict[str, Any]:
+    """One of these words, in lower case; `instead` says what to use if none of them will do."""
 
     def parse(text: str) -> str:
         if text.lower() not in choices:
             raise ValueError(text)
         return text.lower()
 
-    return {"parse": parse, "right": f"{', '.join(choices[:-1])} or {choices[-1]}"}
+    words = " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
+    return {"parse": parse, "right": f"{words}; {instead}" if instead else words}
+
+
+def signals(text: str) -> tuple[int, ...]:
+    """`SIGUSR1,SIGTERM`: names of signals, as their numbers."""
+    found = []
+    for part in text.split(","):
+        name = part.strip().upper()
+        number = SIGNALS.get(name if name.startswith("SIG") else f"SIG{name}")
+        if number is None:
+            raise ValueError(text)
+        found.append(number)
+    return tuple(dict.fromkeys(found))
 
 
 def streams(text: str) -> Any:
@@ -97,14 +119,22 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def key_values(text: str) -> dict[str, str]:
-    """`a=1,b=2`."""
+    """`a=1,b=2`, also with quotation marks around it that no shell has taken away."""
     found = {}
+    for mark in "'\"":
+        if len(text) > 1 and text[0] == text[-1] == mark:
+            text = text[1:-1]
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = (piece.strip() for piece in part.partition("="))
         if not key or not value:
             raise ValueError(text)
         found[key] = value
     return found
+
+
+def texts(text: str) -> tuple[str, ...]:
+    """`apple,orange`; two commas stand for one that is meant."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
 
 
 def cooldown(text: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ronde.cli import show
 from ronde.cli.options import Option, describe, parse
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
@@ -85,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
     """Do what the words after `ronde store` ask for and return the exit code. Raises UsageError."""
     values, rest = parse(argv, OPTIONS)
     if "--help" in values:
-        print(HELP, end="")
+        show(HELP)
         return 0
     if rest:
         raise UsageError(f"it takes nothing but options, not {rest[0]!r}: ronde store --port 29500")

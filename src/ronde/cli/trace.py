@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from ronde.cli import show
 from ronde.cli.options import Option, describe, nearest, parse
 from ronde.core.trace_merge import Common, Survey, agree, retime, survey
 from ronde.errors import UsageError
@@ -44,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
         if rest:
             words.append(rest.pop(0))
     if "--help" in values or not words:
-        print(HELP, end="")
+        show(HELP)
         return 0
     if words[0] != "merge":
         raise UsageError(f"there is no {words[0]!r}{nearest(words[0], ['merge'])}")

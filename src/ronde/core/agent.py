@@ -16,8 +16,13 @@ Rules
    its store, or fail and make it start again. After the patience it leaves, and has succeeded; but not while others
    need what it serves: the store of the round (group rank 0), or that of the rendezvous.
 5. A round that has ended, or that went on without us, ends the workers at once; then we join again.
-6. Ctrl-C ends the job on all nodes. Other signals take this node away; the others go on if they may.
-7. Every ending has one reason, and nothing is decided after it.
+   Where it is known that no other nodes will come (Slurm starts no task again) and too few are left, the job ends
+   unless a lost one, which may have been cut off only, is back in time.
+6. Ctrl-C and Ctrl-\ end the job on all nodes. Other signals take this node away; the others go on if they may.
+7. Where nodes can be replaced (`gives_way`), the first failure of a round when no restart is left costs the job its
+   node, and not its life: the others go on if they may. That node is told to go, by being left out, because a later
+   failure may be only a consequence. Whoever has placed the nodes sees to the rest.
+8. Every ending has one reason, and nothing is decided after it.
 
 Theory of operation
 
@@ -49,6 +54,7 @@ from ronde.core.round import (
     RoundEnded,
     WorkerFailed,
 )
+from ronde.core.worker_group import TYPED
 
 __all__ = [
     "Agent",
@@ -71,7 +77,6 @@ __all__ = [
     "Timer",
 ]
 
-SIGINT = 2
 FAILED, UNREACHABLE = 1, 2  # exit codes for what is no worker's fault
 
 
@@ -179,21 +184,43 @@ class SetTimer(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """It is over. `failure` is the job's first one, on whatever node; `reason` says why where that is no failure."""
+    """It is over. `failure` is the job's first one, on whatever node; `reason` says why where that is no failure.
+
+    `gave_way`: it is over for this node alone.
+    """
 
     code: int
     reason: str
     failure: Failure | None = None
+    gave_way: bool = False
 
 
 Effect = Join | StartWorkers | StopWorkers | Fail | Succeed | EndJob | Leave | Say | SetTimer | Exit
 
 
 class Agent:
-    """The machine: one agent of a job, in any number of rounds; `exit_barrier_ns` is how long to wait for others."""
+    """The machine: one agent of a job, in any number of rounds.
 
-    def __init__(self, budget: Budget, exit_barrier_ns: int) -> None:
+    `exit_barrier_ns` is how long to wait for others. `gives_way`: rule 7. `supply`: all the nodes that there will ever
+    be, None if others may come; the job needs `least`, and waits `shortage_ns` for a lost one if it has fewer.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        exit_barrier_ns: int,
+        gives_way: bool = False,
+        supply: int | None = None,
+        least: int = 1,
+        shortage_ns: int = 0,
+    ) -> None:
         self._budget = budget
+        self._gives_way = gives_way
+        self._supply = supply
+        self._least = least
+        self._shortage_ns = shortage_ns
+        self._lost: set[str] = set()  # by id, nodes that have not come back
+        self._shortage = ""  # why there will be no other round unless one of them does
         self._exit_barrier_ns = exit_barrier_ns
         self._round: Round | None = None  # the one whose workers run or have ended; None while we join
         self._alive = False  # whether there are processes of workers
@@ -225,18 +252,18 @@ class Agent:
             case Timer(serves):
                 return self._timer(now_ns, serves)
             case _:
-                return self._hear(event)
+                return self._hear(now_ns, event)
 
     # What the rendezvous tells
 
-    def _hear(self, event: RendezvousEvent) -> list[Effect]:
+    def _hear(self, now_ns: int, event: RendezvousEvent) -> list[Effect]:
         match event:
             case RoundBegan(round):
                 return self._round_began(round)
             case RoundEnded(number, cause):
-                return self._round_ended(number, cause)
+                return self._round_ended(now_ns, number, cause)
             case Ejected(reason):
-                return [Say(reason), *self._again()]
+                return self._ejected(reason)
             case AllSucceeded(number):
                 at_barrier = self.state is State.SUCCEEDED and self._round and self._round.number == number
                 return self._leave_for_good(Exit(0, "all nodes have succeeded")) if at_barrier else []
@@ -251,15 +278,42 @@ class Agent:
         if self._round or self._alive:
             return []
         self._round, self._alive, self._began = round, True, True
+        self._lost -= {node.id for node in round.nodes}
         self._said, self._failure, self._deadline_ns = False, None, None
         self.state = State.HEALTHY
         return [StartWorkers(round, round.restarts < self._budget.restarts)]
 
-    def _round_ended(self, number: int, cause: WorkerFailed | NodesLost | NodesWaiting) -> list[Effect]:
+    def _round_ended(
+        self, now_ns: int, number: int, cause: WorkerFailed | NodesLost | NodesWaiting
+    ) -> list[Effect]:
         if self._round is None or self._round.number != number:
             return []
-        text = self._describe(cause, self._round)
-        return [Say(text), *self._again()]
+        ended = self._round
+        effects: list[Effect] = [Say(self._describe(cause, ended)), *self._again()]
+        if isinstance(cause, NodesLost) and (shortage := self._find_shortage(cause, ended)):
+            self._shortage, self._deadline_ns = shortage, now_ns + self._shortage_ns
+            effects.append(SetTimer(self._deadline_ns))
+        return effects
+
+    def _find_shortage(self, cause: NodesLost, round: Round) -> str:
+        """Return why there cannot be another round after this loss, nothing if there can."""
+        if self._supply is None or self._exit or self._interrupted:
+            return ""
+        self._lost |= cause.ids(round.nodes)
+        left = self._supply - len(self._lost)
+        if left >= self._least:
+            return ""
+        are = "is" if left == 1 else "are"
+        return (
+            f"{cause.reason}, and nobody starts it again: {left} of {self._supply} nodes {are} left, and the job needs "
+            f"{self._least} (--nnodes MIN:MAX lets it go on with fewer)"
+        )
+
+    def _ejected(self, reason: str) -> list[Effect]:
+        if self._failure and self._gives_way and not (self._exit or self._interrupted):
+            exit = Exit(_exit_code(self._failure), self._failure.message, self._failure, gave_way=True)
+            return self._leave_for_good(exit, stop=False)
+        return [Say(reason), *self._again()]
 
     def _again(self) -> list[Effect]:
         """Join again, once the workers are gone."""
@@ -336,18 +390,20 @@ class Agent:
             self._interrupted = True
             if self._rejoin:  # what had failed would have been started again
                 self._exit = Exit(128 + signum, reason)
-            effects = [EndJob(reason) if signum == SIGINT else Leave(reason)]
+            effects = [EndJob(reason) if signum in TYPED else Leave(reason)]
         if not self._alive:
             self._over = True
             effects.append(Exit(128 + signum, reason))
         return effects
 
     def _timer(self, now_ns: int, serves: bool) -> list[Effect]:
-        if self._deadline_ns is None or self._round is None:
+        if self._deadline_ns is None:
             return []
         if now_ns < self._deadline_ns:
             return [SetTimer(self._deadline_ns)]
         self._deadline_ns = None
+        if self._round is None:
+            return [EndJob(self._shortage), *self._leave_for_good(Exit(FAILED, self._shortage))]
         waited = f"{self._exit_barrier_ns / 1e9:g} s"
         text = f"the workers of this node have succeeded; waited {waited} for those of other nodes"
         if serves or self._round.group_rank == 0:

@@ -148,7 +148,7 @@ class _Record:
 
 @dataclass(slots=True, eq=False)
 class HostHealth:
-    """The machine; the first event is `Offered`."""
+    """The machine; the first event is `Offered`, perhaps of no hosts yet."""
 
     limits: Limits
     _offered: tuple[Host, ...] = ()

@@ -40,12 +40,17 @@ def describe(hosts: Iterable[Host]) -> str:
     return ",".join(str(host) for host in hosts)
 
 
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Return what `-H a:2,b:2` means. Raises UsageError that says which entry is wrong, and what would be right."""
+def parse_hosts(text: str, origin: str = "-H") -> tuple[Host, ...]:
+    """Return what `-H a:2,b:2` means; `origin` is how the user has said it.
+
+    Raises UsageError that says which entry is wrong, and what would be right.
+    """
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entries):
-        raise UsageError(f"-H {text} makes no sense: write hosts with a comma between two, like a:2,b:2")
-    return _distinct([(_parse_host(entry, f"-H {text}", 1), f"-H {text}") for entry in entries])
+        raise UsageError(
+            f"{origin} {text} makes no sense: write hosts with a comma between two, like a:2,b:2"
+        )
+    return _distinct([(_parse_host(entry, f"{origin} {text}", 1), f"{origin} {text}") for entry in entries])
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:

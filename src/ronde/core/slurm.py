@@ -52,6 +52,11 @@ class Step:
 
         Raises UsageError if the list of hosts makes no sense.
         """
+        if not self.hosts:
+            raise UsageError(
+                "neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is set, although Slurm's other variables are: say "
+                "--rdzv-endpoint HOST:PORT"
+            )
         number = int(hashlib.sha256(self.job.encode()).hexdigest(), 16)
         return node_list.expand(self.hosts)[0], FIRST_PORT + number % PORTS
 
@@ -65,11 +70,16 @@ def find_step(environ: Mapping[str, str]) -> Step | None:
     tasks = _number(environ, size_name)
     if tasks < 1:
         raise UsageError(f"{size_name}={tasks} makes no sense: a job has at least one rank")
+    task = _number(environ, "SLURM_PROCID")
+    if task >= tasks:
+        raise UsageError(
+            f"SLURM_PROCID={task} does not fit {size_name}={tasks}: ranks count from 0 to size - 1"
+        )
     job = environ.get("SLURM_JOB_ID", "")
     here = _tasks_here(environ) or 1
     return Step(
         job=job and f"slurm {job}.{step} restart {environ.get('SLURM_RESTART_COUNT', '0')}",
-        task=_number(environ, "SLURM_PROCID"),
+        task=task,
         tasks=tasks,
         size_name=size_name,
         hosts=environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""),

@@ -9,11 +9,14 @@ Rules
 3. After the first failure the others have a grace in which to notice by themselves: they do within a second, and what
    they then say is worth having. Whoever is still there gets SIGTERM, and after the patience SIGKILL. Where all are to
    be started again (`Policy.hurry`), nobody gets a grace once the cause is known.
-4. An interrupt (Ctrl-C, SIGTERM, SIGHUP) is forwarded at once, with SIGKILL after the patience; Ctrl-C after another
-   interrupt kills at once. The exit code is 128 + signal, unless a worker had failed before. What fails afterwards is
-   no failure. SIGPIPE (our output cannot be written) is forwarded as SIGTERM, because Python ignores SIGPIPE.
+4. An interrupt (a signal that we got) is forwarded at once, with SIGKILL after the farewell, in which workers may save
+   what they have; after one that is typed at a terminal (Ctrl-C, Ctrl-\), where somebody waits, after the patience. A
+   typed one after another interrupt kills at once. The exit code is 128 + signal, unless a worker had failed before.
+   What fails afterwards is no failure. SIGPIPE (our output cannot be written) is forwarded as SIGTERM, because Python
+   ignores SIGPIPE.
 5. A worker is gone when its own process has exited and no process of its group is left. Processes that outlive the
-   last worker are ended like workers that outlive a failure, but they decide nothing.
+   last worker have a moment to end by themselves, as helpers of Python's multiprocessing do, and are then ended like
+   workers that outlive a failure. They decide nothing.
 6. A `Stop` ends everybody by SIGTERM, and after the patience by SIGKILL. What fails afterwards is no failure.
 7. Every wait ends: what SIGKILL does not remove within the patience is reported and left.
 
@@ -25,9 +28,10 @@ The phase only moves forward, from any phase to any later one:
        |                   |                  ^ |                ^
        +-----interrupt-----+------------------+ +-second Ctrl-C--+
 
-and to FINISHED as soon as everybody is gone. GRACE, STOPPING and KILLING have one deadline each; a `Timer` that comes
-early is answered with `SetTimer` again, one that comes late acts at once. The shell tells what happened in the order
-in which it learned of it, performs the effects in order, and decides nothing.
+and to FINISHED as soon as everybody is gone. What the last worker leaves behind begins a GRACE, too, or shortens it.
+GRACE, STOPPING and KILLING have one deadline each; a `Timer` that comes early is answered with `SetTimer` again, one
+that comes late acts at once. The shell tells what happened in the order in which it learned of it, performs the effects
+in order, and decides nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ from typing import NamedTuple
 from ronde.records import dataclass
 
 __all__ = [
+    "HASTY",
+    "TYPED",
     "Event",
     "Effect",
     "Exited",
@@ -58,14 +64,17 @@ __all__ = [
     "name_ranks",
 ]
 
-SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 9, 13, 15
+SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
+TYPED = (SIGINT, SIGQUIT)  # by a user at a terminal, who waits: Ctrl-C and Ctrl-\
+HASTY = (*TYPED, SIGPIPE)  # nobody waits for what workers would still save
+LEAVING_NS = 1_000_000_000  # for processes that end because their worker has
 CANNOT_START = 126  # the exit code by which shells say that a command was found but could not be started
 
 # The same numbers on every Linux that we run on; the rest are called by number.
 _SIGNAL_NAMES = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
-    24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
+    23: "SIGURG", 24: "SIGXCPU", 25: "SIGXFSZ", 30: "SIGPWR", 31: "SIGSYS",
 }  # fmt: skip
 
 
@@ -158,13 +167,14 @@ class Policy(NamedTuple):
     """How long to be patient: `grace_ns` for workers to notice a failure, `patience_ns` for each signal to work.
 
     `hurry`: the workers are to be started again, so nobody waits for what they would say. `stop_signum` asks them to
-    end.
+    end. `farewell_ns` is what workers have to end after a signal that came from outside and was not typed.
     """
 
     grace_ns: int = 3_000_000_000
     patience_ns: int = 5_000_000_000
     hurry: bool = False
     stop_signum: int = SIGTERM
+    farewell_ns: int = 5_000_000_000
 
 
 class Phase(IntEnum):
@@ -230,6 +240,7 @@ class WorkerGroup:
         self._policy = policy or Policy()
         self._phase = Phase.RUNNING
         self._deadline_ns = 0  # of the phase, where it has one
+        self._given_ns = 0  # how long it may last
         self._failed: Worker | None = None
         self._interrupt = 0  # the first one's signal
         self.workers: dict[int, Worker] = {}
@@ -295,9 +306,8 @@ class WorkerGroup:
         if worker.failed_by_itself and not self._interrupt:
             effects = self._failed_by_itself(now_ns, worker)
         if self._phase < Phase.STOPPING and self._only_leftovers():
-            return effects + self._stop(
-                now_ns, self._asking, "the workers have ended but left processes behind"
-            )
+            if self._phase < Phase.GRACE or now_ns + LEAVING_NS < self._deadline_ns:
+                return effects + self._enter(Phase.GRACE, now_ns, LEAVING_NS)
         return effects
 
     def _failed_by_itself(self, now_ns: int, worker: Worker) -> list[Effect]:
@@ -316,14 +326,14 @@ class WorkerGroup:
     def _interrupted(self, now_ns: int, signum: int) -> list[Effect]:
         again = self._interrupt != 0
         self._interrupt = self._interrupt or signum
-        if not self.workers:  # and there will be none
-            self._unstarted.clear()
+        self._unstarted.clear()  # nobody is started any more
+        if self._phase == Phase.KILLING or not self.workers:
             return []
-        if self._phase == Phase.KILLING:
-            return []
-        if again and signum == SIGINT:
-            return self._kill(now_ns, "Ctrl-C again")
-        return self._stop(now_ns, self._asking if signum == SIGPIPE else signum, describe_interrupt(signum))
+        if again and signum in TYPED:
+            return self._kill(now_ns, f"{'Ctrl-C' if signum == SIGINT else signal_name(signum)} again")
+        asking = self._asking if signum == SIGPIPE else signum
+        given_ns = self._policy.patience_ns if signum in HASTY else self._policy.farewell_ns
+        return self._stop(now_ns, asking, describe_interrupt(signum), given_ns)
 
     def _timer(self, now_ns: int) -> list[Effect]:
         if self._phase == Phase.RUNNING:
@@ -331,20 +341,24 @@ class WorkerGroup:
         if now_ns < self._deadline_ns:
             return [SetTimer(self._deadline_ns)]
         if self._phase == Phase.GRACE:
+            if self._only_leftovers():
+                return self._stop(now_ns, self._asking, "the workers have ended but left processes behind")
             assert self._failed is not None
             grace = f"{self._policy.grace_ns / 1e9:g} s"
             return self._stop(
                 now_ns, self._asking, f"still running {grace} after rank {self._failed.rank} failed"
             )
         if self._phase == Phase.STOPPING:
-            return self._kill(now_ns, f"still running {self._policy.patience_ns / 1e9:g} s later")
+            return self._kill(now_ns, f"still running {self._given_ns / 1e9:g} s later")
         return [self._finish(f"; {name_ranks(self._remaining())} could not be killed")]
 
-    def _stop(self, now_ns: int, signum: int, reason: str) -> list[Effect]:
-        """Ask everybody to end. A second request does not give more time than the first one did."""
+    def _stop(self, now_ns: int, signum: int, reason: str, given_ns: int | None = None) -> list[Effect]:
+        """Ask everybody to end, within the patience or `given_ns`. Asking again gives no more time."""
         effects = [self._signal(signum, reason)]
         if self._phase < Phase.STOPPING:
-            effects += self._enter(Phase.STOPPING, now_ns, self._policy.patience_ns)
+            effects += self._enter(
+                Phase.STOPPING, now_ns, self._policy.patience_ns if given_ns is None else given_ns
+            )
         return effects
 
     def _kill(self, now_ns: int, reason: str) -> list[Effect]:
@@ -357,9 +371,9 @@ class WorkerGroup:
                 self.workers[rank].signum = signum
         return SignalWorkers(ranks, signum, reason)
 
-    def _enter(self, phase: Phase, now_ns: int, patience_ns: int) -> list[Effect]:
-        self._phase = phase
-        self._deadline_ns = now_ns + patience_ns
+    def _enter(self, phase: Phase, now_ns: int, given_ns: int) -> list[Effect]:
+        self._phase, self._given_ns = phase, given_ns
+        self._deadline_ns = now_ns + given_ns
         return [SetTimer(self._deadline_ns)]
 
     def _finish(self, remark: str) -> Finish:

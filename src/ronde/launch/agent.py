@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -23,13 +23,22 @@ from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.frozen import FrozenWatch
 from ronde.launch.loop import Loop, Order
-from ronde.launch.node import describe_node, is_guessable, job_key, own_address
+from ronde.launch.node import (
+    describe_node,
+    given_master,
+    is_guessable,
+    job_key,
+    own_address,
+    require_free_master_port,
+)
+from ronde.launch.outputs import ERROR_FILE
 from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
 from ronde.launch.round_store import RoundStore
 from ronde.launch.screen import Screen
 from ronde.launch.starter import Starter
 from ronde.launch.supervisor import Supervisor
+from ronde.net.disk import Disk
 from ronde.net.host import host_name
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox, usable_cores
@@ -40,6 +49,7 @@ from ronde.records import dataclass, field
 __all__ = ["RunResult", "plan_here", "run_agent"]
 
 SIGPIPE = 13
+LATE_LOGS_NS = 2 * 10**9
 NO_SECRET = (
     "RONDE_JOB_KEY is not set, so whoever reaches this network can join this job and run programs in it: set it to the "
     "same secret on all machines (docs/launcher.md says how)"
@@ -50,9 +60,11 @@ NO_SECRET = (
 class RunResult:
     """How the job ended, as this node knows it.
 
-    `exit_code`: 0 if all workers of all nodes succeeded. `failures`: the first failure by its rank, on whatever node.
+    `exit_code`: 0 if all workers of all nodes succeeded. `failures`: by rank, the first failure, on whatever node, and
+    then the workers of this node that failed by themselves in the last round.
     `returncodes`: of this node's workers in the last round, by rank; minus the signal where one killed it. `restarts`
-    and `changes`: how many rounds a failed worker, and a lost or new node, have ended.
+    and `changes`: how many rounds a failed worker, and a lost or new node, have ended. `gave_way`: the job may go on
+    without this node.
     """
 
     exit_code: int
@@ -61,20 +73,28 @@ class RunResult:
     returncodes: Mapping[int, int] = field(default_factory=dict)
     restarts: int = 0
     changes: int = 0
+    gave_way: bool = False
 
 
 def run_agent(
-    config: LaunchConfig, environment: Mapping[str, str], *, keep: Sequence[int] = (), report: bool = True
+    config: LaunchConfig,
+    environment: Mapping[str, str],
+    *,
+    keep: Sequence[int] = (),
+    report: bool = True,
+    reads: bool = False,
+    meaning: Callable[[int], int] = int,
 ) -> RunResult:
     """Run this node's part of the job, showing the workers' output, until the job is over or we are told to go.
 
-    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`; without `report`
-    what went wrong is only in the result. Raises UsageError if the configuration makes no sense or the rendezvous
-    cannot be reached. Signals are heeded in the main thread only.
+    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`, and with `reads` the
+    one of local rank 0 our standard input; without `report` what went wrong is only in the result. Raises UsageError if
+    the configuration makes no sense or the rendezvous cannot be reached. Signals are heeded in the main thread only;
+    `meaning` says as what.
     """
     claim_standard_streams()
     with ExitStack() as stack:
-        shell = _Shell(config, environment, stack, keep)
+        shell = _Shell(config, environment, stack, keep, reads, meaning)
         return shell.run(report)
 
 
@@ -95,7 +115,7 @@ def _plan(
         cores=usable_cores(),
         job_key=key,
         run_id=run_id,
-        master=(config.master_addr, config.master_port),
+        master=given_master(config),
         columns=_terminal_columns(),
         host=_prefixed_host(config),
     )
@@ -119,17 +139,32 @@ class _Shell:
     """The shell around one `Agent`; what it opens belongs to the stack."""
 
     def __init__(
-        self, config: LaunchConfig, environment: Mapping[str, str], stack: ExitStack, keep: Sequence[int]
+        self,
+        config: LaunchConfig,
+        environment: Mapping[str, str],
+        stack: ExitStack,
+        keep: Sequence[int],
+        reads: bool,
+        meaning: Callable[[int], int],
     ) -> None:
         self._config = config
+        self._meaning = meaning
         self._environment = environment
         self._id = os.urandom(8).hex()
         self._run_id = _run_id(config)
         self._key = job_key(config, environment)
         self._address = own_address(config)
+        require_free_master_port(config)
         spec, meeting = config.worker, config.rendezvous
         self._budget = Budget(spec.max_restarts, spec.max_changes)
-        self._agent = Agent(self._budget, meeting.exit_barrier_ns)
+        self._agent = Agent(
+            self._budget,
+            meeting.exit_barrier_ns,
+            meeting.gives_way,
+            meeting.supply,
+            meeting.min_nodes,
+            shortage_ns=2 * meeting.missing_beats * meeting.heartbeat_ns,
+        )
         self._events: deque[machine.Event] = deque()
         self._round: Round | None = None
         self._supervisor: Supervisor | None = None  # of the workers that run, or that were the last to run
@@ -141,12 +176,12 @@ class _Shell:
         stack.callback(self._loop.close)
         self._store = self._open_store()
         stack.callback(self._close_store)
-        self._inbox = stack.enter_context(SignalInbox())
+        self._inbox = stack.enter_context(SignalInbox(config.worker.signals))
         self._screen = Screen(self._loop, lambda: self._interrupt(SIGPIPE))
         stack.callback(self._screen.close)
         self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
-        self._starter = Starter(config, environment, self._run_id, self._say, keep=keep)
+        self._starter = Starter(config, environment, self._run_id, self._say, keep=keep, reads=reads)
         stack.callback(self._starter.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
@@ -154,20 +189,39 @@ class _Shell:
         """See the job to its end, report, and return the result."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._loop.watch(self._rendezvous.fileno(), Order.NODES, self._read_rendezvous)
+        self._loop.watch(self._starter.logs.fileno(), Order.SINKS, self._starter.logs.settle)
         if is_guessable(self._config, self._environment):
             self._say(NO_SECRET)
         try:
             self._perform(self._agent.begin())
             while self._exit is None:
                 self._turn()
-            for line in self._report(self._exit) if report else ():
-                self._screen.say(line)
-            while self._screen.waiting and not self._hurry:
+            self._await_logs()
+            if report:
+                self._hand_up(self._exit)
+                for line in self._report(self._exit):
+                    self._screen.say(line)
+            while (self._screen.waiting or self._starter.logs.waiting) and not self._hurry:
                 self._turn()
             return self._result(self._exit)
         finally:
             if self._supervisor:
                 self._supervisor.close()
+
+    def _await_logs(self) -> None:
+        """What is wrong with them comes before the report; but a disk that hangs does not keep that back."""
+        logs, is_late = self._starter.logs, False
+
+        def say() -> None:
+            nonlocal is_late
+            is_late = True
+            self._say("waiting for the disk of --log-dir to take the rest of the logs; Ctrl-C gives up")
+
+        if logs.waiting:
+            self._loop.set_timer(logs, time.monotonic_ns() + LATE_LOGS_NS, say)
+        while logs.waiting and not (is_late or self._hurry):
+            self._turn()
+        self._loop.set_timer(logs, None, say)
 
     def _turn(self) -> None:
         self._screen.balance()
@@ -179,7 +233,7 @@ class _Shell:
 
     def _read_signals(self) -> None:
         for signum in self._inbox.read():
-            self._interrupt(signum)
+            self._interrupt(self._meaning(signum))
 
     def _interrupt(self, signum: int) -> None:
         self._hurry = self._exit is not None
@@ -264,7 +318,7 @@ class _Shell:
                 self._rendezvous.leave(reason)
 
     def _say(self, text: str) -> None:
-        self._screen.say(f"ronde: {text}".encode())
+        self._screen.say(f"ronde: {text}".encode(errors="backslashreplace"))
 
     def _join(self) -> None:
         if self._round:  # the store is that of a round that is over
@@ -276,18 +330,19 @@ class _Shell:
     def _start(self, round: Round, again: bool) -> None:
         spec = self._config.worker
         self._round, self._alive, self._finish = round, True, None
-        policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal)
+        policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal, spec.farewell_ns)
         plan = _plan(self._config, round, self._environment, self._key, self._run_id)
         self._supervisor = Supervisor(
             plan,
-            partial(self._starter.start, attempt=round.number),
+            partial(self._starter.start, attempt=round.number, signals=self._inbox),
             policy,
             self._loop,
             self._screen,
             self._failing,
             self._ended,
+            self._read_signals,
         )
-        self._starter.await_template(plan.workers[0], self._inbox.fileno())
+        self._starter.await_template(plan.workers[0], self._inbox)
         self._read_signals()
         if not self._alive:
             return  # one came, so nobody is started
@@ -313,12 +368,39 @@ class _Shell:
         remark = f"; the workers had been started again {times} before" if used else ""
         if exit.code == 0:
             return []
+        first = self._first_failure(exit)
         if self._is_ours(exit) and self._supervisor and self._finish:
+            return report(self._finish, self._supervisor.group.workers, first, remark)
+        return report_elsewhere(exit.reason, first, remark)
+
+    def _first_failure(self, exit: machine.Exit) -> Failure | None:
+        if self._is_ours(exit) and self._finish:
             failed = self._finish.failed_rank
             # What has been told at once may not be what turned out to be first.
-            first = None if failed is None else self._describe_failure(failed)
-            return report(self._finish, self._supervisor.group.workers, first, remark)
-        return report_elsewhere(exit.reason, exit.failure, remark)
+            return None if failed is None else self._describe_failure(failed)
+        return exit.failure
+
+    def _failures(self, exit: machine.Exit) -> dict[int, Failure]:
+        first = self._first_failure(exit)
+        if first is None:
+            return {}
+        workers = self._supervisor.group.workers.values() if self._supervisor and self._is_ours(exit) else ()
+        others = (worker.rank for worker in workers if worker.failed_by_itself and worker.rank != first.rank)
+        return {first.rank: first, **{rank: self._describe_failure(rank) for rank in others}}
+
+    def _hand_up(self, exit: machine.Exit) -> None:
+        """Tell whoever has started us, and named an error file, why the job failed."""
+        path = self._environment.get(ERROR_FILE)
+        failure = self._first_failure(exit) if path and exit.code else None
+        if path and failure is not None:
+            from ronde.launch.record import hand_up  # only after a failure
+
+            here = self._is_ours(exit) and self._supervisor
+            source = here.error_file(failure.rank) if here else ""
+            try:
+                Disk().ask(lambda: hand_up(path, failure, source))
+            except OSError as error:
+                self._say(f"cannot write the error file {path}: {error.strerror or error}")
 
     def _is_ours(self, exit: machine.Exit) -> bool:
         """Return whether it is over because of what our workers did last."""
@@ -333,10 +415,11 @@ class _Shell:
         return RunResult(
             exit_code=exit.code,
             reason=exit.reason,
-            failures={exit.failure.rank: exit.failure} if exit.failure else {},
+            failures=self._failures(exit),
             returncodes={
                 worker.rank: worker.returncode for worker in workers if worker.returncode is not None
             },
             restarts=self._round.restarts if self._round else 0,
             changes=self._round.changes if self._round else 0,
+            gave_way=exit.gave_way,
         )

@@ -33,7 +33,7 @@ R = TypeVar("R")
 _PROGRAM = os.path.join(os.path.dirname(__file__), "called.py")
 _LIKE_THE_CALLER = ("sys_path", "sys_argv", "dir", "orig_dir")
 _MAIN_MODULE = ("init_main_from_name", "init_main_from_path")
-_SIGNALS = {128 + signum: signum for signum in (signal.SIGTERM, signal.SIGHUP)}
+_SIGNALS = {128 + signum: signum for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
 INTERRUPTED = 128 + signal.SIGINT
 
 is_preparing = False  # whether this is a worker that imports the caller's main module
@@ -50,7 +50,8 @@ def run(
 ) -> list[R]:
     """Call `fn(*args, **kwargs)` in `np` new processes, the ranks of a job, and return their results by rank.
 
-    What they print is shown behind their ranks; `environment` goes before ours in theirs. `start_method`: "spawn"
+    What they print is shown behind their ranks; `environment` goes before ours in theirs, but no variable of it changes
+    who a worker is. `start_method`: "spawn"
     starts each from nothing; "forkserver" forks them from one process that has imported the large modules that are
     loaded here.
     Raises RemoteError with the rank and traceback of the first that fails, after all have ended, and UsageError if the
@@ -72,6 +73,10 @@ class ElasticLaunch(Generic[P, R]):
     """
 
     def __init__(self, config: LaunchConfig, fn: Callable[P, R], *, start_method: str = "spawn") -> None:
+        if not callable(fn):
+            raise UsageError(f"{fn!r} is no function: a command is started by ronde.cli.main(['run', ...])")
+        if config.worker.slots < 1:
+            raise UsageError(f"{config.worker.slots} workers make no sense: it should be a number above 0")
         if start_method not in ("spawn", "forkserver"):
             raise UsageError(
                 f"start_method={start_method!r} makes no sense: it should be 'spawn' or 'forkserver' ('fork' would "
@@ -132,13 +137,18 @@ def _pack(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     pickles = pickler()
     data = get_preparation_data("worker")
     preparation = {key: data[key] for key in _LIKE_THE_CALLER if key in data}
+    main = {key: data[key] for key in _MAIN_MODULE if key in data}
+    # In a child of multiprocessing, and in a worker, the main module has been imported under another name, by which
+    # cloudpickle too refers to what is in it.
+    is_imported = getattr(sys.modules.get("__main__"), "__name__", "") == "__mp_main__"
     advice = (
         ""
         if pickles is not pickle
         else "; with cloudpickle installed (pip install 'ronde[notebook]') any function can"
     )
-    if pickles is pickle and getattr(fn, "__module__", "") == "__main__":
-        main = {key: data[key] for key in _MAIN_MODULE if key in data}
+    if is_imported:
+        preparation |= main
+    elif pickles is pickle and getattr(fn, "__module__", "") == "__main__":
         if not main:
             raise UsageError(
                 f"{name} cannot be sent to workers: it is not in a file that they could import{advice}"
@@ -203,4 +213,5 @@ def _remote_error(result: RunResult, failure: Failure, fds: Sequence[int]) -> Re
         if kind == b"E" and failure.exit_code == 1:
             exception, text = load()
             message = f"rank {failure.rank} (pid {failure.pid}) failed: {exception}"
-    return RemoteError(f"{message}\n\n{text.rstrip()}" if text else message, failure.rank, text)
+    codes = {rank: each.exit_code for rank, each in result.failures.items()}
+    return RemoteError(f"{message}\n\n{text.rstrip()}" if text else message, failure.rank, text, codes)

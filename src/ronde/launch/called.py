@@ -82,9 +82,9 @@ def failed(fd: int, error: Exception) -> None:
     """Tell the caller, the launcher and whoever reads along."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
-    write(fd, b"E", pickle.dumps((f"{type(error).__name__}: {error}", text)))
-    from ronde.launch.record import ErrorHandler
+    from ronde.launch.record import ErrorHandler, described
 
+    write(fd, b"E", pickle.dumps((described(error), text)))
     ErrorHandler().record_exception(error)
 
 

@@ -22,14 +22,17 @@ def find_command(
 ) -> list[str]:
     """Return the command whose first word is a path: `name` with its arguments.
 
-    A module (`module`), a file ending in .py and any file with `run_path` run with this Python; with `no_python`, and
-    whatever ends otherwise, is a program: a file of that name or, if there is none and the name has no slash, the first
-    in `search_path` (PATH). But a text that is not executable and names no other interpreter is a script, too. Raises
-    UsageError if it is not there, is a directory, or may not be read or executed.
+    A module (`module`), a directory with a __main__.py, a file ending in .py, .pyz or .zip and any file with `run_path`
+    run with this Python; with `no_python`, and whatever ends otherwise, is a program: a file of that name or, if there
+    is none and the name has no slash, the first in `search_path` (PATH). But a text that is not executable and names no
+    other interpreter is a script, too. Raises UsageError if it is not there, is another directory, or may not be read
+    or executed.
     """
     if module:
         return [sys.executable, "-m", name, *arguments]
-    if run_path or (name.endswith(".py") and not no_python):
+    if not no_python and _is_package(name):
+        return [sys.executable, name, *arguments]
+    if run_path or (name.endswith((".py", ".pyz", ".zip")) and not no_python):
         _check_file(name, "script", os.R_OK, "it may not be read")
         return [sys.executable, name, *arguments]
     if os.sep not in name and not os.path.isfile(name):
@@ -40,7 +43,12 @@ def find_command(
     if not no_python and _is_script(name):
         return [sys.executable, name, *arguments]
     _check_file(name, "program", os.X_OK, "it is not executable (chmod +x would make it so)")
-    return [os.path.join(".", name), *arguments]
+    _check_program(name)
+    return [name if os.sep in name else os.path.join(".", name), *arguments]
+
+
+def _is_package(name: str) -> bool:
+    return os.path.isdir(name) and os.path.isfile(os.path.join(name, "__main__.py")) and name[-3:] != ".py"
 
 
 def _is_script(name: str) -> bool:
@@ -59,6 +67,21 @@ def _check_file(name: str, kind: str, right: int, without: str) -> None:
         raise UsageError(f"{kind} {name!r} not found" + _where(name, kind))
     if not os.access(name, right):
         raise UsageError(f"cannot run {name!r}: {without}")
+
+
+def _check_program(name: str) -> None:
+    """Raise UsageError if it is a text, and names nobody who could run it; if it may not be read, it is tried."""
+    if not os.access(name, os.R_OK) or not os.path.isfile(name):
+        return
+    with open(name, "rb") as file:
+        head = file.read(1024)
+    first = head.partition(b"\n")[0]
+    if first.startswith(b"#!"):
+        interpreter = os.fsdecode((first[2:].split() or [b""])[0])
+        if not os.path.exists(interpreter):
+            raise UsageError(f"cannot run {name!r}: its first line names {interpreter!r}, which is not there")
+    elif b"\0" not in head:
+        raise UsageError(f"cannot run {name!r}: its first line does not say who runs it, as in #!/bin/sh")
 
 
 def _where(name: str, kind: str) -> str:

@@ -9,6 +9,7 @@ from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.records import dataclass, field
 
 __all__ = [
+    "DEFAULT_SIGNALS",
     "Binding",
     "Discovery",
     "LaunchConfig",
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 SECOND = 10**9
+DEFAULT_SIGNALS = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT and SIGTERM, as torchrun has them
 
 
 class Std(Enum):
@@ -65,7 +67,9 @@ class Outputs:
     `redirects`, `tee`: by local rank, which streams go into files there, and which of those onto the screen too; the
     entry -1 is for all others. `filter`: the local ranks whose output is shown, None for all. `prefix`: the template of
     what stands before each line on the screen, with {rank}, {local_rank}, {host}, {role}; None for the default.
-    `timestamps`: every line on the screen begins with the time.
+    `timestamps`: every line on the screen begins with the time. `by_rank`: the directory gets horovodrun's layout
+    instead, a subdirectory for each rank. `duplicates`: for OUT and ERR, texts; lines of any worker that contain one of
+    them are collected in a file of the attempt, too.
     """
 
     log_dir: str | None = None
@@ -74,6 +78,8 @@ class Outputs:
     filter: frozenset[int] | None = None
     prefix: str | None = None
     timestamps: bool = False
+    by_rank: bool = False
+    duplicates: Mapping[Std, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,8 @@ class WorkerSpec:
     `environment`: what goes before the launcher's own environment; `exported`: the variables of it that the user named,
     whose values are shown to nobody. `preload`: modules that a template process has
     imported before workers are started again; None: chosen by looking at the script; empty: no template. `fork`:
-    workers come from the template the first time too, which waits for its imports.
+    workers come from the template the first time too, which waits for its imports. `signals`: those that we pass on to
+    the workers, and that end them. `virtual_local_rank`: each worker sees one GPU, as its first, and local rank 0.
     """
 
     argv: tuple[str, ...]
@@ -100,6 +107,13 @@ class WorkerSpec:
     stop_signal: int = 15
     grace_ns: int = 3 * SECOND  # for workers to notice a failure by themselves
     patience_ns: int = 5 * SECOND  # for each signal to work
+    farewell_ns: int = 30 * SECOND  # for what was told to end by a signal from outside, not typed
+    signals: tuple[int, ...] = DEFAULT_SIGNALS
+    virtual_local_rank: bool = False
+
+    def longest_end_ns(self, farewell: bool = True) -> int:
+        """Return how long it may take at most until workers that are to end are gone; `farewell`: by a signal."""
+        return self.grace_ns + (self.farewell_ns if farewell else self.patience_ns) + self.patience_ns
 
 
 @dataclass(frozen=True)
@@ -130,8 +144,8 @@ class LaunchConfig:
     address, on every host. `hosts`: (name, slots) of machines on which to start agents by SSH, and `discovery`: what
     finds them; neither for this machine only. `min_workers`, `max_workers`: with these two, how many workers of all
     hosts together the job needs and takes; 0: as many as there are slots, no limit. `cooldown_ns`: how long a host that
-    failed is left alone, at first and at most; None: for good. `start_timeout_ns`: until all
-    nodes have been reached and the store has answered.
+    failed is left alone, at first and at most; None: for good. `start_timeout_ns`: until all nodes have been reached
+    and the store has answered.
     """
 
     worker: WorkerSpec

@@ -48,10 +48,17 @@ class HostScript:
         self._last: tuple[Host, ...] | None = None
         self._complaint = ""
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the script now, nothing if it has answered."""
+        silent = f"{self._discovery.script} has not answered" if self._last is None else ""
+        return self._complaint or silent
+
     def ask(self) -> None:
         """Run the script, now and from now on. Raises UsageError if it cannot be run."""
         script = os.path.abspath(self._discovery.script)
         os.ftruncate(self._words, 0)
+        os.lseek(self._words, 0, os.SEEK_SET)  # the script writes where ours stands
         try:
             self._running = subprocess.Popen(
                 [script],

@@ -1,7 +1,11 @@
-"""What this node says about itself to the others: its address and a port; and the key that all share."""
+"""What this node says about itself to the others: its address and a port; and the key that all share.
+
+And where the user wants rank 0 of the script to serve what it wants, if he says so.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from ronde.core.round import Node
@@ -11,22 +15,34 @@ from ronde.launch.config import LaunchConfig
 from ronde.net.host import host_name
 from ronde.net.processes import free_port
 
-__all__ = ["describe_node", "is_guessable", "job_key", "own_address"]
+__all__ = [
+    "describe_node",
+    "given_master",
+    "is_guessable",
+    "job_key",
+    "own_address",
+    "require_free_master_port",
+]
 
+ALONE = "alone"
 LOOPBACK = "127.0.0.1"
+LAST_MOMENTS_NS = 2 * 10**9  # of workers whose agent was killed: they may still serve there
+LOOK_AGAIN_S = 0.05
 SOMEWHERE_ELSE = "192.0.2.1"  # belongs to nobody (RFC 5737): asking for the way there sends nothing
 
 
 def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
-    """Return the key of the job: a new one for a single node, else the given one, or one that follows from the run id.
+    """Return the key of the job: the given one; or one that follows from the run id, or a new one for a single node.
 
-    Who guesses the run id can compute the latter: it keeps jobs apart and is no secret.
+    A node that meets nobody takes a new one in any case. Who guesses the run id can compute the one that follows from
+    it: it keeps jobs apart and is no secret.
     """
-    if config.rendezvous.max_nodes == 1:
+    given = environment.get("RONDE_JOB_KEY")
+    if config.rendezvous.backend == ALONE:
         return JobKey.generate()
-    if is_guessable(config, environment):
-        return JobKey.derived_from(f"run {config.rendezvous.run_id}")
-    given = environment["RONDE_JOB_KEY"]
+    if not given:
+        guessable = is_guessable(config, environment)
+        return JobKey.derived_from(f"run {config.rendezvous.run_id}") if guessable else JobKey.generate()
     try:
         return JobKey.from_hex(given)
     except UsageError as error:
@@ -34,8 +50,13 @@ def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
 
 
 def is_guessable(config: LaunchConfig, environment: Mapping[str, str]) -> bool:
-    """Return whether others than this job's nodes can find out its key: it has several, and nobody gave them one."""
-    return config.rendezvous.max_nodes > 1 and not environment.get("RONDE_JOB_KEY")
+    """Return whether others than this job's nodes can find out its key: it has several, and nobody gave them one.
+
+    A node that waits to take the place of the only one is another, too.
+    """
+    meeting = config.rendezvous
+    has_others = meeting.backend != ALONE and meeting.max_nodes + meeting.spares > 1
+    return has_others and not environment.get("RONDE_JOB_KEY")
 
 
 def own_address(config: LaunchConfig) -> str:
@@ -48,11 +69,11 @@ def own_address(config: LaunchConfig) -> str:
     from ronde.net.addresses import address_of_interface, is_loopback
 
     if config.local_addr:
-        return _numeric(config.local_addr)
+        return _numeric(config.local_addr, config.start_timeout_ns)
     if config.interface:
         return address_of_interface(config.interface)
     host = _host_of(config.rendezvous.endpoint)
-    towards = _towards(host)
+    towards = _towards(host, config.start_timeout_ns)
     # A host may know its own name as a loopback address, by which no other host reaches it.
     if is_loopback(towards) and host != "localhost" and host != towards:
         return _towards("")
@@ -68,22 +89,22 @@ def _host_of(endpoint: str) -> str:
     return host.removeprefix("[").removesuffix("]")
 
 
-def _towards(host: str) -> str:
+def _towards(host: str, within_ns: int | None = None) -> str:
     from ronde.net.addresses import address_towards
 
     try:
-        return address_towards(host or SOMEWHERE_ELSE)
+        return address_towards(host or SOMEWHERE_ELSE, within_ns)
     except UsageError:
         if host:
             raise
         return LOOPBACK  # there is no network
 
 
-def _numeric(name: str) -> str:
+def _numeric(name: str, within_ns: int) -> str:
     from ronde.net.addresses import Address, resolve
 
     try:
-        return str(resolve(Address(host=name))[0].sockaddr[0])
+        return str(resolve(Address(host=name), within_ns)[0].sockaddr[0])
     except OSError as error:
         raise UsageError(
             f"--local-addr {name} cannot be resolved ({error.strerror}): give an address of this machine"
@@ -102,3 +123,42 @@ def describe_node(config: LaunchConfig, address: str, store: str, id: str) -> No
         role=config.worker.role,
         wish=config.rendezvous.node_rank,
     )
+
+
+def given_master(config: LaunchConfig) -> tuple[str | None, int | None]:
+    """Return the MASTER_ADDR and MASTER_PORT that the user gave; None where the node of rank 0 is to choose.
+
+    With the rendezvous `static` that is its endpoint, as under torchrun: node 0 has rank 0 in every round.
+    """
+    if config.rendezvous.backend != "static":
+        return config.master_addr, config.master_port
+    from ronde.net.rendezvous.entrances import endpoint_of
+
+    address = endpoint_of(config.rendezvous)
+    return config.master_addr or address.host, config.master_port or address.port
+
+
+def require_free_master_port(config: LaunchConfig) -> None:
+    """Where rank 0 is to be and its port is given: raise UsageError if somebody else serves there."""
+    host, port = given_master(config)
+    if port is None or config.rendezvous.node_rank > 0:
+        return
+    from ronde.net.addresses import Address, everywhere, is_ours, listen, resolve
+
+    address = Address(host=host or LOOPBACK, port=port)
+    try:
+        # It may be ours for others only, behind a NAT or a service.
+        if not is_ours(resolve(address, config.start_timeout_ns)[0]):
+            address = Address(host=everywhere(), port=port)
+    except OSError as error:
+        raise UsageError(f"cannot find {address.host}: {error.strerror}") from None
+    deadline_ns = time.monotonic_ns() + LAST_MOMENTS_NS
+    while True:
+        try:
+            listen(address)[0].close()
+        except UsageError:
+            if time.monotonic_ns() > deadline_ns:
+                raise
+            time.sleep(LOOK_AGAIN_S)
+        else:
+            return

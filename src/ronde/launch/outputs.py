@@ -3,12 +3,18 @@
 The directory is laid out as torchrun does it:
 
     LOG_DIR/RUN_random/attempt_N/LOCAL_RANK/stdout.log, stderr.log, error.json
+    LOG_DIR/RUN_random/attempt_N/filtered_stdout.log, filtered_stderr.log
+
+or as horovodrun does it, with a directory `rank.R.attempt_N` for each further attempt:
+
+    LOG_DIR/rank.R/stdout, stderr
+    LOG_DIR/rank.R/filtered_stdout.log, filtered_stderr.log     where R is the first rank of a machine
 
 1. What is redirected is written by the worker itself, without a way through us. What is tee'd comes to us, who copy it.
 2. Standard error comes to us even if it is not to be shown, unless a file takes it: the report needs its last words.
 3. Error files are needed even without a log directory: then they are in a temporary one, which goes with the launcher.
-4. Whether there can be a log directory is found out before anything starts. What goes wrong with it later (a full disk)
-   is told, and costs output but no job.
+4. Whether there can be a log directory is found out before anything starts. What goes wrong with it later (a disk that
+   is full, or that does not answer) is told, and costs output but no job.
 """
 
 from __future__ import annotations
@@ -22,7 +28,9 @@ from typing import TYPE_CHECKING
 from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.config import Outputs, Std
-from ronde.net.output import LogFile, Sink, Source, Stream, Tail, tail_of_file
+from ronde.net.disk import Disk
+from ronde.net.log_files import LogFile, LogWriter
+from ronde.net.output import Digest, Sink, Source, Stream, Tail, tail_of_file
 from ronde.net.processes import GroupLeader
 
 if TYPE_CHECKING:
@@ -31,10 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+ERROR_NAME = "error.json"
 ALL_OTHERS = -1  # the key of a mapping by local rank
 _FIELD = re.compile(r"\$?\{(\w+)\}")
 _FIELDS = ("rank", "local_rank", "host", "role")
 _STREAMS = {Std.OUT: "stdout", Std.ERR: "stderr"}
+_COLLECTED = {std: f"filtered_{name}.log" for std, name in _STREAMS.items()}
 
 Complain = Callable[[str], None]
 
@@ -81,44 +91,82 @@ class RunOutputs:
         default = "[{host}:{rank}] " if several else "[{rank}] "
         self._template = default if outputs.prefix is None else outputs.prefix
         fill_prefix(self._template, 0, 0, host, role)  # so that it is refused here
+        self._disk = Disk()
         wants_files = any(
             std is not Std.NONE for each in (outputs.redirects, outputs.tee) for std in each.values()
         )
+        wants_files = wants_files or bool(outputs.duplicates)
         self._is_temporary = outputs.log_dir is None and not wants_files
         self.directory = "" if outputs.log_dir == os.devnull else self._make_directory(run_id)
         if outputs.log_dir is None and wants_files:
             complain(f"the logs are in {self.directory}")
+        self.logs = LogWriter()  # of what is tee'd
 
     def _make_directory(self, run_id: str) -> str:
         log_dir = self._outputs.log_dir
-        try:
+
+        def make() -> str:
             if log_dir is None:
                 return _new_directory(_temporary_place(), "ronde_")
             os.makedirs(log_dir, exist_ok=True)
+            if self._outputs.by_rank:
+                return os.path.abspath(log_dir)
             return _new_directory(os.path.abspath(log_dir), run_id.replace(os.sep, "_") + "_")
+
+        try:
+            return self._disk.ask(make, os.rmdir if log_dir is None else None)
         except OSError as error:
             if self._is_temporary:
                 return ""  # nobody has asked for files
             where = log_dir or f"{_temporary_place()}, where they would be without --log-dir"
+            option = "--output-filename" if self._outputs.by_rank else "--log-dir"
             raise UsageError(
-                f"there can be no logs in {where}: {error.strerror or error}; --log-dir should name a directory that "
+                f"there can be no logs in {where}: {error.strerror or error}; {option} should name a directory that "
                 "can be written or made"
             ) from None
 
-    def worker(self, attempt: int, rank: int, local_rank: int) -> WorkerOutput:
-        """Return the output of one worker in one attempt; earlier attempts keep theirs."""
+    def worker(self, attempt: int, rank: int, local_rank: int, size: int = 1) -> WorkerOutput:
+        """Return the output of one worker of `size` in one attempt; earlier attempts keep theirs."""
         prefix = fill_prefix(self._template, rank, local_rank, self._host, self._role)
-        folder = os.path.join(self.directory, f"attempt_{attempt}", str(local_rank)) if self.directory else ""
+        if self._outputs.by_rank:
+            ending = f".attempt_{attempt}" if attempt else ""
+            names = [f"rank.{number:0{len(str(size - 1))}}{ending}" for number in (rank, rank - local_rank)]
+        else:
+            names = [os.path.join(f"attempt_{attempt}", str(local_rank)), f"attempt_{attempt}"]
+        folder, collection = (os.path.join(self.directory, name) if self.directory else "" for name in names)
         if folder:
             try:
-                _remove(folder)  # of the same attempt, as torchrun does
-                os.makedirs(folder)
+                self._disk.ask(lambda: self._make_folder(folder))
             except OSError as error:
                 self._complain(
                     f"rank {rank} has no log files: cannot make {folder}: {error.strerror or error}"
                 )
                 folder = ""
-        return WorkerOutput(self._outputs, folder, rank, local_rank, prefix.encode(), self._complain)
+        return WorkerOutput(
+            self._outputs,
+            folder,
+            collection,
+            rank,
+            local_rank,
+            os.fsencode(prefix),
+            self._complain,
+            self.logs,
+            self._disk,
+        )
+
+    def _make_folder(self, folder: str) -> None:
+        """Make it anew. Where the name is the user's there may be other things in it, which stay."""
+        if self._outputs.by_rank:
+            os.makedirs(folder, exist_ok=True)
+            for name in (
+                ERROR_NAME,
+                *_COLLECTED.values(),
+            ):  # of an earlier run, which are not begun anew by themselves
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, name))
+            return
+        _remove(folder)  # of the same attempt, as torchrun does
+        os.makedirs(folder)
 
     @property
     def temporary(self) -> str:
@@ -127,6 +175,7 @@ class RunOutputs:
 
     def close(self) -> None:
         """Remove what was only needed while workers ran."""
+        self.logs.close()
         if self.temporary:
             _remove(self.temporary)
 
@@ -161,27 +210,49 @@ class WorkerOutput:
     """The output of one worker: `environment` and `files` to start it with, then its `streams`, at last its words."""
 
     def __init__(
-        self, outputs: Outputs, folder: str, rank: int, local_rank: int, prefix: bytes, complain: Complain
+        self,
+        outputs: Outputs,
+        folder: str,
+        collection: str,
+        rank: int,
+        local_rank: int,
+        prefix: bytes,
+        complain: Complain,
+        logs: LogWriter,
+        disk: Disk,
     ) -> None:
         self._rank = rank
         self._prefix = prefix
         self._timestamps = outputs.timestamps
         self._folder = folder
+        self._collection = collection  # the directory of the lines that are collected from all workers
+        self._ending = "" if outputs.by_rank else ".log"
         self._complain = complain
+        self._duplicates = outputs.duplicates if folder else {}
+        self._logs = logs
+        self._disk = disk
         self._tee = _of(outputs.tee, local_rank) if folder else 0
-        self._redirected = _of(outputs.redirects, local_rank) & ~self._tee if folder else 0
+        redirected = _of(outputs.redirects, local_rank) & ~self._tee if folder else 0
         shown = outputs.filter is None or local_rank in outputs.filter
-        self._shown = Std.ALL.value & ~self._redirected if shown else 0
+        self._shown = Std.ALL.value & ~redirected if shown else 0
+        collected = sum(std.value for std in self._duplicates)
+        self._tee |= redirected & collected  # what lines are collected from, we must read
+        self._redirected = redirected & ~collected
         self._tail = Tail()
-        self.error_file = os.path.join(folder, "error.json") if folder else ""
+        self.error_file = os.path.join(folder, ERROR_NAME) if folder else ""
 
     @property
     def environment(self) -> Mapping[str, str]:
         """What the worker finds in its environment."""
         return {ERROR_FILE: self.error_file}
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the disk of its files does not answer."""
+        return self._disk.is_silent
+
     def _path(self, std: Std) -> str:
-        return os.path.join(self._folder, f"{_STREAMS[std]}.log")
+        return os.path.join(self._folder, _STREAMS[std] + self._ending)
 
     @contextmanager
     def files(self) -> Iterator[tuple[int | None, int | None]]:
@@ -197,21 +268,20 @@ class WorkerOutput:
 
     def _open(self, std: Std) -> int | None:
         if self._redirected & std.value:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             try:
-                return os.open(
-                    self._path(std), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666
-                )
+                return self._disk.ask(lambda: os.open(self._path(std), flags, 0o666), os.close)
             except OSError as error:
-                self._say_unwritable(std, error)
+                self._say_unwritable(self._path(std), error)
                 self._redirected &= ~std.value
                 self._shown |= std.value
-        if std is Std.OUT and not (self._shown | self._tee) & std.value:
+        if std is Std.OUT and std not in self._duplicates and not (self._shown | self._tee) & std.value:
             return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         return None
 
-    def _say_unwritable(self, std: Std, error: OSError) -> None:
+    def _say_unwritable(self, path: str, error: OSError) -> None:
         self._complain(
-            f"cannot write {self._path(std)} any further: {error.strerror or error}; rank {self._rank} goes on"
+            f"cannot write {path} any further: {error.strerror or error}; rank {self._rank} goes on"
         )
 
     def streams(self, process: GroupLeader, out: Sink, err: Sink) -> set[Stream]:
@@ -224,6 +294,7 @@ class WorkerOutput:
                 self._tail if std is Std.ERR else None,
                 self._copy(std),
                 timestamps=self._timestamps,
+                digest=self._digest(std),
             )
             for std, pipe, sink in ((Std.OUT, process.stdout, out), (Std.ERR, process.stderr, err))
             if pipe is not None
@@ -232,37 +303,56 @@ class WorkerOutput:
     def _copy(self, std: Std) -> LogFile | None:
         if not self._tee & std.value:
             return None
-        try:
-            return LogFile(self._path(std), lambda error: self._say_unwritable(std, error))
-        except OSError as error:
-            self._say_unwritable(std, error)
+        path = self._path(std)
+        return self._logs.open(path, lambda error: self._say_unwritable(path, error))
+
+    def _digest(self, std: Std) -> Digest | None:
+        if std not in self._duplicates:
             return None
+        path = os.path.join(self._collection, _COLLECTED[std])
+        file = self._logs.open(path, lambda error: self._say_unwritable(path, error), shared=True)
+        return Digest(file, tuple(os.fsencode(needle) for needle in self._duplicates[std]))
 
     def error(self) -> ErrorReport | None:
         """Return what the worker has written about its exception; None if it has not."""
         from ronde.launch.record import read_error_file  # only after a failure
 
-        return read_error_file(self.error_file) if self.error_file else None
+        if not self.error_file:
+            return None
+        try:
+            return self._disk.ask(lambda: read_error_file(self.error_file))
+        except OSError:
+            return None
 
     def last_lines(self) -> list[bytes]:
         """Return the last lines of its standard error, wherever that goes."""
-        return tail_of_file(self._path(Std.ERR)) if self._redirected & Std.ERR.value else self._tail.lines()
+        if not self._redirected & Std.ERR.value:
+            return self._tail.lines()
+        try:
+            return self._disk.ask(lambda: tail_of_file(self._path(Std.ERR)))
+        except OSError:
+            return []
 
     def last_words(self) -> list[bytes]:
         """Return what to show of a worker that has failed; its traceback comes last."""
         lines = self.last_lines()
-        if self._redirected and self._disk_is_full():
-            lines.insert(0, f"(the disk of {self._folder} is full: output may be missing)".encode())
         error = self.error()
-        if error is not None and error.message.partition("\n")[0].encode() not in b"\n".join(lines):
-            lines += error.traceback.encode(errors="surrogateescape").splitlines()
+        if self._folder and (trouble := self._trouble()):
+            lines.insert(0, os.fsencode(f"(the disk of {self._folder} {trouble}: output may be missing)"))
+        # Python writes to standard error with backslashes, too, what has no other form.
+        if error is not None and error.message.partition("\n")[0].encode(
+            errors="backslashreplace"
+        ) not in b"\n".join(lines):
+            lines += error.traceback.encode(errors="backslashreplace").splitlines()
         return lines
 
-    def _disk_is_full(self) -> bool:
-        try:
-            return os.statvfs(self._folder).f_bavail == 0
-        except OSError:
-            return False
+    def _trouble(self) -> str:
+        """Return what is wrong with the disk, as far as that costs output."""
+        is_full = False
+        if self._redirected:
+            with suppress(OSError):
+                is_full = self._disk.ask(lambda: os.statvfs(self._folder).f_bavail == 0)
+        return "does not answer" if self.is_silent else "is full" if is_full else ""
 
 
 def _of(streams: Mapping[int, Std], local_rank: int) -> int:

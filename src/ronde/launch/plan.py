@@ -7,13 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ronde.core.ranks import WorkerRanks, ranks_of
 from ronde.core.round import Round
+from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import WorkerSpec
 from ronde.records import dataclass, field
 
-__all__ = ["LaunchPlan", "WorkerPlan", "assignments", "plan_workers"]
+__all__ = ["OURS", "LaunchPlan", "WorkerPlan", "assignments", "own_gpus", "plan_workers"]
 
 JOB_KEY = "RONDE_JOB_KEY"
+# What says who a worker is and where it finds the others. Nobody can give it another value.
+OURS = frozenset((
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "RONDE_STORE", JOB_KEY,
+))  # fmt: skip
 HIDDEN = "<hidden>"
 LOCAL_RANK_MACRO = "${local_rank}"
 
@@ -80,15 +88,13 @@ def plan_workers(
     workers = ranks_of(round.nodes, round.group_rank)
     leader = round.nodes[0]
     any_worker = workers[0]
-    shared = {
+    ours = {
         "WORLD_SIZE": str(any_worker.size),
         "LOCAL_WORLD_SIZE": str(any_worker.local_size),
         "GROUP_RANK": str(any_worker.group_rank),
         "GROUP_WORLD_SIZE": str(any_worker.group_size),
         "ROLE_NAME": any_worker.role,
         "ROLE_WORLD_SIZE": str(any_worker.role_size),
-        "MASTER_ADDR": master[0] or leader.address,
-        "MASTER_PORT": str(master[1] or leader.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(round.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
@@ -97,6 +103,11 @@ def plan_workers(
         "HOROVOD_LOCAL_SIZE": str(any_worker.local_size),
         "RONDE_STORE": leader.store,
         JOB_KEY: job_key.hex(),
+    }
+    defaults = {
+        "MASTER_ADDR": master[0] or leader.address,
+        "MASTER_PORT": str(master[1] or leader.master_port),
+        "HOROVOD_HOSTNAME": round.nodes[round.group_rank].host,
     }
     wishes = {
         "OMP_NUM_THREADS": str(
@@ -108,12 +119,35 @@ def plan_workers(
     if columns is not None:
         prefix = len(f"[{host}:{workers[-1].rank}] " if host else f"[{workers[-1].rank}] ")
         wishes["COLUMNS"] = str(max(1, columns - prefix))  # so that a progress bar fits
-    shared |= {name: value for name, value in wishes.items() if name not in environment}
-    shared |= spec.environment
-    return LaunchPlan(tuple(_plan_worker(worker, spec.argv, shared) for worker in workers), spec.exported)
+    defaults |= {name: value for name, value in wishes.items() if name not in environment}
+    shared = {**defaults, **spec.environment, **ours}
+    gpus = own_gpus(spec, environment)
+    plans = tuple(_plan_worker(worker, spec.argv, shared, gpus) for worker in workers)
+    return LaunchPlan(plans, spec.exported)
 
 
-def _plan_worker(worker: WorkerRanks, argv: Sequence[str], shared: Mapping[str, str]) -> WorkerPlan:
+def own_gpus(spec: WorkerSpec, environment: Mapping[str, str]) -> Sequence[str]:
+    """Return the GPU that each worker of this node is to see alone, nothing if they see all.
+
+    Raises UsageError if the environment names too few.
+    """
+    if not spec.virtual_local_rank:
+        return ()
+    visible = {**environment, **spec.environment}.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(number) for number in range(spec.slots)]
+    names = [name.strip() for name in visible.split(",")]
+    if len(names) < spec.slots or not all(names):
+        raise UsageError(
+            f"--virtual-local-rank gives each of {spec.slots} workers a GPU of its own, but CUDA_VISIBLE_DEVICES="
+            f"{visible} does not name as many: start fewer workers, or name more"
+        )
+    return names
+
+
+def _plan_worker(
+    worker: WorkerRanks, argv: Sequence[str], shared: Mapping[str, str], gpus: Sequence[str]
+) -> WorkerPlan:
     own = {
         "RANK": worker.rank,
         "LOCAL_RANK": worker.local_rank,
@@ -125,4 +159,6 @@ def _plan_worker(worker: WorkerRanks, argv: Sequence[str], shared: Mapping[str, 
     }
     words = tuple(word.replace(LOCAL_RANK_MACRO, str(worker.local_rank)) for word in argv)
     variables = {name: str(value) for name, value in own.items()}
+    if gpus:
+        variables |= {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpus[worker.local_rank]}
     return WorkerPlan(worker.rank, worker.local_rank, words, {**shared, **variables})

@@ -7,22 +7,36 @@ The format is that of torch's `@record`, so either side may be torch's:
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from ronde.environment import environment
 from ronde.records import dataclass
 
-__all__ = ["ErrorHandler", "ErrorReport", "read_error_file", "record"]
+if TYPE_CHECKING:
+    from ronde.core.round import Failure
+
+__all__ = ["ErrorHandler", "ErrorReport", "described", "hand_up", "read_error_file", "record"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST_BYTES = 1 << 20  # of an error file that is read
+
+
+def described(error: BaseException) -> str:
+    """Return what the exception is and says. Its own code is asked, which may fail."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as problem:
+        return f"{type(error).__name__}, whose text cannot be had: {type(problem).__name__}"
 
 
 class ErrorHandler:
@@ -50,10 +64,9 @@ class ErrorHandler:
 
         text = "".join(traceback.format_exception(error))
         info = {"py_callstack": text, "timestamp": str(int(time.time())), "timestamp_ns": time.time_ns()}
-        message = {"message": f"{type(error).__name__}: {error}", "extraInfo": info}
+        message = {"message": described(error), "extraInfo": info}
         try:
-            with open(path, "w") as file:
-                json.dump({"message": message}, file)
+            _write_whole(path, json.dumps({"message": message}))
         except OSError as problem:
             print(f"ronde: cannot write the error file {path}: {problem.strerror}", file=sys.stderr)
 
@@ -126,3 +139,51 @@ def read_error_file(path: str) -> ErrorReport | None:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ErrorReport("an error file that cannot be read", text.decode(errors="replace"), written_ns)
+
+
+def hand_up(path: str, failure: Failure, error_file: str = "") -> None:
+    """Write the error file of the launcher itself, for whoever has started it and named one: why the job failed.
+
+    As torchrun does, that is what the worker has written (`error_file`), with its exit code; else what we know of it.
+    Raises OSError if it cannot be written.
+    """
+    import json  # only after a failure
+
+    try:
+        with open(error_file, "rb") as file:
+            content = json.loads(file.read(MOST_BYTES))
+        message = content["message"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        info = {"py_callstack": failure.details, "timestamp": str(int(time.time()))}
+        message = {"message": f"{failure.message} on {failure.host}", "extraInfo": info}
+        content = {"message": message}
+    if isinstance(message, dict):
+        message["errorCode"] = failure.exit_code
+    _write_whole(path, json.dumps(content))
+
+
+def _write_whole(path: str, text: str) -> None:
+    """Write the file so that nobody ever finds half of it, as far as another file can take its place.
+
+    Not that of a link, a device, or a file that a container has mounted. Raises OSError.
+    """
+    beside = f"{path}.{os.getpid()}.new"
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return _write(path, text)
+    except FileNotFoundError:
+        pass
+    try:
+        _write(beside, text)
+        os.replace(beside, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _write(path, text)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -61,6 +61,7 @@ class _LifeLine:
         self._rest = b""
         self.has_ended = False
         self.why = ""  # if that was a silence, and not its end
+        self._is_unread = False  # what we write
 
     def read_line(self) -> bytes:
         """Return the first line, or what there is of it."""
@@ -85,7 +86,7 @@ class _LifeLine:
             for line in lines:
                 word, _, number = line.partition(b" ")
                 if word == b"signal" and number.isdigit():
-                    os.kill(os.getpid(), int(number))
+                    self._pass_on(int(number))
         if not ready:
             self.why = f"the launcher has not been heard of for {silence_ns / 1e9:g} s (was it stopped?)"
         self.has_ended = True
@@ -93,11 +94,20 @@ class _LifeLine:
         time.sleep(patience_ns / 1e9)
         os.kill(os.getpid(), signal.SIGKILL)  # our workers die with us
 
+    def _pass_on(self, signum: int) -> None:
+        """Send it to ourselves; but a SIGPIPE of the launcher's could not be told from one of a connection of ours."""
+        self._is_unread = self._is_unread or signum == signal.SIGPIPE
+        os.kill(os.getpid(), signal.SIGTERM if signum == signal.SIGPIPE else signum)
+
+    def meaning(self, signum: int) -> int:
+        """Return what a signal that has come means."""
+        return signal.SIGPIPE if self._is_unread and signum == signal.SIGTERM else signum
+
 
 def _run(assignment: Assignment, line: _LifeLine) -> int:
     config = config_from_text(assignment.config)
     spec, meeting = config.worker, config.rendezvous
-    patience_ns = spec.grace_ns + 2 * spec.patience_ns + GOODBYE_NS
+    patience_ns = spec.longest_end_ns() + GOODBYE_NS
     line.follow(meeting.heartbeat_ns * meeting.missing_beats, patience_ns)
     here = environment()
     try:
@@ -110,11 +120,17 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
 
         variables = {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key}
         try:
-            result = run_agent(_placed(config, store.address), variables, report=False)  # the launcher does
+            result = run_agent(
+                _placed(config, store.address),
+                variables,
+                report=False,  # the launcher does
+                meaning=line.meaning,
+            )
         except UsageError as error:
             result = RunResult(USAGE_ERROR, str(error))
         failures = [asdict(failure) for failure in result.failures.values()]
         word = {"exit_code": result.exit_code, "reason": result.reason, "failures": failures}
+        word["gave_way"] = result.gave_way
         if not line.has_ended:  # there is somebody to tell
             with contextlib.suppress(RondeError):
                 store.set(ended_key(assignment.agent), json.dumps(word).encode())

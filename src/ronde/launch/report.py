@@ -26,8 +26,11 @@ def report(
 def report_elsewhere(reason: str, failure: Failure | None, remark: str = "") -> list[bytes]:
     """Return the lines of a job that ended because of something on another node."""
     if failure is None:
-        return [f"ronde: {reason}{remark}".encode()]
-    return [f"ronde: {failure.message} on {failure.host}{remark}".encode(), *_words(failure)]
+        return [f"ronde: {reason}{remark}".encode(errors="backslashreplace")]
+    return [
+        f"ronde: {failure.message} on {failure.host}{remark}".encode(errors="backslashreplace"),
+        *_words(failure),
+    ]
 
 
 def _words(failure: Failure) -> list[bytes]:

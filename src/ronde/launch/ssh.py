@@ -27,6 +27,7 @@ from typing import Any
 from ronde.core import host_health as health
 from ronde.core.host_list import Host, describe
 from ronde.core.round import Failure
+from ronde.core.worker_group import HASTY, TYPED, describe_interrupt
 from ronde.errors import RondeError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.agent_process import AgentProcess, Chorus, Phase
@@ -35,9 +36,11 @@ from ronde.launch.config_text import config_to_text
 from ronde.launch.discovery import HostScript
 from ronde.launch.hosts import Assignment, agent_command, ended_key, is_here, ssh_command, travelling
 from ronde.launch.loop import Loop, Order
+from ronde.launch.outputs import ERROR_FILE
 from ronde.launch.report import report_elsewhere
 from ronde.launch.screen import Screen
 from ronde.net.addresses import address_of_interface, address_towards, addresses_here
+from ronde.net.disk import Disk
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox
 from ronde.net.stores.doors import raise_limit_of_files
@@ -80,10 +83,12 @@ class _Launcher:
         self._reached = False  # whether as many as the job needs have answered, and none has refused
         self._word: dict[str, Any] | None = None  # how the job ended, in the words of an agent
         self._reason = ""  # ... or why we ended it
+        # The words of the last agent whose host is no longer needed.
+        self._gave_way: dict[str, Any] | None = None
         self._code = 0
         self._over = False
         self._hurry = False  # a signal came after the end
-        self._interrupts = 0
+        self._typed = 0  # how often the user has typed a signal
         self._stores, server = _serve(config, self._all_here(), self._own_addresses, self._key)
         stack.callback(server.close)
         raise_limit_of_files()  # four for each agent
@@ -91,8 +96,8 @@ class _Launcher:
         stack.callback(self._store.close)
         self._loop = Loop()
         stack.callback(self._loop.close)
-        self._inbox = stack.enter_context(SignalInbox())
-        self._screen = Screen(self._loop, lambda: self._interrupt(signal.SIGTERM))
+        self._inbox = stack.enter_context(SignalInbox(config.worker.signals))
+        self._screen = Screen(self._loop, lambda: self._interrupt(signal.SIGPIPE))
         stack.callback(self._screen.close)
         self._script: HostScript | None = None
         if config.discovery:
@@ -106,6 +111,7 @@ class _Launcher:
         self._beat()
         if self._script:
             self._script.ask()
+            self._offered(())  # so that the patience begins now, whatever the script may do
         else:
             self._offered(self._hosts)
         while self._agents or not self._over:
@@ -141,12 +147,12 @@ class _Launcher:
 
     def _interrupt(self, signum: int) -> None:
         self._hurry = self._over and not self._agents
-        self._interrupts += 1
+        self._typed += signum in TYPED
         if not self._reason and not self._word:
-            self._end(f"interrupted by {signal.Signals(signum).name}", 128 + signum, signum)
+            self._end(describe_interrupt(signum), 128 + signum, signum)
         else:
             for agent in list(self._agents.values()):
-                agent.signal(signum) if self._interrupts < 3 else agent.kill()
+                agent.signal(signum) if self._typed < 3 else agent.kill()
 
     def _offered(self, hosts: tuple[Host, ...]) -> None:
         self._tell(health.Offered(hosts))
@@ -172,7 +178,13 @@ class _Launcher:
                     self._say(text)
                 case health.SetTimer(at_ns):
                     self._loop.set_timer(self._health, at_ns, lambda: self._tell(health.Timer()))
+                case health.GiveUp(reason) if self._gave_way:
+                    self._say(reason)
+                    self._word = self._gave_way
+                    self._end("", self._word["exit_code"], signal.SIGTERM)
                 case health.GiveUp(reason):
+                    if self._script and self._script.trouble:
+                        reason = f"{reason}; {self._script.trouble}"
                     self._end(reason, FAILED if self._reached else USAGE_ERROR, signal.SIGTERM)
 
     # Agents
@@ -182,7 +194,11 @@ class _Launcher:
         listed = [name for name, _ in self._hosts]
         config = replace(
             self._config,
-            worker=replace(self._config.worker, slots=host.slots),
+            worker=replace(
+                self._config.worker,
+                slots=host.slots,
+                environment={**self._config.worker.environment, "HOROVOD_HOSTNAME": host.name},
+            ),
             # Ranks are in the order of the list.
             rendezvous=replace(
                 self._config.rendezvous, node_rank=listed.index(host.name) if host.name in listed else -1
@@ -243,6 +259,9 @@ class _Launcher:
             if word and word["exit_code"] == USAGE_ERROR:
                 self._reached = False  # what is asked for is at fault, not the host
             self._tell(health.HostFailed(agent.name, word["reason"] if word else agent.why))
+        elif word["gave_way"] and any(host.name != agent.name for host in self._health.running()):
+            self._gave_way = word
+            self._tell(health.HostFailed(agent.name, word["reason"]))
         else:
             self._word, self._code = word, word["exit_code"]
             self._finish()
@@ -265,9 +284,9 @@ class _Launcher:
         self._reason, self._code = reason, code
         for agent in list(self._agents.values()):
             agent.signal(signum)
-        self._finish()
+        self._finish(farewell=signum not in HASTY)
 
-    def _finish(self) -> None:
+    def _finish(self, farewell: bool = False) -> None:
         """The job has ended; those agents that do not know it yet have some time to learn of it and end."""
         self._over = True
         self._tell(health.JobOver())
@@ -278,7 +297,7 @@ class _Launcher:
             if agent.phase is Phase.WAITING:
                 agent.kill()
         spec = self._config.worker
-        wait_ns = spec.grace_ns + 2 * spec.patience_ns + GOODBYE_NS
+        wait_ns = spec.longest_end_ns(farewell) + GOODBYE_NS
         self._loop.set_timer(self, time.monotonic_ns() + wait_ns, self._hang_up)
 
     def _hang_up(self) -> None:
@@ -286,13 +305,20 @@ class _Launcher:
             agent.kill("did not end")
 
     def _say(self, text: str) -> None:
-        self._screen.say(f"ronde: {text}".encode())
+        self._screen.say(f"ronde: {text}".encode(errors="backslashreplace"))
 
     def _report(self) -> None:
         """Show why the job failed: the first failure, wherever it was, and last of all what its worker said."""
         if self._code:
             failures = self._word["failures"] if self._word else ()
             failure = Failure(**failures[0]) if failures else None
+            if failure is not None and (path := self._environment.get(ERROR_FILE)):
+                from ronde.launch.record import hand_up  # only after a failure
+
+                try:
+                    Disk().ask(lambda: hand_up(path, failure))
+                except OSError as error:
+                    self._say(f"cannot write the error file {path}: {error.strerror or error}")
             reason = self._reason or (self._word["reason"] if self._word else "")
             for line in report_elsewhere(reason, failure):
                 self._screen.say(line)
@@ -332,7 +358,8 @@ def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
         min_slots=0 if is_fixed else limits.min_slots,
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
-        options={"is_host": "false", **config.rendezvous.options},  # we are
+        options={"is_host": "false", "rehost": "false", **config.rendezvous.options},  # we are
+        gives_way=not is_fixed,
     )
     return replace(config, rendezvous=rendezvous, hosts=(), discovery=None)
 
@@ -372,7 +399,7 @@ def _towards_others(config: LaunchConfig, own_addresses: list[str]) -> list[str]
     others = [name.rpartition("@")[2] for name, _ in config.hosts if not is_here(name, own_addresses)]
     for name in (*others[:1], SOMEWHERE_ELSE):  # a name may be known to ssh alone
         with contextlib.suppress(UsageError):
-            return [address_towards(name)]
+            return [address_towards(name, config.start_timeout_ns)]
     return []
 
 

@@ -15,7 +15,8 @@ from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
 from ronde.net.guard import Guard
 from ronde.net.host import host_name
-from ronde.net.processes import GroupLeader, Process
+from ronde.net.log_files import LogWriter
+from ronde.net.processes import GroupLeader, Process, SignalInbox, is_in_background
 
 if TYPE_CHECKING:
     from ronde.launch.template import Template
@@ -37,8 +38,8 @@ class Starter:
     """Starts workers.
 
     `environment` is the launcher's own; `complain` shows what the user should know. Every worker inherits the
-    descriptors `keep`. Raises UsageError if the configuration cannot be followed here. Close it when all workers are
-    gone.
+    descriptors `keep`, and with `reads` the first one our standard input. Raises UsageError if the configuration cannot
+    be followed here. Close it when all workers are gone.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Starter:
         complain: Complain,
         *,
         keep: Sequence[int] = (),
+        reads: bool = False,
     ) -> None:
         self._environment = environment
         self._keep = keep
+        self._reads = reads
         self._complain = complain
         self._spec = config.worker
         self._cores: Sequence[Collection[int] | None] = [None] * config.worker.slots
@@ -71,24 +74,30 @@ class Starter:
         )
         self._guard = Guard(self._outputs.temporary)
 
-    def start(self, worker: WorkerPlan, attempt: int) -> tuple[GroupLeader, WorkerOutput]:
-        """Start a worker in this attempt, which counts the rounds. Raises OSError if that is not possible."""
-        output = self._outputs.worker(attempt, worker.rank, worker.local_rank)
+    def start(
+        self, worker: WorkerPlan, attempt: int, signals: SignalInbox
+    ) -> tuple[GroupLeader, WorkerOutput]:
+        """Start a worker in this attempt, which counts the rounds.
+
+        Raises OSError if that is not possible, and InterruptedError if one of the `signals` comes first.
+        """
+        size = int(worker.environment["WORLD_SIZE"])
+        output = self._outputs.worker(attempt, worker.rank, worker.local_rank, size)
         environment = {**self._environment, **worker.environment, **output.environment}
         with output.files() as (stdout, stderr):
-            wishes = _Wishes(
-                stdout=stdout, stderr=stderr, keep=self._keep, cores=self._cores[worker.local_rank]
-            )
-            process = self._from_template(worker.argv, environment, wishes)
+            reads = self._reads and worker.local_rank == 0 and not is_in_background(0)
+            keep = (*self._keep, 0) if reads else self._keep
+            wishes = _Wishes(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores[worker.local_rank])
+            process = self._from_template(worker.argv, environment, wishes, signals)
             process = process or Process(worker.argv, environment, **wishes)
         process.guard = self._guard
         self._guard.add(process.pid)
         return process, output
 
-    def await_template(self, worker: WorkerPlan, signals: int) -> None:
+    def await_template(self, worker: WorkerPlan, signals: SignalInbox) -> None:
         """Before the first worker of a round: wait for the template, where that is sooner than to import anew.
 
-        The wait is over when the descriptor `signals` becomes readable.
+        The wait is over when one of the `signals` comes.
         """
         waits_ns = 0
         if self._spec.fork and self._template is None:
@@ -114,18 +123,23 @@ class Starter:
             self._complain(f"there is no template for restarts: {error.strerror or error}")
 
     def _from_template(
-        self, argv: Sequence[str], environment: Mapping[str, str], wishes: _Wishes
+        self, argv: Sequence[str], environment: Mapping[str, str], wishes: _Wishes, signals: SignalInbox
     ) -> GroupLeader | None:
         template = self._template
         if template is None:
             return None
-        process = template.start(argv, environment, **wishes)
+        process = template.start(argv, environment, signals=signals, **wishes)
         if template.problem and not self._said:
             self._said = True
             self._complain(
                 f"workers do not come from the template, but do their own imports: {template.problem}"
             )
         return process
+
+    @property
+    def logs(self) -> LogWriter:
+        """Who writes the files of what is tee'd."""
+        return self._outputs.logs
 
     def close(self) -> None:
         """Let go of what was only needed while workers ran."""

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -41,6 +42,8 @@ from ronde.net.processes import GroupLeader
 
 __all__ = ["Supervisor"]
 
+PROMPT_NS = 10**8  # what stands still for so long in the middle of a line may be waiting for an answer
+
 # How the last line of a traceback begins if the worker died of what happened to another one: in our words, or Gloo's.
 # torch puts its own prefix before each line of a traceback.
 _BLAMES_PEER = re.compile(
@@ -55,6 +58,8 @@ class Supervisor:
 
     `failing` hears which worker is THE failure, as soon as that is known, and `ended` how it ended, when no process is
     left; both in the loop's thread. After that only `close` may be called, and what the workers were is still there.
+    `heed` is called between two starts, which may take long: it passes on the signals that we got meanwhile. `start`
+    raises InterruptedError where there are any.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Supervisor:
         screen: Screen,
         failing: Callable[[int], None],
         ended: Callable[[Finish], None],
+        heed: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._start_process = start
@@ -73,6 +79,7 @@ class Supervisor:
         self._screen = screen
         self._failing = failing
         self._ended = ended
+        self._heed = heed
         self._cause: int | None = None  # as far as it has been told
         self.group = WorkerGroup((worker.rank for worker in plan.workers), policy)
         self._processes: dict[int, GroupLeader] = {}
@@ -80,13 +87,18 @@ class Supervisor:
         self._streams: dict[int, set[Stream]] = {}  # by rank; those not at their end
         self._leftovers: dict[int, set[int]] = {}  # by rank: pidfds of processes that outlived their worker
         self._finished = False
+        self._is_interactive = os.isatty(0)  # then local rank 0 reads what is typed
 
     def start(self) -> None:
-        """Start everybody, until one cannot be started."""
-        for worker in self._plan.workers:
-            self._start(worker)
-            if self._finished or self.group.phase:  # one could not be started
-                break
+        """Start everybody, until one cannot be started or a signal comes."""
+        waiting = deque(self._plan.workers)
+        while waiting and not (self._finished or self.group.phase):
+            try:
+                self._start(waiting[0])
+                waiting.popleft()
+            except InterruptedError:
+                pass  # by a signal: once it is heeded nobody is started any more
+            self._heed()
 
     def interrupt(self, signum: int) -> None:
         """Pass on a signal that we got."""
@@ -108,6 +120,11 @@ class Supervisor:
         """Return what a worker that failed has said last, with its traceback at the end; nothing without a rank."""
         output = self._outputs.get(rank) if rank is not None else None
         return output.last_words() if output else []
+
+    def error_file(self, rank: int) -> str:
+        """Return where a worker writes the exception that ends it; nothing if that cannot be read."""
+        output = self._outputs.get(rank)
+        return output.error_file if output and not output.is_silent else ""
 
     def pids(self) -> dict[int, int]:
         """Return the process of each rank whose own process runs."""
@@ -138,18 +155,26 @@ class Supervisor:
         rank = worker.rank
         try:
             process, output = self._start_process(worker)
+        except InterruptedError:
+            raise
         except OSError as error:
             return self._tell(NotStarted(rank, error.strerror or str(error)))
-        self._processes[rank], self._outputs[rank] = process, output
-        self._streams[rank] = output.streams(process, self._screen.out, self._screen.err)
+        self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()
         self._loop.watch(process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
-        return self._tell(Started(rank, process.pid))
+        self._tell(Started(rank, process.pid))
+        # Last, so that `close` ends the worker if there is no room for this.
+        self._streams[rank] = output.streams(process, self._screen.out, self._screen.err)
+        return None
 
     def _pump(self, rank: int, stream: Stream) -> None:
         if stream.pump() is None:
             self._close_stream(rank, stream)
+        elif self._is_interactive and self.local_rank(rank) == 0:
+            at_ns = time.monotonic_ns() + PROMPT_NS if stream.may_be_prompt else None
+            self._loop.set_timer(stream, at_ns, stream.show_prompt)
 
     def _close_stream(self, rank: int, stream: Stream) -> None:
+        self._loop.set_timer(stream, None, stream.show_prompt)
         self._loop.unwatch(stream.fileno())
         self._streams[rank].remove(stream)
         stream.close()

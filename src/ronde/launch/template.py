@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
-from ronde.net.processes import GroupLeader, Process
+from ronde.net.processes import GroupLeader, Process, SignalInbox
 
 __all__ = ["Template", "command_of"]
 
@@ -83,13 +83,16 @@ class Template:
             theirs.close()
             os.close(nothing)
 
-    def is_ready(self, deadline_ns: int = 0, signals: int | None = None) -> bool:
+    def is_ready(self, deadline_ns: int = 0, signals: SignalInbox | None = None) -> bool:
         """Return whether it can fork now.
 
-        It is waited for until the deadline (of `time.monotonic_ns()`), or until the descriptor `signals` is readable.
+        It is waited for until the deadline (of `time.monotonic_ns()`), or until one of the `signals` comes.
         """
         while not (self._ready or self.problem):
-            message = self._receive(deadline_ns, signals)
+            try:
+                message = self._receive(deadline_ns, signals)
+            except InterruptedError:
+                return False
             if message is None:
                 return False
             self._ready = message.startswith("R")
@@ -106,8 +109,13 @@ class Template:
         stderr: int | None = None,
         keep: Sequence[int] = (),
         cores: Collection[int] | None = None,
+        signals: SignalInbox | None = None,
     ) -> GroupLeader | None:
-        """Return a worker, as `Process` starts it; None if this template cannot, now or ever (`problem`)."""
+        """Return a worker, as `Process` starts it; None if this template cannot, now or ever (`problem`).
+
+        Raises InterruptedError if one of the `signals` comes before it has forked: then there is no worker, and this
+        template cannot be used any more.
+        """
         if not self._fits(argv, environment) or not self.is_ready():
             return None
         request = {
@@ -124,7 +132,12 @@ class Template:
             with _memory_file(pickle.dumps(request)) as body:
                 fds = [body.fileno(), *worker.theirs, *keep]
                 socket.send_fds(self._control, [b"F"], fds)
-            answer = self._receive(time.monotonic_ns() + START_NS)
+            answer = self._receive(time.monotonic_ns() + START_NS, signals)
+        except InterruptedError:
+            worker.close_theirs()
+            worker.close()
+            self._give_up("it had not forked when a signal came")
+            raise
         except OSError as error:
             answer = f"E{error.strerror or error}"
         worker.close_theirs()
@@ -132,7 +145,6 @@ class Template:
             worker.pid = int(answer[1:])
             return worker
         worker.close()
-        # A fork that comes after all must not become a second worker of the same rank: it dies with the template.
         self._give_up("it did not fork in time" if answer is None else answer[1:] or "it has ended")
         return None
 
@@ -144,17 +156,21 @@ class Template:
             environment.get(name) == self._environment.get(name) for name in names if _READ_EARLY.match(name)
         )
 
-    def _receive(self, deadline_ns: int, signals: int | None = None) -> str | None:
+    def _receive(self, deadline_ns: int, signals: SignalInbox | None = None) -> str | None:
         """Return the next message, empty at the end of the connection; None if there is none until the deadline.
 
-        Nor is there one if the descriptor `signals` becomes readable before.
+        Raises InterruptedError if one of the `signals` comes before.
         """
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if signals is not None:
             poll.register(signals, select.POLLIN)
-        ready = poll.poll(max(0, deadline_ns - time.monotonic_ns()) / 1e6)
-        if self._control.fileno() not in (fd for fd, _ in ready):
+        while ready := poll.poll(max(0, deadline_ns - time.monotonic_ns()) / 1e6):
+            if self._control.fileno() in (fd for fd, _ in ready):
+                break
+            if signals is not None and signals.has_mail():
+                raise InterruptedError
+        else:
             return None
         try:
             return self._control.recv(4096).decode()
@@ -162,6 +178,7 @@ class Template:
             return ""
 
     def _give_up(self, problem: str) -> None:
+        # A fork that comes after all must not become a second worker of the same rank: it dies with the template.
         self.problem, self._ready = problem, False
         self._process.signal_group(9)
 

@@ -84,6 +84,8 @@ def unfit() -> str:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"the imports have started {threads - 1} threads, which a worker would lack"
+    if signal.set_wakeup_fd(-1) != -1:
+        return "the imports have set a wakeup descriptor for signals, which all workers would share"
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -150,7 +152,7 @@ class Zygote:
         """Raise OSError if a number that a worker's descriptor is to have belongs to an imported module."""
         ours = {self._control.fileno(), *received, *self._workers}
         ours |= {status for _, status in self._workers.values()}
-        for number in set(numbers) - ours:
+        for number in set(numbers) - ours - {0}:  # standard input is nothing here, and takes its place there
             if os.path.exists(f"/proc/self/fd/{number}"):
                 raise OSError(f"the imports have opened descriptor {number}")
 

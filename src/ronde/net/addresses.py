@@ -10,8 +10,11 @@ import errno
 import fcntl
 import socket
 import struct
+import time
+from collections.abc import Sequence
 
 from ronde.errors import UsageError
+from ronde.net.names import Answer, Names
 from ronde.records import dataclass
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "parse",
     "parse_tcp",
     "resolve",
+    "resolve_all",
     "Address",
     "Endpoint",
 ]
@@ -87,13 +91,51 @@ def parse_tcp(text: str) -> Address:
     return Address(host=host, port=int(port))
 
 
-def resolve(address: Address) -> list[Endpoint]:
-    """Return the endpoints to try, in order. Raises OSError (socket.gaierror) if the host's name is not known."""
+def resolve(address: Address, within_ns: int | None = None) -> list[Endpoint]:
+    """Return the endpoints to try, in order. Raises OSError (socket.gaierror) if the host's name is not known.
+
+    With `within_ns` it takes no longer than that, and without a new answer in time the last one counts (`net/names`).
+    """
     if address.is_unix:
         path = "\0" + address.path[1:] if address.path.startswith("@") else address.path
         return [Endpoint(socket.AF_UNIX, path)]
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    return [Endpoint(family, sockaddr) for family, _, _, _, sockaddr in found]  # type: ignore[arg-type]
+    if within_ns is None or _is_numeric(address.host):
+        found: Answer = _ask(address.host, address.port)
+    else:
+        found = _names.find(address.host, address.port, within_ns)
+    return [Endpoint(family, sockaddr) for family, _, _, _, sockaddr in found]
+
+
+def resolve_all(addresses: Sequence[Address], within_ns: int) -> list[list[Endpoint]]:
+    """Return the endpoints of each address, none for those that are not known in time. All are asked for at once."""
+    deadline_ns = time.monotonic_ns() + within_ns
+    for address in addresses:
+        if not (address.is_unix or _is_numeric(address.host)):
+            _names.begin(address.host, address.port)
+    found: list[list[Endpoint]] = []
+    for address in addresses:
+        try:
+            found.append(resolve(address, deadline_ns - time.monotonic_ns()))
+        except OSError:
+            found.append([])
+    return found
+
+
+def _ask(host: str, port: int) -> Answer:
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # as with two dots behind each other
+        raise socket.gaierror(socket.EAI_NONAME, "no host can be called so") from None
+
+
+_names = Names(_ask)
+
+
+_HINTS = {
+    errno.EADDRINUSE: "; end the process that uses it or choose another address",
+    errno.EADDRNOTAVAIL: "; this machine has no such address, so name one of its own",
+    errno.EACCES: "; choose a port above 1023",
+}
 
 
 def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Address]:
@@ -120,11 +162,7 @@ def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Addres
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        hint = (
-            "; end the process that uses it or choose another address"
-            if error.errno == errno.EADDRINUSE
-            else ""
-        )
+        hint = _HINTS.get(error.errno or 0, "")
         raise UsageError(f"cannot serve at {address}: {error.strerror}{hint}") from None
     if address.is_unix:
         return listener, address
@@ -134,21 +172,25 @@ def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Addres
 def _is_numeric(host: str) -> bool:
     try:
         socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         return False
+    return True
+
+
+def is_ours(endpoint: Endpoint) -> bool:
+    """Return whether an interface of this machine has the address."""
+    with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((endpoint.sockaddr[0], 0))
+        except OSError:
+            return False
     return True
 
 
 def _reachable(endpoint: Endpoint) -> Endpoint:
     """Return the endpoint, or the wildcard with its port if others would not reach this machine by it."""
-    if not is_loopback(str(endpoint.sockaddr[0])):
-        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind((endpoint.sockaddr[0], 0))
-            except OSError:
-                pass
-            else:
-                return endpoint
+    if not is_loopback(str(endpoint.sockaddr[0])) and is_ours(endpoint):
+        return endpoint
     wildcard = "::" if endpoint.family == socket.AF_INET6 else "0.0.0.0"
     return Endpoint(endpoint.family, (wildcard, int(endpoint.sockaddr[1])))
 
@@ -168,20 +210,21 @@ def is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-def address_towards(host: str) -> str:
+def address_towards(host: str, within_ns: int | None = None) -> str:
     """Return the numeric address of this machine from which packets to `host` leave; nothing is sent.
 
-    Raises UsageError if the host cannot be resolved or no route leads to it.
+    Raises UsageError if the host cannot be resolved (`within_ns`) or no route leads to it.
     """
     try:
-        endpoint = resolve(Address(host=host, port=9))[0]
-        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
-            probe.connect(endpoint.sockaddr)
-            return str(probe.getsockname()[0])
-    except socket.gaierror as error:
+        endpoint = resolve(Address(host=host, port=9), within_ns)[0]
+    except OSError as error:
         raise UsageError(
             f"the host name {host!r} cannot be resolved ({error.strerror}): correct it, or write an address"
         ) from None
+    try:
+        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
+            probe.connect(endpoint.sockaddr)
+            return str(probe.getsockname()[0])
     except OSError as error:
         raise UsageError(f"no network interface reaches {host}: {error.strerror}") from None
 

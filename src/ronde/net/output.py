@@ -9,8 +9,10 @@ Rules
    return, so that the log stays as compact as the worker wrote it. On a terminal the last bar stays the bottom line;
    lines of others appear above it.
 4. Memory is bounded: who may not write more than `BACKLOG_BYTES` ahead of the reader is the worker, by its full pipe.
-5. Writing to the screen never blocks the supervisor: not with a paused terminal, not with a reader that does not read.
-   Writing a copy into a file does, where that hangs (a network file system).
+5. What stops in the middle of a line is shown only where somebody may have to answer it: on a terminal, if its worker
+   reads the terminal as well (`Stream.show_prompt`).
+6. Writing never blocks the supervisor: not with a paused terminal, nor a reader that does not read, nor (`log_files`) a
+   disk that hangs.
 
     worker's pipe -> Stream -> LineSplitter -> pieces -> LogView | TerminalView -> bytes -> Sink -> our own stream
                         \                           \-> Tail (the last words, for the report)
@@ -25,14 +27,15 @@ import select
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import IO, NamedTuple, Protocol
 
+from ronde.net.log_files import LogFile
 from ronde.records import dataclass, field, replace
 
 __all__ = [
+    "Digest",
     "LineSplitter",
-    "LogFile",
     "LogView",
     "Piece",
     "Sink",
@@ -74,6 +77,12 @@ class LineSplitter:
         self._piece_bytes = piece_bytes
         self._rest = b""
         self._updating = False  # whether the last thing that ended was an update
+        self._midline = False  # whether the last piece was the beginning of a line
+
+    @property
+    def unfinished_line(self) -> bytes:
+        """What has come of a line that is no update."""
+        return b"" if self._updating else self._rest
 
     @property
     def unfinished_update(self) -> bytes:
@@ -92,13 +101,21 @@ class LineSplitter:
                 self._rest = line
                 break
             pieces.append(Piece(text, end))
-            self._updating = end == b"\r"
+            self._updating, self._midline = end == b"\r", not end
         return pieces
+
+    def give_beginning(self) -> list[Piece]:
+        """Return what has come of a line, without waiting for its end."""
+        text = self.unfinished_line
+        if not text:
+            return []
+        self._rest, self._midline = b"", True
+        return [Piece(text, b"")]
 
     def finish(self) -> list[Piece]:
         """Return what is left at the end of the stream, as a line."""
-        pieces = [Piece(self._rest, b"\n")] if self._rest or self._updating else []
-        self._rest, self._updating = b"", False
+        pieces = [Piece(self._rest, b"\n")] if self._rest or self._updating or self._midline else []
+        self._rest, self._updating, self._midline = b"", False, False
         return pieces
 
 
@@ -186,7 +203,8 @@ class Sink:
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLOUT)
         self._buffer = bytearray()
-        self._view: View = TerminalView() if os.isatty(fd) else LogView()
+        self.is_terminal = os.isatty(fd)
+        self._view: View = TerminalView() if self.is_terminal else LogView()
         self.problem: OSError | None = None  # why nothing can be written any more; what comes is dropped
 
     def show(self, source: Source, pieces: Iterable[Piece], unfinished_update: bytes = b"") -> None:
@@ -297,34 +315,28 @@ def tail_of_file(path: str, size_bytes: int = 16 * 1024) -> list[bytes]:
     return tail.lines()
 
 
-class LogFile:
-    """A file that gets a copy of a stream, byte for byte, until that fails: then `complain` is told, once.
+class Digest:
+    """A file that gets those lines of a stream, with their prefix, in which one of the `needles` stands."""
 
-    Raises OSError if the file cannot be made.
-    """
+    def __init__(self, file: LogFile, needles: tuple[bytes, ...]) -> None:
+        self.file = file
+        self._needles = needles
+        self._beginning = b""  # of a line that was shown as a prompt
 
-    def __init__(self, path: str, complain: Callable[[OSError], None]) -> None:
-        self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._complain = complain
-
-    def write(self, data: bytes) -> None:
-        """Add the bytes."""
-        try:
-            while self._fd is not None and data:
-                data = data[os.write(self._fd, data) :]
-        except OSError as error:
-            self.close()
-            self._complain(error)
-
-    def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+    def add(self, prefix: bytes, pieces: Iterable[Piece]) -> None:
+        """Write what belongs there."""
+        lines = []
+        for text, end in pieces:
+            line = self._beginning + text
+            is_whole = bool(end) or len(line) >= PIECE_BYTES
+            self._beginning = b"" if is_whole else line
+            if is_whole and any(needle in line for needle in self._needles):
+                lines.append(prefix + line + b"\n")
+        self.file.write(b"".join(lines))
 
 
 class Stream:
-    """One output pipe of one worker, on its way to a sink (None: it is not shown) and to a file."""
+    """One output pipe of one worker, on its way to a sink (None: it is not shown) and to files."""
 
     def __init__(
         self,
@@ -335,6 +347,7 @@ class Stream:
         copy: LogFile | None = None,
         *,
         timestamps: bool = False,
+        digest: Digest | None = None,
     ) -> None:
         os.set_blocking(pipe.fileno(), False)
         self._pipe = pipe
@@ -344,11 +357,13 @@ class Stream:
         self._tail = tail
         self._copy = copy
         self._timestamps = timestamps
+        self._digest = digest
 
     @property
     def held_up(self) -> bool:
         """Whether nothing should be read for now, because what it feeds is full."""
-        return self._sink is not None and self._sink.full
+        fed = (self._sink, self._copy, self._digest.file if self._digest else None)
+        return any(each is not None and each.full for each in fed)
 
     def fileno(self) -> int:
         """Return the descriptor to select for reading."""
@@ -365,6 +380,15 @@ class Stream:
         self._pass_on(self._splitter.feed(data) if data else self._splitter.finish())
         return len(data) or None
 
+    @property
+    def may_be_prompt(self) -> bool:
+        """Whether it has stopped in the middle of a line, on its way to a terminal."""
+        return self._sink is not None and self._sink.is_terminal and self._splitter.unfinished_line != b""
+
+    def show_prompt(self) -> None:
+        """Pass on what has come of a line: nothing more may come of it before somebody answers."""
+        self._pass_on(self._splitter.give_beginning())
+
     def drain(self) -> None:
         """Pass on what the pipe holds: all that a worker can have written before it exited."""
         left = fcntl.fcntl(self._pipe, fcntl.F_GETPIPE_SZ)
@@ -377,10 +401,14 @@ class Stream:
         self._pipe.close()
         if self._copy is not None:
             self._copy.close()
+        if self._digest is not None:
+            self._digest.file.close()
 
     def _pass_on(self, pieces: list[Piece]) -> None:
         if self._tail is not None:
             self._tail.add(pieces)
+        if self._digest is not None:
+            self._digest.add(self._source.prefix, pieces)
         if self._sink is not None:
             source = self._source
             if self._timestamps:

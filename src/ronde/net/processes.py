@@ -21,7 +21,15 @@ from typing import IO, Any
 
 from ronde.net.guard import Guard
 
-__all__ = ["INTERRUPTS", "GroupLeader", "Process", "SignalInbox", "free_port", "usable_cores"]
+__all__ = [
+    "INTERRUPTS",
+    "GroupLeader",
+    "Process",
+    "SignalInbox",
+    "free_port",
+    "is_in_background",
+    "usable_cores",
+]
 
 _HERE = os.path.dirname(__file__)
 _START_WORKER = os.path.join(
@@ -80,7 +88,7 @@ class GroupLeader(ABC):
 
 
 class Process(GroupLeader):
-    """A command that we start, with nothing to read.
+    """A command that we start, with nothing to read unless 0 is among the descriptors that it is to `keep`.
 
     `argv[0]` is a path, `environment` the whole environment. `stdout` and `stderr` are descriptors to which it writes;
     None is a pipe to us. It also inherits the descriptors `keep`, under their numbers. `cores` are those on which it
@@ -102,7 +110,7 @@ class Process(GroupLeader):
         self._popen = subprocess.Popen(
             [*_STARTER, str(os.getpid()), allowed, *argv],
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=None if 0 in keep else subprocess.DEVNULL,
             stdout=subprocess.PIPE if stdout is None else stdout,
             stderr=subprocess.PIPE if stderr is None else stderr,
             pass_fds=keep,
@@ -137,11 +145,14 @@ def _living_in_group(pid: int) -> int | None:
 
 
 class SignalInbox:
-    """While it is open, Ctrl-C, SIGTERM and SIGHUP make a descriptor readable and do nothing else.
+    """While it is open, some signals (Ctrl-C, SIGTERM, ...) make a descriptor readable and do nothing else.
 
     A hang-up that somebody asked to ignore (nohup) stays ignored. Python heeds signals in the main thread: in any other
     one this stays silent.
     """
+
+    def __init__(self, signums: Collection[int] = INTERRUPTS) -> None:
+        self._signums = signums
 
     def __enter__(self) -> SignalInbox:
         self._reader, self._writer = socket.socketpair()
@@ -153,7 +164,7 @@ class SignalInbox:
         self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._old_handlers = {
             signum: signal.signal(signum, _heed)
-            for signum in INTERRUPTS
+            for signum in self._signums
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
         }
         return self
@@ -172,6 +183,17 @@ class SignalInbox:
         """Return the descriptor to select for reading."""
         return self._reader.fileno()
 
+    def has_mail(self) -> bool:
+        """Return whether `read` would give one. What other handlers of this program hear is forgotten."""
+        try:
+            while came := self._reader.recv(4096, socket.MSG_PEEK):
+                if any(signum in self._old_handlers for signum in came):
+                    return True
+                self._reader.recv(len(came))
+        except BlockingIOError:
+            pass
+        return False
+
     def read(self) -> list[int]:
         """Return the signals that came since the last call, in their order."""
         try:
@@ -182,6 +204,17 @@ class SignalInbox:
 
 def _heed(signum: int, frame: FrameType | None) -> None:
     """Leave the signal to the wakeup descriptor."""
+
+
+def is_in_background(fd: int) -> bool:
+    """Return whether the descriptor is our terminal, but what is typed there is meant for its shell or another job.
+
+    The kernel stops a job that reads then, but only processes of our session: not workers, which have one of their own.
+    """
+    try:
+        return os.tcgetpgrp(fd) != os.getpgrp()
+    except OSError:
+        return False  # no terminal, or not the one that controls us
 
 
 def usable_cores() -> int:

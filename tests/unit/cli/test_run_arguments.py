@@ -18,6 +18,11 @@ from ronde.launch.config import Std
 from ronde.settings import resolve
 
 SECOND = 10**9
+NO_LOGS_SPECS = "default; --log-dir, --redirects and --tee say where output goes"
+SIGNALS = (
+    "some of SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGTERM, SIGURG, SIGXCPU, SIGPWR, with commas between "
+    "them"
+)
 
 
 def parse(line: str, **environment: str) -> RunArguments:
@@ -52,6 +57,9 @@ def parse(line: str, **environment: str) -> RunArguments:
         ),
         ("--local_ranks_filter=0,2 t.py", "t.py", (), {"--local-ranks-filter": frozenset({0, 2})}),
         ("--rdzv-conf a=1,b=2 t.py", "t.py", (), {"--rdzv-conf": {"a": "1", "b": "2"}}),
+        ("--rdzv-conf='a=1,b=2' t.py", "t.py", (), {"--rdzv-conf": {"a": "1", "b": "2"}}),
+        ("--redirect=3 t.py", "t.py", (), {"--redirects": {-1: Std.ALL}}),
+        ("--signals-to-handle usr1,SIGTERM t.py", "t.py", (), {"--signals-to-handle": (10, 15)}),
         ("-Ha:2,b t.py", "t.py", (), {"--hosts": "a:2,b"}),
         ("-hostfile h t.py", "t.py", (), {"--hostfile": "h"}),
         ("-p 22 -i/k t.py", "t.py", (), {"--ssh-port": 22, "--ssh-identity-file": "/k"}),
@@ -127,7 +135,15 @@ COUNT = "it should be a whole number above 0, or auto, gpu or cpu"
         ("--jsrun t.py", "--jsrun is not supported: start Ronde by jsrun, or name the hosts with -H"),
         (
             "--logs-specs x t.py",
-            "--logs-specs is not supported: --log-dir, --redirects and --tee say where output goes",
+            f"--logs-specs x makes no sense: it should be {NO_LOGS_SPECS}",
+        ),
+        (
+            "--signals-to-handle SIGTERM,SIGKILL t.py",
+            f"--signals-to-handle SIGTERM,SIGKILL makes no sense: it should be {SIGNALS}",
+        ),
+        (
+            "--signals-to-handle SIGWINCH t.py",
+            f"--signals-to-handle SIGWINCH makes no sense: it should be {SIGNALS}",
         ),
         (
             "--log-level loud t.py",
@@ -250,8 +266,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_commands(here: Path) -> None:
-    (here / "train.py").touch()
-    (here / "tool").touch(mode=0o755)
+    (here / "train.py").write_text("#!/usr/bin/env python3\n")
+    (here / "tool").write_text("#!/bin/sh\n")
+    (here / "tool").chmod(0o755)
     assert find("train.py") == [sys.executable, "train.py", "x"]
     assert find("package.train", module=True) == [sys.executable, "-m", "package.train", "x"]
     assert find("tool") == ["./tool", "x"]
@@ -259,17 +276,25 @@ def test_commands(here: Path) -> None:
     assert find("train") == [sys.executable, "train", "x"]
     (here / "train").write_text("#!/usr/bin/env python3\n")
     assert find("train") == [sys.executable, "train", "x"]
-    assert find("./tool") == ["././tool", "x"]
+    assert find("./tool") == ["./tool", "x"]
     assert find(str(here / "tool")) == [str(here / "tool"), "x"]
     assert find("sh") in (["/bin/sh", "x"], ["/usr/bin/sh", "x"])
     (here / "train.py").chmod(0o755)
     assert find("train.py", no_python=True) == ["./train.py", "x"]
     assert find("tool", run_path=True) == [sys.executable, "tool", "x"]
+    (here / "package").mkdir()
+    (here / "package" / "__main__.py").touch()
+    (here / "app.pyz").touch()
+    assert find("package") == [sys.executable, "package", "x"]
+    assert find("./app.pyz") == [sys.executable, "./app.pyz", "x"]
 
 
 def test_commands_that_cannot_be_run(here: Path) -> None:
     (here / "folder.py").mkdir()
     (here / "plain").write_text("#!/bin/sh\n")
+    for name, text in {"lost": "#!/no/shell -e\n", "bare": "echo\n"}.items():
+        (here / name).write_text(text)
+        (here / name).chmod(0o755)
     for name, message in {
         "nope.py": f"script 'nope.py' not found in {here}",
         "/nowhere/nope.py": "script '/nowhere/nope.py' not found",
@@ -277,6 +302,8 @@ def test_commands_that_cannot_be_run(here: Path) -> None:
         "./nope": f"program './nope' not found in {here}",
         "folder.py": "cannot run 'folder.py': it is a directory, not a script",
         "plain": "cannot run 'plain': it is not executable (chmod +x would make it so)",
+        "lost": "cannot run 'lost': its first line names '/no/shell', which is not there",
+        "bare": "cannot run 'bare': its first line does not say who runs it, as in #!/bin/sh",
         "": f"program '' not found in {here} or in PATH",
     }.items():
         with pytest.raises(UsageError) as caught:

@@ -81,6 +81,7 @@ def test_how_many_workers(line: str, gpus: int, slots: int) -> None:
             -1,
         ),
         ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint http://e:2379", "etcd", "http://e:2379", (2, 2), -1),
+        ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint e:1,f:2", "etcd", "e:1,f:2", (2, 2), -1),
         ("--rdzv-backend tcp --rdzv-endpoint a:1", "tcp", "a:1", (1, 1), -1),
         ("--rdzv-backend c10d --rdzv-endpoint localhost:0", "alone", "", (1, 1), -1),
         ("--master-port 5", "alone", "", (1, 1), -1),
@@ -142,17 +143,51 @@ def test_workers_and_output() -> None:
     )
     spec = found.worker
     assert (spec.role, spec.max_restarts, spec.binding, spec.preload) == ("r", 2, Binding.NUMA, ("a", "b"))
-    assert spec.patience_ns == 2 * SECOND
+    assert (spec.patience_ns, spec.farewell_ns) == (2 * SECOND, 2 * SECOND)
     assert found.outputs.redirects == {-1: Std.ALL}
     assert found.outputs.tee == {0: Std.OUT, 1: Std.NONE}
     assert config("--preload none").worker.preload == ()
     assert config("--start-method forkserver").worker.fork
     assert config("--start-method spawn") == config("")
     assert config("--numa-binding exclusive").worker.binding is Binding.CORES
+    assert sorted(config("--signals-to-handle SIGUSR1,TERM").worker.signals) == [1, 2, 3, 10, 15]
     horovods = config("--output-filename /o --prefix-output-with-timestamp").outputs
     assert (horovods.log_dir, horovods.tee, horovods.timestamps) == ("/o", {-1: Std.ALL}, True)
+    assert horovods.by_rank
+    chosen = config("--duplicate-stdout-filters loss,a,,b, --duplicate-stderr-filters ,").outputs
+    assert chosen.duplicates == {Std.OUT: ("loss", "a,b")}
     template = "[${role_name}:${rank}]"  # torchrun's
     assert config("", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template).outputs.prefix == "[{role}:{rank}]"
+
+
+@pytest.mark.parametrize(
+    ("line", "variable", "seconds"),
+    [("", "", (5, 30)), ("", "7", (7, 7)), ("--shutdown-timeout 2", "7", (2, 2))],
+)
+def test_how_long_workers_may_take_to_end(line: str, variable: str, seconds: tuple[int, int]) -> None:
+    spec = config(line, TORCH_ELASTIC_SHUTDOWN_TIMEOUT=variable).worker
+    assert (spec.patience_ns // SECOND, spec.farewell_ns // SECOND) == seconds
+
+
+def test_an_elastic_job_takes_all_slots() -> None:
+    """As with horovodrun: the number is that with which it begins."""
+    assert config("-H a:2,b:2 -np 2 --min-np 2").hosts == (("a", 2), ("b", 2))
+    assert config("-H a:2,b:2 -np 2").hosts == (("a", 2),)
+
+
+def test_a_short_wait_for_others_has_a_shorter_last_call() -> None:
+    line = "--nnodes 1:2 --rdzv-endpoint a --rdzv-conf join_timeout=5"
+    assert meeting(line).last_call_ns == 5 * SECOND // 2
+    assert meeting(f"{line},last_call_timeout=4").last_call_ns == 4 * SECOND
+    torchruns = meeting("--nnodes 1:2 --rdzv-endpoint a --rdzv-conf timeout=5")
+    assert (torchruns.join_timeout_ns, torchruns.last_call_ns) == (35 * SECOND, 30 * SECOND)
+    assert meeting("--nnodes 2 --rdzv-endpoint a --rdzv-conf timeout=5").join_timeout_ns == 5 * SECOND
+
+
+def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
+    assert config("--virtual-local-rank -n 2", CUDA_VISIBLE_DEVICES="1,2").worker.virtual_local_rank
+    with pytest.raises(UsageError, match="start fewer workers, or name more"):
+        config("--virtual-local-rank -n 2", CUDA_VISIBLE_DEVICES="1")
 
 
 @pytest.mark.parametrize(
@@ -210,6 +245,10 @@ def test_workers_and_output() -> None:
             "--nnodes 2 --rdzv-endpoint a:0",
             "--rdzv-endpoint a:0 makes no sense: the other machines have to know the port",
         ),
+        (
+            "--nnodes 2 --rdzv-endpoint a:1,b:1",
+            "--rdzv-endpoint a:1,b:1 names several places, but the machines have to meet at one: give one of them",
+        ),
         ("--nnodes 2 --rdzv-endpoint a:b", "--rdzv-endpoint a:b makes no sense: it should be HOST:PORT"),
         (
             "--nnodes 2 --rdzv-endpoint http://a:1",
@@ -240,6 +279,11 @@ def test_workers_and_output() -> None:
             "--network-interfaces a,b names several: Ronde uses one network interface",
         ),
         ("--launcher mpi -H a:2", "--launcher mpi starts workers on this machine only"),
+        (
+            "--nnodes 2 --node-rank 1 --master-addr a:29500",
+            "--master-addr a:29500 makes no sense: it should be a host name or an address; the port is that of",
+        ),
+        ("-n 2 --local-ranks-filter 2,3", "--local-ranks-filter names no worker that there is, so nothing"),
         ("--bind numa --numa-binding node", "--bind and --numa-binding contradict each other"),
         ("--log-dir a --output-filename b", "--log-dir and --output-filename contradict each other"),
     ],
@@ -251,9 +295,26 @@ def test_contradictions_are_one_sentence(line: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("WORLD_SIZE", "each worker gets a WORLD_SIZE of its own from ronde run: leave it out"),
+        ("RONDE_JOB_KEY", "each worker gets a RONDE_JOB_KEY of its own from ronde run: leave it out"),
+        ("MASTER_PORT", "x makes no sense, it should be a port from 1 to 65535"),
+    ],
+)
+def test_what_a_worker_is_cannot_be_passed_on(name: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        config(f"-x {name}", WORLD_SIZE="x", RONDE_JOB_KEY="x", MASTER_PORT="x")
+    assert str(caught.value) == f"-x {name}: {message}"
+    assert config("-x MASTER_PORT", MASTER_PORT="7").worker.environment == {"MASTER_PORT": "7"}
+
+
 def test_a_variable_is_called_by_its_name() -> None:
     with pytest.raises(UsageError, match=r"^PET_NODE_RANK 5 is out of range"):
         config("", PET_NODE_RANK="5", PET_NNODES="2", PET_MASTER_ADDR="a")
+    with pytest.raises(UsageError, match=r"^PET_HOSTS a:0: 'a:0' makes no sense"):
+        config("", PET_HOSTS="a:0")
     with pytest.raises(
         UsageError, match=r"^RONDE_START_TIMEOUT=x makes no sense: it should be a number of seconds"
     ):
@@ -280,6 +341,16 @@ def test_a_file_of_horovodruns(tmp_path: Path) -> None:
         "RONDE_LOG_HIDE_TIME": "1",
     }
     assert (found.worker.slots, found.worker.max_restarts) == (2, 2)
+    file.write_text(
+        "library_options:\n  ccl_bgt_affinity: 1\nlogging:\n  hide_timestamp: true\n"
+    )  # older names
+    assert config(f"--config-file {file}", PET_ROLE="r") == config(
+        "", PET_CONFIG_FILE=str(file), PET_ROLE="r"
+    )
+    former = {"RONDE_THREAD_AFFINITY": "1", "RONDE_LOG_HIDE_TIME": "1"}
+    assert config(f"--config-file {file}").worker.environment == former
+    file.write_text("hosts: [a:1, b:2]\n")
+    assert config(f"--config-file {file}").hosts == (("a", 1), ("b", 2))
 
 
 @pytest.mark.parametrize(
@@ -293,6 +364,8 @@ def test_a_file_of_horovodruns(tmp_path: Path) -> None:
         ("nnodes: x", "nnodes in {}: x makes no sense: it should be a whole number above 0"),
         ("standalone: 3", "standalone in {}: 3 makes no sense: it should be true or false"),
         ("controller: x", "controller in {}: x makes no sense: it should be gloo or mpi"),
+        ("params: 3", "params in {}: 3 makes no sense: it should be names and values, indented"),
+        ("help: true", "help in {} is not known"),
         ("- a", "{} should hold names and values, like `nnodes: 2`, not a list"),
         ("a: [", "{} is not YAML: while parsing"),
     ],

@@ -22,7 +22,7 @@ def test_options_that_the_page_mentions_exist() -> None:
     names = {name for option in OPTIONS for name in option.names + option.off}
     prose = PAGE.read_text(encoding="utf-8").partition("## Options")[0]
     mentioned = {name.rstrip("-") for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)}
-    assert mentioned <= names | {"--its", "--own", "--epochs"}
+    assert mentioned <= names | {"--its", "--own", "--epochs", "--local-rank"}
 
 
 def test_no_option_of_torchrun_is_missing() -> None:

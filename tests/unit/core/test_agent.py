@@ -45,7 +45,7 @@ from ronde.core.round import (
     WorkerFailed,
 )
 
-SIGINT, SIGTERM = 2, 15
+SIGINT, SIGQUIT, SIGTERM = 2, 3, 15
 BARRIER_NS = 300
 NODES = tuple(Node(f"n{i}", f"host{i}", "10.0.0.1", 2, "tcp:10.0.0.1:1", 1) for i in range(3))
 OURS = Failure(1, 1, "host0", 11, -9, "rank 1 was killed by SIGKILL")
@@ -59,8 +59,10 @@ def a_round(number: int = 0, nodes: int = 2, restarts: int = 0, group_rank: int 
 class Story:
     """An agent that has joined; effects are told by their type, without what is said to the user."""
 
-    def __init__(self, restarts: int = 2) -> None:
-        self.agent = Agent(Budget(restarts), BARRIER_NS)
+    def __init__(
+        self, restarts: int = 2, gives_way: bool = False, supply: int | None = None, least: int = 1
+    ) -> None:
+        self.agent = Agent(Budget(restarts), BARRIER_NS, gives_way, supply, least)
         assert self.agent.begin() == [Join()]
 
     def at(self, now_ns: int, event: Event) -> list[Effect]:
@@ -149,6 +151,25 @@ def test_the_last_failure_leaves_the_others_their_grace() -> None:
     assert story.after(Gone(137, "", OURS)) == [Exit(137, "no restart is left", OURS)]
 
 
+def test_where_nodes_can_be_replaced_a_failure_takes_its_node_away() -> None:
+    last = Exit(137, OURS.message, OURS, gave_way=True)
+    story = Story(1, gives_way=True)
+    story.at(0, RoundBegan(a_round(restarts=1)))
+    assert story.at(1, Failing(OURS)) == [Fail(OURS)]
+    assert story.at(1, Ejected("it left")) == []
+    assert story.at(2, Gone(137, OURS.message, OURS)) == [last]
+    sudden = Story(0, gives_way=True)
+    sudden.at(0, RoundBegan(a_round()))
+    assert sudden.at(1, Gone(137, OURS.message, OURS)) == [Fail(OURS)]
+    assert sudden.at(1, Ejected("it left")) == [last]
+
+
+def test_whose_failure_was_not_the_first_stays() -> None:
+    story = Story(0, gives_way=True)
+    assert story.after(RoundBegan(a_round()), Gone(1, OURS.message, OURS)) == [Fail(OURS)]
+    assert story.after(RoundEnded(0, NodesLost(NODES[1:2], "it left"))) == [Join()]
+
+
 def test_a_failure_elsewhere_ends_our_workers_at_once() -> None:
     story = running()
     assert story.after(JobClosed("no restart is left", OTHERS)) == [StopWorkers("no restart is left")]
@@ -183,6 +204,44 @@ def test_an_ended_round_does_not_touch_a_later_one() -> None:
     assert story.agent.state is State.HEALTHY
 
 
+def test_a_loss_that_nobody_makes_good_ends_the_job() -> None:
+    """As under Slurm, which starts no task again: two of three nodes are enough, one is not."""
+    story = Story(supply=3, least=2)
+    story.after(RoundBegan(a_round(nodes=3)))
+    assert story.after(RoundEnded(0, NodesLost(NODES[2:], "host2 is gone")), Gone(1, "")) == [Join()]
+    story.after(RoundBegan(a_round(1)))
+    timer, stop = story.at(0, RoundEnded(1, NodesLost(NODES[:1], "host0 is gone")))[::-1]
+    assert isinstance(timer, SetTimer)
+    assert stop == StopWorkers("the round is over")
+    assert story.after(Gone(143, "ended")) == [Join()]
+    end, *rest = story.at(timer.at_ns, Timer())
+    assert isinstance(end, EndJob)
+    assert end.reason == (
+        "host0 is gone, and nobody starts it again: 1 of 3 nodes is left, and the job needs 2 "
+        "(--nnodes MIN:MAX lets it go on with fewer)"
+    )
+    assert rest == [Exit(1, end.reason)]
+
+
+@pytest.mark.parametrize(("ranges", "left"), [((1, 1, 3, 39), 2), ((1, 1, 3, 3, 5, 39), 3)])
+def test_a_loss_of_many_nodes_counts_all_of_them(ranges: tuple[int, ...], left: int) -> None:
+    """Though only the first ones are named."""
+    many = tuple(replace(NODES[0], id=f"n{number}") for number in range(40))
+    story = Story(supply=40, least=3)
+    story.after(RoundBegan(Round(0, many, 0)))
+    effects = story.at(0, RoundEnded(0, NodesLost(many[1:2], "many hosts are gone", ranges)))
+    assert any(isinstance(effect, SetTimer) for effect in effects) == (left < 3)
+
+
+def test_who_has_come_back_is_lost_no_more() -> None:
+    story = Story(supply=3, least=2)
+    for number in (0, 2):
+        story.after(RoundBegan(a_round(number, nodes=3)))
+        lost = NodesLost(NODES[2:], "host2 is silent")
+        assert story.after(RoundEnded(number, lost), Gone(1, "")) == [Join()]
+        story.after(RoundBegan(a_round(number + 1)), RoundEnded(number + 1, NodesWaiting(1)), Gone(1, ""))
+
+
 def test_who_was_taken_for_dead_comes_back() -> None:
     story = running()
     assert story.after(Ejected("silent for 15 s")) == [StopWorkers("the round is over")]
@@ -194,6 +253,7 @@ def test_ctrl_c_ends_the_job_and_sigterm_this_node() -> None:
     assert story.after(Interrupt(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C")]
     assert story.after(JobClosed("Ctrl-C")) == []
     assert story.after(Gone(130, "Ctrl-C")) == [Exit(130, "Ctrl-C")]
+    assert running().after(Interrupt(SIGQUIT, "SIGQUIT")) == [EndJob("SIGQUIT")]
     story = running()
     assert story.after(Interrupt(SIGTERM, "SIGTERM")) == [Leave("SIGTERM")]
     assert story.after(Interrupt(SIGTERM, "SIGTERM")) == []

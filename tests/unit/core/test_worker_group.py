@@ -25,7 +25,7 @@ from ronde.core.worker_group import (
     name_ranks,
 )
 
-SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 9, 11, 13, 15
+SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 3, 9, 11, 13, 15
 
 
 def tell(effect: Effect) -> str:
@@ -186,10 +186,11 @@ def test_who_is_not_started_when_an_interrupt_comes_never_is() -> None:
     assert group.step(0, Interrupt(SIGTERM)) == [Finish(143, "ended by SIGTERM")]
 
 
-def test_second_ctrl_c_kills_at_once() -> None:
+@pytest.mark.parametrize(("first", "second"), [(SIGINT, SIGINT), (SIGINT, SIGQUIT), (SIGQUIT, SIGQUIT)])
+def test_second_ctrl_c_kills_at_once(first: int, second: int) -> None:
     story = Story(2)
-    story.at(1, Interrupt(SIGINT))
-    assert story.at(1.5, Interrupt(SIGINT)) == ["signal 9 to ranks 0, 1", "timer at 6.5"]
+    story.at(1, Interrupt(first))
+    assert story.at(1.5, Interrupt(second)) == ["signal 9 to ranks 0, 1", "timer at 6.5"]
     assert story.at(1.6, Interrupt(SIGINT)) == []
 
 
@@ -232,8 +233,29 @@ def test_nothing_could_be_started() -> None:
 def test_processes_that_outlive_their_worker_are_ended_last() -> None:
     story = Story(2)
     assert story.at(1, Exited(0, 0, leftovers=True)) == []
-    assert story.at(2, Exited(1, 0)) == ["signal 15 to rank 0", "timer at 7"]
-    assert story.at(2.1, Vacated(0)) == ["finish 0"]
+    assert story.at(2, Exited(1, 0)) == ["timer at 3"]
+    assert story.at(3, Timer()) == ["signal 15 to rank 0", "timer at 8"]
+    assert story.reason == "the workers have ended but left processes behind"
+    assert story.at(3.1, Vacated(0)) == ["finish 0"]
+
+
+def test_processes_that_end_after_their_worker_are_not_mentioned() -> None:
+    """Python's multiprocessing has helpers that end when they see that nobody needs them."""
+    story = Story(1)
+    assert story.at(1, Exited(0, 0, leftovers=True)) == ["timer at 2"]
+    assert story.at(1.05, Vacated(0)) == ["finish 0"]
+
+
+def test_after_a_failure_what_is_left_behind_has_no_more_time() -> None:
+    story = Story(2)
+    assert story.at(1, Exited(0, 3, leftovers=True)) == ["timer at 4"]
+    assert story.at(1.5, Exited(1, 1)) == ["timer at 2.5"]
+    assert story.at(2.5, Timer()) == ["signal 15 to rank 0", "timer at 7.5"]
+    assert story.at(2.6, Vacated(0)) == ["finish 3 because of 0"]
+    late = Story(2)
+    late.at(1, Exited(0, 3, leftovers=True))
+    assert late.at(3.5, Exited(1, 1)) == []
+    assert late.at(4, Timer())[0] == "signal 15 to rank 0"
 
 
 def test_processes_that_go_in_time_are_not_mentioned() -> None:
@@ -251,6 +273,18 @@ def test_processes_that_outlive_an_interrupted_worker_have_the_same_time() -> No
     assert story.at(4, Vacated(0)) == ["finish 143"]
 
 
+@pytest.mark.parametrize(
+    ("signum", "given_s"), [(SIGTERM, 30), (SIGHUP, 30), (10, 30), (SIGINT, 5), (SIGQUIT, 5), (SIGPIPE, 5)]
+)
+def test_who_is_told_from_outside_may_take_longer(signum: int, given_s: int) -> None:
+    """A scheduler gives time to save what there is; at a terminal somebody waits."""
+    story = Story(1, Policy(farewell_ns=30 * 10**9))
+    asked = SIGTERM if signum == SIGPIPE else signum
+    assert story.at(1, Interrupt(signum)) == [f"signal {asked} to rank 0", f"timer at {1 + given_s}"]
+    assert story.at(1 + given_s, Timer()) == ["signal 9 to rank 0", f"timer at {6 + given_s}"]
+    assert story.reason == f"still running {given_s} s later"
+
+
 def random_event(choose: random.Random, running: set[int], left: set[int]) -> Event:
     """Something that can happen while these ranks run and those have left processes behind; often nothing."""
     kind = choose.choice(["exit", "vacate", "interrupt", "nothing", "nothing"])
@@ -264,7 +298,7 @@ def random_event(choose: random.Random, running: set[int], left: set[int]) -> Ev
     if kind == "vacate" and left:
         return Vacated(left.pop())
     if kind == "interrupt" and choose.random() < 0.1:
-        return Interrupt(choose.choice([SIGINT, SIGTERM, SIGHUP]))
+        return Interrupt(choose.choice([SIGINT, SIGQUIT, SIGTERM, SIGHUP]))
     return Timer()
 
 

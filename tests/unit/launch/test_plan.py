@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ronde.core.round import Node, Round
+from ronde.errors import UsageError
 from ronde.launch.config import WorkerSpec
-from ronde.launch.plan import LaunchPlan, plan_workers
+from ronde.launch.plan import OURS, LaunchPlan, plan_workers
 from ronde.settings import JobKey
 
 KEY = JobKey(bytes(range(32)))
@@ -26,10 +27,14 @@ def plan(
     round: Round | None = None,
     argv: tuple[str, ...] = ARGV,
     master: tuple[str | None, int | None] = (None, None),
+    virtual_local_rank: bool = False,
+    mine: dict[str, str] | None = None,
 ) -> LaunchPlan:
     alone = Node("id", "host", "127.0.0.1", workers, "unix:@ronde-1", 29500)
     return plan_workers(
-        WorkerSpec(argv, workers, max_restarts=3),
+        WorkerSpec(
+            argv, workers, environment=mine or {}, max_restarts=3, virtual_local_rank=virtual_local_rank
+        ),
         round or Round(0, (alone,), 0),
         environment=environment or {},
         cores=8,
@@ -67,6 +72,7 @@ def test_workers_find_the_variables_of_torchrun_and_ours() -> None:
         "HOROVOD_LOCAL_SIZE": "4",
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": "host",
         "OMP_NUM_THREADS": "2",
         "PYTHONUNBUFFERED": "1",
         "RONDE_STORE": "unix:@ronde-1",
@@ -74,9 +80,41 @@ def test_workers_find_the_variables_of_torchrun_and_ours() -> None:
     }
 
 
+def test_nobody_can_say_that_a_worker_is_another_one() -> None:
+    """As with an environment that was copied whole, in another job."""
+    mine = dict.fromkeys((*OURS, "MASTER_PORT", "MINE"), "7")
+    worker = plan(4, mine=mine).workers[2]
+    usual = plan(4).workers[2].environment
+    assert worker.environment == {**usual, "MASTER_PORT": "7", "MINE": "7"}
+    own = ("MASTER_ADDR", "MASTER_PORT", "HOROVOD_HOSTNAME")
+    assert usual.keys() - OURS - {*own} == {
+        "OMP_NUM_THREADS",
+        "PYTHONUNBUFFERED",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    }
+
+
 @pytest.mark.parametrize(("workers", "threads"), [(1, "8"), (3, "2"), (8, "1"), (100, "1")])
 def test_workers_share_the_cores(workers: int, threads: str) -> None:
     assert plan(workers).workers[-1].environment["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"), [(None, ["0", "1"]), ("4, GPU-5,6", ["4", "GPU-5"]), ("MIG-1,7", ["MIG-1", "7"])]
+)
+def test_a_virtual_local_rank_goes_with_a_gpu_of_its_own(visible: str | None, seen: list[str]) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    workers = plan(2, environment, virtual_local_rank=True).workers
+    assert [worker.environment["LOCAL_RANK"] for worker in workers] == ["0", "0"]
+    assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in workers] == seen
+    assert [worker.local_rank for worker in workers] == [0, 1]
+    assert "CUDA_VISIBLE_DEVICES" not in plan(2, environment).workers[0].environment
+
+
+@pytest.mark.parametrize("visible", ["3", "", "1,"])
+def test_a_virtual_local_rank_needs_enough_gpus(visible: str) -> None:
+    with pytest.raises(UsageError, match=f"CUDA_VISIBLE_DEVICES={visible} does not name as many"):
+        plan(2, {"CUDA_VISIBLE_DEVICES": visible}, virtual_local_rank=True)
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTHONUNBUFFERED", "COLUMNS"])
@@ -101,6 +139,7 @@ environment of every worker:
     GROUP_WORLD_SIZE=1
     HOROVOD_CROSS_RANK=0
     HOROVOD_CROSS_SIZE=1
+    HOROVOD_HOSTNAME=host
     HOROVOD_LOCAL_SIZE=2
     HOROVOD_SIZE=2
     LOCAL_WORLD_SIZE=2

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 import ronde
-from ronde.launch.record import ErrorHandler, read_error_file
+from ronde.core.round import Failure
+from ronde.launch.record import ErrorHandler, hand_up, read_error_file
 
 
 @pytest.fixture
@@ -50,6 +53,22 @@ def test_success_and_exits_are_not_recorded(error_file: Path) -> None:
     with pytest.raises(SystemExit):
         leave()
     assert not error_file.exists()
+
+
+def test_an_exception_that_cannot_say_what_it_is_stays_the_cause(error_file: Path) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    @ronde.record
+    def fail() -> None:
+        raise MuteError
+
+    with pytest.raises(MuteError):
+        fail()
+    report = read_error_file(str(error_file))
+    assert report is not None
+    assert report.message == "MuteError, whose text cannot be had: ValueError"
 
 
 @pytest.mark.parametrize("place", [None, ""])
@@ -105,3 +124,49 @@ def test_no_file_no_report(tmp_path: Path) -> None:
     assert read_error_file(str(tmp_path / "none")) is None
     (tmp_path / "empty").touch()
     assert read_error_file(str(tmp_path / "empty")) is None
+
+
+FAILURE = Failure(1, 1, "here", 7, 3, "rank 1 failed", "its last words")
+TOLD = "rank 1 failed on here"
+
+
+def test_what_is_handed_up_is_never_there_by_half(tmp_path: Path) -> None:
+    path = tmp_path / "reply.json"
+    path.write_text("what was there")
+    with path.open() as before:
+        hand_up(str(path), FAILURE)
+        assert before.read() == "what was there"  # another file has taken its place
+    message = json.loads(path.read_text())["message"]
+    assert (message["message"], message["errorCode"]) == (TOLD, 3)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_handed_up_goes_where_no_other_file_can_take_the_place(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    link.symlink_to(file)
+    hand_up(str(link), FAILURE)
+    assert link.is_symlink()
+    assert TOLD in file.read_text()
+    reader, writer = os.pipe()
+    hand_up(f"/dev/fd/{writer}", FAILURE)
+    os.close(writer)
+    with open(reader) as pipe:
+        assert TOLD in pipe.read()
+    with pytest.raises(IsADirectoryError):
+        hand_up(str(tmp_path), FAILURE)
+
+
+@pytest.mark.root
+def test_what_is_handed_up_reaches_a_file_that_a_container_has_mounted(tmp_path: Path) -> None:
+    """As Kubernetes does it with its termination log."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    outside.touch()
+    inside.touch()
+    subprocess.run(["mount", "--bind", str(outside), str(inside)], check=True)
+    try:
+        hand_up(str(inside), FAILURE)
+    finally:
+        subprocess.run(["umount", str(inside)], check=True)
+    assert TOLD in outside.read_text()
+    assert sorted(tmp_path.iterdir()) == [inside, outside]

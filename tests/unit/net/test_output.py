@@ -6,17 +6,19 @@ import errno
 import fcntl
 import os
 import pty
+import select
 import termios
 import tty
 from pathlib import Path
 
 import pytest
 
+from ronde.net.log_files import LogWriter
 from ronde.net.output import (
     BACKLOG_BYTES,
     ERASE_TO_END,
+    Digest,
     LineSplitter,
-    LogFile,
     LogView,
     Piece,
     Sink,
@@ -28,6 +30,7 @@ from ronde.net.output import (
     tail_of_file,
 )
 
+HANGING_S = 60
 A = Source(0, "stdout", b"[0] ")
 B = Source(1, "stdout", b"[1] ")
 CLEAR = b"\r" + ERASE_TO_END
@@ -216,11 +219,19 @@ def test_a_stream_is_drained_though_its_pipe_stays_open() -> None:
     sink.close()
 
 
+def await_written(writer: LogWriter) -> None:
+    while writer.waiting:
+        assert select.select([writer], [], [], HANGING_S)[0]
+        writer.settle()
+    writer.close()
+
+
 def test_a_copy_gets_the_bytes_as_they_come(tmp_path: Path) -> None:
     problems: list[OSError] = []
     source, pipe = os.pipe()
     tail = Tail()
-    copy = LogFile(str(tmp_path / "copy"), problems.append)
+    writer = LogWriter()
+    copy = writer.open(str(tmp_path / "copy"), problems.append)
     stream = Stream(os.fdopen(source, "rb", buffering=0), A, None, tail, copy)
     assert not stream.held_up
     for data in (b"on", b"e\r\n\xff\0", b"two"):
@@ -229,6 +240,7 @@ def test_a_copy_gets_the_bytes_as_they_come(tmp_path: Path) -> None:
     os.close(pipe)
     assert stream.pump() is None
     stream.close()
+    await_written(writer)
     assert (tmp_path / "copy").read_bytes() == b"one\r\n\xff\0two"
     assert tail.lines() == [b"one", b"\xff\0two"]
     assert tail_of_file(str(tmp_path / "copy")) == tail.lines()
@@ -237,11 +249,71 @@ def test_a_copy_gets_the_bytes_as_they_come(tmp_path: Path) -> None:
 
 def test_a_copy_that_cannot_go_on_says_so_once() -> None:
     problems: list[OSError] = []
-    copy = LogFile("/dev/full", problems.append)
+    writer = LogWriter()
+    copy = writer.open("/dev/full", problems.append)
     copy.write(b"lost")
     copy.write(b"lost")
     copy.close()
+    await_written(writer)
     assert [problem.errno for problem in problems] == [errno.ENOSPC]
+
+
+def test_a_copy_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    problems: list[OSError] = []
+    writer = LogWriter()
+    copy = writer.open(str(tmp_path / "nowhere" / "copy"), problems.append)
+    copy.write(b"lost")
+    copy.close()
+    await_written(writer)
+    assert [problem.errno for problem in problems] == [errno.ENOENT]
+
+
+def test_a_disk_that_hangs_holds_up_only_the_worker(tmp_path: Path) -> None:
+    """A named pipe that nobody reads stands for it."""
+    path = str(tmp_path / "copy")
+    os.mkfifo(path)
+    source, pipe = os.pipe()
+    writer = LogWriter()
+    stream = Stream(os.fdopen(source, "rb", buffering=0), A, None, None, writer.open(path, print))
+    sent = 0
+    while not stream.held_up:
+        sent += os.write(pipe, b"%065535d\n" % sent)
+        stream.pump()
+    sent += os.write(pipe, b"the last words\n")
+    os.close(pipe)
+    stream.drain()
+    stream.close()
+    assert writer.waiting
+    with open(path, "rb") as disk:  # it is back
+        assert len(disk.read()) == sent
+    await_written(writer)
+
+
+def test_a_line_that_began_as_a_prompt_is_collected_whole(tmp_path: Path) -> None:
+    source, pipe = os.pipe()
+    writer = LogWriter()
+    digest = Digest(writer.open(str(tmp_path / "digest"), print), (b"name? A",))
+    stream = Stream(os.fdopen(source, "rb", buffering=0), A, None, digest=digest)
+    for text in (b"name? ", b"Ada\n", b"name? ", b"Bea\nname? A"):
+        os.write(pipe, text)
+        stream.pump()
+        stream.show_prompt()
+    os.close(pipe)
+    stream.close()
+    await_written(writer)
+    assert (tmp_path / "digest").read_bytes() == b"[0] name? Ada\n[0] name? A\n"
+
+
+def test_who_does_not_wait_for_a_disk_that_hangs(tmp_path: Path) -> None:
+    path = str(tmp_path / "copy")
+    os.mkfifo(path)
+    writer = LogWriter()
+    copy = writer.open(path, print)
+    copy.write(b"lost")
+    copy.close()
+    writer.close()
+    assert writer.waiting
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # it is back, and the thread ends
 
 
 def test_the_tail_of_a_file_is_bounded(tmp_path: Path) -> None:
@@ -250,3 +322,18 @@ def test_the_tail_of_a_file_is_bounded(tmp_path: Path) -> None:
     assert lines[-1] == b"000009999"
     assert sum(map(len, lines)) <= 50
     assert tail_of_file(str(tmp_path / "nothing")) == []
+
+
+def test_a_prompt_is_shown_before_its_line_ends_and_the_line_goes_on_behind_it() -> None:
+    screen = Screen(TerminalView())
+    splitter = screen.splitters[A]
+    assert screen.says(A, b"\r10%", b"\n", b"name? ") == b"\r[0] 10%" + ERASE_TO_END + CLEAR + b"[0] 10%\n"
+    assert screen.view.render(A, splitter.give_beginning(), b"") == b"[0] name? "
+    assert splitter.give_beginning() == []
+    assert screen.says(A, b"Ada\n", b"more? ") == b"Ada\n"
+    assert screen.view.render(A, splitter.give_beginning(), b"") == b"[0] more? "
+    assert screen.says(B, b"line\n") == b"\n[1] line\n"
+    assert screen.says(A, b"no\n", b"left? ") == b"[0] no\n"
+    assert screen.view.render(A, splitter.give_beginning(), b"") == b"[0] left? "
+    assert screen.ends(A) == b"\n"
+    assert screen.ends(A) == b""

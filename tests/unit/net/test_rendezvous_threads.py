@@ -9,9 +9,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from ronde.core.rendezvous import Rules
-from ronde.core.round import Budget, Node, RendezvousBroken, RendezvousEvent
-from ronde.net.rendezvous.over_store import OverStore
+from ronde.core.rendezvous.state import Rules
+from ronde.core.round import Budget, Node, Notice, RendezvousBroken, RendezvousEvent
+from ronde.errors import TimeoutError
+from ronde.net.rendezvous import session
+from ronde.net.rendezvous.over_store import Found, OverStore
 from ronde.net.stores.base import Store
 from ronde.net.stores.etcd_gateway import Gateway, parse_endpoints
 from ronde.net.stores.memory import MemoryStore
@@ -61,9 +63,15 @@ class Way:
         return node
 
     def enter_again(
-        self, nodes: Sequence[Node], go_on: Callable[[], bool]
-    ) -> tuple[Store, Collection[str]] | None:
+        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
+    ) -> Found | None:
         return None
+
+    def ended(self, doors: Mapping[str, str]) -> tuple[str, ...]:
+        return ()
+
+    def call(self, is_here: bool) -> None:
+        pass
 
     def enter_other(self, address: str) -> Store:
         raise AssertionError(address)
@@ -87,6 +95,36 @@ def test_whatever_ends_a_thread_ends_the_rendezvous(fault: str) -> None:
         told += rendezvous.events()
     assert any("a fault of our own" in event.reason for event in told if isinstance(event, RendezvousBroken))
     rendezvous.close()
+
+
+class Crowded(Way):
+    """To a store that says where the nodes meet instead, where there is no room at first."""
+
+    def __init__(self, store: Store, other: Store) -> None:
+        super().__init__(store)
+        self.other = other
+        self.refusals = 1
+
+    def enter_other(self, address: str) -> Store:
+        if self.refusals:
+            self.refusals -= 1
+            raise TimeoutError("waited 1 s for the store", operation="store", waited_ns=10**9)
+        return self.other
+
+
+def test_who_is_called_elsewhere_and_does_not_get_in_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LONGEST_WAIT_NS", 10**7)
+    store = MemoryStore()
+    store.set(session.MOVED, b"elsewhere")
+    rendezvous = OverStore(Rules(2, 2), Crowded(store, MemoryStore()))
+    rendezvous.join(Node("a", "host-a", "", 1, "", 1), Budget())
+    told: list[RendezvousEvent] = []
+    while (
+        Notice("the job goes on at elsewhere") not in told and select.select([rendezvous], [], [], LONG_S)[0]
+    ):
+        told += rendezvous.events()
+    rendezvous.close()
+    assert Notice("the job goes on at elsewhere") in told
 
 
 class _Curt(BaseHTTPRequestHandler):

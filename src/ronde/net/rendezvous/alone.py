@@ -32,7 +32,8 @@ class Alone:
 
     def __init__(self, config: RendezvousConfig) -> None:
         if config.min_nodes != 1 or config.max_nodes != 1:
-            wanted = f"{config.min_nodes} to {config.max_nodes}"
+            least, most = config.min_nodes, config.max_nodes
+            wanted = f"{most}" if least == most else f"{least} to {most}"
             raise UsageError(
                 f"the rendezvous 'alone' is for one node, not {wanted}: choose another by --rdzv-backend"
             )

@@ -9,7 +9,7 @@ from ronde.errors import UsageError
 from ronde.records import dataclass, field
 
 if TYPE_CHECKING:
-    from ronde.core.rendezvous import Rules
+    from ronde.core.rendezvous.state import Rules
 
 __all__ = ["RendezvousConfig"]
 
@@ -25,7 +25,9 @@ class RendezvousConfig:
     `backend`: a name in the registry; `alone` for one node without a store. `endpoint`: host:port, a path, or URLs, as
     the backend reads it. `options`: --rdzv-conf, as given. `node_rank`: this node's group rank where that is given.
     `min_slots`: of all nodes of a round together. `spares`: how many nodes may wait for a place without limit.
-    `start_timeout_ns`: how long to wait for the store where they meet.
+    `start_timeout_ns`: how long to wait for the store where they meet. `supply`: all the nodes that there will ever be,
+    None if others may come in the place of lost ones. `gives_way`: when no restart is left, a worker that fails takes
+    only its node out of the job.
     """
 
     backend: str = "alone"
@@ -43,10 +45,12 @@ class RendezvousConfig:
     start_timeout_ns: int = 300 * SECOND
     options: Mapping[str, str] = field(default_factory=dict)
     min_slots: int = 0
+    supply: int | None = None
+    gives_way: bool = False
 
-    def rules(self, places_are_given: bool = False) -> Rules:
+    def rules(self, places_are_given: bool = False, rehost: bool = False) -> Rules:
         """Return what of this the machines need."""
-        from ronde.core.rendezvous import Rules  # a job of one node does without
+        from ronde.core.rendezvous.state import Rules  # a job of one node does without
 
         return Rules(
             self.min_nodes,
@@ -58,6 +62,8 @@ class RendezvousConfig:
             self.missing_beats,
             places_are_given,
             self.min_slots,
+            rehost,
+            self.gives_way,
         )
 
     def truth(self, option: str) -> bool | None:

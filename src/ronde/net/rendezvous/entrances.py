@@ -5,34 +5,45 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from ronde.core.rendezvous.quorum import count_missing
 from ronde.core.round import Node
-from ronde.errors import PeerLostError, RondeError, TimeoutError, UsageError
+from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, parse, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.over_store import OverStore
+from ronde.net.rendezvous.doors import KNOCK_NS, Door, knock, knock_at_all
+from ronde.net.rendezvous.over_store import Found, OverStore
 from ronde.net.rendezvous.session import MOVED
 from ronde.net.stores.base import Store
 from ronde.net.stores.prefix import PrefixStore
 
 if TYPE_CHECKING:
     from ronde.net.stores.server import StoreServer
+    from ronde.net.stores.tcp import StoreClient
 
-__all__ = ["DEFAULT_PORT", "make_etcd", "make_file", "make_static", "make_tcp"]
+__all__ = ["DEFAULT_PORT", "endpoint_of", "make_etcd", "make_file", "make_static", "make_tcp"]
 
 DEFAULT_PORT = 29400
 LINGER_NS = 2 * 10**9
 SECOND = 10**9
-RECONNECT_NS = 10 * SECOND  # how long to look for a store that was lost
-KNOCK_NS = SECOND
-KNOCK_AGAIN_S = 0.02
-KNOCK_AT_ENDPOINT_S = 0.2
+RECONNECT_NS = 10 * SECOND  # how long to look for a store that was lost when no others are known
+SEARCH_NS = 60 * SECOND  # and when they are: so long may all connections between the nodes be away
+# After which it is looked for elsewhere; by then its end of the connection has broken too.
+SILENT_NS = 6 * SECOND
+ENTER_NS = 6 * SECOND  # at another node's open door, where thousands may have come at once: nobody goes back
+MOST_DOORS = 64  # at once, and of those that are asked whether it is worth it
+NOT_OURS = (
+    TimeoutError,
+    PeerLostError,
+    ProtocolError,
+)  # behind an open door; another job may have the port now
+KNOCK_AGAIN_S, AT_LEAST_EVERY_S = 0.02, 0.5  # at first, and in the long run: all nodes of the job do so
+KNOCK_AT_ENDPOINT_S, SELDOM_S = 0.2, 5.0  # at first, and in the long run
 FIRST_PATIENCE_NS = SECOND // 20
 LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd gives no shorter one
 
@@ -40,8 +51,8 @@ LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd gives no shorter 
 class TcpEntrance:
     """To a store at `address`, which this node serves if it can and should (`serve`; None: if the address is its own).
 
-    If the process that serves it dies, the others meet again at the store of the agent of lowest group rank that lives,
-    unless that is not wanted (`rehost`). One that cannot be reached may live for others: that is a loss.
+    If it is lost, the others meet again at the store of the agent of lowest group rank that can be reached, unless that
+    is not wanted (`rehost`). One that does not answer may live for others: who may go on says `core/rendezvous/quorum`.
     Raises UsageError if this node should serve and cannot.
     """
 
@@ -49,7 +60,8 @@ class TcpEntrance:
         self._endpoint = self._address = address  # where nodes begin, and where the store is
         self._key = key
         self._prefix = _prefix(config)
-        self._rehost = config.max_nodes > 1 and config.truth("rehost") is not False
+        self._rehost = may_rehost(config)
+        self._call_within_s = min(SELDOM_S, config.last_call_ns / 3e9)  # before it begins a job of its own
         self._signpost: _Signpost | None = None
         self._server: StoreServer | None = None  # the store, or where it would be if it is lost
         if serve or (serve is None and is_ours(address.host)):
@@ -75,50 +87,83 @@ class TcpEntrance:
         return PrefixStore(StoreClient(address, self._key, timeout_ns, patience_ns), self._prefix)
 
     def enter_again(
-        self, nodes: Sequence[Node], go_on: Callable[[], bool]
-    ) -> tuple[Store, Collection[str]] | None:
+        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
+    ) -> Found | None:
         if not self._rehost:
             return None
-        deadline_ns = time.monotonic_ns() + RECONNECT_NS
+        now_ns = began_ns = time.monotonic_ns()
         patience_ns = FIRST_PATIENCE_NS  # the door of a dying process stays open for a moment
-        while go_on() and time.monotonic_ns() < deadline_ns:
-            answer = _knock(self._address)
-            if answer is _Door.SHUT:
-                return self._enter_another(nodes, go_on)
-            if answer is _Door.OPEN:
-                with suppress(TimeoutError, PeerLostError):
-                    return self.enter(patience_ns), ()
-                patience_ns *= 2
-            time.sleep(KNOCK_AGAIN_S)
+        pause_s = KNOCK_AGAIN_S
+        while go_on() and now_ns - began_ns < (SEARCH_NS if nodes else RECONNECT_NS):
+            door = knock(self._address)
+            if door is Door.OPEN:
+                with suppress(*NOT_OURS):
+                    return Found(self.enter(patience_ns), (), False)
+                patience_ns = min(2 * patience_ns, SILENT_NS)
+            is_silent = time.monotonic_ns() - began_ns >= SILENT_NS
+            if door is Door.SHUT or is_silent:
+                if found := self._enter_another(nodes, None if is_silent else were_there, go_on):
+                    return found  # else this one may open again: a `ronde store` that is started again
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, AT_LEAST_EVERY_S)
+            now_ns = time.monotonic_ns()
         return None
 
     def _enter_another(
-        self, nodes: Sequence[Node], go_on: Callable[[], bool]
-    ) -> tuple[Store, Collection[str]] | None:
-        """Everybody looks in the same order, so everybody finds the same one."""
-        gone: set[str] = set()
-        for node in nodes:
-            address = parse(node.meeting) if node.meeting and go_on() else None
-            answer = _knock(address) if address else _Door.SILENT
-            if address and answer is _Door.OPEN:
-                with suppress(TimeoutError, PeerLostError):
-                    store = self._client(node.meeting, KNOCK_NS)
-                    self._move_to(address)
-                    return store, gone
-            elif answer is _Door.SHUT:
-                gone.add(node.id)
+        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
+    ) -> Found | None:
+        """Go where the others are if these may be enough. Who has ended counts as that if it was there until now.
+
+        Everybody looks in the same order, so everybody finds the same one.
+        """
+        sample = _spread(nodes)
+        asked = [node for node in sample if node.meeting]
+        ours, *others = knock_at_all([self._address, *(parse(node.meeting) for node in asked)])
+        if ours is Door.OPEN:  # by now
+            with suppress(*NOT_OURS):
+                return Found(self.enter(KNOCK_NS), (), False)
+        doors = dict(zip([node.id for node in asked], others))
+        shut = [node for node in asked if doors[node.id] is Door.SHUT and were_there is not None]
+        known = {str(self._address), self._server.address if self._server else ""}
+        unknown = {
+            node.id for node in nodes if node.id not in (were_there or ()) and node.meeting not in known
+        }
+        if 2 * len(unknown) < len(nodes):  # too few to have gone on elsewhere before they ended
+            unknown.clear()
+        gone = {node.id for node in shut if node.id not in unknown}
+        open_ones = [node for node in asked if doors[node.id] is Door.OPEN]
+        if count_missing([node.id for node in sample], gone, [node.id for node in open_ones], True):
+            return None
+        for node in open_ones:
+            address = parse(node.meeting)
+            if address != self._address and go_on():
+                with suppress(*NOT_OURS):
+                    store = self._client(node.meeting, ENTER_NS)
+                    self._address = address
+                    return Found(store, gone, True)
         return None
+
+    def ended(self, doors: Mapping[str, str]) -> tuple[str, ...]:
+        nodes, answers = list(doors), list[Door]()
+        while len(answers) < len(nodes):
+            some = nodes[len(answers) : len(answers) + MOST_DOORS]
+            answers += knock_at_all([parse(doors[node]) for node in some])
+        return tuple(node for node, door in zip(nodes, answers) if door is Door.SHUT)
 
     def enter_other(self, address: str) -> Store:
         store = self._client(address, KNOCK_NS)
-        self._move_to(parse(address))
+        self._address = parse(address)
         return store
 
-    def _move_to(self, address: Address) -> None:
-        """The store is there now. Who serves it tells those who come later, and only know the endpoint."""
-        self._address = address
-        if self._server and self._server.address == str(address) and self._signpost is None:
-            self._signpost = _Signpost(self._endpoint, str(address), self._key, self._prefix)
+    def call(self, is_here: bool) -> None:
+        """Who serves the store tells those who come later, and only know the endpoint."""
+        is_here = is_here and self._address != self._endpoint and self.serves()
+        if self._signpost:
+            self._signpost.is_on = is_here
+        elif is_here and self._server:
+            self._signpost = _Signpost(
+                self._endpoint, self._server.address, self._key, self._prefix, self._call_within_s
+            )
 
     def serves(self) -> bool:
         return self._server is not None and self._server.address == str(self._address)
@@ -132,6 +177,12 @@ class TcpEntrance:
             self._server.close()
 
 
+def _spread(nodes: Sequence[Node]) -> list[Node]:
+    """Return as many of these as can be asked, spread over all: the first ones may be lost with their rack."""
+    count = min(len(nodes), MOST_DOORS)
+    return [nodes[place * len(nodes) // count] for place in range(count)]
+
+
 def _serve(address: str, key: JobKey) -> StoreServer:
     from ronde.net.stores.server import StoreServer  # those who only come do not need it
 
@@ -139,13 +190,17 @@ def _serve(address: str, key: JobKey) -> StoreServer:
 
 
 class _Signpost:
-    """As soon as somebody serves a store at `old` again, it says there that the nodes meet at `new`."""
+    """When somebody serves a store at `old` again, it says there that the nodes meet at `new`; within `within_s`."""
 
-    def __init__(self, old: Address, new: str, key: JobKey, prefix: str) -> None:
+    def __init__(self, old: Address, new: str, key: JobKey, prefix: str, within_s: float) -> None:
         self._old = old
         self._new = new
         self._key = key
         self._prefix = prefix
+        self._within_s = within_s
+        self._pause_s = KNOCK_AT_ENDPOINT_S
+        self.is_on = True
+        self._client: StoreClient | None = None  # while it says so
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ronde-rendezvous-signpost", daemon=True)
         self._thread.start()
@@ -153,52 +208,30 @@ class _Signpost:
     def close(self) -> None:
         """Say it no longer."""
         self._is_over.set()
-        self._thread.join()
+        if client := self._client:
+            client.close()  # wakes the thread, also if that store is silent
+        self._thread.join(2 * KNOCK_NS / 1e9)
 
     def _run(self) -> None:
-        while not self._is_over.wait(KNOCK_AT_ENDPOINT_S):
-            if _knock(self._old) is _Door.OPEN:
+        while not self._is_over.wait(self._pause_s):
+            self._pause_s = max(KNOCK_AT_ENDPOINT_S, min(2 * self._pause_s, self._within_s))
+            if self.is_on and knock(self._old) is Door.OPEN:
                 with suppress(RondeError):
                     self._say()
 
     def _say(self) -> None:
         from ronde.net.stores.tcp import StoreClient
 
-        store = PrefixStore(StoreClient(str(self._old), self._key, KNOCK_NS, patience_ns=0), self._prefix)
+        self._client = StoreClient(str(self._old), self._key, KNOCK_NS, patience_ns=0)
+        store = PrefixStore(self._client, self._prefix)
         try:
             store.hold(MOVED, self._new.encode())
-            while not self._is_over.is_set():
+            self._pause_s = KNOCK_AT_ENDPOINT_S  # who is started again is soon there
+            while self.is_on and not self._is_over.is_set():
                 store.watch({MOVED: self._new.encode()}, KNOCK_NS)
         finally:
+            self._client = None
             store.close()
-
-
-class _Door(Enum):
-    """What becomes of a connection attempt."""
-
-    OPEN = auto()
-    SHUT = auto()  # its machine says that nobody is there
-    SILENT = auto()  # nobody says anything, so nobody knows
-
-
-def _knock(address: Address) -> _Door:
-    answer = _Door.SILENT
-    try:
-        endpoints = resolve(address)
-    except OSError:
-        return answer
-    for endpoint in endpoints:
-        with socket.socket(endpoint.family, socket.SOCK_STREAM) as sock:
-            sock.settimeout(KNOCK_NS / 1e9)
-            try:
-                sock.connect(endpoint.sockaddr)
-            except (ConnectionRefusedError, FileNotFoundError):
-                answer = _Door.SHUT
-            except OSError:
-                continue
-            else:
-                return _Door.OPEN
-    return answer
 
 
 class _OnlyPlace:
@@ -207,8 +240,16 @@ class _OnlyPlace:
     def offer(self, node: Node) -> Node:
         return node
 
-    def enter_again(self, nodes: Sequence[Node], go_on: Callable[[], bool]) -> None:
+    def enter_again(
+        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
+    ) -> None:
         return None
+
+    def ended(self, doors: Mapping[str, str]) -> tuple[str, ...]:
+        return ()
+
+    def call(self, is_here: bool) -> None:
+        pass
 
     def enter_other(self, address: str) -> Store:
         raise UsageError(f"nodes do not meet at {address} instead of here")
@@ -249,6 +290,7 @@ class EtcdEntrance(_OnlyPlace):
             self._config.endpoint,
             self._prefix,
             timeout_ns,
+            patience_ns=SEARCH_NS,
             lease_ns=min(max(silence_ns, LEAST_LEASE_NS), MOST_LEASE_NS),
             ca_file=options.get("ca_cert", ""),
             certificate_file=options.get("ssl_cert", ""),
@@ -262,12 +304,16 @@ def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
     The option `is_host` says of this node that it serves the store, or that it does not; `rehost=false` that the loss
     of the store is the end of the job.
     """
-    entrance = TcpEntrance(_address(config), key, config.truth("is_host"), config)
-    return OverStore(config.rules(), entrance, config.node_rank, config.start_timeout_ns)
+    entrance = TcpEntrance(endpoint_of(config), key, config.truth("is_host"), config)
+    rules = config.rules(rehost=may_rehost(config))
+    return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
 
 
 def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
-    """Return the rendezvous of nodes whose group ranks are given; that of group rank 0 serves the store."""
+    """Return the rendezvous of nodes whose group ranks are given; that of group rank 0 serves the store.
+
+    Workers expect that the port of the endpoint is theirs (MASTER_PORT), so the nodes themselves meet at another one.
+    """
     if not 0 <= config.node_rank < config.max_nodes:
         raise UsageError(
             f"the rendezvous 'static' needs --node-rank from 0 to {config.max_nodes - 1}, not {config.node_rank}"
@@ -276,8 +322,19 @@ def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
         raise UsageError(
             f"the rendezvous 'static' needs a fixed number of nodes, not {config.min_nodes} to {config.max_nodes}"
         )
-    entrance = TcpEntrance(_address(config), key, config.node_rank == 0, config)
-    return OverStore(config.rules(places_are_given=True), entrance, config.node_rank, config.start_timeout_ns)
+    endpoint = endpoint_of(config)
+    ours = replace(endpoint, port=_port_beside(endpoint.port))
+    try:
+        entrance = TcpEntrance(ours, key, config.node_rank == 0, config)
+    except UsageError as error:
+        raise UsageError(f"{error} (where the nodes meet whose workers have port {endpoint.port})") from None
+    rules = config.rules(places_are_given=True, rehost=may_rehost(config))
+    return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
+
+
+def may_rehost(config: RendezvousConfig) -> bool:
+    """Return whether nodes that lose the store may meet at another one."""
+    return config.max_nodes > 1 and config.truth("rehost") is not False
 
 
 def make_file(config: RendezvousConfig, _: JobKey) -> OverStore:
@@ -310,7 +367,17 @@ def _prefix(config: RendezvousConfig) -> str:
     return f"rendezvous/{config.run_id}/"
 
 
-def _address(config: RendezvousConfig) -> Address:
+def _port_beside(port: int) -> int:
+    """Return the port of the nodes for that of their workers.
+
+    Not the next one, because jobs on one machine often have neighbouring ports; and rather below those that systems
+    give to outgoing connections.
+    """
+    return port - 10_000 if port >= 20_000 else port + 10_000
+
+
+def endpoint_of(config: RendezvousConfig) -> Address:
+    """Return the address that the endpoint means. Raises UsageError."""
     text = config.endpoint
     if not text:
         raise UsageError(

@@ -1,7 +1,8 @@
 """The rendezvous of nodes that share a store: the shell of `core/rendezvous`.
 
 One thread steps the machine: it waits for news and for the machine's clock, and never for the store, whose threads are
-those of a `Session`. If the store is lost, it looks for another one, and goes on there with a new session.
+those of a `Session`. If the store is lost, another thread looks for it, or for another one, and the machine goes on
+there with a new session. Until then it has none, but it has the time: workers are not left running for ever.
 """
 
 from __future__ import annotations
@@ -10,30 +11,42 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ronde.core.rendezvous import Participant, Rules
-from ronde.core.rendezvous_effects import Effect, Event, Tell, Tick
-from ronde.core.rendezvous_state import ALIVE, Terms, alive_key
+from ronde.core.rendezvous.effects import Effect, Event, Knock, Knocked, Tell, Tick
+from ronde.core.rendezvous.participant import Participant
+from ronde.core.rendezvous.state import ALIVE, Rules, Terms, alive_key
 from ronde.core.round import Budget, Failure, Node, Notice, RendezvousEvent
-from ronde.errors import PeerLostError, RondeError, TimeoutError
+from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
 from ronde.net.rendezvous.events import Events
 from ronde.net.rendezvous.session import Session
 from ronde.net.rendezvous.succession import succeed_ended_job
 from ronde.net.stores.base import Store
 
-__all__ = ["Entrance", "OverStore"]
+__all__ = ["Entrance", "Found", "OverStore"]
 
+NAMED_HOSTS = 8
 LONGEST_WAIT_NS = 60 * 10**9
 CLOSE_NS = 3 * 10**9
 CONNECT_NS = 10**9  # of one attempt, so that `close` need not wait longer
 LEAST_NS = 10**8  # of the last one
+LEAST_SILENCE_NS = 2 * 10**9  # of the store, before anybody is told
 LEAVING_NS = 3 * 10**9  # how long nodes of an earlier job may take to go
+STRANGE = "is that another job's? Then choose another port; else give all nodes the same RONDE_JOB_KEY"
 REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
 
 _log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """A store that was looked for: the ids of nodes that died with the last one, and whether it is another one."""
+
+    store: Store
+    gone: Collection[str]
+    is_elsewhere: bool
 
 
 class Entrance(Protocol):
@@ -46,12 +59,20 @@ class Entrance(Protocol):
         """Return what this node says of itself, with where it would serve a store if this one is lost."""
 
     def enter_again(
-        self, nodes: Sequence[Node], go_on: Callable[[], bool]
-    ) -> tuple[Store, Collection[str]] | None:
-        """Return a client of the store, or of the one that replaces it, and the ids of nodes that died with it.
+        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
+    ) -> Found | None:
+        """Return a client of the store, or of the one that replaces it.
 
-        Called when the store was lost. `nodes`: of the last round. None if it cannot be replaced, or `go_on` says no.
+        Called when the store was lost, in a thread of its own. `nodes`: of the last round. `were_there`: those of them
+        that were at the store until it showed that it is gone; None if it is only silent. Returns None if there is
+        none, or `go_on` says no.
         """
+
+    def ended(self, doors: Mapping[str, str]) -> tuple[str, ...]:
+        """Return which nodes have ended for certain, of those who would serve a store there; after a while."""
+
+    def call(self, is_here: bool) -> None:
+        """Call those who meet elsewhere, if the job surely goes on where the nodes have moved to, or do so no more."""
 
     def enter_other(self, address: str) -> Store:
         """Return a client of the store that replaces this one, for a node that came later. Raises as `enter`."""
@@ -80,11 +101,17 @@ class OverStore:
         self._events = Events()
         self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
         self._session: Session | None = None
+        self._left: list[Session] = []  # earlier ones, whose threads may still be ending
         self._thread: threading.Thread | None = None
         self._node = ""
         self._terms: Terms | None = None
         self._is_closing = False
+        self._close_by_ns = 0
         self._is_lost = False
+        self._search: threading.Thread | None = None
+        self._has_told = False  # that the store does not answer
+        self._has_moved = False  # to another store
+        self._kept_out: Session | None = None  # from where we were called elsewhere, and did not get in
 
     # What the agent calls
 
@@ -127,19 +154,29 @@ class OverStore:
         """Do what is still to be said, and go. A second call does nothing."""
         if self._is_closing:
             return
+        self._close_by_ns = deadline_ns = time.monotonic_ns() + CLOSE_NS
         self._is_closing = True
-        deadline_ns = time.monotonic_ns() + CLOSE_NS
         self._news.put(None)
         if self._thread:
             self._thread.join(CLOSE_NS / 1e9)
+        if self._search:
+            self._search.join(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
+            self._drop_what_was_found()
         session = self._session
         is_done = session is not None and not self._is_lost and session.finish(deadline_ns)
         others = self._participant.others if is_done else []
         self._entrance.close(lambda timeout_ns: self._until_gone(others, timeout_ns))
         if session:
-            session.close()
+            self._leave(session)
+        for session in self._left:
             session.finish(deadline_ns)
         self._events.close()
+
+    def _drop_what_was_found(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                if news := self._news.get_nowait():
+                    news()  # nothing comes of it any more, but a store is closed
 
     def _until_gone(self, others: Sequence[str], timeout_ns: int) -> None:
         """They may not have seen the end yet, and the store that tells them ends with us."""
@@ -159,6 +196,8 @@ class OverStore:
             self._enter()
             while self._step():
                 pass
+            while self._is_ending():
+                self._step()
         except Exception as error:  # else the agent would wait for ever
             _log.exception("the rendezvous has failed")
             self._is_lost = True
@@ -183,6 +222,9 @@ class OverStore:
                 if not has_told:
                     self._events.put(Notice(str(error)))
                 has_told = True
+            except AuthenticationError as error:
+                self._give_up(f"{error}; {STRANGE}")
+                return
             except RondeError as error:
                 self._give_up(str(error))
                 return
@@ -210,6 +252,11 @@ class OverStore:
     def _begin(self, store: Store) -> None:
         self._session = Session(store, self._node, self._hear, self._lose, self._follow)
 
+    def _leave(self, session: Session) -> None:
+        session.close()
+        self._session, self._has_told = None, False
+        self._left = [each for each in self._left if not each.finish(0)] + [session]
+
     def _give_up(self, reason: str) -> None:
         self._is_lost = True
         self._perform(self._participant.give_up(reason))
@@ -232,30 +279,79 @@ class OverStore:
 
     def _move(self, session: Session, address: str) -> list[Effect]:
         """Go where the others are. What this node knows is of a job that it has begun by itself."""
-        if session is not self._session or self._is_lost or self._is_closing:
+        if session is not self._session or self._is_lost or self._is_going():
             return []
+        if session is self._kept_out and self._has_moved:
+            return []  # the others may have come here with us, from one that is frozen and still calls
         try:
             store = self._entrance.enter_other(address)
-        except RondeError as error:  # its holder has died
+        except RondeError as error:  # its holder has died, or has too much to do: then we are called again
             _log.info("%s", error)
+            self._kept_out = session
             return []
-        session.close()
+        self._leave(session)
         self._begin(store)
         return self._participant.moved(time.monotonic_ns(), forget=f"the job goes on at {address}")
 
     def _recover(self, session: Session, error: Exception) -> list[Effect]:
         """Find the store again, or another one."""
-        if session is not self._session or self._is_lost or self._is_closing:
+        if session is not self._session or self._is_lost or self._is_going():
             return []
         _log.info("%s", error)
-        session.close()
-        found = self._entrance.enter_again(self._participant.roster, lambda: not self._is_closing)
-        if found is None:
+        has_broken = isinstance(error.__cause__ or error.__context__, ConnectionError)  # no time limit
+        broke_now = has_broken and self._participant.contact.is_fresh(time.monotonic_ns())
+        if not broke_now and self._rules.rehost and not self._has_told:
+            self._events.put(Notice(f"{error}; looking for it and for the other nodes"))
+        self._leave(session)
+        nodes = self._participant.roster
+        were_there = self._participant.venue.here if broke_now else None
+        self._participant.lost(broke_now)
+
+        def search() -> None:
+            try:
+                found = self._entrance.enter_again(nodes, were_there, lambda: not self._is_going())
+                reason = f"the rendezvous cannot go on: {error}"
+                if not found and nodes and self._rules.rehost:
+                    hosts = ", ".join(
+                        sorted({node.host for node in nodes if node.id != self._node})[:NAMED_HOSTS]
+                    )
+                    reason += f"; too few of the other nodes could be reached instead ({hosts})"
+            except Exception as failure:
+                found, reason = None, f"the rendezvous cannot go on: {failure}"
+            self._news.put(lambda: self._resume(found, reason))
+
+        self._search = threading.Thread(target=search, name="ronde-rendezvous-search", daemon=True)
+        self._search.start()
+        return []
+
+    def _resume(self, found: Found | None, reason: str) -> list[Effect]:
+        """Go on at the store that was found."""
+        if self._is_lost or self._is_going() or found is None:
+            if found:
+                found.store.close()
             self._is_lost = True
-            return self._participant.give_up(f"the rendezvous cannot go on: {error}")
-        store, gone = found
-        self._begin(store)
-        return self._participant.moved(time.monotonic_ns(), gone)
+            return self._participant.give_up(reason)
+        self._begin(found.store)
+        self._has_moved = self._has_moved or found.is_elsewhere
+        return self._participant.moved(time.monotonic_ns(), found.gone, elsewhere=found.is_elsewhere)
+
+    def _knock(self, asked: Knock) -> None:
+        """Have it done; it may take a while."""
+
+        def knock() -> None:
+            event = Knocked.of(asked, self._entrance.ended(asked.doors))
+            self._news.put(lambda: self._participant.step(time.monotonic_ns(), event))
+
+        threading.Thread(target=knock, name="ronde-rendezvous-knock", daemon=True).start()
+
+    def _is_going(self) -> bool:
+        """Whether `close` was called, and there is nothing left that keeps this node."""
+        return self._is_closing and not self._is_ending()
+
+    def _is_ending(self) -> bool:
+        """Whether this node ends the job, and there is time left to say so, or to find the store again for that."""
+        may_say = not self._is_lost and (self._session is not None or self._search is not None)
+        return may_say and self._participant.is_ending and time.monotonic_ns() < self._close_by_ns
 
     def _step(self) -> bool:
         """Wait for one piece of news, or for the clock. Returns whether to go on."""
@@ -263,7 +359,11 @@ class OverStore:
         if self._participant.has_joined and not self._is_lost:
             wait_ns = self._participant.wake_ns - time.monotonic_ns()
             if wait_ns <= 0:  # first, for news may never end
-                self._perform(self._participant.step(time.monotonic_ns(), Tick()))
+                effects = self._participant.step(time.monotonic_ns(), Tick())
+                self._look_after_the_store()
+                self._perform(effects)
+        if self._is_closing:
+            wait_ns = min(wait_ns, self._close_by_ns - time.monotonic_ns())
         try:
             news = self._news.get(timeout=max(wait_ns, 0) / 1e9)
         except queue.Empty:
@@ -271,11 +371,37 @@ class OverStore:
         if news is None:
             return False
         self._perform(news())
+        if self._has_told:
+            self._look_after_the_store()
+        if self._has_moved:
+            self._entrance.call(self._participant.venue.is_calling)
         return True
+
+    def _look_after_the_store(self) -> None:
+        """Say that it does not answer. If that lasts for so long that the others take us for dead, it may be lost."""
+        session, now_ns = self._session, time.monotonic_ns()
+        if session is None:
+            return
+        silent_ns, limit_s = self._participant.contact.silent_ns(now_ns), self._rules.silence_ns / 1e9
+        is_silent = silent_ns >= max(self._rules.heartbeat_ns * 3 // 2, LEAST_SILENCE_NS)
+        if is_silent != self._has_told:
+            what = f"has not answered for {silent_ns / 1e9:.1f} s" if is_silent else "answers again"
+            then = f"; after {limit_s:g} s the workers here would be ended" if is_silent else ""
+            self._events.put(Notice(f"the store at {session.store.address} {what}{then}"))
+            self._has_told = is_silent
+        if self._rules.rehost and self._participant.contact.is_cut_off(now_ns):
+            self._perform(
+                self._recover(
+                    session,
+                    PeerLostError(f"the store at {session.store.address} has not answered for {limit_s:g} s"),
+                )
+            )
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Tell):
                 self._events.put(effect.event)
+            elif isinstance(effect, Knock):
+                self._knock(effect)
             elif self._session and not self._is_lost:
                 self._session.perform(effect)

@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ronde.core.rendezvous_effects import (
+from ronde.core.rendezvous.effects import (
     Compare,
     Compared,
+    Delete,
     Effect,
     Event,
     Forget,
@@ -30,8 +31,8 @@ from ronde.core.rendezvous_effects import (
     Stored,
     Watch,
 )
-from ronde.core.rendezvous_state import STATE
-from ronde.errors import RondeError, TimeoutError
+from ronde.core.rendezvous.state import STATE
+from ronde.errors import RondeError, TimeoutError, UsageError
 from ronde.net.stores.base import Store
 
 __all__ = ["MOVED", "Session"]
@@ -66,6 +67,8 @@ class Session:
         self._watcher = _Watcher(self)
         self._popper = _Popper(self)
         self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._forks: list[Store] = []
         self._start(self._operate, "operator")
         self._start(self._watcher.run, "watcher")
 
@@ -74,7 +77,7 @@ class Session:
         match effect:
             case Watch(known):
                 self._watcher.watch(known)
-                self._operations.put(Set({self.bell: b"%d" % self._watcher.count}))
+                self._operations.put(Hold(self.bell, b"%d" % self._watcher.count))
             case Pop(inbox):
                 before, must_start = self._popper.take_from(inbox)
                 if before:
@@ -92,10 +95,22 @@ class Session:
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        """Let go of the store: others see that this node is gone. What is still under way fails."""
-        self.is_over = True
+        """Let go of the store: others see that this node is gone. What is under way fails, and the threads end."""
+        with self._lock:
+            self.is_over = True
         self._operations.put(None)
-        self.store.close()
+        for store in [*self._forks, self.store]:
+            store.close()
+
+    def fork(self) -> Store:
+        """Return a client for one of the threads, which ends with the session."""
+        store = self.store.fork()
+        with self._lock:
+            if not self.is_over:
+                self._forks.append(store)
+                return store
+        store.close()
+        raise UsageError("the session is over")
 
     def tell(self, event: Event) -> None:
         """Something has happened; called by the threads."""
@@ -160,6 +175,9 @@ def _do(store: Store, effect: Effect) -> Event | None:
             return Seen(known, store.watch(known, 0))
         case Forget(prefix):
             store.delete_prefix(prefix)
+        case Delete(keys):
+            for key in keys:
+                store.delete_key(key)
     return None
 
 
@@ -186,7 +204,7 @@ class _Watcher:
     def run(self) -> None:
         store: Store | None = None
         try:
-            store = self._session.store.fork()
+            store = self._session.fork()
             self._watch(store)
         except Exception as error:
             self._session.lose(error)
@@ -197,14 +215,16 @@ class _Watcher:
     def _watch(self, store: Store) -> None:
         known: dict[str, bytes | None] = {}
         bell: dict[str, bytes | None] = {self._session.bell: None, MOVED: None}
-        count = 0
+        count = followed_ns = 0
         while not self._is_over:
             with self._lock:
                 if self.count != count:
                     known, count = dict(self._wanted), self.count
             changed = store.watch(known | bell, LONGEST_WAIT_NS)
             bell |= {key: value for key, value in changed.items() if key in bell}
-            if address := changed.get(MOVED):
+            address, now_ns = bell[MOVED], time.monotonic_ns()
+            if address and (MOVED in changed or now_ns - followed_ns >= LONGEST_WAIT_NS):
+                followed_ns = now_ns  # who does not get in there tries again
                 self._session.follow(address.decode())
             news = {key: value for key, value in changed.items() if key in known}
             known |= news
@@ -235,7 +255,7 @@ class _Popper:
     def run(self) -> None:
         store: Store | None = None
         try:
-            store = self._session.store.fork()
+            store = self._session.fork()
             while inbox := self._next():
                 self._pop(store, inbox)
         except Exception as error:

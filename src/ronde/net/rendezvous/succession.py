@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ronde.core.rendezvous_state import ALIVE, STATE, Phase, State, Terms, alive_key
-from ronde.core.rendezvous_text import decode_roster, decode_state, encode
+from ronde.core.rendezvous.state import ALIVE, STATE, Phase, State, Terms, alive_key
+from ronde.core.rendezvous.text import decode_roster, decode_state, encode
 from ronde.core.round import Node
 from ronde.errors import ProtocolError
 from ronde.net.stores.base import Store

@@ -8,7 +8,7 @@ One suite, tests/conformance/test_stores.py, says what every store must do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ronde.errors import TimeoutError, UsageError
@@ -19,6 +19,7 @@ __all__ = [
     "Store",
     "check_key",
     "check_value",
+    "several",
     "waited_in_vain",
 ]
 
@@ -123,15 +124,30 @@ class Store(Protocol):
 
 
 def check_key(key: str) -> bytes:
-    """Return the key as bytes. Raises UsageError if it is empty or too long."""
-    encoded = key.encode()
+    """Return the key as bytes. Raises UsageError if it is no text, empty or too long."""
+    try:
+        encoded = key.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise UsageError(f"a store's key is text that can be written as UTF-8, not {key!r}") from None
     if not 0 < len(encoded) <= KEY_LIMIT_BYTES:
         raise UsageError(f"a store's key has 1 to {KEY_LIMIT_BYTES} bytes; {key[:40]!r} has {len(encoded)}")
     return encoded
 
 
+def several(keys: Iterable[str]) -> list[str]:
+    """Return the keys. Raises UsageError for a single one, whose letters would be taken for keys."""
+    if isinstance(keys, str):
+        raise UsageError(f"keys are a list: write [{keys[:40]!r}], not {keys[:40]!r}")
+    return list(keys)
+
+
 def check_value(key: str, value: bytes) -> bytes:
-    """Return the value. Raises UsageError if it is too long."""
+    """Return the value as bytes of its own. Raises UsageError if it is nothing like bytes, or too long."""
+    if type(value) is not bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            kind = type(value).__name__
+            raise UsageError(f"a store's value is bytes; that of {key!r} is {kind}: encode it")
+        value = bytes(value)
     if len(value) > VALUE_LIMIT_BYTES:
         raise UsageError(
             f"a store's value has at most {VALUE_LIMIT_BYTES} bytes; that of {key!r} has {len(value)}"

@@ -19,7 +19,7 @@ from ronde.errors import ProtocolError, UsageError
 from ronde.net.stores import wire
 from ronde.net.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
 from ronde.net.stores.table import NUMBER_BYTES, Table
-from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, HEAD, Operation, Status, answer
+from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, Operation, Request, Status, answer
 
 __all__ = ["Desk", "Parked", "Session"]
 
@@ -30,7 +30,7 @@ ABSENT = answer(Status.ABSENT)
 TIMEOUT_AT = 13  # where it stands in a request
 
 _Book = dict[bytes, dict["Session", None]]
-_unpack_head = HEAD.unpack_from
+_pack_head = ANSWER.pack
 
 
 class Session:
@@ -49,15 +49,21 @@ class Session:
 class Parked:
     """A request that waits, under `names` in `book`; `retry` returns the answer, or where to wait on."""
 
-    __slots__ = ("book", "frame", "names", "number", "retry", "timeout_ns")
+    __slots__ = ("book", "names", "request", "retry")
 
     def __init__(self, book: _Book, names: tuple[bytes, ...], retry: Callable[[], bytes | Parked]) -> None:
         self.book = book
         self.names = names
         self.retry = retry
-        self.frame = b""
-        self.number = 0
-        self.timeout_ns = 0
+        self.request: Request = (0, 0, 0, b"", b"")
+
+    @property
+    def number(self) -> int:
+        return self.request[1]
+
+    @property
+    def timeout_ns(self) -> int:
+        return self.request[2]
 
 
 class _Asked(NamedTuple):
@@ -65,7 +71,7 @@ class _Asked(NamedTuple):
 
     session: Session
     connection: Any
-    frame: bytes
+    request: Request
     number: int
     answer: bytes
 
@@ -143,40 +149,33 @@ class Desk:
 
     # Requests
 
-    def ask(self, session: Session, frame: bytes) -> bytes | None:
-        """Return the answer to a whole frame; None if it is parked.
+    def ask(
+        self, session: Session, operation: int, number: int, timeout_ns: int, key: bytes, argument: bytes
+    ) -> bytes | None:
+        """Return the answer to a request; None if it is parked.
 
         Raises ProtocolError if it makes no sense, ConnectionResetError if it is a goodbye.
         """
-        if len(frame) < HEAD.size:
-            raise ProtocolError("a request to the store is too short")
-        _, operation, number, timeout_ns, size = _unpack_head(frame)
         if session.parked is not None:
             raise ProtocolError("a client of the store asks again while it waits for an answer")
         if self._turn is not None:
-            self._turn.append(_Asked(session, session.connection, frame, session.number, session.answer))
+            request = operation, number, timeout_ns, key, argument
+            self._turn.append(_Asked(session, session.connection, request, session.number, session.answer))
         if number and number == session.number:
             return session.answer
-        end = HEAD.size + size
-        key = frame[HEAD.size : end]
         handler = self._handlers.get(operation)
-        if (
-            handler is None
-            or len(key) != size
-            or size > KEY_LIMIT_BYTES
-            or (not size and operation in self._named)
-        ):
+        if handler is None or len(key) > KEY_LIMIT_BYTES or (not key and operation in self._named):
             raise ProtocolError("a request to the store makes no sense, or has a key of the wrong length")
         if self._refusal and operation in _CHANGING:
             return answer(Status.FAILED, self._refusal.encode())
         try:
-            reply = handler(session, key, frame[end:])
+            reply = handler(session, key, argument)
         except UsageError as error:
             reply = answer(Status.REFUSED, str(error).encode())
         if isinstance(reply, Parked):
             if timeout_ns == 0:
                 return ABSENT
-            reply.frame, reply.number, reply.timeout_ns = frame, number, timeout_ns
+            reply.request = operation, number, timeout_ns, key, argument
             self._park(session, reply)
             return None
         if number:
@@ -216,13 +215,13 @@ class Desk:
         assert parked is not None
         if self._turn is not None:
             self._turn.append(
-                _Asked(session, session.connection, parked.frame, session.number, session.answer)
+                _Asked(session, session.connection, parked.request, session.number, session.answer)
             )
         reply = parked.retry()
         if isinstance(reply, Parked):
             if reply.names != parked.names:
                 self._unpark(session)
-                reply.frame, reply.number, reply.timeout_ns = parked.frame, parked.number, parked.timeout_ns
+                reply.request = parked.request
                 self._park(session, reply)
             return
         self._unpark(session)
@@ -245,10 +244,12 @@ class Desk:
         value = self.table.get(key)
         if value is None:
             return Parked(self._waiting, (key,), partial(self._get, session, key, argument))
-        return ANSWER.pack(1 + len(value), 0) + value
+        return _pack_head(1 + len(value), 0) + value
 
     def _wait(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
-        return self._wait_for(wire.keys_from(argument)[::-1], None)
+        keys = wire.keys_from(argument)
+        keys.reverse()
+        return self._wait_for(keys, None)
 
     def _multi_get(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
         keys = wire.keys_from(argument)
@@ -276,10 +277,10 @@ class Desk:
         if amount is None:
             raise ProtocolError("a number that is none, or too long, came with a request to the store")
         total = self.table.add(key, amount)
+        number = self.table.get(key) or b"%d" % total  # quicker than to write it once more
         if key in self._waiting:
             self._changed(key)
-        number = b"%d" % total
-        return ANSWER.pack(1 + len(number), 0) + number
+        return _pack_head(1 + len(number), 0) + number
 
     def _compare_set(self, session: Session, key: bytes, argument: bytes) -> bytes:
         expected, desired = wire.split_expected(argument)
@@ -288,7 +289,7 @@ class Desk:
         value = self.table.compare_set(key, expected, desired)
         if key in self._waiting:
             self._changed(key)
-        return answer(Status.OK, value)
+        return _pack_head(1 + len(value), 0) + value
 
     def _delete(self, session: Session, key: bytes, argument: bytes) -> bytes:
         if not self.table.delete(key):
@@ -412,9 +413,9 @@ class Desk:
             session.number, session.answer = number, old
         self._refusal = reason
         answers: list[tuple[Any, bytes | None]] = []
-        for session, connection, frame, _, _ in turn:
+        for session, connection, request, _, _ in turn:
             if session.parked is None and session.connection is connection:
-                answers.append((connection, self.ask(session, frame)))
+                answers.append((connection, self.ask(session, *request)))
         self._refusal = ""
         answers += self.woken
         self.woken.clear()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import Address, Endpoint, listen
+from ronde.net.addresses import Address, Endpoint, is_ours, listen
 
 __all__ = ["MAX_CLIENTS", "Doors", "notice_loss", "short_ways"]
 
@@ -91,7 +91,7 @@ def short_ways(endpoint: Endpoint, key: JobKey) -> Iterator[Endpoint]:
         return
     host, port = str(endpoint.sockaddr[0]), int(endpoint.sockaddr[1])
     bound_to = [host]
-    if _is_ours(endpoint):
+    if is_ours(endpoint):
         bound_to += {WILDCARDS[endpoint.family], "::"}
     for each in bound_to:
         yield Endpoint(socket.AF_UNIX, "\0" + _short_way(key, each, port).path[1:])
@@ -100,15 +100,6 @@ def short_ways(endpoint: Endpoint, key: JobKey) -> Iterator[Endpoint]:
 def _short_way(key: JobKey, host: str, port: int) -> Address:
     name = key.hmac(b"short way to the store", host.encode(), b"%d" % port)
     return Address(path=f"@ronde-store-{name.hex()[:32]}")
-
-
-def _is_ours(endpoint: Endpoint) -> bool:
-    with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((endpoint.sockaddr[0], 0))
-        except OSError:
-            return False
-    return True
 
 
 def notice_loss(sock: socket.socket) -> None:

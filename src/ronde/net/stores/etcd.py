@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ronde.errors import PeerError, PeerLostError, UsageError
-from ronde.net.stores.base import check_key, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal, Stream, parse_endpoints
 from ronde.net.stores.etcd_lease import Lease
 from ronde.net.stores.etcd_names import Names, b64, count_both, end
@@ -118,7 +118,7 @@ class EtcdStore:
         return self._multi_get([key], timeout_ns)[0]
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        missing = {self._names.key(key): key for key in keys}
+        missing = {self._names.key(key): key for key in several(keys)}
 
         def look() -> tuple[bool | None, int]:
             found, revision = self._read(missing, values=False)
@@ -133,10 +133,11 @@ class EtcdStore:
         return self._operate(key, lambda table, name: table.add(name, amount))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        check_value(key, expected), check_value(key, desired)
+        expected, desired = check_value(key, expected), check_value(key, desired)
         return self._operate(key, lambda table, name: table.compare_set(name, expected, desired))
 
     def append(self, key: str, value: bytes) -> None:
+        value = check_value(key, value)
         self._operate(key, lambda table, name: table.append(name, value))
 
     def delete_key(self, key: str) -> bool:
@@ -153,14 +154,14 @@ class EtcdStore:
         return self._call(delete)
 
     def check(self, keys: Sequence[str]) -> bool:
-        names = {self._names.key(key) for key in keys}
+        names = {self._names.key(key) for key in several(keys)}
         return self._call(lambda: len(self._read(names, values=False)[0]) == len(names))
 
     def num_keys(self) -> int:
         return self._call(lambda: count_both(self._gateway.ask("kv/txn", {"success": self._names.both(b"")})))
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        return self._multi_get(keys, timeout_ns) if keys else []
+        return self._multi_get(several(keys), timeout_ns) if keys else []
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         if len(values) > MOST_KEYS_AT_ONCE:
@@ -196,7 +197,7 @@ class EtcdStore:
 
     def queue_push(self, queue: str, value: bytes) -> None:
         name = self._names.item(queue, self._client, next(self._items))
-        check_value(queue, value)
+        value = check_value(queue, value)
         self._call(lambda: self._commit([], [{"request_put": {"key": name, "value": b64(value)}}]))
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
@@ -237,8 +238,7 @@ class EtcdStore:
         return self._until(look, lambda: [(name, "") for name in names], timeout_ns) or {}
 
     def hold(self, key: str, value: bytes) -> None:
-        name = self._names.key(key)
-        check_value(key, value)
+        name, value = self._names.key(key), check_value(key, value)
 
         def hold() -> None:
             if not self._lease:

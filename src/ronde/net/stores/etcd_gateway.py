@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from ronde import errors
 from ronde.errors import PeerLostError, UsageError
+from ronde.net.addresses import Address, resolve
 
 __all__ = ["Endpoints", "Gateway", "Refusal", "Stream", "parse_endpoints"]
 
@@ -64,13 +65,18 @@ class Endpoints:
     def connect(self, member: int, timeout_s: float) -> socket.socket:
         """Return a connection. Raises OSError."""
         host, port = self.members[member % len(self.members)]
-        sock = socket.create_connection((host, port), timeout_s)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return self.tls.wrap_socket(sock, server_hostname=host) if self.tls else sock
-        except BaseException:
-            sock.close()
-            raise
+        failure = OSError(f"{host} has no address")
+        for endpoint in resolve(Address(host=host, port=port), round(timeout_s * 1e9)):
+            sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(timeout_s)
+                sock.connect(endpoint.sockaddr)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return self.tls.wrap_socket(sock, server_hostname=host) if self.tls else sock
+            except OSError as error:
+                sock.close()
+                failure = error
+        raise failure
 
     def host(self, member: int) -> str:
         return _hostport(*self.members[member % len(self.members)])

@@ -73,13 +73,13 @@ class Lease:
                 with self._lock:
                     self._renew(int(self._granted_s * 1e9 / RENEWALS))
             except Exception as error:  # whatever it is: without this thread, others take us for dead
-                _log.warning("cannot keep alive what this process holds in etcd: %s", error)
+                _log.info("cannot keep alive what this process holds in etcd: %s", error)
 
     def _renew(self, timeout_ns: int | None = None) -> None:
         answer = self._gateway.ask("lease/keepalive", {"ID": self.number}, timeout_ns)
         if int(answer.get("result", {}).get("TTL", 0)) > 0:
             return
-        _log.warning("etcd was out of reach for longer than a lease; holding %d keys again", len(self._kept))
+        _log.info("etcd was out of reach for longer than a lease; holding %d keys again", len(self._kept))
         self._grant(timeout_ns)
         self._hold_all(timeout_ns)
 

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 from ronde.errors import PeerLostError, UsageError
-from ronde.net.stores.base import check_key, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.file_log import FileLog, Lives
 from ronde.net.stores.table import Table
 
@@ -55,14 +55,15 @@ class FileStore:
 
     A process that holds keys also makes `path` + ".alive". Raises UsageError if the path cannot be written, and
     PeerLostError from any call if the file system is full (nothing has changed then), or the file gone or damaged.
-    In a forked child the object is a client of its own, without the keys that its parent holds.
+    Threads may share it: one that waits does not hold up the others. In a forked child the object is a client of its
+    own, without the keys that its parent holds.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.path.abspath(path)
         self._open = True
         self._closing = False
-        self._lock = threading.Lock()  # one call at a time
+        self._lock = threading.Lock()  # one look or change at a time
         self._forked = False
         self._highest = 0  # number that a client has got
         self._start()
@@ -88,7 +89,7 @@ class FileStore:
         return value
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        missing = {check_key(key): key for key in keys}
+        missing = {check_key(key): key for key in several(keys)}
 
         def look(table: Table) -> bool | None:
             for name in [name for name in missing if table.get(name) is not None]:
@@ -109,7 +110,7 @@ class FileStore:
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         encoded = check_key(key)
-        check_value(key, expected), check_value(key, desired)
+        expected, desired = check_value(key, expected), check_value(key, desired)
 
         def compare_set(table: Table) -> tuple[bytes, bytes]:
             before = table.get(encoded)
@@ -129,7 +130,7 @@ class FileStore:
         return self._change([encoded], delete)
 
     def check(self, keys: Sequence[str]) -> bool:
-        encoded = [check_key(key) for key in keys]
+        encoded = [check_key(key) for key in several(keys)]
         with self._lock:
             return self._look(lambda table: table.check(encoded), encoded)
 
@@ -138,7 +139,7 @@ class FileStore:
             return self._look(Table.num_keys, None)
 
     def append(self, key: str, value: bytes) -> None:
-        encoded = check_key(key)
+        encoded, value = check_key(key), check_value(key, value)
 
         def append(table: Table) -> tuple[None, bytes]:
             table.append(encoded, value)
@@ -147,7 +148,7 @@ class FileStore:
         self._change([encoded], append)
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        encoded = [check_key(key) for key in keys]
+        encoded = [check_key(key) for key in several(keys)]
         values = self._until(lambda table: table.multi_get(encoded), encoded, timeout_ns)
         if values is None:
             raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
@@ -199,8 +200,7 @@ class FileStore:
         return {key.decode(): value for key, value in (found or {}).items()}
 
     def hold(self, key: str, value: bytes) -> None:
-        encoded = check_key(key)
-        check_value(key, value)
+        encoded, value = check_key(key), check_value(key, value)
 
         def hold(table: Table) -> tuple[None, bytes]:
             change = b""
@@ -363,14 +363,14 @@ class FileStore:
         """Return what is found as soon as it is not None, or None after the timeout."""
         deadline_ns = time.monotonic_ns() + timeout_ns
         pause_s = FIRST_PAUSE_S
-        with self._lock:
-            while (found := self._look(look, names)) is None:
-                left_s = (deadline_ns - time.monotonic_ns()) / 1e9
-                if left_s <= 0:
-                    break
-                time.sleep(min(pause_s, left_s))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            return found
+        while True:
+            with self._lock:  # not while it sleeps: another thread may bring what this one waits for
+                found = self._look(look, names)
+            left_s = (deadline_ns - time.monotonic_ns()) / 1e9
+            if found is not None or left_s <= 0:
+                return found
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _start(self) -> None:
         self._log = FileLog(self._path)

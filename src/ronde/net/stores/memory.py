@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ronde.errors import UsageError
-from ronde.net.stores.base import check_key, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.table import Table
 
 __all__ = ["MemoryStore"]
@@ -41,7 +41,7 @@ class MemoryStore:
         return "memory"
 
     def set(self, key: str, value: bytes) -> None:
-        encoded, value = check_key(key), bytes(check_value(key, value))
+        encoded, value = check_key(key), check_value(key, value)
         self._change(lambda table: table.set(encoded, value))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
@@ -52,7 +52,7 @@ class MemoryStore:
         return value
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        missing = {check_key(key): key for key in keys}
+        missing = {check_key(key): key for key in several(keys)}
 
         def look(table: Table) -> bool | None:
             for name in [name for name in missing if table.get(name) is not None]:
@@ -68,7 +68,7 @@ class MemoryStore:
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         encoded = check_key(key)
-        expected, desired = check_value(key, expected), bytes(check_value(key, desired))
+        expected, desired = check_value(key, expected), check_value(key, desired)
         return self._change(lambda table: table.compare_set(encoded, expected, desired))
 
     def delete_key(self, key: str) -> bool:
@@ -76,25 +76,25 @@ class MemoryStore:
         return self._change(lambda table: table.delete(encoded))
 
     def check(self, keys: Sequence[str]) -> bool:
-        encoded = [check_key(key) for key in keys]
+        encoded = [check_key(key) for key in several(keys)]
         return self._look(lambda table: table.check(encoded))
 
     def num_keys(self) -> int:
         return self._look(Table.num_keys)
 
     def append(self, key: str, value: bytes) -> None:
-        encoded = check_key(key)
-        self._change(lambda table: table.append(encoded, check_value(key, value)))
+        encoded, value = check_key(key), check_value(key, value)
+        self._change(lambda table: table.append(encoded, value))
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        encoded = [check_key(key) for key in keys]
+        encoded = [check_key(key) for key in several(keys)]
         values = self._until(lambda table: table.multi_get(encoded), timeout_ns)
         if values is None:
             raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
         return values
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
-        encoded = {check_key(key): bytes(check_value(key, value)) for key, value in values.items()}
+        encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
         self._change(lambda table: table.multi_set(encoded))
 
     def delete_prefix(self, prefix: str) -> int:
@@ -103,7 +103,7 @@ class MemoryStore:
         return len(keys) + len(queues)
 
     def queue_push(self, queue: str, value: bytes) -> None:
-        encoded, value = check_key(queue), bytes(check_value(queue, value))
+        encoded, value = check_key(queue), check_value(queue, value)
         self._change(lambda table: table.push(encoded, value))
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
@@ -133,7 +133,7 @@ class MemoryStore:
         return {key.decode(): value for key, value in (found or {}).items()}
 
     def hold(self, key: str, value: bytes) -> None:
-        encoded, value = check_key(key), bytes(check_value(key, value))
+        encoded, value = check_key(key), check_value(key, value)
         self._change(lambda table: table.hold(encoded, value, self))
 
     def fork(self) -> MemoryStore:

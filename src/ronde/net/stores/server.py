@@ -9,8 +9,10 @@ The rules:
   3. Whatever one client does wrong costs that client its connection and nobody else anything.
   4. A connection that breaks is noticed at once, or within seconds if no packet says so. What its client held goes with
      it; its last answer is kept, for it may come back.
-  5. With a journal, whatever comes in one turn of the loop is answered only when its changes are on the disk. If they
-     cannot be written, they are taken back and refused, and the store goes on with what it has.
+  5. A turn of the loop takes whole requests from several members and sends all answers at its end, in one native call
+     each (cpp/bind_store_server.cc). What else comes - from strangers, in pieces - is received here.
+  6. With a journal, the answers of a turn leave only when its changes are on the disk. If they cannot be written, they
+     are taken back and refused, and the store goes on with what it has.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from ronde._native import read_request, send_answers, take_requests
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse
@@ -45,25 +48,25 @@ STORE_PURPOSE = "store"
 MAX_STRANGERS = 256
 HANDSHAKE_NS = 10 * 10**9
 CROWDED_NS = HANDSHAKE_NS // 20  # what a stranger has while others wait at the door
-LONGEST_SLEEP_S = 3600.0
+MOST_IN_A_TURN = 16
+LONGEST_SLEEP_MS = 3600 * 1000
 READ_BYTES = 1 << 16
 REPAIR_NS = 10**9  # how often to try again if the journal cannot be written
 
 _log = logging.getLogger(__name__)
 _length_of = LENGTH.unpack_from
+_Request = tuple[int, int, int, int, bytes, bytes]  # a descriptor, then wire.Request
 _READABLE, _WRITABLE = select.EPOLLIN, select.EPOLLOUT
 
 
 class _Client:
     """One connection: a stranger while `handshake` is there, a member with a `session` from then on."""
 
-    __slots__ = ("fd", "handshake", "inbox", "outbox", "recv", "send", "session", "since_ns", "sock", "timer")
+    __slots__ = ("fd", "handshake", "inbox", "outbox", "session", "since_ns", "sock", "timer")
 
     def __init__(self, sock: socket.socket, handshake: Handshake, since_ns: int) -> None:
         self.sock = sock
         self.fd = sock.fileno()
-        self.recv = sock.recv
-        self.send = sock.send
         self.handshake: Handshake | None = handshake
         self.session = Session()
         self.since_ns = since_ns
@@ -98,8 +101,10 @@ class StoreServer:
         except BaseException:
             self._close_doors()
             raise
-        self._answers: list[tuple[_Client, bytes]] = []  # held back until the journal is written
+        self._answers: dict[int, bytes] = {}  # to leave at the end of the turn, by descriptor
         self._clients: dict[int, _Client] = {}
+        # 1 for each descriptor of a member with nothing half received or half sent.
+        self._at_rest = bytearray(256)
         self._strangers: dict[_Client, None] = {}
         self._gone: list[Session] = []
         self._timers: list[tuple[int, int, _Client]] = []
@@ -169,34 +174,45 @@ class StoreServer:
     # The loop
 
     def _run(self) -> None:
+        epoll = self._epoll.fileno()
+        going_on = True
         try:
-            while self._turn(self._epoll.poll(self._seconds_to_next_timer())):
-                self._expire()
-                while self._gone:
-                    self._see_off(self._gone.pop())
+            while going_on:
+                # Not of all in one turn: while some are answered, the others have time to ask.
+                most = min(MOST_IN_A_TURN, len(self._clients) // 2)
+                timeout_ms = self._ms_to_next_timer() if self._timers else -1
+                going_on = self._turn(*take_requests(epoll, timeout_ms, most, self._at_rest))
         except BaseException:
             _log.exception("the store at %s has broken down", self._address)
             raise
         finally:
             self._close_all()
 
-    def _turn(self, events: list[tuple[int, int]]) -> bool:
+    def _turn(self, requests: list[_Request], others: list[tuple[int, int, bytes | None]]) -> bool:
         """Serve whoever has something to say; return whether to go on."""
         if self._journal:
             self._repair()
             self._desk.begin()
-        clients = self._clients
+        self._answer(requests)  # before a newcomer may get the descriptor of who is dropped in this turn
         going_on = True
-        for fd, event in events:
-            client = clients.get(fd)  # none: dropped earlier in this turn
+        for fd, event, data in others:
+            client = self._clients.get(fd)  # none: dropped earlier in this turn
             if client is not None:
-                self._serve(client, event)
+                self._serve(client, event, data)
             elif fd in self._doors:
                 self._accept(fd)
             elif fd == self._stop:
                 going_on = False
         if self._journal:
             self._commit(self._journal)
+        if self._timers:
+            self._expire()
+        if self._desk.woken:
+            self._deliver_to_woken()
+        self._send_answers()
+        while self._gone:
+            self._see_off(self._gone.pop())
+            self._send_answers()
         return going_on
 
     def _close_all(self) -> None:
@@ -227,6 +243,8 @@ class StoreServer:
                 return
             client = _Client(sock, Handshake(Role.SERVER, self._key, STORE_PURPOSE), time.monotonic_ns())
             self._clients[client.fd] = client
+            if client.fd >= len(self._at_rest):
+                self._at_rest.extend(bytes(client.fd))
             self._strangers[client] = None
             self._epoll.register(client.fd, _READABLE)
             self._set_timer(client, HANDSHAKE_NS)
@@ -249,6 +267,8 @@ class StoreServer:
 
     def _drop(self, client: _Client) -> None:
         del self._clients[client.fd]
+        self._answers.pop(client.fd, None)
+        self._at_rest[client.fd] = 0
         self._strangers.pop(client, None)
         client.timer = 0
         client.sock.close()  # epoll forgets it with that
@@ -263,35 +283,30 @@ class StoreServer:
             self._desk.leave(session, time.monotonic_ns())
             self._deliver_to_woken()
 
-    def _serve(self, client: _Client, event: int) -> None:
+    def _serve(self, client: _Client, event: int, data: bytes | None) -> None:
+        """Do what is not just one whole request; `data` is what has come, if it has been received already."""
         try:
             if event & _WRITABLE:
                 self._flush(client)
-            if event == _WRITABLE:
-                return
-            if client.handshake is not None:
-                self._greet(client, client.handshake)
-                return
-            data = client.recv(READ_BYTES)
-            if (
-                not client.inbox
-                and len(data) > LENGTH.size
-                and _length_of(data)[0] + LENGTH.size == len(data)
-            ):
-                self._ask(client, data)
-            else:
-                self._read(client, data)
+            if event != _WRITABLE:
+                if client.handshake is not None:
+                    self._greet(client, client.handshake)
+                else:
+                    self._read(client, client.sock.recv(READ_BYTES) if data is None else data)
         except BlockingIOError:
             pass
-        except OSError:
-            self._drop(client)
-        except ProtocolError as error:
+        except Exception as error:
+            self._give_up(client, error)
+        if client.fd in self._clients:
+            self._at_rest[client.fd] = not (client.handshake or client.inbox or client.outbox)
+
+    def _give_up(self, client: _Client, error: Exception) -> None:
+        if isinstance(error, ProtocolError):
             _log.warning("the store at %s turned a connection away: %s", self._address, error)
+        elif not isinstance(error, OSError):  # ours, but not for the others to suffer
+            _log.error("the store at %s cannot serve a client", self._address, exc_info=error)
+        if client.fd in self._clients:
             self._drop(client)
-        except Exception:  # ours, but not for the others to suffer
-            _log.exception("the store at %s cannot serve a client", self._address)
-            if client.fd in self._clients:
-                self._drop(client)
 
     def _read(self, client: _Client, data: bytes) -> None:
         """Take a part of a request."""
@@ -306,12 +321,18 @@ class StoreServer:
             raise ProtocolError(f"a request of {length} bytes came where {FRAME_LIMIT_BYTES} are allowed")
         if len(inbox) > length:
             raise ProtocolError("a client of the store asks again before it has its answer")
-        if len(inbox) == length:
-            client.inbox = bytearray()
-            self._ask(client, bytes(inbox))
+        if len(inbox) < length:
+            return
+        if client.outbox:
+            raise ProtocolError("a client of the store asks again before it has taken its answer")
+        client.inbox = bytearray()
+        request = read_request(client.fd, bytes(inbox))
+        if request is None:
+            raise ProtocolError("a request to the store is too short, or has a key of the wrong length")
+        self._answer([request])
 
     def _greet(self, client: _Client, handshake: Handshake) -> None:
-        data = client.recv(handshake.wanted - len(client.inbox))
+        data = client.sock.recv(handshake.wanted - len(client.inbox))
         if not data:
             raise ConnectionResetError("hung up")
         client.inbox += data
@@ -330,46 +351,49 @@ class StoreServer:
         if old is not None:  # its client has given it up before we saw that it is broken
             self._drop(old)
 
-    def _ask(self, client: _Client, frame: bytes) -> None:
-        if client.outbox:
-            raise ProtocolError("a client of the store asks again before it has taken its answer")
-        desk = self._desk
-        reply = desk.ask(client.session, frame)
-        if reply is None:
-            parked = client.session.parked
-            assert parked is not None
-            self._set_timer(client, parked.timeout_ns)
-        elif self._journal:
-            self._answers.append((client, reply))
-        else:
+    def _answer(self, requests: list[_Request]) -> None:
+        clients, answers, ask = self._clients, self._answers, self._desk.ask
+        for fd, operation, number, timeout_ns, key, argument in requests:
+            client = clients.get(fd)
+            if client is None:
+                continue  # dropped earlier in this turn
             try:
-                sent = client.send(reply)
-            except BlockingIOError:
-                sent = 0
-            if sent != len(reply):
-                self._send_later(client, reply[sent:])
-        if desk.woken and not self._journal:
-            self._deliver_to_woken()
+                reply = ask(client.session, operation, number, timeout_ns, key, argument)
+            except Exception as error:
+                self._give_up(client, error)
+                continue
+            if reply is None:
+                self._set_timer(client, timeout_ns)
+            else:
+                answers[fd] = reply
 
     def _deliver_to_woken(self) -> None:
         woken, self._desk.woken = self._desk.woken, []
         for client, reply in woken:
             self._deliver(client, reply)
 
-    def _deliver(self, client: _Client, reply: bytes) -> None:
+    def _deliver(self, client: _Client | None, reply: bytes) -> None:
+        """Let an answer leave with this turn."""
         if client is None or client.session.connection is not client:
             return  # dropped in the meantime
         client.timer = 0
-        try:
-            self._send(client, reply)
-        except OSError:
-            self._drop(client)
+        self._answers[client.fd] = reply
+
+    def _send_answers(self) -> None:
+        if not self._answers:
+            return
+        answers, self._answers = self._answers, {}
+        for fd, sent in send_answers(answers).items():  # those that could not be sent in whole
+            if sent < 0:
+                self._drop(self._clients[fd])
+            else:
+                self._send_later(self._clients[fd], answers[fd][sent:])
 
     def _send(self, client: _Client, data: bytes) -> None:
         if not data:
             return
         try:
-            sent = client.send(data)
+            sent = client.sock.send(data)
         except BlockingIOError:
             sent = 0
         if sent != len(data):
@@ -377,10 +401,11 @@ class StoreServer:
 
     def _send_later(self, client: _Client, data: bytes) -> None:
         client.outbox = data
+        self._at_rest[client.fd] = 0
         self._epoll.modify(client.fd, _READABLE | _WRITABLE)
 
     def _flush(self, client: _Client) -> None:
-        sent = client.send(client.outbox)
+        sent = client.sock.send(client.outbox)
         client.outbox = client.outbox[sent:]
         if not client.outbox:
             self._epoll.modify(client.fd, _READABLE)
@@ -388,9 +413,8 @@ class StoreServer:
     # The journal
 
     def _commit(self, journal: Journal) -> None:
-        """Write what this turn has changed, then let the answers go; or refuse it all."""
+        """Write what this turn has changed; or refuse it all."""
         desk = self._desk
-        answers, self._answers = self._answers, []
         record = desk.record()
         try:
             if record:
@@ -401,15 +425,12 @@ class StoreServer:
         except OSError as error:
             _log.error("the store at %s cannot write its journal: %s", self._address, error.strerror)
             reason = f"the store at {self._address} cannot write its journal, so it changes nothing: {error.strerror}"
-            answers = []
+            self._answers.clear()
             for client, reply in desk.refuse(reason):
                 if reply is not None:
-                    answers.append((client, reply))
+                    self._deliver(client, reply)
                 elif client is not None and client.timer == 0:  # else it broke in this very turn
                     self._set_timer(client, client.session.parked.timeout_ns)
-        for client, reply in answers:
-            self._deliver(client, reply)
-        self._deliver_to_woken()
 
     def _repair(self) -> None:
         """Write the journal anew if it has grown, or if its end is not what it should be."""
@@ -433,17 +454,17 @@ class StoreServer:
         client.timer = self._timer_count
         heapq.heappush(self._timers, (time.monotonic_ns() + after_ns, client.timer, client))
 
-    def _seconds_to_next_timer(self) -> float | None:
+    def _ms_to_next_timer(self) -> int:
+        """Return for how long to wait; -1: for as long as it takes."""
         while self._timers and self._timers[0][2].timer != self._timers[0][1]:
             heapq.heappop(self._timers)
         if not self._timers:
-            return None
-        return min(LONGEST_SLEEP_S, max(0.0, (self._timers[0][0] - time.monotonic_ns()) / 1e9))
+            return -1
+        left_ns = self._timers[0][0] - time.monotonic_ns()
+        return min(LONGEST_SLEEP_MS, max(0, -(-left_ns // 10**6)))
 
     def _expire(self) -> None:
         timers = self._timers
-        if not timers:
-            return
         now_ns = time.monotonic_ns()
         while timers and timers[0][0] <= now_ns:
             _, number, client = heapq.heappop(timers)

@@ -45,7 +45,7 @@ class Table:
 
     def add(self, key: bytes, amount: int) -> int:
         text = self._values.get(key, b"0")
-        if not (text.removeprefix(b"-").isdigit() and len(text) <= NUMBER_BYTES):
+        if len(text) > NUMBER_BYTES or not (text.isdigit() or text.removeprefix(b"-").isdigit()):
             raise UsageError(f"cannot add to {_shown(key)}: its value is no number")
         total = int(text) + amount
         self.set(key, b"%d" % total)

@@ -1,7 +1,7 @@
 """A store that another process, or another thread of this one, serves over TCP or a Unix socket.
 
 The rules of a client:
-  1. One request at a time: one send, one receive.
+  1. One request at a time: one send, one receive, in one native call (cpp/store_request.h).
   2. If the connection breaks, the client connects again and repeats the request under its number, so that it is done
      once, whether or not the server had done it before. It does so for as long as its patience lasts.
   3. It holds its keys again first.
@@ -11,7 +11,6 @@ The rules of a client:
 
 from __future__ import annotations
 
-import builtins
 import logging
 import os
 import secrets
@@ -24,32 +23,32 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ronde import errors
+from ronde._native import StoreLine, ask_store
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.stores import wire
-from ronde.net.stores.base import check_key, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.doors import notice_loss, short_ways
 from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer
-from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, MAX_TIMEOUT_NS, Operation, Status
+from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Operation, Status
 
 __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
 
 PATIENCE_NS = 10 * 10**9
-ANSWER_NS = 60 * 10**9  # how long the server may take, beyond the time that a request waits for its key
+ANSWER_NS = 60 * 10**9  # how often the kernel lets a call look at the clock
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
-READ_BYTES = 1 << 14
-_pack = wire.HEAD.pack
-_HEAD_REST = wire.HEAD.size - wire.LENGTH.size
-_unpack_answer = ANSWER.unpack_from
-_ANSWER_BYTES = ANSWER.size
 _TIMEVAL = struct.Struct("@ll")
+
+# Of those that there are many of: before Python 3.12 a look at a class's member takes a while.
+_SET, _GET, _WAIT = Operation.SET, Operation.GET, Operation.WAIT
+_ADD, _COMPARE_SET = Operation.ADD, Operation.COMPARE_SET
 
 _log = logging.getLogger(__name__)
 
 
-class StoreClient:
+class StoreClient(StoreLine):
     """The `Store` served at `address`; tries to connect until `timeout_ns`, because its server may not be up yet.
 
     Several addresses with commas between are places where the store may be served, at one of them at a time; they are
@@ -65,15 +64,15 @@ class StoreClient:
         self._key = key
         self._patience_ns = patience_ns
         self._id = secrets.token_bytes(LABEL_BYTES)
-        self._number = 0
         self._held: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._lost = ""
         self._opening: socket.socket | None = None  # the one that is being connected, or was last
         self._sock: socket.socket | None = None
+        self._fd = -1
         _clients.add(self)
-        self._sock = self._connect(time.monotonic_ns() + timeout_ns, timeout_ns)
+        self._use(self._connect(time.monotonic_ns() + timeout_ns, timeout_ns))
 
     @property
     def address(self) -> str:
@@ -102,81 +101,81 @@ class StoreClient:
     # The operations
 
     def set(self, key: str, value: bytes) -> None:
-        self._ask(Operation.SET, check_key(key), check_value(key, value), 0, True)
+        self._ask(_SET, key, check_value(key, value), 0, True)
 
     def get(self, key: str, timeout_ns: int) -> bytes:
-        status, value = self._ask(Operation.GET, check_key(key), b"", timeout_ns)
-        if status == Status.ABSENT:
+        value = self._ask(_GET, key, b"", timeout_ns, False)
+        if value is None:
             raise waited_in_vain(key, self.address, timeout_ns)
         return value
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        if keys and self._ask(Operation.WAIT, b"", _packed(keys), timeout_ns)[0] == Status.ABSENT:
+        if keys and self._ask(_WAIT, None, _packed(keys), timeout_ns, False) is None:
             raise self._missing(keys, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask(Operation.ADD, check_key(key), b"%d" % amount, 0, True)[1])
+        return int(self._ask(_ADD, key, b"%d" % amount, 0, True) or 0)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         values = wire.pack_expected(check_value(key, expected), check_value(key, desired))
-        return self._ask(Operation.COMPARE_SET, check_key(key), values, 0, True)[1]
+        return self._ask(_COMPARE_SET, key, values, 0, True) or b""
 
     def delete_key(self, key: str) -> bool:
         encoded = check_key(key)
-        there = self._ask(Operation.DELETE, encoded, b"", 0, True)[0] == Status.OK
+        there = self._ask(Operation.DELETE, key, b"", 0, True) is not None
         self._held.pop(encoded, None)
         return there
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask(Operation.CHECK, b"", _packed(keys))[0] == Status.OK
+        return self._ask(Operation.CHECK, None, _packed(keys), 0, False) is not None
 
     def num_keys(self) -> int:
-        return int(self._ask(Operation.NUM_KEYS)[1])
+        return int(self._ask(Operation.NUM_KEYS, None, b"", 0, False) or 0)
 
     def append(self, key: str, value: bytes) -> None:
-        self._ask(Operation.APPEND, check_key(key), check_value(key, value), 0, True)
+        self._ask(Operation.APPEND, key, check_value(key, value), 0, True)
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         if not keys:
             return []
-        status, values = self._ask(Operation.MULTI_GET, b"", _packed(keys), timeout_ns)
-        if status == Status.ABSENT:
+        values = self._ask(Operation.MULTI_GET, None, _packed(keys), timeout_ns, False)
+        if values is None:
             raise self._missing(keys, timeout_ns)
         return wire.values_from(values)
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         pairs = {check_key(key): check_value(key, value) for key, value in values.items()}
-        self._ask(Operation.MULTI_SET, b"", wire.pack_pairs(pairs), 0, True)
+        self._ask(Operation.MULTI_SET, None, _bounded(wire.pack_pairs(pairs)), 0, True)
 
     def delete_prefix(self, prefix: str) -> int:
         start = check_key(prefix)
-        count = int(self._ask(Operation.DELETE_PREFIX, start, b"", 0, True)[1])
+        count = int(self._ask(Operation.DELETE_PREFIX, prefix, b"", 0, True) or 0)
         self._held = {key: value for key, value in self._held.items() if not key.startswith(start)}
         return count
 
     def queue_push(self, queue: str, value: bytes) -> None:
-        self._ask(Operation.PUSH, check_key(queue), check_value(queue, value), 0, True)
+        self._ask(Operation.PUSH, queue, check_value(queue, value), 0, True)
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
-        status, value = self._ask(Operation.POP, check_key(queue), b"", timeout_ns, True)
-        if status == Status.ABSENT:
+        value = self._ask(Operation.POP, queue, b"", timeout_ns, True)
+        if value is None:
             raise waited_in_vain(queue, self.address, timeout_ns)
         return value
 
     def queue_len(self, queue: str) -> int:
-        return int(self._ask(Operation.QUEUE_LEN, check_key(queue))[1])
+        return int(self._ask(Operation.QUEUE_LEN, queue, b"", 0, False) or 0)
 
     def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
         pairs = {check_key(key): value for key, value in known.items()}
-        status, changed = self._ask(Operation.WATCH, b"", wire.pack_known(pairs), timeout_ns)
-        if status == Status.ABSENT:
+        changed = self._ask(Operation.WATCH, None, _bounded(wire.pack_known(pairs)), timeout_ns, False)
+        if changed is None:
             return {}
         return {key.decode(): value for key, value in wire.pairs_from(changed).items()}
 
     def hold(self, key: str, value: bytes) -> None:
-        encoded = check_key(key)
-        self._held[encoded] = check_value(key, value)  # first, so that a new connection cannot forget it
-        self._ask(Operation.HOLD, encoded, value)
+        encoded, value = check_key(key), check_value(key, value)
+        self._held[encoded] = value  # first, so that a new connection cannot forget it
+        self._ask(Operation.HOLD, key, value, 0, False)
 
     def _missing(self, keys: Sequence[str], timeout_ns: int) -> errors.TimeoutError:
         shown = (
@@ -184,44 +183,16 @@ class StoreClient:
         )
         return waited_in_vain(shown, self.address, timeout_ns)
 
-    # One request
+    # What `_ask` of StoreLine calls when its own way comes to an end
 
-    def _ask(
-        self, operation: int, key: bytes = b"", argument: bytes = b"", timeout_ns: int = 0, once: bool = False
-    ) -> tuple[int, bytes]:
-        """Return status and value of the answer; `once` marks what must not be done twice."""
-        if len(argument) > FRAME_LIMIT_BYTES // 2:
-            raise UsageError(
-                f"one call to a store has at most {FRAME_LIMIT_BYTES // 2} bytes of keys and values"
-            )
-        if timeout_ns:
-            timeout_ns = min(max(timeout_ns, 0), MAX_TIMEOUT_NS)
-        with self._lock:
-            number = 0
-            if once:
-                number = self._number = self._number + 1
-            answered = False
-            began_ns = time.monotonic_ns()
-            try:
-                sock = self._sock
-                if sock is None or self._closed:
-                    data = self._ask_again(operation, key, argument, timeout_ns, number, began_ns)
-                else:
-                    try:
-                        size = len(key)
-                        length = _HEAD_REST + size + len(argument)
-                        sock.sendall(_pack(length, operation, number, timeout_ns, size) + key + argument)
-                        data = _receive(sock, began_ns + timeout_ns)
-                    except OSError as error:
-                        data = self._ask_again(operation, key, argument, timeout_ns, number, began_ns, error)
-                answered = True
-            finally:
-                if not answered:  # the answer may still come: never take it for that to another request
-                    self._hang_up()
-        status, value = data[_ANSWER_BYTES - 1], data[_ANSWER_BYTES:]
+    _check_key = staticmethod(check_key)
+
+    @staticmethod
+    def _judge(status: int, value: bytes) -> bytes | None:
+        """Return the value of an answer, None if it says ABSENT; raise what it says otherwise."""
         if status >= Status.REFUSED:
             raise (UsageError if status == Status.REFUSED else PeerLostError)(value.decode())
-        return status, value
+        return None if status == Status.ABSENT else value
 
     def _ask_again(
         self,
@@ -231,38 +202,42 @@ class StoreClient:
         timeout_ns: int,
         number: int,
         began_ns: int,
-        error: OSError | None = None,
-    ) -> bytes:
-        """Return the answer, by as many new connections as it takes."""
-        reason = str(error or "it was given up by a fork or an interrupted call")
+        error: OSError,
+    ) -> bytes | None:
+        """Return what `_ask` does, by as many new connections as it takes; the lock is held."""
+        reason = str(error) if self._sock else "it was given up by a fork or an interrupted call"
         give_up_ns = time.monotonic_ns() + self._patience_ns
-        while True:
+        try:
+            while True:
+                self._hang_up()
+                if self._closed:
+                    raise UsageError(f"the connection to the store at {self.address} has been closed")
+                if self._lost or self._patience_ns == 0:
+                    self._lost = self._lost or reason
+                    raise PeerLostError(f"lost the store at {self.address}: {self._lost}") from error
+                _log.info("lost the connection to the store at %s: %s", self.address, reason)
+                try:
+                    fd = self._use(self._connect(give_up_ns, self._patience_ns))
+                    connected_ns = time.monotonic_ns()
+                    for held in self._held.items():
+                        ask_store(fd, Operation.HOLD, 0, 0, *held)
+                    left_ns = max(0, began_ns + timeout_ns - connected_ns)
+                    status, value = ask_store(fd, operation, number, left_ns, key, argument)
+                    break
+                except errors.TimeoutError as failure:
+                    self._lost = f"{reason}; {failure}"
+                except OSError as failure:
+                    reason = str(failure)
+                    now_ns = time.monotonic_ns()
+                    if now_ns - connected_ns > self._patience_ns:  # one that broke sooner does not count
+                        give_up_ns = now_ns + self._patience_ns
+                    elif now_ns > give_up_ns:
+                        self._lost = reason
+                    time.sleep(FIRST_PAUSE_S)
+        except BaseException:  # the answer may still come: never take it for that to another request
             self._hang_up()
-            if self._closed:
-                raise UsageError(f"the connection to the store at {self.address} has been closed")
-            if self._lost or self._patience_ns == 0:
-                self._lost = self._lost or reason
-                raise PeerLostError(f"lost the store at {self.address}: {self._lost}")
-            _log.info("lost the connection to the store at %s: %s", self.address, reason)
-            try:
-                sock = self._sock = self._connect(give_up_ns, self._patience_ns)
-                connected_ns = time.monotonic_ns()
-                for held, value in self._held.items():
-                    sock.sendall(wire.request(Operation.HOLD, held, value))
-                    _receive(sock, connected_ns)
-                left_ns = max(0, began_ns + timeout_ns - connected_ns)
-                sock.sendall(wire.request(operation, key, argument, left_ns, number))
-                return _receive(sock, connected_ns + left_ns)
-            except errors.TimeoutError as failure:
-                self._lost = f"{reason}; {failure}"
-            except OSError as failure:
-                reason = str(failure)
-                now_ns = time.monotonic_ns()
-                if now_ns - connected_ns > self._patience_ns:  # one that broke sooner does not count
-                    give_up_ns = now_ns + self._patience_ns
-                elif now_ns > give_up_ns:
-                    self._lost = reason
-                time.sleep(FIRST_PAUSE_S)
+            raise
+        return self._judge(status, value)
 
     # Connections
 
@@ -273,7 +248,13 @@ class StoreClient:
         self._held = {}
         self._hang_up()
 
+    def _use(self, sock: socket.socket) -> int:
+        self._sock = sock
+        self._fd = sock.fileno()
+        return self._fd
+
     def _hang_up(self) -> None:
+        self._fd = -1
         if self._sock:
             self._sock.close()
             self._sock = None
@@ -301,7 +282,7 @@ class StoreClient:
         failure = OSError(f"nothing is known of {self.address}")
         for target in self._targets:
             try:
-                endpoints = resolve(target)
+                endpoints = resolve(target, min(deadline_ns - time.monotonic_ns(), HANDSHAKE_NS))
             except OSError as error:
                 failure = error
                 continue
@@ -350,40 +331,10 @@ os.register_at_fork(after_in_child=_begin_all_anew)
 
 
 def _packed(keys: Sequence[str]) -> bytes:
-    return wire.pack_keys([check_key(key) for key in keys])
+    return _bounded(wire.pack_keys(map(check_key, several(keys))))
 
 
-def _receive(sock: socket.socket, due_ns: int) -> bytes:
-    """Return the frame of an answer. Raises OSError if it does not come within ANSWER_NS after `due_ns`."""
-    try:
-        data = sock.recv(READ_BYTES)
-    except BlockingIOError:
-        data = _piece(sock, READ_BYTES, due_ns)
-    if len(data) >= _ANSWER_BYTES and _unpack_answer(data)[0] + wire.LENGTH.size == len(data):
-        return data
-    if len(data) < _ANSWER_BYTES:
-        data += _rest(sock, _ANSWER_BYTES - len(data), due_ns)
-    length = _unpack_answer(data)[0] + wire.LENGTH.size
-    if length > 2 * FRAME_LIMIT_BYTES or length < len(data):
-        raise ProtocolError("an answer of the store makes no sense")
-    return data + _rest(sock, length - len(data), due_ns)
-
-
-def _rest(sock: socket.socket, length: int, due_ns: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        data += _piece(sock, length - len(data), due_ns)
-    return bytes(data)
-
-
-def _piece(sock: socket.socket, length: int, due_ns: int) -> bytes:
-    while True:
-        try:
-            data = sock.recv(length)
-        except BlockingIOError:  # the socket's own time limit; what was asked may wait longer
-            if time.monotonic_ns() < due_ns + ANSWER_NS:
-                continue
-            raise builtins.TimeoutError("it does not answer") from None
-        if not data:
-            raise ConnectionResetError("the connection was closed by the other end")
-        return data
+def _bounded(argument: bytes) -> bytes:
+    if len(argument) > FRAME_LIMIT_BYTES // 2:
+        raise UsageError(f"one call to a store has at most {FRAME_LIMIT_BYTES // 2} bytes of keys and values")
+    return argument

@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import Address
-from ronde.net.stores.base import check_key, check_value, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 
 __all__ = ["TorchStore"]
 
@@ -47,7 +47,8 @@ class TorchStore:
         return str(self._target)
 
     def set(self, key: str, value: bytes) -> None:
-        check_key(key), check_value(key, value)
+        check_key(key)
+        value = check_value(key, value)
         self._tell(key, lambda store: store.set(key, value))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
@@ -70,7 +71,8 @@ class TorchStore:
         return int(self._ask(lambda store: store.add(key, amount)))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        check_key(key), check_value(key, expected), check_value(key, desired)
+        check_key(key)
+        expected, desired = check_value(key, expected), check_value(key, desired)
         value = bytes(self._ask(lambda store: store.compare_set(key, expected, desired)))
         # For a key that is not there torch returns what was expected.
         absent = value == expected != b"" and not self.check([key])
@@ -81,7 +83,7 @@ class TorchStore:
         return bool(self._ask(lambda store: store.delete_key(key)))
 
     def check(self, keys: Sequence[str]) -> bool:
-        for key in keys:
+        for key in several(keys):
             check_key(key)
         return bool(self._ask(lambda store: store.check(list(keys))))
 
@@ -89,18 +91,19 @@ class TorchStore:
         return int(self._ask(lambda store: store.num_keys()))
 
     def append(self, key: str, value: bytes) -> None:
-        check_key(key), check_value(key, value)
+        check_key(key)
+        value = check_value(key, value)
         self._tell(key, lambda store: store.append(key, value))
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        self.wait(list(keys), timeout_ns)
-        return (
-            [bytes(value) for value in self._ask(lambda store: store.multi_get(list(keys)))] if keys else []
-        )
+        keys = several(keys)
+        self.wait(keys, timeout_ns)
+        return [bytes(value) for value in self._ask(lambda store: store.multi_get(keys))] if keys else []
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
-        for key, value in values.items():
-            check_key(key), check_value(key, value)
+        for key in values:
+            check_key(key)
+        values = {key: check_value(key, value) for key, value in values.items()}
         if values:
             self._tell(next(iter(values)), lambda store: store.multi_set(list(values), list(values.values())))
 

@@ -28,6 +28,7 @@ __all__ = [
     "OPERATIONS",
     "MAX_TIMEOUT_NS",
     "Operation",
+    "Request",
     "Status",
     "answer",
     "digest_of",
@@ -52,6 +53,7 @@ DIGEST_BYTES = 32
 HEAD = struct.Struct("!IBQQH")
 ANSWER = struct.Struct("!IB")
 LENGTH = struct.Struct("!I")
+Request = tuple[int, int, int, bytes, bytes]  # operation, number, timeout in ns, key, argument
 _KEY = struct.Struct("!H")
 _PAIR = struct.Struct("!HBI")
 
@@ -148,7 +150,10 @@ def split_expected(argument: bytes) -> tuple[bytes, bytes]:
 
 
 def pack_keys(keys: Iterable[bytes]) -> bytes:
-    return b"".join([_KEY.pack(len(key)) + key for key in keys])
+    pieces: list[bytes] = []
+    for key in keys:
+        pieces += _KEY.pack(len(key)), key
+    return b"".join(pieces)
 
 
 def keys_from(data: bytes) -> list[bytes]:
@@ -160,7 +165,9 @@ def keys_from(data: bytes) -> list[bytes]:
             raise ProtocolError("a list of keys breaks off")
         (length,) = _KEY.unpack_from(data, place)
         place += _KEY.size + length
-        keys.append(_key(data[place - length : place], length))
+        if place > len(data) or not 0 < length <= KEY_LIMIT_BYTES:
+            raise ProtocolError("a request to the store has a key of the wrong length")
+        keys.append(data[place - length : place])
     return keys
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ronde.net.stores.desk import Desk
-from ronde.net.stores.wire import Operation, pack_known, request
+from ronde.net.stores.wire import Operation, pack_known
 
 LONG = 30 * 10**9
 
@@ -13,10 +13,10 @@ def test_nobody_is_told_who_died_with_the_holder() -> None:
     desk = Desk()
     holder, watcher, other = (desk.welcome(b"") for _ in range(3))
     holder.connection, watcher.connection, other.connection = "holder", "watcher", "other"
-    desk.ask(holder, request(Operation.HOLD, b"alive", b"1"))
-    watch = request(Operation.WATCH, b"", pack_known({b"alive": b"1"}), timeout_ns=LONG)
-    assert desk.ask(watcher, watch) is None
-    assert desk.ask(other, watch) is None
+    desk.ask(holder, Operation.HOLD, 0, 0, b"alive", b"1")
+    watch = Operation.WATCH, 0, LONG, b"", pack_known({b"alive": b"1"})
+    assert desk.ask(watcher, *watch) is None
+    assert desk.ask(other, *watch) is None
     holder.connection = watcher.connection = None
     desk.leave(holder, 0)
     assert [connection for connection, _ in desk.woken] == ["other"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -275,3 +277,38 @@ def test_timers_of_waiters_that_were_served_do_not_pile_up(server: StoreServer, 
         thread.join()
     assert len(server._timers) < 150
     other.close()
+
+
+ENDS_WHILE_THREADS_ASK = """
+import threading, time
+from ronde.net.stores.tcp import StoreClient, StoreServer
+from ronde.settings import JobKey
+
+key = JobKey.generate()
+server = StoreServer("unix:@ends-while-threads-ask-%d" % threading.get_native_id(), key)
+
+def ask():
+    client = StoreClient(server.address, key, 10**10)
+    while True:
+        client.add("n", 1)
+
+for _ in range(3):
+    threading.Thread(target=ask, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_a_process_may_end_while_its_threads_ask() -> None:
+    for _ in range(4):
+        subprocess.run([sys.executable, "-c", ENDS_WHILE_THREADS_ASK], check=True, timeout=60)
+
+
+def test_a_lost_server_is_told_with_what_has_happened_to_the_connection(
+    server: StoreServer, client: StoreClient
+) -> None:
+    """Whoever looks for another store wants to know whether this one has ended or is silent."""
+    client.set("a", b"1")
+    server.close()
+    with pytest.raises(PeerLostError) as lost:
+        client.get("a", LONG)
+    assert isinstance(lost.value.__cause__, ConnectionError)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ronde._native import read_request
 from ronde.errors import ProtocolError
 from ronde.net.stores import wire
 from ronde.net.stores.desk import Desk
@@ -46,8 +47,11 @@ def test_nonsense_is_a_protocol_error(operation: int) -> None:
         frame = bytearray(request(operation, b"k" * chance.randrange(3), body, chance.choice([0, 1, 10**9])))
         if chance.random() < 0.3:
             frame[chance.randrange(4, HEAD.size)] = chance.randrange(256)
+        read = read_request(0, bytes(frame))
+        if read is None:
+            continue
         try:
-            answer = desk.ask(session, bytes(frame))
+            answer = desk.ask(session, *read[1:])
         except (ProtocolError, ConnectionResetError):
             continue
         if answer is None:

@@ -1,10 +1,11 @@
-"""Horovod, as far as Ronde answers for it: `horovod.torch`. See ronde.compat."""
+"""Horovod, as far as Ronde answers for it: `horovod.torch` and `horovod.run`. See ronde.compat."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.abc import MetaPathFinder
-from typing import Any, NoReturn
+from typing import Any
 
 __version__ = "0.28.1"  # the one whose names these are, for scripts that look
 
@@ -12,7 +13,7 @@ __version__ = "0.28.1"  # the one whose names these are, for scripts that look
 def _missing(name: str) -> str:
     return (
         f"{name} is not there: Ronde answers for Horovod in this process (ronde.compat), and of Horovod it has "
-        "horovod.torch, but not yet the rest"
+        "horovod.torch and horovod.run, but not yet the rest"
     )
 
 
@@ -25,7 +26,9 @@ class _Last(MetaPathFinder):
             raise ModuleNotFoundError(_missing(fullname))
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        return import_module("horovod.runner").run  # only now: it needs the launcher
     raise AttributeError(_missing(f"horovod.{name}"))
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ronde.core.rendezvous_leader import STRAGGLER_NS, Leader
-from ronde.core.rendezvous_state import (
+from ronde.core.rendezvous.leader import STRAGGLER_NS, Leader
+from ronde.core.rendezvous.state import (
     Beat,
-    EndJob,
     Fail,
     Join,
     Leave,
@@ -206,15 +205,24 @@ def test_a_judge_who_overslept_starts_again() -> None:
     assert office.roster == "ab"
 
 
-def test_leaving_and_ending() -> None:
+def test_leaving() -> None:
     office = running("abc", Rules(1, 3))
     office.say(Leave(0, "c", "host-c", "preempted"))
     assert isinstance(office.state.cause, NodesLost)
     assert office.state.cause.reason == "host-c left: preempted"
-    office.say(EndJob(0, "x", "host-x", 0, "a stranger of an old round"))
-    assert office.is_forming
-    office.say(EndJob(0, "a", "host-a", 0, "Ctrl-C"))
-    assert (office.state.phase, office.state.reason) == (Phase.CLOSED, "host-a: Ctrl-C")
+
+
+def test_the_cause_has_all_who_are_lost_though_it_names_some() -> None:
+    names = [f"{i:02}" for i in range(40)]
+    office = Office(Rules(1, 40)).join(*names)
+    roster = office.leader.roster
+    office.lose(*names[:35], names[38])
+    cause = office.state.cause
+    assert isinstance(cause, NodesLost)
+    assert len(cause.nodes) < 35
+    assert cause.ids(roster) == {*names[:35], names[38]}
+    heir = Leader(Rules(1, 40), office.state, roster, 0)
+    assert set(heir.nodes) == {*names[35:38], names[39]}
 
 
 def test_given_places() -> None:

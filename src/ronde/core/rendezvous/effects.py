@@ -13,10 +13,13 @@ from ronde.core.round import RendezvousEvent
 __all__ = [
     "Compare",
     "Compared",
+    "Delete",
     "Effect",
     "Event",
     "Forget",
     "Hold",
+    "Knock",
+    "Knocked",
     "Look",
     "Pop",
     "Popped",
@@ -86,13 +89,29 @@ class Forget(NamedTuple):
     prefix: str
 
 
+class Knock(NamedTuple):
+    """Find out whether agents have ended for certain; comes to `Knocked`. `doors`: where they serve stores, by node.
+
+    `all_or_none`: that only some of them have ended says nothing.
+    """
+
+    doors: Mapping[str, str]
+    all_or_none: bool = False
+
+
+class Delete(NamedTuple):
+    """Remove these keys."""
+
+    keys: tuple[str, ...]
+
+
 class Tell(NamedTuple):
     """Tell the agent."""
 
     event: RendezvousEvent
 
 
-Effect = Hold | Set | Push | Compare | Look | Watch | Pop | Forget | Tell
+Effect = Hold | Set | Push | Compare | Look | Watch | Pop | Forget | Delete | Knock | Tell
 
 # What happens
 
@@ -125,4 +144,15 @@ class Popped(NamedTuple):
     values: tuple[bytes, ...]
 
 
-Event = Tick | Stored | Seen | Compared | Popped
+class Knocked(NamedTuple):
+    """Of the agents at whose doors we have knocked these have ended."""
+
+    ended: tuple[str, ...]
+
+    @staticmethod
+    def of(asked: Knock, ended: tuple[str, ...]) -> Knocked:
+        """Return what is to be told when these have ended."""
+        return Knocked(() if asked.all_or_none and len(ended) < len(asked.doors) else ended)
+
+
+Event = Tick | Stored | Seen | Compared | Popped | Knocked

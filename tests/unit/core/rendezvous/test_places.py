@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.core.rendezvous_places import assign_places, host_order
+from ronde.core.rendezvous.places import assign_places, host_order
 from ronde.core.round import Node
 
 

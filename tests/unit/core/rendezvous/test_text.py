@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from ronde.core.rendezvous_state import (
+from ronde.core.rendezvous.state import (
     PART_NODES,
     Beat,
-    EndJob,
     Fail,
     Join,
     Leave,
@@ -21,7 +20,7 @@ from ronde.core.rendezvous_state import (
     Succeed,
     Terms,
 )
-from ronde.core.rendezvous_text import decode, decode_roster, decode_state, encode, encode_roster
+from ronde.core.rendezvous.text import decode, decode_roster, decode_state, encode, encode_roster
 from ronde.core.round import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.errors import ProtocolError, VersionError
 
@@ -37,7 +36,6 @@ TERMS = Terms.of(Rules(1, 4), Budget(2, -1))
         Fail(2, "a", 7, FAILURE),
         Succeed(3, "a", 7),
         Leave(4, "a", "h", ""),
-        EndJob(5, "a", "h", 7, "Ctrl-C"),
         Beat(6, -1),
         State(TERMS, "a"),
         State(TERMS, "a", 2, 9, Phase.RUNNING, 3, RosterKey(2, 3, 1), 1, 2, WorkerFailed(FAILURE), 4),

@@ -12,24 +12,27 @@ Rules
 4. Ends for failed workers are counted as restarts, all others as changes. When a budget is spent the job is closed; for
    late nodes it is not, they go on waiting.
 5. A node that succeeded and dies is no loss. When all have succeeded the job is completed.
-6. A held key that is gone is a death at once. Silence is one after `missing_beats` heartbeats: beats are read twice per
-   heartbeat, and once more before the judgement. A judge who overslept starts again.
-7. Of two nodes with one given place, the later one is refused if both still live after the time of silence: before
-   that, the first one may be what a restarted node was.
-8. What a node says counts once (its `seq` grows), and only if it is about the present round.
+6. A held key that is gone is a death at once. Silence is one after `missing_beats` heartbeats (`pulses`).
+7. Survivors get a place before others do; who cannot have one is refused (`applicants`).
+8. Where others may go on elsewhere, a round begins with enough nodes of the last one only (`quorum`).
+9. What a node says counts once (its `seq` grows), and only if it is about the present round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from ronde.core.rendezvous_places import assign_places
-from ronde.core.rendezvous_state import (
+from ronde.core.rank_set import RankSet
+from ronde.core.rendezvous.applicants import Applicants
+from ronde.core.rendezvous.places import assign_places
+from ronde.core.rendezvous.pulses import Pulses
+from ronde.core.rendezvous.quorum import Quorum
+from ronde.core.rendezvous.state import (
     PART_NODES,
     Beat,
     Cause,
-    EndJob,
     Fail,
     Join,
     Leave,
@@ -48,12 +51,6 @@ __all__ = ["STRAGGLER_NS", "Leader"]
 STRAGGLER_NS = 30 * 10**9  # for workers that do not want to end
 NAMED_NODES = 32  # in the state, of those lost
 REFUSALS = 16  # that are remembered
-
-
-@dataclass(slots=True)
-class _Pulse:
-    beat: Beat | None
-    seen_ns: int
 
 
 @dataclass(slots=True)
@@ -78,64 +75,60 @@ class Leader:
         self._rules = rules
         self._by_id = {node.id: node for node in roster}
         self._survivors = {node.id: node for node in roster}  # not known to be dead
-        self._wanting: dict[str, Node] = {}  # those who want in, in order of arrival
+        self._applicants = Applicants(rules)
+        self.quorum = Quorum(rules, self._by_id)
         self._succeeded: set[str] = set()
+        self.departed: set[str] = set()  # who has gone, and left a beat that may still have to be read
         self._seqs: dict[str, int] = {}
-        self._pulses = {node.id: _Pulse(None, now_ns) for node in roster}
+        self._pulses = Pulses(rules, self._by_id, now_ns)
         self._doubt: _Doubt | None = None
-        self._rivals: dict[str, int] = {}  # since when they want a place that another one has
         self._formed_ns = now_ns  # since when the present round is formed
         self._last_call_ns: int | None = None  # until when
         self._too_few = state.roster is None
-        self._silence_ns = (2 * rules.missing_beats - 1) * rules.heartbeat_ns // 2
-        self._read_ns = now_ns  # when beats are read next
-        self._asked_ns = now_ns  # when they were read last
-        self._judging: set[str] = set()
+        # Until then the last leader knew more of who is missing.
+        self._informed_ns = now_ns + rules.silence_ns
         self._ticked_ns = now_ns
         self.unwatched: set[str] = set(self._by_id)  # who came since this was cleared
         if state.phase == Phase.FORMING and isinstance(state.cause, NodesLost):
-            for node in state.cause.nodes:
-                self._survivors.pop(node.id, None)
-                self._pulses.pop(node.id, None)
+            for node in state.cause.ids(self.roster):
+                self._survivors.pop(node, None)
+                self._pulses.end(node)
+                self.departed.add(node)
         self._decide(now_ns)
 
     # Who is looked after
 
     @property
-    def nodes(self) -> Collection[str]:
+    def nodes(self) -> KeysView[str]:
         """The ids of all nodes whose lives matter."""
-        return self._pulses.keys()
+        return self._pulses.nodes
 
     @property
     def wake_ns(self) -> int:
         """When `tick` wants to be called."""
         deadline_ns = self._deadline_ns()
-        return self._read_ns if deadline_ns is None else min(self._read_ns, deadline_ns)
+        read_ns = self._pulses.read_ns
+        return read_ns if deadline_ns is None else min(read_ns, deadline_ns)
 
     def tick(self, now_ns: int) -> bool:
         """Look at the clock. Returns whether the beats are to be read."""
         self._ticked_ns = now_ns
         self._decide(now_ns)
-        if now_ns < self._read_ns:
+        if not self._pulses.are_due(now_ns):
             return False
-        half_ns = max(self._rules.heartbeat_ns // 2, 1)
-        if (
-            now_ns - self._read_ns > self._rules.heartbeat_ns
-        ):  # we slept, and know nothing of how long the others did
-            for pulse in self._pulses.values():
-                pulse.seen_ns = now_ns
-        self._asked_ns, self._read_ns = now_ns, now_ns + half_ns
-        self._refuse_rivals(now_ns)
-        self._judging = {
-            node for node, pulse in self._pulses.items() if now_ns - pulse.seen_ns >= self._silence_ns
-        }
-        self._count_lazily()
+        patience_ns = self._pulses.silence_ns + self._rules.heartbeat_ns
+        for refused in self._applicants.refuse_rivals(now_ns, self._survivors.values(), patience_ns):
+            self._pulses.end(refused.id)
+            self.departed.add(refused.id)
+            self._refuse(refused)
+        self._pulses.judge(now_ns)
+        self._count_lazily(now_ns)
         return True
 
     def _deadline_ns(self) -> int | None:
         waits = (Phase.FORMING, Phase.RUNNING)
         deadlines = [self._last_call_ns] if self.state.phase in waits else []
-        if self.state.phase == Phase.FORMING and self._stragglers():
+        if self.state.phase == Phase.FORMING and self._has_stragglers():
             deadlines.append(self._formed_ns + self._straggler_ns())
         return min((each for each in deadlines if each is not None and each > self._ticked_ns), default=None)
 
@@ -144,18 +137,22 @@ class Leader:
     def hear_beats(self, now_ns: int, beats: Mapping[str, Beat | None], asked: Iterable[str]) -> None:
         """These beats have been read, of those `asked` for that were not the known ones."""
         for node, beat in beats.items():
-            if pulse := self._pulses.get(node):
-                is_news, pulse.beat = pulse.beat is not None, beat  # the first one may be old
-                if is_news:
-                    pulse.seen_ns = self._asked_ns
-                self._hear_beat(now_ns, node, beat, is_news)
-        if silent := self._judging & set(asked) - beats.keys():
-            self._judging -= silent
-            beats_s = self._rules.missing_beats * self._rules.heartbeat_ns / 1e9
-            self.lose(now_ns, silent, f"was silent for {beats_s:g} s")
+            if node in self._pulses.nodes:
+                shows_life = self._pulses.hear(node, beat)
+                if shows_life:
+                    self.quorum.see((node,))
+                self._hear_beat(now_ns, node, beat, shows_life)
+        if silent := self._pulses.silent(asked, beats):
+            self.lose(now_ns, silent, f"was silent for {self._rules.silence_ns / 1e9:g} s")
 
-    def _hear_beat(self, now_ns: int, node: str, beat: Beat | None, is_news: bool) -> None:
-        if self._doubt and is_news:
+    def see_here(self, now_ns: int, nodes: Collection[str]) -> None:
+        """These nodes hold their keys here."""
+        self.quorum.see(nodes)
+        if self.state.has_moved:
+            self._decide(now_ns)
+
+    def _hear_beat(self, now_ns: int, node: str, beat: Beat | None, shows_life: bool) -> None:
+        if self._doubt and shows_life:
             self._doubt.unheard.discard(node)
         if beat is not None and beat.succeeded == self.state.number:
             self._note_success(node)
@@ -177,10 +174,9 @@ class Leader:
                 if self._is_running(sender, number):
                     self._note_success(sender)
             case Leave(_, _, _, reason):
+                self.quorum.end({sender})
+                self.departed.add(sender)
                 self.lose(now_ns, {sender}, f"left: {reason}" if reason else "left")
-            case EndJob(_, _, host, number, reason):
-                if sender in self._survivors or sender in self._wanting or number == self.state.number:
-                    self._close(f"{host}: {reason}")
         self._decide(now_ns)
 
     def _is_running(self, sender: str, number: int) -> bool:
@@ -193,16 +189,19 @@ class Leader:
         last = state.number if state.phase == Phase.RUNNING else state.number - 1
         if node.id in self._by_id and join.after < last:
             return  # said before the round that it was in
-        if self._rules.places_are_given and not 0 <= node.wish < self._rules.max_nodes:
-            self._refuse(node, f"its --node-rank {node.wish} is not within 0 to {self._rules.max_nodes - 1}")
+        if reason := self._applicants.why_not(node):
+            self._refuse(Refused(node.id, reason))
             return
         if state.phase == Phase.RUNNING and node.id in self._survivors:
             self.lose(now_ns, {node.id}, "has given up the round")
         if self.state.phase == Phase.FORMING and join.after >= self.state.number:
             self.state = replace(self.state, number=join.after + 1)  # our store had lost its memory
         if self.state.phase in (Phase.FORMING, Phase.RUNNING):
-            self._wanting[node.id] = node
-            self._pulses[node.id] = _Pulse(None, now_ns)
+            self._applicants.add(node)
+            is_promised = self.state.roster is not None and self.state.roster.number == join.promised
+            self.quorum.promise(node.id, is_promised)
+            self.departed.discard(node.id)
+            self._pulses.begin(now_ns, node.id)
             self.unwatched.add(node.id)
 
     def _hear_failure(self, now_ns: int, sender: str, failure: Failure) -> None:
@@ -211,6 +210,9 @@ class Leader:
                 self._doubt = _Doubt(failure, self._by_id.keys() - self._succeeded)
             self._doubt.unheard.discard(sender)
             self._settle_doubt(now_ns)
+        elif self._rules.gives_way and self.state.restarts >= self.state.terms.max_restarts:
+            # Those of other nodes may be its consequences.
+            self.lose(now_ns, {sender}, f"left: {failure.message}")
         else:
             self._end(now_ns, WorkerFailed(failure))
 
@@ -230,96 +232,105 @@ class Leader:
 
     def lose(self, now_ns: int, nodes: Iterable[str], how: str) -> None:
         """These nodes are gone; `how` says in what way. Their last beats have been heard: they may have succeeded."""
-        gone = [node for node in nodes if node in self._pulses]
+        gone = [node for node in nodes if node in self._pulses.nodes]
         lost = [self._by_id[node] for node in gone if node in self._survivors and node not in self._succeeded]
         for node in gone:
-            del self._pulses[node]
+            self._pulses.end(node)
             self._survivors.pop(node, None)
-            self._wanting.pop(node, None)
+            self._applicants.drop(node)
+        self.departed.update(gone)
         if lost and self.state.phase == Phase.RUNNING:
-            names = _names(node.host for node in lost)
-            self._end(now_ns, NodesLost(tuple(lost[:NAMED_NODES]), f"{names} {how}"))
+            hosts = {node.host for node in lost}
+            what = f"were {how.removeprefix('was ')}" if len(hosts) > 1 and how.startswith("was ") else how
+            ranges = self._ranges(lost) if len(lost) > NAMED_NODES else ()
+            self._end(now_ns, NodesLost(tuple(lost[:NAMED_NODES]), f"{_names(hosts)} {what}", ranges))
         self._decide(now_ns)
+
+    def _ranges(self, lost: Collection[Node]) -> tuple[int, ...]:
+        """The group ranks of these nodes of the roster, in pairs of first and last."""
+        ids = {node.id for node in lost}
+        ranks = RankSet.of(rank for rank, node in enumerate(self.roster) if node.id in ids)
+        return tuple(rank for pair in ranks.ranges for rank in pair)
+
+    # Whether others may go on elsewhere
+
+    def know_ended(self, now_ns: int, nodes: Collection[str], how: str) -> None:
+        """The agents of these nodes have ended for certain, and before they could go elsewhere."""
+        self.quorum.end(nodes)
+        self.lose(now_ns, nodes, how)
+
+    def doors_of_all(self, now_ns: int) -> dict[str, str]:
+        """Where to find out whether all of the last round have ended, if not one of them is here."""
+        is_forming = self.state.phase == Phase.FORMING
+        return self.quorum.doors_of_all(now_ns, self._hoped_for()) if is_forming else {}
+
+    def _hoped_for(self) -> AbstractSet[str]:
+        return self._survivors.keys() | self._applicants.ids
+
+    def _count_missing(self, here: Collection[str]) -> int:
+        return self.quorum.count_missing(here, self.state.has_moved)
 
     # What is decided
 
     def _decide(self, now_ns: int) -> None:
-        if self.state.phase == Phase.FORMING:
-            self._consider_beginning(now_ns)
-        elif self.state.phase == Phase.RUNNING:
-            self._consider_late_nodes(now_ns)
+        if not self.state.is_open:
+            return
+        is_forming = self.state.phase == Phase.FORMING
+        # Also where too few are here for a round: those who are wanted find them by this.
+        if self.state.has_moved and not self._count_missing(
+            self._applicants.ids if is_forming else self.quorum.seen
+        ):
+            self.state = replace(self.state, has_moved=False)
+            self.is_urgent = True
+        (self._consider_beginning if is_forming else self._consider_late_nodes)(now_ns)
 
     def _stragglers(self) -> list[str]:
-        return [node for node in self._survivors if node not in self._wanting]
+        return [node for node in self._survivors if node not in self._applicants.ids]
+
+    def _has_stragglers(self) -> bool:
+        return any(node not in self._applicants.ids for node in self._survivors)
 
     def _straggler_ns(self) -> int:
         return max(self._rules.last_call_ns, STRAGGLER_NS)
 
     def _consider_beginning(self, now_ns: int) -> None:
         rules = self._rules
-        size = self._count_fitting(())
-        if size < rules.min_nodes or (rules.min_slots and not self._are_enough(self._fitting(()))):
+        size = self._applicants.count_fitting(())
+        if size < rules.min_nodes or (rules.min_slots and not self._are_enough(self._fitting())):
             self._too_few = self._too_few or not self._are_enough(self._survivors.values())
             self._last_call_ns = None
             return
-        if self._stragglers() and now_ns < self._formed_ns + self._straggler_ns():
+        if self._has_stragglers() and now_ns < self._formed_ns + self._straggler_ns():
+            return
+        if self._count_missing(self._applicants.ids):
+            self._last_call_ns = None
             return
         if size < rules.max_nodes and self._too_few:
             if self._last_call_ns is None:
                 self._last_call_ns = now_ns + rules.last_call_ns
             if now_ns < self._last_call_ns:
                 return
-        self._begin(now_ns, self._fitting(()))
+        self._begin(now_ns, self._fitting())
 
-    def _count_fitting(self, taken: Collection[Node]) -> int:
-        """How many `_fitting` would return; asked for with everybody who comes."""
-        if self._rules.places_are_given:
-            return len(self._fitting(taken))
-        return min(len(self._wanting), max(self._rules.max_nodes - len(taken), 0))
+    def _fitting(self) -> list[Node]:
+        return self._applicants.fitting((), self._survivors)
 
     def _are_enough(self, nodes: Collection[Node]) -> bool:
         rules = self._rules
         return len(nodes) >= rules.min_nodes and sum(node.slots for node in nodes) >= rules.min_slots
 
-    def _fitting(self, taken: Collection[Node]) -> list[Node]:
-        """Those who want in and find a place besides those who have one: survivors first, then by arrival."""
-        ordered = sorted(self._wanting.values(), key=lambda node: node.id not in self._survivors)
-        if self._rules.places_are_given:
-            places = {node.wish for node in taken}
-            fitting = []
-            for node in ordered:
-                if node.wish not in places:
-                    places.add(node.wish)
-                    fitting.append(node)
-            return fitting
-        return ordered[: max(self._rules.max_nodes - len(taken), 0)]
-
-    def _refuse_rivals(self, now_ns: int) -> None:
-        if not self._rules.places_are_given:
-            return
-        first: dict[int, Node] = {}
-        for node in [*self._survivors.values(), *self._wanting.values()]:
-            other = first.setdefault(node.wish, node)
-            if other.id == node.id:
-                self._rivals.pop(node.id, None)
-            elif (
-                now_ns - self._rivals.setdefault(node.id, now_ns)
-                > self._silence_ns + self._rules.heartbeat_ns
-            ):
-                hosts = node.host if node.host == other.host else f"{other.host} and {node.host}"
-                self._rivals.pop(node.id), self._wanting.pop(node.id), self._pulses.pop(node.id)
-                self._refuse(node, f"two nodes say that they are --node-rank {node.wish}, on {hosts}")
-
     def _begin(self, now_ns: int, nodes: Sequence[Node]) -> None:
         state = self.state
         self.roster = assign_places(self.roster, nodes)
         for node in self._stragglers():
-            del self._pulses[node]
+            self._pulses.end(node)
+            self.departed.add(node)
         self._by_id = {node.id: node for node in self.roster}
         self._survivors = dict(self._by_id)
         for node in self._by_id:
-            del self._wanting[node]
-            self._pulses[node].seen_ns = now_ns
+            self._applicants.drop(node)
+        self._pulses.renew(now_ns, self._by_id)
+        self.quorum = Quorum(self._rules, self._by_id)
         self._succeeded.clear()
         self._doubt = None
         self._last_call_ns = None
@@ -331,15 +342,17 @@ class Leader:
             roster=RosterKey(state.term, state.number, parts),
             largest=max(state.largest, len(self.roster)),
             joined=len(self.roster),
-            waiting=len(self._wanting),
-            spares=self._spares(),
+            waiting=len(self._applicants.ids),
+            spares=self._applicants.spares,
+            has_moved=False,
+            missing=0,
         )
         self.is_urgent = True
 
     def _consider_late_nodes(self, now_ns: int) -> None:
         budget = self.state.terms.max_changes
         is_spent = 0 <= budget <= self.state.changes
-        fitting = self._count_fitting(self.roster)
+        fitting = self._applicants.count_fitting(self.roster)
         if not fitting or self._succeeded or self._doubt or is_spent:
             self._last_call_ns = None
             return
@@ -368,7 +381,9 @@ class Leader:
                 return
             state = replace(state, changes=state.changes + 1)
         forming = replace(state, phase=Phase.FORMING, number=state.number + 1, cause=cause)
-        self.state = replace(forming, joined=0, waiting=0, spares=())
+        self.state = replace(
+            forming, joined=0, waiting=0, spares=(), missing=self._count_missing(self._hoped_for())
+        )
         self._formed_ns = now_ns
         self._last_call_ns = None
         self._succeeded.clear()
@@ -380,20 +395,20 @@ class Leader:
         self.state = replace(self.state, phase=Phase.CLOSED, reason=reason, failure=failure)
         self.is_urgent = True
 
-    def _refuse(self, node: Node, reason: str) -> None:
-        refused = (*self.state.refused, Refused(node.id, reason))[-REFUSALS:]
-        self.state = replace(self.state, refused=refused)
+    def _refuse(self, refused: Refused) -> None:
+        self.state = replace(self.state, refused=(*self.state.refused, refused)[-REFUSALS:])
         self.is_urgent = True
 
-    def _spares(self) -> tuple[str, ...]:
-        return tuple(self._wanting)[: self._rules.spares]
-
-    def _count_lazily(self) -> None:
+    def _count_lazily(self, now_ns: int) -> None:
         """What is only for people: written with the next beats, so that many who come cost few writes."""
         if self.state.phase == Phase.FORMING:
-            self.state = replace(self.state, joined=len(self._wanting))
+            self.state = replace(self.state, joined=len(self._applicants.ids))
+            if now_ns >= self._informed_ns:
+                self.state = replace(self.state, missing=self._count_missing(self._hoped_for()))
         elif self.state.phase == Phase.RUNNING:
-            self.state = replace(self.state, waiting=len(self._wanting), spares=self._spares())
+            self.state = replace(
+                self.state, waiting=len(self._applicants.ids), spares=self._applicants.spares
+            )
 
 
 def _names(hosts: Iterable[str]) -> str:

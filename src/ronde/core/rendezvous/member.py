@@ -9,6 +9,9 @@ Rules
 3. A node in round N goes by the state's number: N+1 being formed, the round has ended; anything later, or the node
    named among the lost, and the others have gone on without it.
 4. A node with other terms than the job's says what differs and does not take part.
+5. Who ends the job needs no leader, who may be lost: it makes the state itself by which the job is closed. But a node
+   that was frozen or cut off, and so knows an old state, ends no job that has gone on without it. One that has just
+   come, and knows none yet, ends the job whatever that does.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
+from typing import NamedTuple
 
-from ronde.core.rendezvous_state import (
-    EndJob,
+from ronde.core.rendezvous.state import (
+    Cause,
     Fail,
     Join,
     Leave,
@@ -30,6 +34,7 @@ from ronde.core.rendezvous_state import (
     Succeed,
     Terms,
 )
+from ronde.core.rendezvous.waiting import waits_for, waits_in_vain
 from ronde.core.round import (
     AllSucceeded,
     Budget,
@@ -48,6 +53,8 @@ from ronde.core.round import (
 
 __all__ = ["Member"]
 
+# Beside two times of silence: how long the others may take to come to where we have moved.
+STUCK_NS = 30 * 10**9
 MESSAGE_CHARACTERS, DETAILS_CHARACTERS = 2_000, 20_000  # of a failure: everybody reads it
 
 
@@ -56,6 +63,13 @@ class _Place(Enum):
     JOINING = auto()
     WORKING = auto()
     OVER = auto()
+
+
+class _Ending(NamedTuple):
+    """This node wants the job to end; `known` is the state that it knew then."""
+
+    reason: str
+    known: State | None
 
 
 class Member:
@@ -71,13 +85,20 @@ class Member:
         self._state: State | None = None
         self._number = -1  # of the round that this node is or was in
         self._roster_key: RosterKey | None = None  # of that round: with its term, so that it is this round
+        self._nodes: tuple[Node, ...] = ()
         self._said: tuple[int, int] | None = None  # term and `after` of the last Join
         self._wish: Message | None = None  # what else is not heeded yet
         self._wish_term = -1
+        self._ending: _Ending | None = None
         self._seq = 0
         self._deadline_ns = 0  # until when to wait for a round
         self._again_ns = 0  # when to say again what has not been heeded
-        self._shown = -1  # how many had joined when we last said so
+        self._stuck_ns = 0  # until when, if it is not clear that the others cannot go on
+        self._has_moved = False  # and it is not clear that the others have
+        self._pending = -1  # the round after which we have asked the lost store for a place
+        self._promised = -1  # and those where we were before
+        self._floor = -1  # the latest round that we may be given a place in where we were before
+        self._shown = ""  # what we have last said of those who are missing
         self.says: list[Message] = []
         self.tells: list[RendezvousEvent] = []
         self.wants_roster = False
@@ -91,7 +112,7 @@ class Member:
     def wake_ns(self) -> int | None:
         """When `tick` wants to be called."""
         if self._place == _Place.JOINING:
-            return self._again_ns if self._is_spare() else min(self._deadline_ns, self._again_ns)
+            return self._again_ns if self._is_spare() else min(self._due_ns, self._again_ns)
         return self._again_ns if self._place == _Place.WORKING and self._wish else None
 
     @property
@@ -102,7 +123,17 @@ class Member:
     @property
     def may_lead(self) -> bool:
         """Whether this node takes part, so that it can take over."""
-        return self._node is not None and not self._is_over() and not isinstance(self._wish, Leave)
+        return self._node is not None and not self.is_over and not isinstance(self._wish, Leave)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to tell."""
+        return self._place == _Place.OVER
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether this node wants to end the job, and that is not in the state yet."""
+        return self._ending is not None
 
     @property
     def num_waiting(self) -> int:
@@ -118,9 +149,10 @@ class Member:
         self._node, self._terms = node, Terms.of(self._rules, budget)
         self._place = _Place.JOINING
         self._said = None
-        self._wish = None if not isinstance(self._wish, EndJob) else self._wish
+        self._wish = None
         self._deadline_ns = now_ns + self._rules.join_timeout_ns
-        self._again_ns = now_ns + self._silence_ns
+        self._stuck_ns = now_ns + 2 * self._rules.silence_ns + STUCK_NS
+        self._again_ns = now_ns + self._rules.silence_ns
         self._consider()
 
     def fail(self, failure: Failure) -> None:
@@ -145,23 +177,41 @@ class Member:
             self._wish_for(Leave(self._next_seq(), self._node.id, self._node.host, reason))
 
     def end_job(self, reason: str) -> None:
-        """End it for everybody."""
+        """End it for everybody, by what `closed` returns."""
         if self._node and self._place != _Place.OVER:
-            number = self._state.number if self._state else self._number
-            self._wish_for(EndJob(self._next_seq(), self._node.id, self._node.host, number, reason))
+            self._ending = _Ending(reason, self._state)
+
+    def closed(self, state: State) -> State | None:
+        """Return how this node ends the job whose state is this, if it wants to and may."""
+        if self._ending and self._node and state.is_open:
+            if self._has_gone_on(state, self._ending):
+                self._ending = None
+            else:
+                reason = f"{self._node.host}: {self._ending.reason}"
+                return replace(state, version=state.version + 1, phase=Phase.CLOSED, reason=reason)
+        return None
+
+    def _has_gone_on(self, state: State, ending: _Ending) -> bool:
+        """Whether the job went on without this node before that could end it."""
+        if self._place == _Place.JOINING:
+            # One round may begin while that is said. Who knew of nothing was known to nobody: it is not taken for dead.
+            return ending.known is not None and state.number > ending.known.number + 1
+        # While a round runs, the cause is that of the one before, of which this node may have come back.
+        was_lost = state.phase == Phase.FORMING and bool(self._why_lost(state.cause))
+        return was_lost or state.roster != self._roster_key
 
     def tick(self, now_ns: int) -> None:
         """Look at the clock."""
         wake_ns = self.wake_ns
         if wake_ns is None or now_ns < wake_ns or self._node is None:
             return
-        if self._place == _Place.JOINING and now_ns >= self._deadline_ns and not self._is_spare():
+        if self._place == _Place.JOINING and now_ns >= self._due_ns and not self._is_spare():
             self.says.append(
                 Leave(self._next_seq(), self._node.id, self._node.host, "has waited long enough")
             )
-            self._tell_last(RendezvousBroken(self._why_it_did_not_begin()))
+            self._tell_last(RendezvousBroken(waits_in_vain(self._rules, self._state, self._has_moved)))
             return
-        self._again_ns = now_ns + self._silence_ns
+        self._again_ns = now_ns + self._rules.silence_ns
         self.say_again()
 
     def say_again(self) -> None:
@@ -172,8 +222,8 @@ class Member:
         self._consider()
 
     @property
-    def _silence_ns(self) -> int:
-        return self._rules.missing_beats * self._rules.heartbeat_ns
+    def _due_ns(self) -> int:
+        return min(self._deadline_ns, self._stuck_ns) if self._has_moved else self._deadline_ns
 
     def give_up(self, reason: str) -> None:
         """The store is lost for good."""
@@ -185,18 +235,39 @@ class Member:
         if self._place == _Place.WORKING:
             self._tell(Ejected(reason), _Place.IDLE)
 
+    def lose_sight(self, broke_now: bool) -> None:
+        """The store is lost; unless it has broken for all, what was said may be heeded all the same."""
+        state = self._state
+        if self._place == _Place.JOINING and self._said and state and state.roster and not broke_now:
+            self._pending = state.roster.number
+
+    def move(self, now_ns: int, elsewhere: bool) -> None:
+        """There is a store again, that one or another."""
+        self.says.clear()  # it is said again, with what is known by then
+        if elsewhere:
+            self._has_moved = True
+            self._stuck_ns = now_ns + 2 * self._rules.silence_ns + STUCK_NS
+            self._promised = max(self._promised, self._pending)
+            if self._said:
+                self._floor = max(self._floor, self._said[1] + 1)
+        self._pending = -1
+
     def forget(self, reason: str) -> None:
         """The job is another one than this node has seen so far."""
         self._state, self._said = None, None
-        self._number, self._roster_key = -1, None
+        self._number, self._floor, self._roster_key = -1, -1, None
+        self._promised = -1
+        self._ending = None
         if self._place == _Place.WORKING:
             self._tell(Ejected(reason), _Place.IDLE)
+        elif self._place == _Place.JOINING:
+            self.tells.append(Notice(reason))
 
     # What is seen
 
     def see(self, state: State, roster: Sequence[Node] | None = None) -> None:
         """The state is this. With the roster, if `wants_roster` has asked for it."""
-        self._state = state
+        self._state, self._has_moved = state, state.has_moved
         self._consider(roster)
 
     def _consider(self, roster: Sequence[Node] | None = None) -> None:
@@ -211,7 +282,7 @@ class Member:
                 self._consider_working(state)
             case _Place.IDLE:
                 self._consider_end(state)
-        if not self._is_over() and self._wish and self._wish_term != state.term:
+        if not self.is_over and self._wish and self._wish_term != state.term:
             self._wish_term = state.term
             self._wish = replace(self._wish, seq=self._next_seq())
             self.says.append(self._wish)
@@ -224,7 +295,7 @@ class Member:
                 self._tell_last(AllSucceeded(state.number))
             else:
                 self._tell_last(JobClosed("the job has completed", completed=True))
-        return self._is_over()
+        return self.is_over
 
     def _consider_joining(self, state: State, roster: Sequence[Node] | None) -> None:
         assert self._node is not None
@@ -252,7 +323,7 @@ class Member:
         self._say_join(state, state.number)
 
     def _begin(self, state: State, roster: tuple[Node, ...], group_rank: int) -> None:
-        self._number, self._roster_key = state.number, state.roster
+        self._number, self._roster_key, self._nodes = state.number, state.roster, roster
         began = Round(state.number, roster, group_rank, state.restarts, state.changes)
         self._tell(RoundBegan(began), _Place.WORKING)
 
@@ -262,22 +333,28 @@ class Member:
             return
         cause = state.cause
         if state.phase == Phase.FORMING and state.number == self._number + 1 and cause is not None:
-            if not isinstance(cause, NodesLost) or self._node.id not in {node.id for node in cause.nodes}:
+            why = self._why_lost(cause)
+            if not why:
                 self._tell(RoundEnded(self._number, cause), _Place.IDLE)
                 return
-            why = cause.reason
         else:
             why = "this node was not heard of in time"
         self._tell(Ejected(f"the others went on without {self._node.host}: {why}"), _Place.IDLE)
+
+    def _why_lost(self, cause: Cause | None) -> str:
+        """Why the others take this node for lost, if they do."""
+        if not isinstance(cause, NodesLost) or self._node is None:
+            return ""
+        return cause.reason if self._node.id in cause.ids(self._nodes) else ""
 
     # Saying and telling
 
     def _say_join(self, state: State, after: int) -> None:
         assert self._node is not None
-        after = max(after, self._number)  # a store that lost its memory may be behind
+        after = max(after, self._number, self._floor)  # a store that lost its memory may be behind
         if self._said != (state.term, after):
             self._said = state.term, after
-            self.says.append(Join(self._next_seq(), self._node, after))
+            self.says.append(Join(self._next_seq(), self._node, after, self._promised))
 
     def _wish_for(self, wish: Message) -> None:
         self._wish = wish
@@ -291,37 +368,22 @@ class Member:
 
     def _tell(self, event: RendezvousEvent, place: _Place) -> None:
         self._place = place
-        if not isinstance(self._wish, EndJob | Leave):
+        if not isinstance(self._wish, Leave):
             self._wish = None
-        self._shown = -1
+        self._shown = ""
         self.tells.append(event)
 
     def _tell_last(self, event: RendezvousEvent) -> None:
+        self._ending = None
         self._tell(event, _Place.OVER)
 
-    def _is_over(self) -> bool:
-        return self._place == _Place.OVER
-
     def _is_spare(self) -> bool:
+        if self._has_moved:
+            return False
         return self._state is not None and self._node is not None and self._node.id in self._state.spares
 
     def _show(self, state: State) -> None:
-        if state.joined != self._shown and 0 < state.joined < self._rules.min_nodes:
-            self._shown = state.joined
-            self.tells.append(
-                Notice(f"{_of_nodes(state.joined, self._rules.min_nodes)}; waiting for the others")
-            )
-
-    def _why_it_did_not_begin(self) -> str:
-        waited = f"waited {self._rules.join_timeout_ns / 1e9:g} s"
-        state = self._state
-        if state is None:
-            return f"{waited} for any sign of the job"
-        if state.phase == Phase.RUNNING:
-            return f"{waited} for a place in the job, which is full with {self._rules.max_nodes} nodes"
-        here = _of_nodes(max(state.joined, 1), self._rules.min_nodes)
-        return f"{waited} for all nodes: {here}; start the others, or wait longer (--rdzv-conf join_timeout=SECONDS)"
-
-
-def _of_nodes(joined: int, needed: int) -> str:
-    return f"{joined} of {needed} nodes {'is' if joined == 1 else 'are'} here"
+        text = waits_for(self._rules, state)
+        if text and text != self._shown:
+            self._shown = text
+            self.tells.append(Notice(text))

@@ -13,8 +13,9 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from ronde.core import rendezvous_state, round
-from ronde.core.rendezvous_state import PART_NODES, Phase, State
+from ronde.core import round
+from ronde.core.rendezvous import state
+from ronde.core.rendezvous.state import PART_NODES, Phase, State
 from ronde.core.round import Node
 from ronde.errors import ProtocolError, VersionError
 
@@ -91,7 +92,7 @@ def _plain(word: Any) -> Any:
 
 
 def _class(name: str) -> type[Any]:
-    found: type[Any] = getattr(round, name, None) or getattr(rendezvous_state, name)
+    found: type[Any] = getattr(round, name, None) or getattr(state, name)
     return found
 
 

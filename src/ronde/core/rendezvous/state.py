@@ -6,7 +6,8 @@ Keys, all under the job's prefix
     roster/T.N/P        part P of the nodes of round N, as decided in term T; written before the state names it
     inbox/T/messages    a queue: what nodes say to the leader of term T
     alive/ID            held by node ID for as long as it lives
-    beat/ID             the `Beat` of node ID, a new one every heartbeat
+    grip/ID             held by node ID, and set by it to another value: see `core/rendezvous/presence`
+    beat/ID             the `Beat` of node ID, a new one every heartbeat; stays until a round has begun without the node
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ __all__ = [
     "STATE",
     "Beat",
     "Cause",
-    "EndJob",
     "Fail",
     "Join",
     "Leave",
@@ -68,7 +68,8 @@ class Rules:
 
     `min_slots`: what all nodes of a round must have together. `spares`: so many nodes may wait for a place without
     limit. `places_are_given`: every node wishes for its group rank, and of two that wish for the same only one gets in
-    (`static`).
+    (`static`). `rehost`: nodes that lose the store may meet at that of another node (`quorum`). `gives_way`:
+    when no restart is left, a failure costs the job the node where it was, and not its life.
     """
 
     min_nodes: int = 1
@@ -80,6 +81,13 @@ class Rules:
     missing_beats: int = 3
     places_are_given: bool = False
     min_slots: int = 0
+    rehost: bool = False
+    gives_way: bool = False
+
+    @property
+    def silence_ns(self) -> int:
+        """How long a node may be silent."""
+        return self.missing_beats * self.heartbeat_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,7 @@ class Terms:
     heartbeat_ns: int
     missing_beats: int
     places_are_given: bool
+    rehost: bool
 
     @classmethod
     def of(cls, rules: Rules, budget: Budget) -> Terms:
@@ -105,6 +114,7 @@ class Terms:
             rules.heartbeat_ns,
             rules.missing_beats,
             rules.places_are_given,
+            rules.rehost,
         )
 
     def difference(self, jobs: Terms) -> str:
@@ -153,11 +163,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that the nodes have agreed on. Only the leader of the term writes it, until another takes over.
+    """Everything that the nodes have agreed on. The leader of the term writes it, until another takes over; but whoever
+    ends the job writes that itself.
 
     `version` makes every written state different from all others. `cause`: why round `number - 1` ended. `largest`: the
     most nodes that a round has had. `joined` and `waiting` (how many nodes wait while others form or run a round) may
-    lag behind. `spares`: ids of those who wait without limit.
+    lag behind, and so may `missing`: so many nodes of the last round must come before the next one can begin.
+    `has_moved`: the last round began at another place, where others may still be (`quorum`). `spares`: ids
+    of those who wait without limit.
     """
 
     terms: Terms
@@ -177,15 +190,41 @@ class State:
     refused: tuple[Refused, ...] = ()
     reason: str = ""  # why the job is closed
     failure: Failure | None = None
+    has_moved: bool = False
+    missing: int = 0
 
-    def restored(self, leader: str, found: State | None) -> State:
-        """Return what to write into a store that has lost this state, and has this older one (or none)."""
+    @property
+    def is_open(self) -> bool:
+        """Whether the job goes on."""
+        return self.phase is Phase.FORMING or self.phase is Phase.RUNNING
+
+    def is_newer(self, other: State, elsewhere: bool) -> bool:
+        """Return whether this state counts, and not the other one; `elsewhere`: which comes from another place."""
+        if elsewhere and self._begun != other._begun:
+            return self._begun > other._begun
+        if elsewhere and self.is_open != other.is_open:
+            return other.is_open  # who came here first has ended the job
+        if self.is_open and other.is_open and self.number != other.number:
+            # Who was frozen may have written its old round often since the store has lost its memory.
+            return self.number > other.number
+        return self.version > other.version
+
+    @property
+    def _begun(self) -> int:
+        return self.roster.number if self.roster else -1
+
+    def restored(self, leader: str, found: State | None, elsewhere: bool = False) -> State:
+        """Return what to write into a store that has lost this state, and has this older one (or none).
+
+        `elsewhere`: it is not the store where this state was.
+        """
         return replace(
             self,
             leader=leader,
             term=max(self.term, found.term if found else 0) + 1,
             version=max(self.version, found.version if found else 0) + 1,
             number=self.number + (self.phase == Phase.FORMING),  # somebody may have seen that one begin
+            has_moved=self.has_moved or elsewhere,
         )
 
 
@@ -194,11 +233,15 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The node wants to be in a round later than `after`: it has no workers running."""
+    """The node wants to be in a round later than `after`: it has no workers running.
+
+    `promised`: it has asked elsewhere for a place in the round after this one, and does not know what came of it.
+    """
 
     seq: int
     node: Node
     after: int
+    promised: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,18 +273,7 @@ class Leave:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndJob:
-    """The node wants the job to end; `round` is the latest that it knows of."""
-
-    seq: int
-    id: str
-    host: str
-    round: int
-    reason: str
-
-
-Message = Join | Fail | Succeed | Leave | EndJob
+Message = Join | Fail | Succeed | Leave
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,279 @@
+// The border to Python of a store's client: one request and its answer in one call, because a client makes many. Where
+// hundreds of clients share a few cores, each finds the caches cold, and every line of Python costs several times what
+// it does in a loop: so the way on which nothing goes wrong has none but the method that the user calls.
+//
+// Plain functions of the C API. When the interpreter ends, a daemon thread that wants the GIL back is unwound by
+// force, and neither nanobind's dispatch nor the destructor of its gil_scoped_release lets that through: it would
+// abort.
+#define PY_SSIZE_T_CLEAN
+#include <nanobind/nanobind.h>
+#include <structmember.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <string_view>
+
+#include "bind_border.h"
+#include "store_request.h"
+
+namespace ronde {
+namespace {
+
+constexpr Py_ssize_t kLongestKey = 1024;        // of one that Python need not look at
+constexpr uint64_t kPatience = 60'000'000'000;  // how long the server may take, beyond the request's timeout
+
+bool read_bytes(PyObject* object, std::string_view& view) {
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(object, &data, &size) != 0) return false;
+  view = {data, static_cast<size_t>(size)};
+  return true;
+}
+
+PyObject* set_connection_error(int error) {
+  switch (error) {
+    case 0:
+      if (PyObject* const errors = PyImport_ImportModule("ronde.errors")) {
+        if (PyObject* const type = PyObject_GetAttrString(errors, "ProtocolError")) {
+          PyErr_SetString(type, "an answer of the store makes no sense");
+          Py_DECREF(type);
+        }
+        Py_DECREF(errors);
+      }
+      return nullptr;
+    case ETIMEDOUT:
+      PyErr_SetString(PyExc_TimeoutError, "it does not answer");
+      return nullptr;
+    case ECONNRESET:
+      PyErr_SetString(PyExc_ConnectionResetError, "the connection was closed by the other end");
+      return nullptr;
+    default:
+      errno = error;
+      return PyErr_SetFromErrno(PyExc_OSError);
+  }
+}
+
+bool signal_handler_raised() {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const bool raised = PyErr_CheckSignals() != 0;
+  PyGILState_Release(state);
+  return raised;
+}
+
+// How an exchange went, if it did not go well: interrupted, and what the handler raised is set; or the connection
+// broke.
+struct Trouble {
+  bool interrupted = false;
+  std::optional<int> broken;
+
+  explicit operator bool() const { return interrupted || broken; }
+};
+
+// Lets go of the interpreter for as long as it takes.
+Trouble exchange(int fd, const StoreRequest& request, StoreAnswer& answer) {
+  Trouble trouble;
+  PyThreadState* const state = PyEval_SaveThread();
+  try {
+    ask_store(fd, request, kPatience, answer, [] { return signal_handler_raised(); });
+  } catch (const StoreConnectionError& error) {
+    trouble.broken = error.error;
+  } catch (const Interrupted&) {
+    trouble.interrupted = true;
+  } catch (const std::bad_alloc&) {
+    trouble.broken = ENOMEM;
+  }
+  PyEval_RestoreThread(state);
+  return trouble;
+}
+
+Py_ssize_t size_of(std::string_view view) { return static_cast<Py_ssize_t>(view.size()); }
+
+// ask_store(fd, operation, number, timeout_ns, key, argument) -> (status, value)
+PyObject* ask(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 6) {
+    PyErr_SetString(PyExc_TypeError, "ask_store takes six arguments");
+    return nullptr;
+  }
+  StoreRequest request;
+  const int fd = static_cast<int>(PyLong_AsLong(arguments[0]));
+  request.operation = static_cast<uint8_t>(PyLong_AsLong(arguments[1]));
+  request.number = PyLong_AsUnsignedLongLong(arguments[2]);
+  request.timeout_ns = PyLong_AsUnsignedLongLong(arguments[3]);
+  if (PyErr_Occurred() || !read_bytes(arguments[4], request.key) || !read_bytes(arguments[5], request.argument)) {
+    return nullptr;
+  }
+  StoreAnswer answer;
+  const Trouble trouble = exchange(fd, request, answer);
+  if (trouble.interrupted) return nullptr;
+  if (trouble.broken) return set_connection_error(*trouble.broken);
+  return Py_BuildValue("(iy#)", answer.status(), answer.value().data(), size_of(answer.value()));
+}
+
+// StoreLine: what StoreClient is made of. `_fd` is its connection, -1 where there is none; `_number` is that of its
+// last request that must not be done twice; `_lock`, a threading.Lock, is held by whoever asks, and by `_ask_again`.
+struct Line {
+  PyObject_HEAD PyObject* lock;
+  unsigned long long number;
+  int fd;
+};
+
+PyObject *acquire_name = nullptr, *release_name = nullptr;
+
+// Operations whose key is empty: WAIT, CHECK, NUM_KEYS, MULTI_GET, MULTI_SET and WATCH of wire.py.
+constexpr uint32_t kNameless = 1u << 3 | 1u << 7 | 1u << 8 | 1u << 10 | 1u << 11 | 1u << 16;
+
+// Reads a key: text, or None where the operation has none. Whatever is unusual is left to `_check_key`, which raises.
+bool read_key(PyObject* self, PyObject* key, uint8_t operation, std::string_view& view) {
+  if (key == Py_None && operation < 32 && (kNameless >> operation & 1) != 0) {
+    view = "";  // not one without an address, which Python would take for None
+    return true;
+  }
+  if (PyUnicode_Check(key)) {
+    Py_ssize_t size = 0;
+    const char* const data = PyUnicode_AsUTF8AndSize(key, &size);
+    if (data != nullptr && size > 0 && size <= kLongestKey) {
+      view = {data, static_cast<size_t>(size)};
+      return true;
+    }
+    PyErr_Clear();
+  }
+  PyObject* const checked = PyObject_CallMethod(self, "_check_key", "O", key);
+  if (checked != nullptr) PyErr_SetString(PyExc_ValueError, "a store's key is not as it should be");
+  Py_XDECREF(checked);
+  return false;
+}
+
+bool read_timeout(PyObject* number, uint64_t& timeout_ns) {
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+  if (value == -1 && PyErr_Occurred()) return false;
+  timeout_ns = overflow > 0 ? INT64_MAX : overflow < 0 || value < 0 ? 0 : static_cast<uint64_t>(value);
+  return true;
+}
+
+// Hands a request on to Python whose connection has broken, as the exception that is set says.
+PyObject* ask_again(PyObject* self, const StoreRequest& request, int64_t began_ns) {
+  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &error, &trace);
+  PyErr_NormalizeException(&type, &error, &trace);
+  PyObject* const answer = PyObject_CallMethod(
+      self, "_ask_again", "iy#y#KKLO", request.operation, request.key.data(), size_of(request.key),
+      request.argument.data(), size_of(request.argument), static_cast<unsigned long long>(request.timeout_ns),
+      static_cast<unsigned long long>(request.number), static_cast<long long>(began_ns), error);
+  Py_XDECREF(type);
+  Py_XDECREF(error);
+  Py_XDECREF(trace);
+  return answer;
+}
+
+PyObject* ask_locked(Line* line, StoreRequest& request, bool once) {
+  PyObject* const self = reinterpret_cast<PyObject*>(line);
+  if (once) request.number = ++line->number;
+  const int fd = line->fd;
+  const int64_t began_ns = std::chrono::steady_clock::now().time_since_epoch().count();  // Python's monotonic clock
+  StoreAnswer answer;
+  const Trouble trouble = exchange(fd, request, answer);
+  if (trouble) {
+    if (trouble.broken) set_connection_error(*trouble.broken);
+    if (trouble.broken.value_or(0) != 0) return ask_again(self, request, began_ns);
+    // The answer may still come: never take it for that to another request. A signal handler may have closed it.
+    if (line->fd == fd) shutdown(fd, SHUT_RDWR);
+    return nullptr;
+  }
+  const std::string_view value = answer.value();
+  switch (answer.status()) {
+    case 0:
+      return PyBytes_FromStringAndSize(value.data(), size_of(value));
+    case 1:
+      Py_RETURN_NONE;
+    default:
+      return PyObject_CallMethod(self, "_judge", "iy#", answer.status(), value.data(), size_of(value));
+  }
+}
+
+// _ask(operation, key, argument, timeout_ns, once) -> the value of the answer, or None if that says ABSENT
+PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 5) {
+    PyErr_SetString(PyExc_TypeError, "_ask takes five arguments");
+    return nullptr;
+  }
+  StoreRequest request;
+  request.operation = static_cast<uint8_t>(PyLong_AsLong(arguments[0]));
+  if (PyErr_Occurred() || !read_key(self, arguments[1], request.operation, request.key) ||
+      !read_bytes(arguments[2], request.argument) || !read_timeout(arguments[3], request.timeout_ns)) {
+    return nullptr;
+  }
+  Line* const line = reinterpret_cast<Line*>(self);
+  PyObject* const lock = line->lock;  // a signal handler may fork, and in its child the client gets another
+  if (lock == nullptr) {
+    PyErr_SetString(PyExc_AttributeError, "_lock");
+    return nullptr;
+  }
+  Py_INCREF(lock);
+  PyObject* answer = nullptr;
+  if (PyObject* const acquired = PyObject_CallMethodObjArgs(lock, acquire_name, nullptr)) {
+    Py_DECREF(acquired);
+    answer = ask_locked(line, request, PyObject_IsTrue(arguments[4]) == 1);
+    PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
+    if (answer == nullptr) PyErr_Fetch(&type, &error, &trace);
+    PyObject* const released = PyObject_CallMethodObjArgs(lock, release_name, nullptr);
+    if (released == nullptr) PyErr_Clear();
+    Py_XDECREF(released);
+    if (answer == nullptr) PyErr_Restore(type, error, trace);
+  }
+  Py_DECREF(lock);
+  return answer;
+}
+
+void line_dealloc(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  Py_XDECREF(reinterpret_cast<Line*>(self)->lock);
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+PyMemberDef line_members[] = {
+    {"_lock", T_OBJECT_EX, offsetof(Line, lock), 0, nullptr},
+    {"_number", T_ULONGLONG, offsetof(Line, number), 0, nullptr},
+    {"_fd", T_INT, offsetof(Line, fd), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyMethodDef line_methods[] = {
+    {"_ask", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(line_ask)), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot line_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(line_dealloc)},
+    {Py_tp_members, line_members},
+    {Py_tp_methods, line_methods},
+    {0, nullptr},
+};
+
+PyType_Spec line_spec = {"ronde._native.StoreLine", sizeof(Line), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                         line_slots};
+
+PyMethodDef methods[] = {
+    {"ask_store", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ask)), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+void bind_store(nb::module_& module) {
+  acquire_name = PyUnicode_InternFromString("acquire");
+  release_name = PyUnicode_InternFromString("release");
+  PyObject* const line = acquire_name && release_name ? PyType_FromSpec(&line_spec) : nullptr;
+  if (line == nullptr || PyModule_AddObject(module.ptr(), "StoreLine", line) != 0 ||
+      PyModule_AddFunctions(module.ptr(), methods) != 0) {
+    throw nb::python_error();
+  }
+}
+
+}  // namespace ronde

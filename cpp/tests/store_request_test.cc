@@ -1,0 +1,179 @@
+// A client's request and the answers that a server may send: in pieces, long, none, nonsense, late; and signals.
+#include "store_request.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "check.h"
+#include "descriptor.h"
+#include "error.h"
+
+namespace ronde {
+namespace {
+
+constexpr uint64_t kMinute = 60'000'000'000;
+
+// A server that takes one request and then does what it is told with its end of the connection.
+class Server {
+ public:
+  explicit Server(size_t request_bytes, std::function<void(int fd, const std::string& request)> act) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    client_ = Descriptor(ends[0]);
+    const timeval limit{0, 20'000};
+    setsockopt(client_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    thread_ = std::thread([act = std::move(act), request_bytes, end = Descriptor(ends[1])] {
+      std::string request(request_bytes, '\0');
+      for (size_t have = 0; have < request_bytes;) {
+        const ssize_t got = recv(end.get(), request.data() + have, request_bytes - have, 0);
+        CHECK(got > 0);
+        have += static_cast<size_t>(got);
+      }
+      act(end.get(), request);
+    });
+  }
+  ~Server() { thread_.join(); }
+
+  int fd() const { return client_.get(); }
+
+ private:
+  Descriptor client_;
+  std::thread thread_;
+};
+
+std::string answer_of(char status, const std::string& value) {
+  const size_t rest = value.size() + 1;
+  std::string frame;
+  for (int shift = 24; shift >= 0; shift -= 8) frame += static_cast<char>(rest >> shift);
+  return frame + status + value;
+}
+
+void send_all(int fd, const std::string& data) {
+  CHECK(send(fd, data.data(), data.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(data.size()));
+}
+
+const auto kNoSignals = [] { return false; };
+const StoreRequest kRequest{3, 7, 0, "key", "12"};
+constexpr size_t kRequestBytes = 23 + 3 + 2;
+
+void the_frame_is_as_the_server_reads_it() {
+  StoreAnswer answer;
+  Server server(kRequestBytes, [](int fd, const std::string& request) {
+    CHECK(request == std::string("\0\0\0\x18\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0\0\x03key12", kRequestBytes));
+    send_all(fd, answer_of(0, "45"));
+  });
+  ask_store(server.fd(), kRequest, kMinute, answer, kNoSignals);
+  CHECK(answer.status() == 0 && answer.value() == "45");
+}
+
+void an_answer_may_come_in_pieces() {
+  StoreAnswer answer;
+  Server server(kRequestBytes, [](int fd, const std::string&) {
+    for (const char byte : answer_of(1, "value")) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      send_all(fd, std::string(1, byte));
+    }
+  });
+  ask_store(server.fd(), kRequest, kMinute, answer, kNoSignals);
+  CHECK(answer.status() == 1 && answer.value() == "value");
+}
+
+void both_may_be_long() {
+  const std::string sent(300'000, 'a');
+  StoreRequest request = kRequest;
+  request.argument = sent;
+  StoreAnswer answer;
+  Server server(kRequestBytes - 2 + sent.size(), [](int fd, const std::string& request) {
+    send_all(fd, answer_of(0, request.substr(kRequestBytes - 2) + "b"));
+  });
+  ask_store(server.fd(), request, kMinute, answer, kNoSignals);
+  CHECK(answer.value() == sent + "b");
+}
+
+void what_ends_the_connection_is_told(const std::string& reply, int error) {
+  StoreAnswer answer;
+  Server server(kRequestBytes, [&](int fd, const std::string&) { send_all(fd, reply); });
+  try {
+    ask_store(server.fd(), kRequest, kMinute, answer, kNoSignals);
+    CHECK(false);
+  } catch (const StoreConnectionError& broken) {
+    CHECK(broken.error == error);
+  }
+}
+
+void a_silent_server_is_given_up() {
+  StoreAnswer answer;
+  Server server(kRequestBytes, [](int fd, const std::string&) {
+    char byte;
+    CHECK(recv(fd, &byte, 1, 0) <= 0);  // until the client hangs up
+  });
+  const uint64_t patience_ns = 50'000'000;
+  try {
+    ask_store(server.fd(), kRequest, patience_ns, answer, kNoSignals);
+    CHECK(false);
+  } catch (const StoreConnectionError& broken) {
+    CHECK(broken.error == ETIMEDOUT);
+  }
+  shutdown(server.fd(), SHUT_RDWR);
+}
+
+void a_signal_may_end_the_wait() {
+  struct sigaction action{};
+  action.sa_handler = [](int) {};
+  sigaction(SIGUSR1, &action, nullptr);
+  StoreAnswer answer;
+  Server server(kRequestBytes, [waiting = pthread_self()](int fd, const std::string&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    pthread_kill(waiting, SIGUSR1);
+    char byte;
+    CHECK(recv(fd, &byte, 1, 0) <= 0);
+  });
+  CHECK_THROWS(ask_store(server.fd(), kRequest, kMinute, answer, [] { return true; }), Interrupted);
+  shutdown(server.fd(), SHUT_RDWR);
+}
+
+void a_server_reads_what_a_client_writes() {
+  const std::string frame("\0\0\0\x18\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\x01\xff\0\x03key12", kRequestBytes);
+  const auto request = read_request(frame);
+  CHECK(request && request->operation == 3 && request->number == 7 && request->timeout_ns == 511);
+  CHECK(request->key == "key" && request->argument == "12");
+}
+
+void what_is_no_whole_frame_is_not_read() {
+  const std::string frame("\0\0\0\x18\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0\0\x03key12", kRequestBytes);
+  for (size_t size = 0; size < frame.size(); ++size) CHECK(!read_request(frame.substr(0, size)));
+  CHECK(!read_request(frame + "more"));
+  std::string long_key = frame;
+  long_key[22] = 6;  // longer than all that follows
+  CHECK(!read_request(long_key));
+  long_key[22] = 5;
+  CHECK(read_request(long_key)->argument.empty());
+  CHECK(!read_request(std::string("\xff\xff\xff\xff", 4) + frame.substr(4)));
+}
+
+}  // namespace
+}  // namespace ronde
+
+int main() {
+  using namespace ronde;
+  the_frame_is_as_the_server_reads_it();
+  an_answer_may_come_in_pieces();
+  both_may_be_long();
+  what_ends_the_connection_is_told("", ECONNRESET);
+  what_ends_the_connection_is_told(answer_of(0, "all of it").substr(0, 8), ECONNRESET);
+  what_ends_the_connection_is_told(std::string("\0\0\0\0\0", 5), 0);
+  what_ends_the_connection_is_told(std::string("\xff\xff\xff\xff\0", 5), 0);
+  what_ends_the_connection_is_told(answer_of(0, "") + "more", 0);
+  a_silent_server_is_given_up();
+  a_signal_may_end_the_wait();
+  a_server_reads_what_a_client_writes();
+  what_is_no_whole_frame_is_not_read();
+}

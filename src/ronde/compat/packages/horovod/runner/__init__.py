@@ -1,0 +1,92 @@
+"""`horovod.runner`: `horovod.run`, answered by `ronde.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ronde.core.host_list import parse_hostfile, parse_hosts, place
+from ronde.errors import UsageError
+from ronde.launch.callables import ElasticLaunch
+from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
+from ronde.launch.hosts import is_here
+from ronde.net.addresses import addresses_here
+
+__all__ = ["run"]
+
+R = TypeVar("R")
+
+_ELASTIC = ("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "min_np", "max_np")
+
+
+def run(
+    func: Callable[..., R],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[R]:
+    """Call `func(*args, **kwargs)` in `num_proc` (or `np`) processes of this machine; return the results by rank.
+
+    Raises RemoteError, which is a RuntimeError, if one fails, and UsageError, which is a ValueError, for what only
+    Horovod can do: other machines, which `ronde run -H` reaches, and numbers of processes that change.
+    """
+    given = locals()
+    for name in ("mpi_args", "executable", *_ELASTIC):
+        if given[name] is not None:
+            raise UsageError(
+                f"horovod.run({name}=...) is not there: Ronde answers for Horovod in this process"
+            )
+    if hosts is not None and hostfile is not None:
+        raise UsageError("horovod.run: hosts and hostfile contradict each other: both name the hosts")
+    if use_gloo and use_mpi:
+        raise UsageError("horovod.run: use_gloo and use_mpi contradict each other: leave both out")
+    workers = np if np is not None and num_proc == 1 else num_proc
+    _check_hosts(hosts, hostfile, workers)
+    outputs = Outputs()
+    if output_filename is not None:
+        outputs = Outputs(log_dir=output_filename, tee={-1: Std.ALL}, by_rank=True)
+    launch = ElasticLaunch(LaunchConfig(WorkerSpec(argv=(), slots=workers), outputs=outputs), func)
+    results = launch(*args, **(kwargs or {}))
+    return [results[rank] for rank in sorted(results)]
+
+
+def _check_hosts(hosts: str | None, hostfile: str | None, workers: int) -> None:
+    """Raise UsageError unless all hosts are this one, and have slots for all workers."""
+    if hostfile is not None:
+        try:
+            with open(hostfile, encoding="utf-8") as file:
+                listed = parse_hostfile(file.read(), hostfile)
+        except OSError as error:
+            raise UsageError(f"horovod.run: cannot read the hostfile {hostfile}: {error.strerror}") from None
+    elif hosts is not None:
+        listed = parse_hosts(hosts)
+    else:
+        return
+    own = addresses_here()
+    for host in place(listed, workers):
+        if not is_here(host.name, own):
+            raise UsageError(
+                f"horovod.run starts processes on this machine only, and {host.name} is another one: start the script "
+                "itself on all of them, by ronde run --horovod -H"
+            )

@@ -1,0 +1,111 @@
+"""Does the leader live? As one member sees it. Pure.
+
+Rules
+
+1. A leader whose held key is gone is lost; so is one that is silent for `missing_beats` heartbeats, and is found silent
+   when it is looked at once more.
+2. Who takes its place counts it as dead at once only if it has seen that the leader held its key, with our grip as it
+   still is. After a store was away the leader may be on its way: then silence decides alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ronde.core.rendezvous.effects import Values
+from ronde.core.rendezvous.state import ALIVE, Rules, alive_key, beat_key
+
+__all__ = ["Lookout", "Loss"]
+
+
+class Loss(NamedTuple):
+    """A leader that is lost: whether by silence, or else whether it was seen before."""
+
+    leader: str
+    is_silent: bool
+    was_sighted: bool
+    last_beat: bytes | None
+
+
+class Lookout:
+    """The machine. `loss`: the leader is lost, and how."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.loss: Loss | None = None
+        self._rules = rules
+        self._leader, self._term = "", -1
+        self._seen_ns = 0  # when it last showed that it lives
+        self._last_beat: bytes | None = None
+        self._is_sighted = False
+        self._may_be_on_its_way = False
+        self._is_judging = False  # it is looked at once more
+
+    def begin_again(self, now_ns: int) -> None:
+        """The store was away, or is another one."""
+        self._leader, self._term = "", -1
+        self.revive(now_ns)
+        self._may_be_on_its_way = True
+
+    def revive(self, now_ns: int) -> None:
+        """There is a sign of the leader, or we know nothing."""
+        self.loss, self._seen_ns, self._is_judging = None, now_ns, False
+
+    def follow(self, now_ns: int, leader: str, term: int) -> bool:
+        """This one leads. Returns whether that is news, and it is to be looked at."""
+        if (leader, term) == (self._leader, self._term):
+            return False
+        is_first = self._term < 0
+        self.revive(now_ns)
+        self._leader, self._term, self._last_beat = leader, term, None
+        self._is_sighted, self._may_be_on_its_way = False, self._may_be_on_its_way and is_first
+        if not leader:  # nobody does yet
+            self.loss = Loss(leader, False, False, None)
+        return bool(leader)
+
+    def overslept(self, now_ns: int) -> None:
+        """We know nothing of how long the leader was silent."""
+        self._seen_ns = now_ns
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When `must_judge` is to be asked."""
+        return (
+            None
+            if self._is_judging or self.loss or self._term < 0
+            else self._seen_ns + self._rules.silence_ns
+        )
+
+    def must_judge(self, now_ns: int) -> bool:
+        """Whether it is silent for so long that it has to be looked at once more."""
+        wake_ns = self.wake_ns
+        if wake_ns is None or now_ns < wake_ns:
+            return False
+        self._is_judging = True
+        return True
+
+    @property
+    def looked_at(self) -> Values:
+        """Which keys show whether it lives."""
+        return {alive_key(self._leader): None, beat_key(self._leader): self._last_beat}
+
+    @property
+    def watched(self) -> Values:
+        """Which keys are to be watched."""
+        return {alive_key(self._leader): ALIVE, beat_key(self._leader): self._last_beat}
+
+    def see(self, now_ns: int, asked: Values, changed: Values) -> bool:
+        """Something was seen, and our grip is as it was. Returns whether the leader is to be looked at."""
+        alive, beat = alive_key(self._leader), beat_key(self._leader)
+        if changed.get(beat) is not None:
+            self._last_beat, self._seen_ns = changed[beat], now_ns
+        if alive not in asked:
+            return alive in changed and (changed[alive] is None or not self._is_sighted)
+        is_silent = self._is_judging and beat not in changed
+        self._is_judging = False
+        if changed.get(alive) is not None:
+            self._is_sighted, self._may_be_on_its_way = True, False
+        elif not self._may_be_on_its_way:
+            self.loss = self.loss or Loss(self._leader, False, self._is_sighted, self._last_beat)
+        if is_silent:
+            self.loss = self.loss or Loss(self._leader, True, self._is_sighted, self._last_beat)
+        return False

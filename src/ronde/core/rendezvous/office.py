@@ -1,0 +1,190 @@
+"""What is around the leader: it gets the news piece by piece, and understands what the keys of the nodes say. Pure.
+
+A node whose held key is gone is dead at once if it was *sighted* in this office: if we have seen it hold its key, or it
+has said something to this office (it held its key then). Our grip is older than the office and the office ends with it,
+so the store was not away since. All others may be on their way, and silence decides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from ronde.core.rendezvous.effects import (
+    Delete,
+    Effect,
+    Event,
+    Forget,
+    Knock,
+    Knocked,
+    Look,
+    Popped,
+    Seen,
+    Values,
+)
+from ronde.core.rendezvous.leader import Leader
+from ronde.core.rendezvous.lookout import Loss
+from ronde.core.rendezvous.state import (
+    ALIVE,
+    Beat,
+    Fail,
+    Join,
+    Leave,
+    Message,
+    Rules,
+    State,
+    Succeed,
+    alive_key,
+    beat_key,
+    inbox,
+)
+from ronde.core.rendezvous.text import decode
+from ronde.core.round import Node
+from ronde.errors import ProtocolError
+
+__all__ = ["Office"]
+
+CONNECTION_LOST = "lost the connection to the others"
+
+
+class Office:
+    """The machine. `leader` is who decides; `effects` collects what is to be done, take them after each call."""
+
+    def __init__(
+        self, rules: Rules, state: State, roster: Sequence[Node], now_ns: int, grip: Values | None = None
+    ) -> None:
+        """`grip`: what to look at together with keys that others hold; it is intact in whatever is `put`."""
+        self._rules = rules
+        self.leader = Leader(rules, state, roster, now_ns)
+        self.effects: list[Effect] = []
+        self.must_watch = False  # those who came since
+        self._backlog: deque[Event] = deque()
+        self._beats: dict[str, bytes | None] = {}  # as they were read last, by node
+        self._grip = grip or {}
+        self._sighted: set[str] = set()
+        self._unsure = set(self.leader.nodes)  # whose held keys are looked at when beats are read
+
+    def put(self, event: Event) -> None:
+        """Something has happened; `work` comes to it."""
+        self._backlog.append(event)
+
+    def work(self, now_ns: int) -> bool:
+        """Go on until nothing is left. Returns whether there is something to write, before anything else is done."""
+        leader = self.leader
+        while not leader.is_urgent:
+            if self._backlog:
+                self._pass_on(now_ns, self._backlog.popleft())
+            elif leader.state.is_open and now_ns >= leader.wake_ns:
+                self._tick(now_ns)
+            else:
+                return False
+        leader.is_urgent = False
+        return True
+
+    def written(self, before: State | None, state: State) -> None:
+        """Ours is the state now; what the one before needed may go."""
+        self.leader.state = replace(self.leader.state, version=state.version)
+        is_new = before is None or before.roster != state.roster
+        if before and before.roster and is_new:
+            self.effects.append(Forget(before.roster.prefix))
+        if is_new:
+            self._forget_departed()
+
+    def closed(self, state: State) -> None:
+        """There is nothing more to decide, whoever has closed the job."""
+        self.leader.state, self.leader.is_urgent = state, False
+        self._forget_departed()
+
+    def _forget_departed(self) -> None:
+        if departed := self.leader.departed:
+            self.effects.append(Delete(tuple(map(beat_key, sorted(departed)))))
+            departed.clear()
+
+    def succeed(self, now_ns: int, loss: Loss) -> None:
+        """This leader takes the place of a lost one."""
+        self._see(now_ns, {}, {beat_key(loss.leader): loss.last_beat})
+        if loss.is_silent:
+            self.leader.lose(now_ns, {loss.leader}, f"was silent for {self._rules.silence_ns / 1e9:g} s")
+        elif loss.was_sighted:
+            self._sighted.add(loss.leader)
+            self._look_at({loss.leader})
+
+    def _tick(self, now_ns: int) -> None:
+        before = self.leader.state
+        if self.leader.tick(now_ns):
+            self._unsure &= self.leader.nodes
+            self._sighted &= self.leader.nodes
+            self._look_at(self.leader.nodes)
+            self.must_watch = True
+            if doors := self.leader.doors_of_all(now_ns):
+                self.effects.append(Knock(doors, all_or_none=True))
+            if self.leader.state != before:
+                self.leader.is_urgent = True
+
+    def _pass_on(self, now_ns: int, event: Event) -> None:
+        ours = inbox(self.leader.state.term)
+        match event:
+            case Popped(queue, values) if queue == ours:
+                if len(values) > 1:
+                    self._backlog.extendleft(Popped(queue, (value,)) for value in reversed(values))
+                elif values:
+                    self._hear(now_ns, values[0])
+            case Seen(asked, changed):
+                self._see(now_ns, asked, changed)
+            case Knocked(ended):
+                self.leader.know_ended(now_ns, ended, CONNECTION_LOST)
+
+    def _hear(self, now_ns: int, value: bytes) -> None:
+        try:
+            message: Message = decode(value, Join, Fail, Succeed, Leave)  # type: ignore[assignment]
+        except ProtocolError:
+            return  # of another version: that node learns of it by our state
+        sender = message.node.id if isinstance(message, Join) else message.id
+        self._sighted.add(sender)
+        if isinstance(message, Join):
+            self._beats.pop(sender, None)
+        self.leader.hear(now_ns, message)
+
+    def _look_at(self, nodes: Collection[str]) -> None:
+        """At their beats and, where need be, at what they hold: only who is sighted by now can be lost then."""
+        look: dict[str, bytes | None] = {beat_key(node): self._beats.get(node) for node in nodes}
+        unsure = self._unsure.intersection(nodes)
+        look |= {alive_key(node): ALIVE if node in self._sighted else None for node in unsure}
+        self.effects.append(Look({**look, **self._grip}))
+
+    def _see(self, now_ns: int, asked: Values, changed: Values) -> None:
+        beats: dict[str, Beat | None] = {}
+        shown: set[str] = set()
+        for key, value in changed.items():
+            kind, _, node = key.partition("/")
+            if kind == "beat":
+                self._beats[node] = value
+                beats[node] = _beat(value)
+            elif not asked and kind == "alive" and node in self.leader.nodes:
+                shown.add(node)
+        if shown:  # as gone: they may have said something last, and may have come back; or as there
+            self._unsure |= shown
+            self._look_at(shown)
+        asked_of = {key.partition("/")[2] for key in asked if key.startswith("beat/")}
+        if beats or asked_of:
+            self.leader.hear_beats(now_ns, beats, asked_of)
+        held = {key: changed.get(key, known) for key, known in asked.items() if key.startswith("alive/")}
+        there = {key.partition("/")[2] for key, value in held.items() if value is not None}
+        self._sighted |= there
+        self._unsure -= there
+        self.leader.see_here(now_ns, there)
+        lost = {
+            key.partition("/")[2] for key, value in held.items() if value is None and asked[key] is not None
+        }
+        if lost:
+            self.leader.lose(now_ns, lost, CONNECTION_LOST)
+            if doors := self.leader.quorum.doors(lost):
+                self.effects.append(Knock(doors))
+
+
+def _beat(value: bytes | None) -> Beat | None:
+    try:
+        return decode(value, Beat) if value is not None else None
+    except ProtocolError:
+        return None

@@ -1,0 +1,78 @@
+"""When the nodes that a leader looks after showed last that they live, and who is silent for too long. Pure.
+
+1. Beats are read twice per heartbeat, and once more before a node is judged. A judge who overslept starts again.
+2. The first beat that is read of a node may be an old one: only the next shows that it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, KeysView
+from dataclasses import dataclass
+
+from ronde.core.rendezvous.state import Beat, Rules
+
+__all__ = ["Pulses"]
+
+
+@dataclass(slots=True)
+class _Pulse:
+    beat: Beat | None
+    seen_ns: int
+
+
+class Pulses:
+    """The machine. `read_ns`: when beats are to be read next; `asked_ns`: when they were read last."""
+
+    def __init__(self, rules: Rules, nodes: Iterable[str], now_ns: int) -> None:
+        self.silence_ns = (2 * rules.missing_beats - 1) * rules.heartbeat_ns // 2
+        self.read_ns = self.asked_ns = now_ns
+        self._heartbeat_ns = rules.heartbeat_ns
+        self._of = {node: _Pulse(None, now_ns) for node in nodes}
+        self._judged: set[str] = set()  # they are looked at once more
+
+    @property
+    def nodes(self) -> KeysView[str]:
+        """Who is looked after."""
+        return self._of.keys()
+
+    def begin(self, now_ns: int, node: str) -> None:
+        """Look after this node from now on, whatever was known of it."""
+        self._of[node] = _Pulse(None, now_ns)
+
+    def renew(self, now_ns: int, nodes: Iterable[str]) -> None:
+        """There is another reason to believe that these live."""
+        for node in nodes:
+            self._of[node].seen_ns = now_ns
+
+    def end(self, node: str) -> None:
+        """This node need not be looked after."""
+        self._of.pop(node, None)
+
+    def are_due(self, now_ns: int) -> bool:
+        """Whether the beats are to be read now."""
+        if now_ns < self.read_ns:
+            return False
+        if (
+            now_ns - self.read_ns > self._heartbeat_ns
+        ):  # we slept, and know nothing of how long the others did
+            self.renew(now_ns, self._of)
+        self.asked_ns, self.read_ns = now_ns, now_ns + max(self._heartbeat_ns // 2, 1)
+        return True
+
+    def judge(self, now_ns: int) -> None:
+        """Who is silent for too long is lost if the beats that are read now show nothing new."""
+        self._judged = {node for node, pulse in self._of.items() if now_ns - pulse.seen_ns >= self.silence_ns}
+
+    def hear(self, node: str, beat: Beat | None) -> bool:
+        """A beat was read that is not the known one. Returns whether that shows that the node lives."""
+        pulse = self._of[node]
+        shows_life, pulse.beat = pulse.beat is not None, beat
+        if shows_life:
+            pulse.seen_ns = self.asked_ns
+        return shows_life
+
+    def silent(self, asked: Iterable[str], heard: Collection[str]) -> set[str]:
+        """Return those who were looked at once more, in vain: of those `asked` for these were `heard`."""
+        silent = (self._judged & set(asked)) - set(heard)
+        self._judged -= silent
+        return silent

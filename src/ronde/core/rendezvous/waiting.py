@@ -1,0 +1,40 @@
+"""What a node that waits for a round says to people: for whom, and in the end why in vain. Pure."""
+
+from __future__ import annotations
+
+from ronde.core.rendezvous.state import Phase, Rules, State
+
+__all__ = ["waits_for", "waits_in_vain"]
+
+
+def waits_for(rules: Rules, state: State) -> str:
+    """Say for whom this node waits; empty if for nobody in particular."""
+    if 0 < state.joined < rules.min_nodes:
+        return f"{_of_nodes(state.joined, rules.min_nodes)}; waiting for the others"
+    return f"{_missing(state.missing)}; waiting for that" if state.missing else ""
+
+
+def waits_in_vain(rules: Rules, state: State | None, has_moved: bool) -> str:
+    """Say why no round has begun. `has_moved`: this node has, and it is not clear that the others have."""
+    waited = f"waited {rules.join_timeout_ns / 1e9:g} s"
+    if state is None:
+        return f"{waited} for any sign of the job"
+    if state.missing or has_moved:
+        return f"waited in vain: {_missing(state.missing)}"
+    if state.phase == Phase.RUNNING:
+        return f"{waited} for a place in the job, which is full with {rules.max_nodes} nodes"
+    joined = max(state.joined, 1)
+    longer = "or wait longer (--rdzv-conf join_timeout=SECONDS)"
+    if rules.min_slots and joined >= rules.min_nodes:
+        have = "the node here has" if joined == 1 else f"the {joined} nodes here have"
+        return f"{waited} for {rules.min_slots} slots, and {have} fewer; add others, {longer}"
+    return f"{waited} for all nodes: {_of_nodes(joined, rules.min_nodes)}; start the others, {longer}"
+
+
+def _of_nodes(joined: int, needed: int) -> str:
+    return f"{joined} of {needed} nodes {'is' if joined == 1 else 'are'} here"
+
+
+def _missing(count: int) -> str:
+    nodes = "one more node" if count == 1 else f"{count or 'some'} more nodes"
+    return f"{nodes} of the last round must be here, or others that cannot be reached might go on as well"

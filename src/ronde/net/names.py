@@ -1,0 +1,69 @@
+"""Names of hosts as addresses, asked for by threads: a name server that does not answer holds nobody up for long.
+
+1. There is one question at a time for each name. Who cannot wait any longer leaves it open, and who asks next gets its
+   answer.
+2. Until there is an answer the last one counts: the name server may be lost together with the host that is looked for
+   at other places.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["Answer", "Names"]
+
+Answer = Sequence[tuple[Any, ...]]  # of socket.getaddrinfo
+
+
+class Names:
+    """Who asks, and what is known. `ask` finds the addresses of a host and port, or raises OSError."""
+
+    def __init__(self, ask: Callable[[str, int], Answer]) -> None:
+        self._ask = ask
+        self._open: dict[tuple[str, int], _Question] = {}
+        self._known: dict[tuple[str, int], Answer] = {}
+
+    def begin(self, host: str, port: int) -> _Question:
+        """Ask, if nobody does so now."""
+        question = self._open.get((host, port))
+        if question is None or question.pid != os.getpid():  # a thread does not survive a fork
+            question = self._open[host, port] = _Question(lambda: self._ask(host, port))
+        return question
+
+    def find(self, host: str, port: int, within_ns: int) -> Answer:
+        """Return the addresses after `within_ns` at most. Raises OSError if they are not known by then."""
+        name, question = (host, port), self.begin(host, port)
+        if question.done.wait(max(0, within_ns) / 1e9):
+            if self._open.get(name) is question:
+                del self._open[name]
+            if not isinstance(question.answer, OSError):
+                self._known[name] = question.answer
+            elif name not in self._known or question.answer.errno != socket.EAI_AGAIN:
+                raise question.answer.with_traceback(None)
+        elif name not in self._known:
+            raise OSError(errno.ETIMEDOUT, f"no name server has answered yet where {host} is")
+        return self._known[name]
+
+
+class _Question:
+    """One thread that asks; then `done` is set, and `answer` what came of it."""
+
+    def __init__(self, ask: Callable[[], Answer]) -> None:
+        self.pid = os.getpid()
+        self.done = threading.Event()
+        self.answer: Answer | OSError = ()
+        self._ask = ask
+        threading.Thread(target=self._run, name="ronde-names", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.answer = self._ask()
+        except OSError as error:
+            self.answer = error
+        finally:
+            self.done.set()

@@ -1,0 +1,77 @@
+"""What can be learned at the door of a store without going in: whether its process has ended, is there, or is silent.
+
+Only a refusal is certain: the machine says that nobody listens there. A door that opens may be that of a process which
+has stopped, and silence may be a cable that was pulled, anywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from enum import Enum, auto
+
+from ronde.net.addresses import Address, resolve_all
+
+__all__ = ["KNOCK_NS", "Door", "knock", "knock_at_all"]
+
+KNOCK_NS = 10**9
+NAMES_NS = KNOCK_NS // 2  # of it, for a name server
+NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # this machine does not speak IPv6, say
+
+
+class Door(Enum):
+    """What becomes of a connection attempt."""
+
+    OPEN = auto()
+    SILENT = auto()  # nobody says anything, so nobody knows
+    SHUT = auto()  # its machine says that nobody is there
+
+
+def knock(address: Address) -> Door:
+    """Return what becomes of connecting there, after a second at most."""
+    return knock_at_all([address])[0]
+
+
+def knock_at_all(addresses: Sequence[Address]) -> list[Door]:
+    """Return what becomes of connecting to each of them, all at once, after a second at most."""
+    answers: list[list[Door]] = [[] for _ in addresses]
+    with ExitStack() as stack:
+        poll = select.poll()
+        waiting: dict[int, tuple[int, socket.socket]] = {}
+        deadline_ns = time.monotonic_ns() + KNOCK_NS
+        for index, endpoints in enumerate(resolve_all(addresses, NAMES_NS)):
+            for endpoint in endpoints:
+                try:
+                    sock = stack.enter_context(socket.socket(endpoint.family, socket.SOCK_STREAM))
+                    sock.setblocking(False)
+                    error = sock.connect_ex(endpoint.sockaddr)
+                except OSError as failure:  # no descriptor is left, or no IPv6 is spoken here at all
+                    error = failure.errno or errno.EIO
+                if error == errno.EINPROGRESS:
+                    waiting[sock.fileno()] = index, sock
+                    poll.register(sock, select.POLLOUT)
+                elif error not in NO_WAY:
+                    answers[index].append(_door(error))
+        while waiting and (left_ns := deadline_ns - time.monotonic_ns()) > 0:
+            for fd, _ in poll.poll(left_ns / 1e6):
+                index, sock = waiting.pop(fd)
+                poll.unregister(fd)
+                answers[index].append(_door(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
+        for index, _ in waiting.values():
+            answers[index].append(Door.SILENT)
+    return [_best(each) for each in answers]
+
+
+def _door(error: int) -> Door:
+    if error == 0:
+        return Door.OPEN
+    return Door.SHUT if error in (errno.ECONNREFUSED, errno.ENOENT) else Door.SILENT
+
+
+def _best(answers: Sequence[Door]) -> Door:
+    """Of a name with several addresses: it is shut only if none of them is silent."""
+    return next((door for door in Door if door in answers), Door.SILENT)

@@ -1,0 +1,95 @@
+"""The host with the rendezvous' store says nothing any more: who goes on elsewhere, who may not, and who comes back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.hosts.ssh_jobs import RunningJob, wait_for
+
+from ronde.settings import JobKey
+from ronde.testing.hosts import Hosts
+
+PORT = 29_400
+IN = ("unshare", "--uts", "sh", "-c", 'hostname "$1" && shift && exec "$@"', "sh")
+# A silence of three seconds is a death, and who comes late is let in after a moment.
+QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=0.3"
+
+SCRIPT = """
+import os, socket, time
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} on {socket.gethostname()}", flush=True)
+while not os.path.exists("done"):
+    time.sleep(0.02)
+"""
+
+
+class World:
+    """Hosts with an agent each; the first one serves the store."""
+
+    def __init__(self, hosts: Hosts, stack: ExitStack, folder: Path) -> None:
+        self.hosts = hosts
+        self.stack = stack
+        self.folder = folder
+        self.agents: dict[int, RunningJob] = {}
+        self.heard: dict[int, int] = {}  # how much of their output
+        self.environ = {**os.environ, "RONDE_JOB_KEY": JobKey.generate().hex(), "PYTHONUNBUFFERED": "1"}
+        (folder / "script.py").write_text(SCRIPT)
+
+    def start(self, host: int, nodes: str) -> RunningJob:
+        command = [*self.hosts.command(host), *IN, f"host-{host}", sys.executable, "-m", "ronde", "run"]
+        command += ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-conf", QUICK]
+        command += ["--rdzv-endpoint", f"{self.hosts.ipv4(0)}:{PORT}", "script.py"]
+        self.agents[host] = self.stack.enter_context(RunningJob(command, self.environ, self.folder))
+        return self.agents[host]
+
+    def works(self, *hosts: int) -> None:
+        """Wait until the workers of these hosts, and of no others, are in a world; what they said before is old."""
+        for host in hosts:
+            agent, old = self.agents[host], self.heard.get(host, 0)
+            text = f"of {len(hosts)} on host-{host}"
+            wait_for(lambda: text in agent.out()[old:] or agent.process.poll() is not None)  # noqa: B023
+            assert text in agent.out()[old:], agent.err()
+            self.heard[host] = len(agent.out())
+
+    def part(self, *sides: tuple[int, ...], how: str = "block") -> None:
+        """Nothing that one side sends reaches another."""
+        for side in sides:
+            for sender in side:
+                for receiver in (host for other in sides if other != side for host in other):
+                    getattr(self.hosts, how)(sender, receiver)
+
+    def done(self) -> None:
+        """Let the workers succeed."""
+        (self.folder / "done").touch()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with Hosts(4) as hosts, ExitStack() as stack:
+        yield World(hosts, stack, tmp_path)
+
+
+def test_most_nodes_go_on_without_the_store_and_its_host_takes_nobody_back(world: World) -> None:
+    for host in range(3):
+        world.start(host, "1:4")
+    world.works(0, 1, 2)
+    world.part((0, 3), (1, 2))
+    newcomer = world.start(3, "1:4")  # it finds the store, and its host, but that is not the job any more
+    world.works(1, 2)
+    cut = world.agents[0]
+    wait_for(lambda: "one more node of the last round must be here" in cut.err())
+    time.sleep(1)  # its last call
+    assert (newcomer.out(), len(cut.out())) == ("", world.heard[0])
+    world.part((0, 3), (1, 2), how="unblock")
+    world.works(0, 1, 2, 3)
+    for agent in (cut, newcomer):
+        assert f"the job goes on at tcp:{world.hosts.ipv4(1)}:" in agent.err()
+    world.done()
+    for agent in world.agents.values():
+        code, _, err = agent.end()
+        assert code == 0, err

@@ -1,0 +1,288 @@
+"""What a leader believes when held keys are gone: that nodes are dead, or that the store was away."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from tests.sim.rendezvous_store import SimStore
+
+from ronde.core.rendezvous.effects import (
+    Compare,
+    Compared,
+    Effect,
+    Event,
+    Look,
+    Pop,
+    Popped,
+    Seen,
+    Set,
+    Stored,
+    Tell,
+    Tick,
+    Watch,
+)
+from ronde.core.rendezvous.participant import Participant
+from ronde.core.rendezvous.state import STATE, Rules
+from ronde.core.round import (
+    Budget,
+    Ejected,
+    JobClosed,
+    Node,
+    NodesLost,
+    RendezvousEvent,
+    RoundBegan,
+    RoundEnded,
+)
+
+S = 10**9
+RULES = Rules(min_nodes=1, max_nodes=3, last_call_ns=S, heartbeat_ns=5 * S)
+
+
+class Shell:
+    """A node whose operations are done at once, and that sees what it watches when it is asked to `look`."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        self.job = job
+        self.name = name
+        self.participant = Participant(job.rules)
+        self.watched: dict[str, bytes | None] = {}
+        self.queue: str | None = None
+        self.told: list[RendezvousEvent] = []
+        self.held: dict[str, bytes] = {}
+        self.operations: deque[Effect] = deque()
+        self.is_busy = False
+        self.join()
+
+    def join(self) -> None:
+        node = Node(self.name, f"host-{self.name}", "10.0.0.1", 1, "tcp:10.0.0.1:9", 1024)
+        self.perform(self.participant.join(self.job.now_ns, node, Budget()))
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Tell(event):
+                    self.told.append(event)
+                case Watch(known):
+                    self.watched = dict(known)
+                case Pop(queue):
+                    self.queue = queue
+                case _:
+                    self.operations.append(effect)
+        if not self.is_busy:
+            self.is_busy = True
+            while self.operations:
+                self.do(self.operations.popleft())
+            self.is_busy = False
+
+    def do(self, effect: Effect) -> None:
+        result = self.job.store.execute(self.name, effect)
+        if isinstance(effect, Look):
+            assert isinstance(result, dict)
+            self.step(Seen(effect.known, result))
+        elif isinstance(effect, Set):
+            self.step(Stored())
+        elif isinstance(effect, Compare):
+            assert isinstance(result, bytes)
+            self.step(Compared(result))
+
+    def step(self, event: Event) -> None:
+        self.perform(self.participant.step(self.job.now_ns, event))
+
+    def look(self) -> bool:
+        """See what is to be seen. Returns whether there was anything."""
+        values = self.job.store.queues.get(self.queue or "")
+        changed = self.job.store.differing(self.watched)
+        self.watched |= changed
+        if changed:
+            self.step(Seen({}, changed))
+        if self.queue and values:
+            self.step(Popped(self.queue, (values.popleft(),)))
+        if is_due := self.participant.wake_ns <= self.job.now_ns:
+            self.step(Tick())
+        return bool(changed or values) or is_due
+
+    def move(self, elsewhere: bool = True) -> None:
+        """Go to the job's store, which is another one than before, or has lost its memory."""
+        self.participant.lost(False)
+        self.perform(self.participant.moved(self.job.now_ns, elsewhere=elsewhere))
+
+    def hold_again(self) -> None:
+        """What the client of a store does when it has connected again."""
+        for key, value in self.held.items():
+            self.job.store.held[self.name][key] = value
+            self.job.store.put(key, value)
+
+
+class Job:
+    """Three nodes in a round that `a` leads."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        self.rules = rules
+        self.now_ns = 0
+        self.store = SimStore()
+        self.nodes = [Shell(self, name) for name in "abc"]
+        self.a, self.b, self.c = self.nodes
+        self.settle()
+        assert self.last_round() == ["a", "b", "c"]
+        assert self.a.participant.is_leader
+
+    def last_round(self) -> list[str]:
+        began = [event for event in self.a.told if isinstance(event, RoundBegan)]
+        return [node.id for node in began[-1].round.nodes]
+
+    def settle(self, *nodes: Shell) -> None:
+        is_news = True
+        while is_news:
+            is_news = any(node.look() for node in nodes or self.nodes)
+
+    def restart_store(self) -> None:
+        for name, held in self.store.restart().items():
+            next(node for node in self.nodes if node.name == name).held = dict(held)
+
+    def lost(self) -> list[str]:
+        causes = [event.cause for event in self.a.told if isinstance(event, RoundEnded)]
+        return [node.id for cause in causes if isinstance(cause, NodesLost) for node in cause.nodes]
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def test_who_loses_the_connection_is_dead_at_once(job: Job) -> None:
+    job.store.lose("b")
+    job.settle(job.a, job.c)
+    assert job.lost() == ["b"]
+
+
+@pytest.mark.parametrize("order", ["abc", "bca", "cab"])
+def test_a_store_that_was_away_is_nobodys_death(job: Job, order: str) -> None:
+    """Whoever comes back first, and whoever looks first."""
+    for _ in range(2):
+        job.restart_store()
+        for name in order:
+            node = next(each for each in job.nodes if each.name == name)
+            node.hold_again()
+            job.settle(node)
+        job.settle()
+    assert job.lost() == []
+
+
+def test_the_leader_notices_although_its_own_key_is_there_again(job: Job) -> None:
+    job.restart_store()
+    job.a.hold_again()
+    job.settle(job.a)
+    assert job.lost() == []
+    assert job.a.participant.state is not None
+    assert job.a.participant.state.term > 1  # everybody says again what may have been lost
+
+
+def test_two_restarts_in_a_row_are_no_death_either(job: Job) -> None:
+    job.restart_store()
+    job.a.hold_again()
+    assert job.a.look()
+    job.restart_store()
+    job.a.hold_again()
+    job.settle(job.a)
+    for node in (job.b, job.c):
+        node.hold_again()
+    job.settle()
+    assert job.lost() == []
+
+
+def test_who_was_seen_since_the_store_was_away_can_be_lost_at_once(job: Job) -> None:
+    job.restart_store()
+    for node in job.nodes:
+        node.hold_again()
+    job.settle()
+    job.store.lose("b")
+    job.settle(job.a, job.c)
+    assert job.lost() == ["b"]
+
+
+def test_who_does_not_come_back_is_lost_by_silence(job: Job) -> None:
+    job.restart_store()
+    job.a.hold_again()
+    job.c.hold_again()
+    job.settle(job.a, job.c)
+    assert job.lost() == []
+    for _ in range(10):
+        job.now_ns += 2 * S
+        job.settle(job.a, job.c)
+    assert job.lost() == ["b"]
+
+
+def test_who_has_moved_calls_others_as_soon_as_more_than_half_are_there() -> None:
+    """For who is called late may have begun a round where nobody was."""
+    job = Job(replace(RULES, rehost=True))
+    job.store = SimStore()
+    job.a.move()
+    job.settle(job.a)
+    assert not job.a.participant.venue.is_calling
+    job.b.move()
+    job.settle(job.a, job.b)
+    assert job.a.participant.venue.is_calling
+
+
+def test_the_beat_of_the_dead_goes_with_the_next_round(job: Job) -> None:
+    job.store.lose("b")
+    job.settle(job.a, job.c)
+    assert "beat/b" in job.store.values  # it may have said that its work was done
+    for node in (job.a, job.c):
+        node.join()
+    job.settle(job.a, job.c)
+    assert job.last_round() == ["a", "c"]
+    assert {key for key in job.store.values if key.startswith("beat/")} == {"beat/a", "beat/c"}
+
+
+def test_who_was_lost_and_is_back_before_the_next_round_can_end_the_job(job: Job) -> None:
+    for _ in range(10):  # b is frozen
+        job.now_ns += 2 * S
+        job.settle(job.a, job.c)
+    assert job.lost() == ["b"]
+    job.settle()
+    for node in job.nodes:
+        node.join()
+    job.settle()
+    assert sorted(job.last_round()) == ["a", "b", "c"]
+    job.b.perform(job.b.participant.end_job("interrupted"))
+    job.settle()
+    assert JobClosed("host-b: interrupted") in job.a.told
+
+
+def test_who_was_frozen_tells_no_store_without_memory_what_it_knew_before_the_others_can(job: Job) -> None:
+    for _ in range(10):  # b is frozen
+        job.now_ns += 2 * S
+        job.settle(job.a, job.c)
+    job.a.join()
+    job.c.join()
+    job.settle(job.a, job.c)
+    assert job.last_round() == ["a", "c"]
+
+    job.store = SimStore()
+    job.b.step(Tick())
+    job.b.move(elsewhere=False)
+    job.settle(job.b)
+    assert STATE not in job.store.values
+    job.a.move(elsewhere=False)
+    job.c.move(elsewhere=False)
+    job.now_ns += 5 * S
+    job.settle()
+    assert job.lost() == ["b"], "a and c go on"
+    assert any(isinstance(event, Ejected) for event in job.b.told)
+
+
+def test_who_was_frozen_and_finds_nobody_goes_on_a_heartbeat_later(job: Job) -> None:
+    job.now_ns += 20 * S
+    job.store = SimStore()
+    for node in job.nodes:
+        node.step(Tick())
+        node.move(elsewhere=False)
+    job.settle()
+    assert STATE not in job.store.values
+    job.now_ns += 5 * S
+    job.settle()
+    assert STATE in job.store.values
+    assert job.lost() == []

@@ -1,0 +1,30 @@
+"""Which of two states counts where a store has lost its memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ronde.core.rendezvous.state import Phase, Rules, State, Terms
+from ronde.core.round import Budget
+
+RUNNING = State(Terms.of(Rules(1, 4), Budget(0)), "a", term=5, version=18, phase=Phase.RUNNING, number=5)
+ENDED = replace(RUNNING, version=19, phase=Phase.FORMING, number=6)
+
+
+def test_who_was_frozen_does_not_take_back_the_end_of_a_round_by_writing_often() -> None:
+    """The leader was lost with the store, and the one that was frozen is the first to find the new one."""
+    written_again = replace(RUNNING.restored("b", None), version=30)
+    assert ENDED.is_newer(written_again, elsewhere=False)
+    assert not written_again.is_newer(ENDED, elsewhere=False)
+
+
+def test_of_one_round_the_later_version_counts() -> None:
+    later = replace(ENDED, version=20, waiting=1)
+    assert later.is_newer(ENDED, elsewhere=False)
+    assert not ENDED.is_newer(later, elsewhere=False)
+
+
+def test_a_later_version_that_closes_the_job_counts() -> None:
+    closed = replace(ENDED, version=20, phase=Phase.CLOSED)
+    assert closed.is_newer(ENDED, elsewhere=False)
+    assert not ENDED.is_newer(closed, elsewhere=False)

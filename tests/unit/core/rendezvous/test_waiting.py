@@ -1,0 +1,14 @@
+"""What a node that waits says to people."""
+
+from __future__ import annotations
+
+from ronde.core.rendezvous.state import Rules, State, Terms
+from ronde.core.rendezvous.waiting import waits_in_vain
+from ronde.core.round import Budget
+
+
+def test_who_waits_for_slots_does_not_count_nodes() -> None:
+    rules = Rules(min_nodes=1, max_nodes=8, min_slots=4)
+    state = State(Terms.of(rules, Budget()), "a", joined=1)
+    said = waits_in_vain(rules, state, False)
+    assert said.startswith("waited 600 s for 4 slots, and the node here has fewer; add others")

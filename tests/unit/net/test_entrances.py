@@ -1,0 +1,85 @@
+"""Where a node goes that has lost the store."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from ronde.core.round import Node
+from ronde.job_key import JobKey
+from ronde.net.addresses import parse
+from ronde.net.processes import free_port
+from ronde.net.rendezvous import entrances
+from ronde.net.rendezvous.config import RendezvousConfig
+from ronde.net.rendezvous.doors import Door, knock
+from ronde.net.rendezvous.entrances import TcpEntrance
+from ronde.net.rendezvous.over_store import Found
+from ronde.net.stores.server import StoreServer
+
+KEY = JobKey.generate()
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    monkeypatch.setattr(entrances, "SILENT_NS", 0)
+    with ExitStack() as stack:
+        yield stack
+
+
+def serve(stack: ExitStack, key: JobKey = KEY) -> str:
+    server = StoreServer("tcp:127.0.0.1:0", key)
+    stack.callback(server.close)
+    return server.address
+
+
+def search(stack: ExitStack, lost: str, meetings: list[str]) -> Found | None:
+    """Return what a node finds that has lost the store there, and knows that the others would meet at these."""
+    config = RendezvousConfig("tcp", max_nodes=len(meetings))
+    entrance = TcpEntrance(parse(lost), KEY, False, config)
+    nodes = [
+        Node(f"{place}", f"host-{place}", "127.0.0.1", 1, "", 1, meeting=meeting)
+        for place, meeting in enumerate(meetings)
+    ]
+    rounds = iter(range(10))
+    found = entrance.enter_again(nodes, None, lambda: next(rounds, None) is not None)
+    if found:
+        stack.callback(found.store.close)
+    return found
+
+
+def test_another_job_at_the_port_of_the_lost_store_is_not_the_end(stack: ExitStack) -> None:
+    stranger, other = serve(stack, JobKey.generate()), serve(stack)
+    found = search(stack, stranger, [stranger, other, other])
+    assert found
+    assert found.store.address == other
+
+
+def test_of_many_nodes_not_only_the_first_are_asked(stack: ExitStack) -> None:
+    """They may be in the rack that has lost its power."""
+    silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+    for _ in range(2):  # from now on nobody answers there
+        knocker = stack.enter_context(socket.socket())
+        knocker.setblocking(False)
+        knocker.connect_ex(silent.getsockname())
+    dark = f"tcp:127.0.0.1:{silent.getsockname()[1]}"
+    lost, other = f"tcp:127.0.0.1:{free_port('127.0.0.1')}", serve(stack)
+    found = search(stack, lost, [dark] * 64 + [other] * 192)
+    assert found
+    assert found.store.address == other
+
+
+def test_who_cannot_even_knock_learns_nothing() -> None:
+    address = parse(f"tcp:127.0.0.1:{free_port('127.0.0.1')}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unused = os.dup(0)
+    os.close(unused)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (unused, hard))
+        assert knock(address) is Door.SILENT
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
