@@ -33,13 +33,13 @@ ATTEMPT_NS = 5 * 10**9  # how long one member may take
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 MOST_HEADER_BYTES, READ_BYTES = 1 << 16, 1 << 16
 KEEPALIVE_IDLE_S, KEEPALIVE_COUNT = 5, 3  # a stream says nothing for long, and its member's host may vanish
-TRANSIENT_CODES = {
-    1,
-    4,
-    10,
-    14,
-}  # cancelled, deadline exceeded, aborted, unavailable: ask again or another member
+# Cancelled, deadline exceeded, aborted, unavailable: ask again or another member.
+TRANSIENT_CODES = {1, 4, 10, 14}
 DEFAULT_PORT = 2379
+CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # as when etcd is just starting or ending
+CERTIFICATES = (
+    "the certificates (ca_file, certificate_file, key_file; in --rdzv-conf: ca_cert, ssl_cert, ssl_cert_key)"
+)
 
 Message = dict[str, Any]
 
@@ -127,8 +127,13 @@ class Gateway:
         self.give_up = threading.Event()  # set: try everything once, and not again
         self._connection: http.client.HTTPConnection | None = None
 
-    def ask(self, path: str, request: Message, timeout_ns: int | None = None) -> Message:
-        """Return etcd's answer. Raises Refusal, or PeerLostError if none comes before the timeout (or the patience)."""
+    def ask(
+        self, path: str, request: Message, timeout_ns: int | None = None, at_first: bool = False
+    ) -> Message:
+        """Return etcd's answer. Raises Refusal, or PeerLostError if none comes before the timeout (or the patience).
+
+        `at_first`: nothing has been asked yet, so if TLS is refused that will not pass, and is a UsageError.
+        """
         body = json.dumps(request).encode()
         deadline_ns = time.monotonic_ns() + (self.patience_ns if timeout_ns is None else timeout_ns)
         pause_s = FIRST_PAUSE_S
@@ -138,6 +143,10 @@ class Gateway:
                 return self._attempt(path, body, deadline_ns)
             except (OSError, http.client.HTTPException) as error:
                 reason = f"{self.endpoints.host(self.member)}: {getattr(error, 'strerror', None) or error}"
+                if at_first and isinstance(error, ssl.SSLError) and not isinstance(error, CUT_OFF):
+                    raise UsageError(
+                        f"etcd and this node do not trust each other: {reason}; check {CERTIFICATES}"
+                    ) from None
             self.hang_up()
             self.member += 1
             failures += 1
@@ -150,9 +159,9 @@ class Gateway:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def reach(self, timeout_ns: int) -> None:
-        """Wait until the cluster answers. Raises TimeoutError with the last reason."""
+        """Wait until the cluster answers. Raises TimeoutError with the last reason, or UsageError if TLS is refused."""
         try:
-            self.ask("kv/range", {"key": "AA==", "keys_only": True}, timeout_ns)
+            self.ask("kv/range", {"key": "AA==", "keys_only": True}, timeout_ns, at_first=True)
         except PeerLostError as error:
             reason = str(error).partition(": ")[2]
             message = f"waited {timeout_ns / 1e9:g} s for the store at etcd:{self.endpoints}: {reason}"
