@@ -96,11 +96,14 @@ class Lookout:
     def see(self, now_ns: int, asked: Values, changed: Values) -> bool:
         """Something was seen, and our grip is as it was. Returns whether the leader is to be looked at."""
         alive, beat = alive_key(self._leader), beat_key(self._leader)
-        if changed.get(beat) is not None:
-            self._last_beat, self._seen_ns = changed[beat], now_ns
+        # A beat that is gone shows nothing: a leader deletes its own when it leaves.
+        has_beaten = changed.get(beat) is not None
+        self._last_beat = changed.get(beat, self._last_beat)
+        if has_beaten:
+            self._seen_ns = now_ns
         if alive not in asked:
             return alive in changed and (changed[alive] is None or not self._is_sighted)
-        is_silent = self._is_judging and beat not in changed
+        is_silent = self._is_judging and not has_beaten
         self._is_judging = False
         if changed.get(alive) is not None:
             self._is_sighted, self._may_be_on_its_way = True, False
