@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ronde.cli.run_arguments import RunArguments
 from ronde.cli.run_here import Here
-from ronde.cli.run_rendezvous import ALONE, rendezvous_of, start_timeout, step_of, with_hosts
+from ronde.cli.run_rendezvous import ALONE, STATIC, rendezvous_of, start_timeout, step_of, with_hosts
 from ronde.cli.run_settings import worker_settings
 from ronde.cli.run_values import port, seconds
 from ronde.errors import UsageError
@@ -57,8 +57,8 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         worker=worker,
         rendezvous=rendezvous,
         outputs=_outputs(asked, 0 if by_ssh else slots, here),
-        master_addr=_bare(asked.value("--master-addr")) if is_alone else None,
-        master_port=asked.value("--master-port") if is_alone else None,
+        master_addr=_master_addr(asked, rendezvous, by_ssh),
+        master_port=(asked.value("--master-port") or None) if is_alone else None,
         local_addr=asked.value("--local-addr"),
         interface=_interface(asked),
         hosts=hosts,
@@ -70,6 +70,14 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         start_timeout_ns=start_timeout(asked, here),
         monitor_interval_ns=asked.value("--monitor-interval", SECOND // 10),
     )
+
+
+def _master_addr(asked: RunArguments, rendezvous: RendezvousConfig, by_ssh: bool) -> str | None:
+    """Return the MASTER_ADDR that the user gave for a job of this machine; in any other the machines agree on it."""
+    if by_ssh or rendezvous.max_nodes > 1 or rendezvous.backend == STATIC:
+        return None
+    given = asked.value("--master-addr") if rendezvous.backend == ALONE else None
+    return _bare(given or asked.value("--local-addr"))
 
 
 def _bare(host: str | None) -> str | None:

@@ -16,6 +16,7 @@ from ronde.cli.run_values import (
     one_of,
     path,
     port,
+    port_or_any,
     ranks,
     seconds,
     signals,
@@ -216,10 +217,10 @@ _NODES = (
     Option(
         NODES,
         ("--master-port",),
-        "a port there, MASTER_PORT of the workers (default: 29500; on one machine a free one)",
+        "a port there, MASTER_PORT of the workers (default: 29500; on one machine a free one, as with 0)",
         metavar="PORT",
-        parse=port,
-        right="a port from 1 to 65535",
+        parse=port_or_any,
+        right="a port from 1 to 65535, or 0 for a free one",
         common=True,
     ),
     Option(

@@ -16,7 +16,7 @@ from ronde.records import replace
 if TYPE_CHECKING:
     from ronde.core.slurm import Step
 
-__all__ = ["ALONE", "rendezvous_of", "start_timeout", "step_of", "with_hosts"]
+__all__ = ["ALONE", "STATIC", "rendezvous_of", "start_timeout", "step_of", "with_hosts"]
 
 SECOND = 10**9
 ALONE, STATIC, TCP, FILE = "alone", "static", "tcp", "file"
@@ -119,7 +119,7 @@ def _meeting(
         "join_timeout_ns", _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", 600 * SECOND)
     )
     _fit_last_call(timed, least < most and "join_timeout" not in conf and "timeout" in conf)
-    if backend in (TCP, "c10d") and conf.get("store_type") == FILE:  # as torchrun has it
+    if backend in (TCP, "c10d") and _store_type(asked, conf) == FILE:  # as torchrun has it
         backend = FILE
     rank = asked.value("--node-rank")
     return RendezvousConfig(
@@ -134,6 +134,15 @@ def _meeting(
         options=conf,
         **timed,
     )
+
+
+def _store_type(asked: RunArguments, conf: Mapping[str, str]) -> str:
+    text = conf.get("store_type", TCP)
+    if text.lower() not in (TCP, FILE):
+        raise UsageError(
+            f"{asked.origin('--rdzv-conf')} store_type={text} makes no sense: it should be {TCP} or {FILE}"
+        )
+    return text.lower()
 
 
 def _fit_last_call(timed: dict[str, Any], adds: bool) -> None:
@@ -200,6 +209,10 @@ def _static_endpoint(asked: RunArguments, place: str, nodes: int) -> str:
             "is that of --master-port"
         )
     host = f"[{bare}]" if ":" in bare else bare
+    if asked.value("--master-port") == 0:
+        raise UsageError(
+            f"{asked.origin('--master-port')} 0 makes no sense: the other machines have to know the port"
+        )
     return f"{host}:{asked.value('--master-port', STATIC_PORT)}"
 
 
@@ -250,14 +263,24 @@ _TIMES = {
 _LEAST_TIMES = {"timeout": "0.1", "join_timeout": "0.1", "keep_alive_interval": "0.1"}
 _BEATS = "keep_alive_max_attempt"
 # What our own backends take beside these, and what torchrun's take and ours have no need for.
-_OTHERS = ("is_host", "rehost", "store_type", "ca_cert", "ssl_cert", "ssl_cert_key")
+_OTHERS = (
+    "is_host",
+    "rehost",
+    "store_type",
+    "protocol",
+    "ca_cert",
+    "ssl_cert",
+    "ssl_cert_key",
+    "cacert",
+    "cert",
+    "key",
+)
 _NEEDLESS = (
     "close_timeout",
     "heartbeat_timeout",
     "read_timeout",
     "rank",
     "use_libuv",
-    "protocol",
     "etcd_prefix",
 )
 

@@ -16,6 +16,7 @@ __all__ = [
     "node_range",
     "one_of",
     "port",
+    "port_or_any",
     "ranks",
     "seconds",
     "signals",
@@ -56,6 +57,11 @@ def port(text: str) -> int:
     if not 0 < whole(text) < 65536:
         raise ValueError(text)
     return int(text)
+
+
+def port_or_any(text: str) -> int:
+    """A port, or 0 for one that is free."""
+    return 0 if text == "0" else port(text)
 
 
 def node_range(text: str) -> tuple[int, int]:

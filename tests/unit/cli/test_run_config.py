@@ -80,11 +80,13 @@ def test_how_many_workers(line: str, gpus: int, slots: int) -> None:
             (2, 2),
             -1,
         ),
+        ("--rdzv-endpoint /f --rdzv-backend c10d --rdzv-conf store_type=FiLe", "file", "/f", (1, 1), -1),
         ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint http://e:2379", "etcd", "http://e:2379", (2, 2), -1),
         ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint e:1,f:2", "etcd", "e:1,f:2", (2, 2), -1),
         ("--rdzv-backend tcp --rdzv-endpoint a:1", "tcp", "a:1", (1, 1), -1),
         ("--rdzv-backend c10d --rdzv-endpoint localhost:0", "alone", "", (1, 1), -1),
         ("--master-port 5", "alone", "", (1, 1), -1),
+        ("--master-port 0", "alone", "", (1, 1), -1),
         ("-H a:2,b:2", "tcp", "", (2, 2), -1),
         ("-H a:2,b:2 --rdzv-backend etcd --rdzv-endpoint e:2379", "etcd", "e:2379", (2, 2), -1),
         ("-H a:2,b:2 --nnodes 2", "tcp", "", (2, 2), -1),
@@ -102,6 +104,11 @@ def test_where_machines_meet(
 def test_where_the_workers_of_one_machine_meet_is_theirs() -> None:
     one = config("--master-addr 127.0.0.2 --master-port 5")
     assert (one.master_addr, one.master_port) == ("127.0.0.2", 5)
+    assert config("--master-addr a --local-addr b").master_addr == "a"
+    assert config("--local-addr [::1] --master-port 0").master_addr == "::1"
+    assert config("--local-addr b --rdzv-endpoint a:1").master_addr == "b"
+    assert config("--local-addr b --rdzv-endpoint a:1 --rdzv-backend static").master_addr is None
+    assert config("--master-port 0").master_port is None
     two = config("--nnodes 2 --master-addr a --master-port 5")  # that is where the agents meet
     assert (two.master_addr, two.master_port) == (None, None)
 
@@ -273,6 +280,14 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
             "--rdzv-conf keep_alive_interval=0 makes no sense: it should be a number of seconds, 0.1 or more",
         ),
         ("--rdzv-conf join_timeout=0.0", "--rdzv-conf join_timeout=0.0 makes no sense"),
+        (
+            "--rdzv-conf store_type=dummy --nnodes 2 --rdzv-endpoint a",
+            "--rdzv-conf store_type=dummy makes no sense: it should be tcp or file",
+        ),
+        (
+            "--nnodes 2 --master-addr a --master-port 0",
+            "--master-port 0 makes no sense: the other machines have to know the port",
+        ),
         ("-n 2 -t 2:3", "-t names local rank 2, but 2 workers are numbered from 0 to 1"),
         (
             "--network-interfaces a,b",
