@@ -11,13 +11,14 @@ from contextlib import ExitStack
 import pytest
 
 from ronde.core.round import Node
+from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse
 from ronde.net.processes import free_port
 from ronde.net.rendezvous import entrances
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.doors import Door, knock
-from ronde.net.rendezvous.entrances import TcpEntrance
+from ronde.net.rendezvous.entrances import TcpEntrance, etcd_endpoint
 from ronde.net.rendezvous.over_store import Found
 from ronde.net.stores.server import StoreServer
 
@@ -83,3 +84,21 @@ def test_who_cannot_even_knock_learns_nothing() -> None:
         assert knock(address) is Door.SILENT
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "endpoint"),
+    [
+        (None, "a:1,https://b:2"),
+        ("https", "https://a:1,https://b:2"),
+        ("HTTP", "http://a:1,https://b:2"),
+    ],
+)
+def test_the_protocol_of_an_etcd_may_be_an_option(protocol: str | None, endpoint: str) -> None:
+    options = {} if protocol is None else {"protocol": protocol}
+    assert etcd_endpoint(RendezvousConfig("etcd", "a:1,https://b:2", options=options)) == endpoint
+
+
+def test_an_etcd_has_no_other_protocol() -> None:
+    with pytest.raises(UsageError, match="protocol=grpc makes no sense: it should be http or https"):
+        etcd_endpoint(RendezvousConfig("etcd", "a:1", options={"protocol": "grpc"}))

@@ -287,14 +287,15 @@ class EtcdEntrance(_OnlyPlace):
         options = self._config.options
         silence_ns = self._config.missing_beats * self._config.heartbeat_ns
         return EtcdStore(
-            self._config.endpoint,
+            etcd_endpoint(self._config),
             self._prefix,
             timeout_ns,
             patience_ns=SEARCH_NS,
             lease_ns=min(max(silence_ns, LEAST_LEASE_NS), MOST_LEASE_NS),
-            ca_file=options.get("ca_cert", ""),
-            certificate_file=options.get("ssl_cert", ""),
-            key_file=options.get("ssl_cert_key", ""),
+            # The second names are those of torchrun's older rendezvous in an etcd.
+            ca_file=options.get("ca_cert") or options.get("cacert", ""),
+            certificate_file=options.get("ssl_cert") or options.get("cert", ""),
+            key_file=options.get("ssl_cert_key") or options.get("key", ""),
         )
 
 
@@ -357,10 +358,21 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
         )
     from ronde.net.stores.etcd_gateway import parse_endpoints
 
-    parse_endpoints(config.endpoint, "", "", "")  # says now what is wrong with it
+    parse_endpoints(etcd_endpoint(config), "", "", "")  # says now what is wrong with it
     return OverStore(
         config.rules(), EtcdEntrance(config, _prefix(config)), config.node_rank, config.start_timeout_ns
     )
+
+
+def etcd_endpoint(config: RendezvousConfig) -> str:
+    """Return the endpoint, with the scheme that the option `protocol` says where a place has none."""
+    protocol = config.options.get("protocol", "").lower()
+    if not protocol:
+        return config.endpoint
+    if protocol not in ("http", "https"):
+        raise UsageError(f"--rdzv-conf protocol={protocol} makes no sense: it should be http or https")
+    places = config.endpoint.split(",")
+    return ",".join(place if "//" in place else f"{protocol}://{place}" for place in places)
 
 
 def _prefix(config: RendezvousConfig) -> str:
