@@ -96,6 +96,19 @@ def test_whoever_has_started_us_finds_the_cause_in_a_file(launcher: Launcher, ho
     assert not path.exists()
 
 
+@pytest.mark.parametrize("message", ["bad cell in row 7", {"message": "bad cell in row 7"}])
+def test_a_cause_without_a_traceback_is_shown_too(launcher: Launcher, message: object) -> None:
+    """A program that is not Python, or does without `record`, may write no more than what was wrong."""
+    content = json.dumps({"message": message, "timestamp": "10"})
+    launcher.script(
+        f"print('reading', file=sys.stderr)\n"
+        f"open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({content!r})\nsys.exit(3)"
+    )
+    code, _, err = launcher.run("script.py")
+    assert code == 3
+    assert err.endswith("\nronde: the last output of rank 0 was:\n    reading\n    bad cell in row 7\n")
+
+
 @pytest.mark.parametrize("how", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_the_first_worker_reads_what_we_are_given(launcher: Launcher, how: str) -> None:
     launcher.script("print(repr(sys.stdin.readline()), flush=True); print(repr(sys.stdin.read()))")

@@ -343,7 +343,7 @@ class WorkerOutput:
         if error is not None and error.message.partition("\n")[0].encode(
             errors="backslashreplace"
         ) not in b"\n".join(lines):
-            lines += error.traceback.encode(errors="backslashreplace").splitlines()
+            lines += (error.traceback or error.message).encode(errors="backslashreplace").splitlines()
         return lines
 
     def _trouble(self) -> str:
