@@ -16,6 +16,11 @@ def place(*args: Any, **kwargs: Any) -> tuple[int, int, tuple[Any, ...], dict[st
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), args, kwargs
 
 
+def speak(word: str) -> None:
+    print(word)
+    print(f"not {word}", file=sys.stderr)
+
+
 def parent() -> str:
     """Return who has started this process."""
     return f"{os.getppid()} {Path(f'/proc/{os.getppid()}/cmdline').read_text()}"

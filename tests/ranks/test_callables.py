@@ -6,18 +6,22 @@ That no process, open file or shared memory is left, the fixture in tests/confte
 from __future__ import annotations
 
 import importlib.util
+import io
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from tests.ranks import called_functions as functions
 
 import ronde
+from ronde.cli import main
 from ronde.launch.callables import ElasticLaunch
 from ronde.launch.config import LaunchConfig, WorkerSpec
 
@@ -51,6 +55,29 @@ def test_results_come_by_rank() -> None:
 def test_workers_are_ranks_of_a_world(capfd: pytest.CaptureFixture[str]) -> None:
     assert ronde.run(functions.together, (10.0,), np=2) == [21.0, 21.0]
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_workers_say_goes_where_print_goes(tmp_path: Path) -> None:
+    """Notebooks and tests put streams of their own in the place of ours."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        ronde.run(functions.speak, ("größer",))
+        assert main(["run", "--no-python", "sh", "-c", "echo in a shell; exit 3"]) == 3
+    assert out.getvalue() == "[0] größer\n[0] in a shell\n"
+    assert re.fullmatch(
+        r"\[0\] not größer\nronde: rank 0 \(pid \d+\) failed with exit code 3 .*\n", err.getvalue()
+    )
+    with (tmp_path / "both").open("w+") as both, redirect_stdout(both), redirect_stderr(both):
+        ronde.run(functions.speak, ("x",))
+        both.seek(0)
+        assert sorted(both.read().splitlines()) == ["[0] not x", "[0] x"]
+
+
+def test_what_the_caller_has_printed_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    (tmp_path / "f.py").write_text("def f(): print('worker')\n")
+    script = "import f, ronde; print('before'); ronde.run(f.f); print('after')"
+    assert python("-c", script, folder=tmp_path) == (0, "before\n[0] worker\nafter\n", "")
 
 
 def test_workers_from_a_fork_server() -> None:

@@ -21,14 +21,18 @@ Rules
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import errno
 import fcntl
 import os
 import select
 import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import IO, NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol, TextIO
 
 from ronde.net.log_files import LogFile
 from ronde.records import dataclass, field, replace
@@ -266,10 +270,53 @@ def claim_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
+class TextSink(Sink):
+    """What Python code has put in the place of one of our streams, as a notebook or a test does: it is written to."""
+
+    def __init__(self, fd: int, stream: TextIO) -> None:
+        super().__init__(fd)
+        self.is_terminal, self._view = False, LogView()
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def flush(self) -> None:
+        """Write all that is there."""
+        text = self._decoder.decode(bytes(self._buffer))
+        self._buffer.clear()
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError) as error:  # a ValueError if it has been closed
+            self.problem = error if isinstance(error, OSError) else OSError(errno.EBADF, str(error))
+
+
 def open_sinks() -> tuple[Sink, Sink]:
-    """Return the sinks of standard output and standard error: one and the same where both are the same file."""
-    out = Sink(1)
-    return out, out if os.path.sameopenfile(1, 2) else Sink(2)
+    """Return the sinks of standard output and standard error: one and the same where both are the same file.
+
+    What this process itself has said so far comes first.
+    """
+    streams = (sys.stdout, sys.stderr)
+    for stream in streams:
+        with contextlib.suppress(
+            AttributeError, OSError, ValueError
+        ):  # there is none, or it is broken or closed
+            stream.flush()
+    out, err = (None if _is_ours(stream, fd) else stream for fd, stream in enumerate(streams, 1))
+    if out or err:
+        shown = TextSink(1, out) if out else Sink(1)
+        return shown, shown if err is out else TextSink(2, err) if err else Sink(2)
+    shown = Sink(1)
+    return shown, shown if os.path.sameopenfile(1, 2) else Sink(2)
+
+
+def _is_ours(stream: TextIO | None, fd: int) -> bool:
+    """Whether what is written to the stream, if there is one, goes where the descriptor leads."""
+    if stream is None or getattr(stream, "closed", False):
+        return True
+    try:
+        return stream.fileno() == fd or os.path.sameopenfile(stream.fileno(), fd)
+    except (AttributeError, OSError, ValueError):  # io.UnsupportedOperation is the latter two
+        return False
 
 
 class Tail:
