@@ -67,10 +67,14 @@ def test_what_workers_say_goes_where_print_goes(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"\[0\] not größer\nronde: rank 0 \(pid \d+\) failed with exit code 3 .*\n", err.getvalue()
     )
-    with (tmp_path / "both").open("w+") as both, redirect_stdout(both), redirect_stderr(both):
-        ronde.run(functions.speak, ("x",))
+    with (
+        (tmp_path / "both").open("w+", encoding="ascii") as both,
+        redirect_stdout(both),
+        redirect_stderr(both),
+    ):
+        ronde.run(functions.speak, ("ß",))
         both.seek(0)
-        assert sorted(both.read().splitlines()) == ["[0] not x", "[0] x"]
+        assert sorted(both.read().splitlines()) == [r"[0] \xdf", r"[0] not \xdf"]
 
 
 def test_what_the_caller_has_printed_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

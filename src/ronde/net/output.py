@@ -281,7 +281,8 @@ class TextSink(Sink):
 
     def flush(self) -> None:
         """Write all that is there."""
-        text = self._decoder.decode(bytes(self._buffer))
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        text = self._decoder.decode(bytes(self._buffer)).encode(encoding, "backslashreplace").decode(encoding)
         self._buffer.clear()
         try:
             self._stream.write(text)
