@@ -1,8 +1,7 @@
 """A table of options, read from a command line and printed as help.
 
 Not argparse: options end at the script, whose own options are none of our business; `-np 4`, `-n4` and
-`--nproc_per_node=4` are all right, and so is the beginning of a name (`--nproc 4`) if no other option begins so; an
-unknown option is answered with the nearest known one.
+`--nproc_per_node=4` are all right; and an unknown option is answered with the nearest known one.
 """
 
 from __future__ import annotations
@@ -108,17 +107,6 @@ def _find(word: str, by_name: dict[str, Option]) -> tuple[Option, str, str | Non
     short = word[:2]
     if not word.startswith("--") and short in by_name and by_name[short].metavar:
         return by_name[short], short, word[2:]
-    if word.startswith("--"):
-        meant = {
-            (by_name[full].name, full in by_name[full].off): full
-            for full in by_name
-            if full.startswith(known)
-        }
-        if len(meant) == 1:
-            (full,) = meant.values()
-            return by_name[full], full, text if equals else None
-        if meant:
-            raise UsageError(f"{name} is short for several options: {', '.join(sorted(meant.values()))}")
     raise UsageError(f"unknown option {name}{nearest(known, list(by_name))}")
 
 

@@ -26,9 +26,9 @@ all of them. The exit code is that of the first process that failed.
 """
 ENDING = """
 Options end at the script: what follows it is passed on as it is. Names may be written with
-underscores (--nproc_per_node) or shortened (--nproc), and given by variables (PET_NPROC_PER_NODE=4)
-or in a --config-file; the command line goes first. Workers find torchrun's variables in their
-environment: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and so on.
+underscores (--nproc_per_node), and given by variables (PET_NPROC_PER_NODE=4) or in a --config-file;
+the command line goes first. Workers find torchrun's variables in their environment: RANK,
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and so on.
 """
 
 

@@ -298,9 +298,8 @@ def open_sinks() -> tuple[Sink, Sink]:
     """
     streams = (sys.stdout, sys.stderr)
     for stream in streams:
-        with contextlib.suppress(
-            AttributeError, OSError, ValueError
-        ):  # there is none, or it is broken or closed
+        # There may be none, or it is broken or closed.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     out, err = (None if _is_ours(stream, fd) else stream for fd, stream in enumerate(streams, 1))
     if out or err:
