@@ -17,6 +17,7 @@ from ronde.cli.run_values import (
     path,
     port,
     port_or_any,
+    program,
     ranks,
     seconds,
     signals,
@@ -259,11 +260,11 @@ _HOSTS = (
     Option(
         HOSTS,
         ("--host-discovery-script",),
-        "a program that prints the hosts that are there now, asked again and again: the job grows and shrinks with "
-        "them",
+        "a program, perhaps with arguments, that prints the hosts that are there now, asked again and again: the job "
+        "grows and shrinks with them",
         metavar="FILE",
-        parse=path,
-        right=A_PATH,
+        parse=program,
+        right="the path of a program, or a command",
     ),
     Option(
         HOSTS,

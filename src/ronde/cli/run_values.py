@@ -17,6 +17,7 @@ __all__ = [
     "one_of",
     "port",
     "port_or_any",
+    "program",
     "ranks",
     "seconds",
     "signals",
@@ -169,6 +170,13 @@ def path(text: str) -> str:
     if not text:
         raise ValueError(text)
     return os.path.abspath(text)
+
+
+def program(text: str) -> str:
+    """A file or a command with arguments: who runs it finds out which."""
+    if not text.strip():
+        raise ValueError(text)
+    return text
 
 
 def level(text: str) -> str:

@@ -128,7 +128,7 @@ class Ssh:
 class Discovery:
     """A program that prints the hosts that are there now, one in a line, as `name` or `name:slots`.
 
-    `slots`: of a host without a number.
+    `script`: a file, or a command with arguments. `slots`: of a host without a number.
     """
 
     script: str

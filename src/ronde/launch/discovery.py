@@ -1,13 +1,16 @@
 """Asks the user's script, again and again, which hosts there are.
 
 It is a program that prints one host on a line, as `name:slots` or `name`. While it fails, or prints something else,
-the hosts that it named last stay the ones that there are, and the user is told once.
+the hosts that it named last stay the ones that there are, and the user is told once. If its first answer is none, there
+are no such hosts, and it is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -26,7 +29,10 @@ MOST_BYTES = 1 << 20
 
 
 class HostScript:
-    """The script, run by the loop; `offered` gets what it prints whenever that changes, `complain` what is wrong."""
+    """The script, run by the loop; `offered` gets what it prints whenever that changes, `complain` what is wrong.
+
+    The loop raises UsageError if the script is refused.
+    """
 
     def __init__(
         self,
@@ -36,7 +42,8 @@ class HostScript:
         offered: Callable[[tuple[Host, ...]], None],
         complain: Callable[[str], None],
     ) -> None:
-        self._discovery = discovery
+        self._slots = discovery.slots
+        self._command, self._name = _command(discovery.script)
         self._environment = environment
         self._loop = loop
         self._offered, self._complain = offered, complain
@@ -51,17 +58,30 @@ class HostScript:
     @property
     def trouble(self) -> str:
         """What is wrong with the script now, nothing if it has answered."""
-        silent = f"{self._discovery.script} has not answered" if self._last is None else ""
+        silent = f"{self._name} has not answered" if self._last is None else ""
         return self._complaint or silent
 
     def ask(self) -> None:
         """Run the script, now and from now on. Raises UsageError if it cannot be run."""
-        script = os.path.abspath(self._discovery.script)
         os.ftruncate(self._words, 0)
         os.lseek(self._words, 0, os.SEEK_SET)  # the script writes where ours stands
         try:
-            self._running = subprocess.Popen(
-                [script],
+            self._running = self._start()
+        except OSError as error:
+            raise UsageError(
+                f"cannot run the host discovery script {self._name}: {error.strerror}; it should be an "
+                "executable file, or a command, that prints one host:slots on each line"
+            ) from None
+        assert self._running.stdout is not None
+        self._answer = b""
+        os.set_blocking(self._running.stdout.fileno(), False)
+        self._loop.watch(self._running.stdout.fileno(), Order.NODES, self._read)
+        self._loop.set_timer(self, time.monotonic_ns() + PATIENCE_NS, self._too_late)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        def start(command: list[str]) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                command,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -69,16 +89,13 @@ class HostScript:
                 bufsize=0,
                 start_new_session=True,
             )
+
+        try:
+            return start(self._command)
         except OSError as error:
-            raise UsageError(
-                f"cannot run the host discovery script {self._discovery.script}: {error.strerror}; it should be an "
-                "executable file that prints one host:slots on each line"
-            ) from None
-        assert self._running.stdout is not None
-        self._answer = b""
-        os.set_blocking(self._running.stdout.fileno(), False)
-        self._loop.watch(self._running.stdout.fileno(), Order.NODES, self._read)
-        self._loop.set_timer(self, time.monotonic_ns() + PATIENCE_NS, self._too_late)
+            if error.errno != errno.ENOEXEC:
+                raise
+            return start(["/bin/sh", *self._command])  # it has no first line that says by what, as in a shell
 
     def close(self) -> None:
         """Ask no more. A second call does nothing."""
@@ -109,11 +126,11 @@ class HostScript:
                 last = (
                     os.pread(self._words, MOST_BYTES, 0).decode(errors="replace").strip().rpartition("\n")[2]
                 )
-                raise UsageError(
-                    f"{self._discovery.script} failed with exit code {code}: {last or 'it said nothing'}"
-                )
-            hosts = parse_discovered(text, self._discovery.slots, self._discovery.script)
+                raise UsageError(f"{self._name} failed with exit code {code}: {last or 'it said nothing'}")
+            hosts = parse_discovered(text, self._slots, self._name)
         except UsageError as error:
+            if self._last is None:
+                raise
             self._wrong(str(error))
         else:
             self._complaint = ""
@@ -127,7 +144,7 @@ class HostScript:
 
     def _end(self, why: str) -> None:
         self._stop()
-        self._wrong(f"{self._discovery.script} {why}")
+        self._wrong(f"{self._name} {why}")
         self._loop.set_timer(self, time.monotonic_ns() + PAUSE_NS, self._again)
 
     def _again(self) -> None:
@@ -162,3 +179,18 @@ class HostScript:
                 self._running.wait(timeout=1)
         self._running = None
         return code
+
+
+def _command(script: str) -> tuple[list[str], str]:
+    """Return what runs the script, a file or a command with arguments, and what it is called in messages.
+
+    Raises UsageError.
+    """
+    path = os.path.abspath(script)
+    try:
+        words = shlex.split(script)
+    except ValueError as error:
+        words = []
+        if not os.path.exists(path):
+            raise UsageError(f"cannot run the host discovery script {script}: {error}") from None
+    return (words, script) if len(words) > 1 and not os.path.exists(path) else ([path], path)

@@ -19,12 +19,12 @@ from ronde.launch.loop import Loop
 class Asked:
     """A script, and what it has offered and what was wrong."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, command: str = "") -> None:
         self.path = path
         self.offers: list[tuple[Host, ...]] = []
         self.complaints: list[str] = []
         self.loop = Loop()
-        discovery = Discovery(str(path), slots=3)
+        discovery = Discovery(command or str(path), slots=3)
         self.script = HostScript(
             discovery, dict(os.environ), self.loop, self.offers.append, self.complaints.append
         )
@@ -43,8 +43,8 @@ class Asked:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Iterator[Asked]:
-    asked = Asked(tmp_path / "find")
+def asked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Asked]:
+    asked = Asked(tmp_path / "find", getattr(request, "param", "").format(folder=tmp_path))
     try:
         yield asked
     finally:
@@ -67,11 +67,41 @@ def test_what_changes_is_offered_and_mistakes_are_told_once(asked: Asked) -> Non
 
 
 def test_nonsense_names_the_line(asked: Asked) -> None:
-    asked.says("echo a:2; echo b:x")
+    asked.says("echo a:2")
     asked.script.ask()
+    asked.serve(lambda: asked.offers)
+    asked.says("echo a:2; echo b:x")
     asked.serve(lambda: asked.complaints)
     assert asked.complaints[0].startswith(f"line 2 of what {asked.path} printed: 'b:x' makes no sense")
-    assert not asked.offers
+    assert len(asked.offers) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("echo lost >&2; exit 3", "find failed with exit code 3: lost"), ("echo b:x", "'b:x' makes no sense")],
+)
+def test_a_script_whose_first_answer_is_none_is_refused(asked: Asked, text: str, why: str) -> None:
+    """As horovodrun says of one that fails; afterwards there may be a job that should not end for it."""
+    asked.says(text)
+    asked.script.ask()
+    with pytest.raises(UsageError, match=why):
+        asked.serve(lambda: asked.complaints)
+
+
+@pytest.mark.parametrize("asked", ["sh {folder}/find 'a b'"], indirect=True)
+def test_a_command_with_arguments(asked: Asked) -> None:
+    asked.path.write_text('[ "$*" = "a b" ] && echo c:4\n')
+    asked.script.ask()
+    asked.serve(lambda: asked.offers)
+    assert asked.offers == [(("c", 4),)]
+
+
+def test_a_file_without_a_first_line_that_says_by_what_it_runs(asked: Asked) -> None:
+    asked.path.write_text("echo d:5\n")
+    asked.path.chmod(0o755)
+    asked.script.ask()
+    asked.serve(lambda: asked.offers)
+    assert asked.offers == [(("d", 5),)]
 
 
 def test_a_script_that_cannot_be_run_is_refused(asked: Asked) -> None:
@@ -82,6 +112,10 @@ def test_a_script_that_cannot_be_run_is_refused(asked: Asked) -> None:
     asked.path.write_text("echo a")
     with pytest.raises(UsageError, match="Permission denied; it should be an executable file"):
         asked.script.ask()
+    with pytest.raises(
+        UsageError, match="cannot run the host discovery script find 'x: No closing quotation"
+    ):
+        Asked(asked.path, "find 'x")
 
 
 def test_a_script_that_runs_is_ended_with_the_job(asked: Asked) -> None:
