@@ -425,6 +425,7 @@ def ignored(environ: Mapping[str, str]) -> list[str]:
     """Return the variables of Horovod's that are set and that no setting takes, nor any launcher sets for scripts."""
     taken = {field.metadata[each] for field in _FIELDS.values() for each in ("also", "off")}
     taken |= {f"HOROVOD_{place}{what}" for place in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
+    taken.add("HOROVOD_HOSTNAME")
     return sorted(
         name
         for name, text in environ.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 from pathlib import Path
@@ -67,7 +69,26 @@ def refused(cores: list[int], message: str) -> None:
 def test_mistakes_are_named() -> None:
     missing = 4000 + max(CORES)
     ranks.run(refused, 2, [CORES[0], missing], rf"core {missing}, of local rank 1, does not exist on host ")
-    ranks.run(refused, 2, [CORES[0]], "names 1 cores, but 2 ranks are on host")
+
+
+def ignored(cores: list[int]) -> None:
+    """As horovodrun's users have it, who can give one number only: said once for the host, and the job goes on."""
+    before = affinities()
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        ronde.init(thread_affinity=cores)
+        half = ronde.world().split(0, ronde.rank())
+    assert half is not None
+    new = [found for thread, found in affinities().items() if thread not in before]
+    assert new == [set(CORES)] * len(new)
+    message = f"thread_affinity={cores[0]} means nothing: it names 1 of 2 cores, one for each rank on host "
+    assert said.getvalue().count(message) == (1 if ronde.local_rank() == 0 else 0)
+    half.shutdown()
+    ronde.shutdown()
+
+
+def test_fewer_cores_than_ranks_mean_nothing() -> None:
+    ranks.run(ignored, 2, [CORES[0]])
 
 
 def bound(choose: str) -> None:

@@ -121,6 +121,7 @@ def test_what_means_nothing_of_horovods_variables() -> None:
         "HOROVOD_CYCLE_TIME": "3.5",
         "HOROVOD_RANK": "1",
         "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": "node1",
         "HOROVOD_EMPTY": " ",
     }
     assert ignored({**environ, "HOROVOD_LOG_LEVEL": "info", "HOROVOD_WHATEVER": "1", "RONDE_X": "1"}) == [

@@ -6,9 +6,11 @@ to tell the native threads.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 from ronde.errors import UsageError
 from ronde.net.host import host_name
@@ -17,18 +19,21 @@ __all__ = ["core_of", "starting_threads_on"]
 
 
 def core_of(cores: Sequence[int] | None, local_rank: int, local_size: int) -> int | None:
-    """Return the core of a rank, None if none is wanted.
+    """Return the core of a rank, None if none is wanted, or if there are fewer than ranks, which is said once.
 
-    Raises UsageError, on all ranks of the host alike, if there are fewer cores than ranks or one of them is not there.
+    Raises UsageError, on all ranks of the host alike, if a core is not there.
     """
     if cores is None:
         return None
     shown = ",".join(map(str, cores))
     if len(cores) < local_size:
-        raise UsageError(
-            f"thread_affinity={shown} names {len(cores)} cores, but {local_size} ranks are on host {host_name()}: name "
-            "one for each"
-        )
+        # No error: horovodrun takes one number only, so its users' files have one, whatever the number of ranks.
+        if local_rank == 0:
+            _warn(
+                f"thread_affinity={shown} means nothing: it names {len(cores)} of {local_size} cores, one for each "
+                f"rank on host {host_name()}"
+            )
+        return None
     for rank, core in enumerate(cores[:local_size]):
         try:
             with starting_threads_on(core):
@@ -39,6 +44,12 @@ def core_of(cores: Sequence[int] | None, local_rank: int, local_size: int) -> in
                 f"may not be used; this process runs on {', '.join(map(str, sorted(os.sched_getaffinity(0))))}"
             ) from None
     return cores[local_rank]
+
+
+@cache
+def _warn(text: str) -> None:
+    """Say it, for the first time: every communicator asks for its core."""
+    logging.getLogger(__name__).warning(text)
 
 
 @contextmanager
