@@ -151,10 +151,18 @@ def work(a, b, fails=False):
         raise RuntimeError("on purpose")
     return int(os.environ["HOROVOD_RANK"]), a + b
 
+def where():
+    return os.path.basename(sys.orig_argv[0]), os.environ["RONDE_START_TIMEOUT"]
+
 if __name__ == "__main__":
     for more in ({"np": 2}, {"num_proc": 2, "hosts": "localhost:1,127.0.0.1:1", "use_gloo": True, "verbose": 2}):
         print(horovod.run(work, (1,), {"b": 2}, **more))
-    for more in ({"hosts": "far:2"}, {"min_np": 1}, {"use_gloo": True, "use_mpi": True}, {"hosts": "localhost:1"}):
+    os.makedirs("bin")
+    os.symlink(sys.executable, "bin/another")
+    os.environ["PATH"] += ":" + os.path.abspath("bin")
+    print(horovod.run(where, executable="another", start_timeout=7))
+    both = {"use_gloo": True, "use_mpi": True}
+    for more in ({"hosts": "far:2"}, {"min_np": 1}, {"executable": "./no"}, both, {"hosts": "localhost:1"}):
         try:
             horovod.runner.run(work, np=2, **more)
         except ValueError as error:
@@ -170,9 +178,10 @@ def test_a_function_is_called_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "calls.py").write_text(CALLS)
     lines = output("calls.py", folder=tmp_path).splitlines()
     assert lines[:2] == ["[(0, 3), (1, 3)]"] * 2
-    assert [line.partition(":")[0] for line in lines[2:6]] == ["ValueError"] * 4
-    assert "far is another one" in lines[2]
-    assert lines[6:] == ["1 True RuntimeError: on purpose"]
+    assert lines[2].endswith("another', '7')]")
+    assert [line.partition(":")[0] for line in lines[3:8]] == ["ValueError"] * 5
+    assert "far is another one" in lines[3]
+    assert lines[8:] == ["1 True RuntimeError: on purpose"]
 
 
 def test_what_is_not_there_says_so(tmp_path: Path) -> None:

@@ -87,6 +87,12 @@ _ENGINE = (
         variable="RONDE_THREAD_AFFINITY",
         place="library_options.thread_affinity",
     ),
+    Option(
+        ENGINE,
+        ("--tcp",),
+        "between hosts only TCP, which is Ronde's own way anyhow: for NCCL, which has others",
+        variable="NCCL_IB_DISABLE",
+    ),
 )
 
 _TUNING = (
@@ -244,7 +250,6 @@ _OTHERS = (
         "what matters is said anyhow; --dry-run shows the plan, --log-level debug what the engine does",
     ),
     _idle(("--disable-cache",), "nothing about hosts is kept from one job to the next"),
-    _idle(("--tcp",), "between hosts everything goes by TCP anyhow"),
     _idle(
         ("--autotune-gaussian-process-noise",),
         "tuning measures the noise by itself",

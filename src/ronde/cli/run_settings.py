@@ -26,6 +26,8 @@ def worker_settings(asked: RunArguments, environment: Mapping[str, str]) -> dict
         settings["RONDE_START_TIMEOUT"] = f"{asked.value('--start-timeout') / 1e9:g}"
     if asked.has("--network-interfaces"):
         settings["RONDE_INTERFACE"] = asked.value("--network-interfaces")
+        if not environment.get("NCCL_SOCKET_IFNAME"):
+            settings["NCCL_SOCKET_IFNAME"] = settings["RONDE_INTERFACE"]  # it makes connections of its own
     if asked.has("--horovod"):
         from ronde.compat import PACKAGES
 

@@ -69,10 +69,17 @@ class ElasticLaunch(Generic[P, R]):
     """Calls a function in the workers of a job that `config` describes, as torch's `elastic_launch` does.
 
     `ElasticLaunch(config, fn)(*args)` returns the results of this node's workers by rank. The command in `config` is
-    not used. Raises as `run`.
+    not used. `python` runs the workers that are spawned, instead of the caller's own. Raises as `run`.
     """
 
-    def __init__(self, config: LaunchConfig, fn: Callable[P, R], *, start_method: str = "spawn") -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        fn: Callable[P, R],
+        *,
+        start_method: str = "spawn",
+        python: str | None = None,
+    ) -> None:
         if not callable(fn):
             raise UsageError(f"{fn!r} is no function: a command is started by ronde.cli.main(['run', ...])")
         if config.worker.slots < 1:
@@ -85,6 +92,7 @@ class ElasticLaunch(Generic[P, R]):
         self._config = config
         self._fn = fn
         self._start_method = start_method
+        self._python = python or sys.executable
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> dict[int, R]:
         """Run the job; return the results by rank."""
@@ -96,7 +104,7 @@ class ElasticLaunch(Generic[P, R]):
                 "a worker imports this script, and so would start workers of its own: call ronde.run() under "
                 '`if __name__ == "__main__":`, or install cloudpickle'
             )
-        if not sys.executable:
+        if not self._python:
             raise UsageError("there is no Python to run workers with: sys.executable is empty")
         packed = _pack(self._fn, args, kwargs)
         with ExitStack() as stack:
@@ -104,7 +112,7 @@ class ElasticLaunch(Generic[P, R]):
             with open(call, "wb", closefd=False) as file:
                 file.write(packed)
             del packed
-            argv = (sys.executable, _PROGRAM, str(call), ",".join(map(str, results)), "${local_rank}")
+            argv = (self._python, _PROGRAM, str(call), ",".join(map(str, results)), "${local_rank}")
             worker = replace(self._config.worker, argv=argv, fork=self._start_method == "forkserver")
             if worker.preload is None:
                 worker = replace(worker, preload=_loaded_here())

@@ -216,14 +216,21 @@ def test_variables_that_make_no_sense(variables: dict[str, str], message: str) -
         ("--log-with-timestamp", {"LOG_HIDE_TIME": "0"}),
         ("--thread-affinity 0,1", {"THREAD_AFFINITY": "0,1"}),
         ("--start-timeout 9.5", {"START_TIMEOUT": "9.5"}),
-        ("--network-interface eth0", {"INTERFACE": "eth0"}),
-        ("--cycle-time-ms 5 --gloo --mpi --tcp --num-nccl-streams 2", {}),
+        ("--cycle-time-ms 5 --gloo --mpi --num-nccl-streams 2", {}),
     ],
 )
 def test_options_of_the_engine_become_settings(line: str, settings: dict[str, str]) -> None:
     found = worker_settings(parse(f"{line} t.py"), {})
     assert found == {f"RONDE_{name}": text for name, text in settings.items()}
     resolve(found)
+
+
+def test_nccl_goes_the_same_way_as_we() -> None:
+    """As horovodrun sees to it; it makes connections of its own."""
+    asked = parse("--network-interface eth0 --tcp t.py")
+    ours = {"RONDE_INTERFACE": "eth0", "NCCL_IB_DISABLE": "1"}
+    assert worker_settings(asked, {}) == {**ours, "NCCL_SOCKET_IFNAME": "eth0"}
+    assert worker_settings(asked, {"NCCL_SOCKET_IFNAME": "ib0"}) == ours  # the user's
 
 
 def test_every_setting_behind_an_option_exists() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -52,7 +53,7 @@ def run(
     Horovod can do: other machines, which `ronde run -H` reaches, and numbers of processes that change.
     """
     given = locals()
-    for name in ("mpi_args", "executable", *_ELASTIC):
+    for name in ("mpi_args", *_ELASTIC):
         if given[name] is not None:
             raise UsageError(
                 f"horovod.run({name}=...) is not there: Ronde answers for Horovod in this process"
@@ -66,7 +67,12 @@ def run(
     outputs = Outputs()
     if output_filename is not None:
         outputs = Outputs(log_dir=output_filename, tee={-1: Std.ALL}, by_rank=True)
-    launch = ElasticLaunch(LaunchConfig(WorkerSpec(argv=(), slots=workers), outputs=outputs), func)
+    python = None if executable is None else shutil.which(executable)
+    if executable is not None and python is None:
+        raise UsageError(f"horovod.run(executable={executable!r}): there is no such program that can be run")
+    limit = {"RONDE_START_TIMEOUT": str(start_timeout)} if start_timeout else {}
+    worker = WorkerSpec(argv=(), slots=workers, environment=limit)
+    launch = ElasticLaunch(LaunchConfig(worker, outputs=outputs), func, python=python)
     results = launch(*args, **(kwargs or {}))
     return [results[rank] for rank in sorted(results)]
 
