@@ -21,7 +21,8 @@ class Option(NamedTuple):
     """One option under all its names; a flag unless it has a `metavar`, which is what its value is called.
 
     `parse` makes the value of a text and raises ValueError if that makes no sense; `right` says what would. An option
-    with `words` takes so many of them, and `parse` gets them with spaces between. `off`: names that say no to a flag.
+    with `words` takes so many of them, and `parse` gets them with spaces between. One that `adds` may be said again,
+    and `parse` gets all with commas between; of others the last one counts. `off`: names that say no to a flag.
     `common`: shown by the short help. `variable`: of workers, that gets the value, a text or a flag. `place`: in a
     configuration file. `idle`: why the option is accepted and means nothing; `refused`: why it is not accepted.
     """
@@ -33,6 +34,7 @@ class Option(NamedTuple):
     parse: Callable[[str], Any] = str
     right: str = ""
     words: int = 1
+    adds: bool = False
     off: tuple[str, ...] = ()
     common: bool = False
     variable: str = ""
@@ -63,9 +65,10 @@ def parse(argv: Sequence[str], table: Sequence[Option]) -> tuple[dict[str, Any],
 
 
 def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given], list[str]]:
-    """Return the same as `parse`, and what each option was called. The last one counts."""
+    """Return the same as `parse`, and what each option was called."""
     by_name = {name: option for option in table for name in option.names + option.off}
     given: dict[str, Given] = {}
+    said: dict[str, str] = {}  # of options that add up
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
@@ -84,7 +87,10 @@ def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given]
             raise UsageError(f"{name} needs a value: {option.right}")
         texts = ([] if text is None else [text]) + rest[:missing]
         del rest[:missing]
-        given[option.name] = admit(option, name, " ".join(texts))
+        words = " ".join(texts)
+        if option.adds:
+            words = said[option.name] = ",".join([*filter(None, [said.get(option.name)]), words])
+        given[option.name] = admit(option, name, words)
     return given, rest
 
 

@@ -10,6 +10,7 @@ from ronde.cli.run_values import (
     SIGNALS,
     at_least,
     cooldown,
+    distinct,
     key_values,
     names,
     node_range,
@@ -325,7 +326,9 @@ _HOSTS = (
         ("--network-interface", "--network-interfaces"),
         "the network interface (by name) of all connections between machines",
         metavar="NAME",
+        parse=distinct,
         right="the name of one network interface, like eth0",
+        adds=True,
     ),
     Option(
         HOSTS,
@@ -334,6 +337,7 @@ _HOSTS = (
         metavar="NAMES",
         parse=variable_names,
         right="names of variables with commas between, like HF_HOME,TOKEN",
+        adds=True,
     ),
     Option(
         HOSTS,

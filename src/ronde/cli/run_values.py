@@ -10,6 +10,7 @@ __all__ = [
     "at_least",
     "cooldown",
     "count",
+    "distinct",
     "key_values",
     "megabytes",
     "names",
@@ -186,6 +187,11 @@ def level(text: str) -> str:
     if word not in ("debug", "info", "warning", "error", "critical"):
         raise ValueError(text)
     return word
+
+
+def distinct(text: str) -> str:
+    """Names with commas between, each of them once."""
+    return ",".join(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def variable_names(text: str) -> tuple[str, ...]:

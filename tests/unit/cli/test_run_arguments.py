@@ -76,6 +76,13 @@ def parse(line: str, **environment: str) -> RunArguments:
             {"--blacklist-cooldown-range": (SECOND, 30 * SECOND)},
         ),
         ("--autotune --no-autotune t.py", "t.py", (), {"--autotune": False}),
+        ("-x A,B -xC --export=A t.py", "t.py", (), {"--export": ("A", "B", "C", "A")}),
+        (
+            "--network-interface a --network-interface b,a t.py",
+            "t.py",
+            (),
+            {"--network-interfaces": "a,b"},
+        ),
         ("-prefix-timestamp t.py", "t.py", (), {"--prefix-output-with-timestamp": True}),
     ],
 )
