@@ -6,6 +6,8 @@ every rank; on one host the next call works.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -297,6 +299,27 @@ def refuse_late() -> None:
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_who_passes_a_wrong_output_takes_part_nevertheless(transport: str) -> None:
     ranks.run(refuse_late, 2, environ={"RONDE_TRANSPORT": transport, "RONDE_TIMEOUT": "20"})
+
+
+def ask_in_a_forked_child() -> int:
+    """As workers of a DataLoader do. It is no rank itself."""
+    ronde.init()
+    answers = (ronde.rank(), ronde.size(), ronde.local_rank(), ronde.cross_size(), ronde.is_homogeneous())
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(ronde.NotInitializedError):
+            ronde.world()
+            os._exit(1)
+        again = (ronde.rank(), ronde.size(), ronde.local_rank(), ronde.cross_size(), ronde.is_homogeneous())
+        os._exit(0 if again == answers else 2)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ronde.barrier()
+    ronde.shutdown()
+    return code
+
+
+def test_a_forked_child_may_ask_who_its_parent_is() -> None:
+    assert ranks.run(ask_in_a_forked_child, 2) == [0, 0]
 
 
 def before_and_after() -> None:

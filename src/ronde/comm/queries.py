@@ -1,45 +1,46 @@
 """Questions about the world, as functions: what scripts for other frameworks are used to.
 
-All raise NotInitializedError before `ronde.init()`. The meanings are those of `Communicator`'s properties.
+All raise NotInitializedError before `ronde.init()`. The meanings are those of `Communicator`'s properties. A
+forked child gets its parent's answers: workers of a DataLoader choose their rank's part of the data.
 """
 
 from __future__ import annotations
 
-from ronde.comm.world import world
+from ronde.comm.world import world_of_parent
 
 __all__ = ["cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"]
 
 
 def rank() -> int:
     """Return this process's number, 0 to size() - 1."""
-    return world().rank
+    return world_of_parent().rank
 
 
 def size() -> int:
     """Return how many processes there are."""
-    return world().size
+    return world_of_parent().size
 
 
 def local_rank() -> int:
     """Return this process's number among those of its host."""
-    return world().local_rank
+    return world_of_parent().local_rank
 
 
 def local_size() -> int:
     """Return how many processes this host has."""
-    return world().local_size
+    return world_of_parent().local_size
 
 
 def cross_rank() -> int:
     """Return the number of this host among those that have a process with this local rank."""
-    return world().cross_rank
+    return world_of_parent().cross_rank
 
 
 def cross_size() -> int:
     """Return how many hosts have a process with this local rank."""
-    return world().cross_size
+    return world_of_parent().cross_size
 
 
 def is_homogeneous() -> bool:
     """Return whether all hosts have the same number of processes."""
-    return world().is_homogeneous
+    return world_of_parent().is_homogeneous

@@ -25,7 +25,7 @@ from ronde.net.host import surroundings
 from ronde.net.meeting import Meeting, meet
 from ronde.settings import Settings
 
-__all__ = ["init", "is_initialized", "meeting", "shutdown", "world"]
+__all__ = ["init", "is_initialized", "meeting", "shutdown", "world", "world_of_parent"]
 
 _log = logging.getLogger(__name__)
 
@@ -99,10 +99,16 @@ def is_initialized() -> bool:
 
 def world() -> Communicator:
     """Return the communicator of all ranks. Raises NotInitializedError before `init`."""
-    if _process.world is None:
-        raise NotInitializedError("Ronde is not initialized in this process: call ronde.init() first")
+    asked = world_of_parent()
     if _process.pid != os.getpid():
         raise NotInitializedError("this process was forked after ronde.init(); call it in the child instead")
+    return asked
+
+
+def world_of_parent() -> Communicator:
+    """Return the same, or in a forked child that of its parent, of which one may only ask who the parent is."""
+    if _process.world is None:
+        raise NotInitializedError("Ronde is not initialized in this process: call ronde.init() first")
     return _process.world
 
 
