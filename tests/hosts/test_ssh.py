@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -116,3 +119,16 @@ def test_an_unknown_host_is_named(world: World) -> None:
     assert code == 2
     assert err.startswith("ronde: host nowhere.invalid: cannot be reached by ssh: Could not resolve hostname")
     assert len(err.splitlines()) == 1
+
+
+def test_this_machines_name_with_a_domain_needs_no_ssh(world: World) -> None:
+    """As `hostname -f` prints it; no sshd runs here."""
+    own = socket.gethostname().partition(".")[0]
+    names = world.folder / "names"
+    names.write_text(f"127.0.0.1 localhost\n127.0.1.1 {own}.example.org {own}\n")
+    view = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(names))
+    command = (sys.executable, "-m", "ronde", "run", "-H", f"{own}.example.org:2", str(world.program))
+    done = subprocess.run(
+        [*view, *command], env=world.environ(), check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.count("of 2 on")) == (0, 2), done.stderr

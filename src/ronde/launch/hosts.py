@@ -19,6 +19,7 @@ from importlib import metadata
 
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig, Ssh
+from ronde.net.addresses import Address, is_ours, resolve_all
 from ronde.net.authentication import PROTOCOL_VERSION
 from ronde.records import dataclass, field
 
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 HELLO = b"ronde agent "
+NAME_NS = 2 * 10**9  # for a name server to say whether a name is ours
 
 # What an agent elsewhere needs to know of our environment. What belongs to this machine or this process alone (devices,
 # threads, addresses, secrets) does not travel.
@@ -88,7 +90,13 @@ def ended_key(agent: str) -> str:
 
 def is_here(name: str, own_addresses: list[str]) -> bool:
     """Return whether a host in a list is this machine: by its own name, an address of its own, or localhost."""
-    return name in ("localhost", "127.0.0.1", "::1", socket.gethostname(), *own_addresses)
+    own_name = socket.gethostname()
+    if name in ("localhost", "127.0.0.1", "::1", own_name, *own_addresses):
+        return True
+    if name.partition(".")[0] != own_name.partition(".")[0]:  # nobody waits for the names of other machines
+        return False
+    (endpoints,) = resolve_all([Address(host=name, port=9)], NAME_NS)  # with its domain, or without it
+    return any(is_ours(endpoint) for endpoint in endpoints)
 
 
 def travelling(environment: Mapping[str, str]) -> dict[str, str]:

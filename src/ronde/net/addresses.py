@@ -23,6 +23,7 @@ __all__ = [
     "addresses_here",
     "everywhere",
     "is_loopback",
+    "is_ours",
     "listen",
     "parse",
     "parse_tcp",

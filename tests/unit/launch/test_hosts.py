@@ -69,6 +69,7 @@ def test_which_hosts_are_this_machine() -> None:
     for name in ("localhost", "127.0.0.1", "::1", socket.gethostname(), "10.0.0.7"):
         assert is_here(name, ["10.0.0.7"])
     assert not is_here("10.0.0.8", ["10.0.0.7"])
+    assert not is_here(f"{socket.gethostname()}.invalid", [])
     assert not is_here("me@localhost", [])  # somebody else, here
 
 
