@@ -41,14 +41,13 @@ BINDINGS = {
 
 def configure(asked: RunArguments, command: Sequence[str], here: Here) -> LaunchConfig:
     """Return the configuration for the command, whose first word is a path. Raises UsageError for contradictions."""
-    hosts, discovery = _hosts(asked, here), _discovery(asked)
+    hosts, discovery = _hosts(asked, here), _discovery(asked, here)
     by_ssh = bool(hosts) or discovery is not None
     slots = hosts[0][1] if hosts else discovery.slots if discovery else _slots(asked, here)
     _check_workers(asked, by_ssh)
     rendezvous = with_hosts(asked, here, len(hosts)) if by_ssh else rendezvous_of(asked, here)
     _check_launcher(asked, rendezvous)
     least, most = asked.value("--min-num-proc", 0), asked.value("--max-num-proc", 0)
-    number = _number(asked, "--num-proc", here) if discovery else 0
     is_alone = rendezvous.backend == ALONE
     worker = _worker(asked, command, slots, here)
     if not by_ssh:
@@ -64,7 +63,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         hosts=hosts,
         discovery=discovery,
         ssh=Ssh(asked.value("--ssh-port"), asked.value("--ssh-identity-file")),
-        min_workers=least or number,
+        min_workers=least or (discovery.first_workers if discovery else 0),
         max_workers=most,
         cooldown_ns=asked.value("--blacklist-cooldown-range"),
         start_timeout_ns=start_timeout(asked, here),
@@ -163,7 +162,7 @@ def _hosts(asked: RunArguments, here: Here) -> tuple[tuple[str, int], ...]:
     return tuple((host.name, host.slots) for host in placed)
 
 
-def _discovery(asked: RunArguments) -> Discovery | None:
+def _discovery(asked: RunArguments, here: Here) -> Discovery | None:
     if not asked.has("--host-discovery-script"):
         for name in ("--slots-per-host", "--blacklist-cooldown-range"):
             if asked.has(name) and not asked.has("--hosts", "--hostfile"):
@@ -173,7 +172,7 @@ def _discovery(asked: RunArguments) -> Discovery | None:
         return None
     each = asked.value("--nproc-per-node")
     slots = asked.value("--slots-per-host", each if isinstance(each, int) else 1)
-    return Discovery(asked.value("--host-discovery-script"), slots)
+    return Discovery(asked.value("--host-discovery-script"), slots, _number(asked, "--num-proc", here))
 
 
 # Workers and their output

@@ -38,7 +38,10 @@ def _size(config: LaunchConfig) -> str:
         return f"{_plural(total, 'worker')} on {_plural(len(config.hosts), 'host')}"
     if config.discovery:
         most = f", at most {config.max_workers}" if config.max_workers else ""
-        return f"{max(1, config.min_workers)} workers or more{most}, on the hosts that {config.discovery.script} finds"
+        first = config.discovery.first_workers
+        begins = f", {first} at first" if first > config.min_workers else ""
+        least = f"{max(1, config.min_workers)} workers or more{begins}{most}"
+        return f"{least}, on the hosts that {config.discovery.script} finds"
     return f"{_plural(config.worker.slots, 'worker')} on this machine, which is one of {_nodes(config.rendezvous)}"
 
 

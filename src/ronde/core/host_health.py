@@ -10,6 +10,7 @@ Rules
    is not tried again.
 4. Fewer than `min_slots` slots are waited for as long as the patience lasts, if more can come at all: from the list,
    or from a host that is only set aside. Otherwise the job ends at once, and the reason names the host that failed.
+5. Nothing is started before the list has `first_slots` slots for the first time; they are waited for likewise.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ SECOND = 10**9
 class Limits:
     """What the user allows; `cooldown_ns` is the shorter and the longer one, None if a failure is final.
 
-    `is_changing`: a script is asked again and again which hosts there are.
+    `is_changing`: a script is asked again and again which hosts there are. `first_slots`: the job begins with so many,
+    whatever it may go on with.
     """
 
     min_slots: int = 1
@@ -51,6 +53,7 @@ class Limits:
     cooldown_ns: tuple[int, int] | None = None
     patience_ns: int = 600 * SECOND
     is_changing: bool = False
+    first_slots: int = 0
 
 
 # What happens.
@@ -155,6 +158,7 @@ class HostHealth:
     _records: dict[str, _Record] = field(default_factory=dict)
     _last_failure: str = ""
     _starved_since_ns: int | None = None
+    _begun: bool = False
     _over: bool = False
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
@@ -218,7 +222,7 @@ class HostHealth:
             deadline_ns = self._starved_since_ns + self.limits.patience_ns
             if now_ns >= deadline_ns or not self._may_recover():
                 self._over = True
-                yield GiveUp(self._why(running))
+                yield GiveUp(self._why())
                 return
             wakes.append(deadline_ns)
         yield SetTimer(min(wakes, default=None))
@@ -232,6 +236,9 @@ class HostHealth:
                 yield Stop(name, f"{name} {now}")
 
     def _start(self, now_ns: int) -> Iterator[Effect]:
+        self._begun = self._begun or sum(host.slots for host in self._offered) >= self.limits.first_slots
+        if not self._begun:
+            return
         room = None
         if self.limits.max_slots is not None:
             room = self.limits.max_slots - sum(host.slots for host in self.running())
@@ -254,13 +261,14 @@ class HostHealth:
             return True
         return sum(h.slots for h in self._offered if not self._record(h.name).is_out) >= self.limits.min_slots
 
-    def _why(self, running: int) -> str:
+    def _why(self) -> str:
         if self._last_failure and not self._may_recover():
             return self._last_failure
-        have = describe(self.running()) or "none"
+        hosts = self.running() if self._begun else self._offered
+        needed = self.limits.min_slots if self._begun else self.limits.first_slots
         last = f"; the last failure was {self._last_failure}" if self._last_failure else ""
         waited = f" for {self.limits.patience_ns / SECOND:g} s" if self._may_recover() else ""
         return (
-            f"there have been fewer than {self.limits.min_slots} slots{waited}: {running} on the hosts that work "
-            f"({have}){last}"
+            f"there have been fewer than {needed} slots{waited}: {sum(host.slots for host in hosts)} on the hosts that "
+            f"work ({describe(hosts) or 'none'}){last}"
         )

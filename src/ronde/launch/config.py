@@ -128,11 +128,13 @@ class Ssh:
 class Discovery:
     """A program that prints the hosts that are there now, one in a line, as `name` or `name:slots`.
 
-    `script`: a file, or a command with arguments. `slots`: of a host without a number.
+    `script`: a file, or a command with arguments. `slots`: of a host without a number. `first_workers`: the job does
+    not begin before there is room for so many.
     """
 
     script: str
     slots: int = 1
+    first_workers: int = 0
 
 
 @dataclass(frozen=True)

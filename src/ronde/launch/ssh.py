@@ -343,6 +343,7 @@ def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
         cooldown_ns=None if is_fixed else config.cooldown_ns,
         patience_ns=config.rendezvous.join_timeout_ns,
         is_changing=config.discovery is not None,
+        first_slots=config.discovery.first_workers if config.discovery else 0,
     )
 
 

@@ -138,7 +138,7 @@ def test_hosts() -> None:
     some = config(
         "--host-discovery-script /s --slots 2 -np 4 --max-np 8 --blacklist-cooldown-range 1 2 --reset-limit 3"
     )
-    assert some.discovery == Discovery("/s", 2)
+    assert some.discovery == Discovery("/s", 2, first_workers=4)
     assert some.cooldown_ns == (SECOND, 2 * SECOND)
     assert (some.min_workers, some.max_workers, some.worker.max_changes) == (4, 8, 3)
     assert some.rendezvous.min_nodes == 1

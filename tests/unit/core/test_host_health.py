@@ -98,6 +98,23 @@ def test_too_few_slots_are_waited_for_while_more_may_come() -> None:
     )
 
 
+def test_a_job_begins_with_more_slots_than_it_goes_on_with() -> None:
+    """As horovodrun does where -np is more than --min-np."""
+    health = HostHealth(Limits(min_slots=2, first_slots=4, is_changing=True, patience_ns=60 * S))
+    assert health.step(0, offered("")) == [SetTimer(60 * S)]
+    assert health.step(10 * S, offered("a:2,b:1")) == [SetTimer(60 * S)]
+    begin = health.step(20 * S, offered("a:2,b:2"))
+    assert begin == [Start(Host("a", 2)), Start(Host("b", 2)), SetTimer(None)]
+    assert health.step(30 * S, HostFailed("b", "lost"))[-1] == SetTimer(None)
+    assert health.step(40 * S, offered("a:2,c:1"))[:1] == [Start(Host("c", 1))]
+    in_vain = HostHealth(Limits(min_slots=2, first_slots=4, is_changing=True, patience_ns=60 * S))
+    in_vain.step(0, offered("a:2,b:1"))
+    (gives_up,) = in_vain.step(60 * S, Timer())
+    assert gives_up == GiveUp(
+        "there have been fewer than 4 slots for 60 s: 3 on the hosts that work (a:2,b:1)"
+    )
+
+
 def test_a_stopping_host_may_fail_in_peace_and_a_job_that_is_over_starts_nothing() -> None:
     health = HostHealth(Limits(is_changing=True))
     health.step(0, offered("a:2,b:2"))
