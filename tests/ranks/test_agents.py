@@ -174,6 +174,18 @@ def test_a_frozen_worker_is_reported_and_waited_for(launcher: Launcher) -> None:
     assert (code, err) == (0, "")
 
 
+def test_a_frozen_worker_that_has_to_end_is_let_go_on(launcher: Launcher) -> None:
+    """Else it would heed no signal but SIGKILL, and everybody would wait for that."""
+    launcher.script(ATTEMPT + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(600)")
+    process = launcher.start("-n", "1", "--shutdown-timeout", str(HANGING_S), "script.py")
+    ((pid, _),) = Job(process).await_workers(1).values()
+    os.kill(pid, signal.SIGSTOP)
+    process.terminate()
+    code, _, err = end(process)
+    assert code == 143
+    assert "SIGKILL" not in err
+
+
 def test_a_launcher_that_was_stopped_is_named(launcher: Launcher) -> None:
     """As by Ctrl-Z: its agents do not hear of it, and nobody has sent the SIGTERM by which they end."""
     launcher.script(ATTEMPT + "time.sleep(600)")

@@ -233,6 +233,7 @@ class Supervisor:
                     )
                     for rank in ranks:
                         self._processes[rank].signal_group(signum)
+                        self._processes[rank].signal_group(signal.SIGCONT)  # who is stopped would not heed it
                 case SetTimer(at_ns):
                     self._loop.set_timer(self, at_ns, self._ring)
                 case Finish():
