@@ -238,6 +238,22 @@ def test_two_jobs_one_after_the_other_in_one_file(nodes: Nodes) -> None:
         assert [end(agent)[0] for agent in both] == [0, 0]
 
 
+def test_a_waiting_agent_that_is_killed_leaves_no_folder(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    nodes.launcher.script("pass")
+    agent = nodes.start(nodes="2")
+    assert agent.stderr is not None
+    assert agent.stderr.readline()  # it is there
+    assert list(tmp_path.glob("ronde_*"))
+    agent.kill()
+    deadline = time.monotonic() + HANGING_S
+    while list(tmp_path.glob("ronde_*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_without_enough_nodes_it_says_so(nodes: Nodes) -> None:
     nodes.launcher.script("pass")
     code, out, err = end(nodes.start("-n", "1", nodes="2", conf="join_timeout=1"))

@@ -34,7 +34,7 @@ for group in $groups; do kill -KILL "-$group"; done
 class Guard:
     """A shell that outlives us, if we are killed. Whatever goes wrong with it is no harm. Close it.
 
-    It then also removes the directory `temporary`, if there is one.
+    It then also removes the directory `temporary`, if there is one, also if we are killed before anybody is started.
     """
 
     def __init__(self, temporary: str = "") -> None:
@@ -42,6 +42,8 @@ class Guard:
         self._groups: set[int] = set()
         self._unwritten = b""  # what it is still to hear
         self._shell: subprocess.Popen[bytes] | None = None
+        if temporary:
+            self._tell("")
 
     def add(self, group: int) -> None:
         """Guard this group."""
