@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -236,6 +237,18 @@ def test_two_jobs_one_after_the_other_in_one_file(nodes: Nodes) -> None:
         both = [nodes.launcher.start("--nnodes", "2", *place, "script.py") for _ in range(2)]
         assert sorted(hear(agent, 2)[0].rank for agent in both) == [0, 1]
         assert [end(agent)[0] for agent in both] == [0, 0]
+
+
+def test_who_came_as_the_node_with_the_store_died_serves_it(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE)
+    words = ("--rdzv-backend", "tcp", "--rdzv-endpoint", f"127.0.0.1:{nodes.port}")
+    with socket.create_server(("127.0.0.1", nodes.port)) as dying:
+        newcomer = nodes.launcher.start(
+            "--nnodes", "1:2", *words, "--rdzv-conf", "last_call_timeout=0.2", "script.py"
+        )
+        dying.accept()[0].close()
+    assert hear(newcomer, 1)[0].rank == 0
+    assert end(newcomer)[0] == 0
 
 
 def test_a_waiting_agent_that_is_killed_leaves_no_folder(

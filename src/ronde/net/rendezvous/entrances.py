@@ -63,8 +63,9 @@ class TcpEntrance:
         self._rehost = may_rehost(config)
         self._call_within_s = min(SELDOM_S, config.last_call_ns / 3e9)  # before it begins a job of its own
         self._signpost: _Signpost | None = None
+        self._may_serve = serve or (serve is None and is_ours(address.host))
         self._server: StoreServer | None = None  # the store, or where it would be if it is lost
-        if serve or (serve is None and is_ours(address.host)):
+        if self._may_serve:
             try:
                 self._server = _serve(str(address), key)
             except UsageError:
@@ -78,7 +79,13 @@ class TcpEntrance:
         return replace(node, meeting=self._server.address) if self._server else node
 
     def enter(self, timeout_ns: int) -> Store:
-        return self._client(str(self._address), timeout_ns)
+        try:
+            return self._client(str(self._address), timeout_ns)
+        except TimeoutError:
+            if self._may_serve and self._server is None:  # who served there when we came has died since
+                with suppress(UsageError):
+                    self._server = _serve(str(self._address), self._key)
+            raise
 
     def _client(self, address: str, timeout_ns: int) -> Store:
         from ronde.net.stores.tcp import PATIENCE_NS, StoreClient

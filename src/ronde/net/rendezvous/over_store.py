@@ -125,9 +125,9 @@ class OverStore:
         if self._wish >= 0:
             node = replace(node, wish=self._wish)
         self._node, self._terms = node.id, Terms.of(self._rules, budget)
-        node = self._entrance.offer(node)
         now_ns = time.monotonic_ns()  # it may take a while until there is a store
-        self._news.put(lambda: self._participant.join(now_ns, node, budget))
+        # Only then it is known whether that is one of ours.
+        self._news.put(lambda: self._participant.join(now_ns, self._entrance.offer(node), budget))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ronde-rendezvous", daemon=True)
             self._thread.start()
