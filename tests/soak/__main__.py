@@ -113,6 +113,8 @@ class Soak:
         self.faults.mend()
         while 0 < len(self.job.living()) < self.shape.least:  # those who are left wait for others
             self.tell("starts", self.job.start().name)
+        if any(agent.got(signal.SIGTERM, signal.SIGINT) for agent in self.job.living()):
+            return False  # it has yet to go, and then others may be too few
         agents = {agent.name for agent in self.job.living()}
         rounds = checks.rounds_of(self.job)
         moment = time.monotonic() - 1

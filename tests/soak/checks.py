@@ -108,6 +108,8 @@ def check_exit_codes(job: Job, faults: Faults) -> Iterator[str]:
     interrupted = any(agent.got(signal.SIGINT) for agent in job.agents)
     for agent in job.agents:
         code, err = agent.process.returncode, agent.text("err")
+        if _interrupted_at_start(agent):
+            continue
         if re.search(r"^Traceback \(most|BUG", err, re.M):
             yield f"{agent.name} shows a traceback of its own"
         if code == 0 or (code == KILLED and agent.got(signal.SIGKILL)):
@@ -126,6 +128,11 @@ def check_exit_codes(job: Job, faults: Faults) -> Iterator[str]:
             yield f"{agent.name} ends with {code}, but {len(harms)} of {job.shape.restarts} restarts were needed"
         else:
             yield from _check_cause(agent, job, harms)
+
+
+def _interrupted_at_start(agent: Agent) -> bool:
+    """Whether a Ctrl-C has ended it while the interpreter started, which shows a traceback then and exits with 1."""
+    return agent.got(signal.SIGINT) and agent.text("err").endswith("\nKeyboardInterrupt\n")
 
 
 def _came_in_vain(agent: Agent, job: Job, may_end: bool) -> bool:
