@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ronde.core.rendezvous.effects import Hold, Pop, Watch
+from ronde.core.rendezvous.effects import Event, Hold, Pop, Seen, Watch
 from ronde.job_key import JobKey
 from ronde.net.rendezvous import session
 from ronde.net.stores.server import StoreServer
@@ -35,5 +37,35 @@ def test_who_goes_leaves_no_thread_waiting_at_a_store_that_stays(monkeypatch: py
     other.watch({"alive/a": b"alive"}, HANGING_NS)
     assert ours.finish(time.monotonic_ns() + HANGING_NS)
     assert not lost
+    other.close()
+    server.close()
+
+
+def test_a_second_session_wakes_its_watch_while_the_store_still_has_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a cable was pulled for a while: the store has not noticed that the first connection is over."""
+    monkeypatch.setattr(session, "LONGEST_WAIT_NS", 3600 * 10**9)
+    key = JobKey.generate()
+    server = StoreServer("tcp:127.0.0.1:0", key)
+
+    def begin(tell: Callable[[session.Session, Event], None]) -> session.Session:
+        def ignore(*_: Any) -> None:
+            pass
+
+        return session.Session(StoreClient(server.address, key, HANGING_NS), "a", tell, ignore, ignore)
+
+    other = StoreClient(server.address, key, HANGING_NS)
+    other.set("state", b"new")
+    both = []
+    for _ in range(2):
+        heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        both.append(begin(lambda _, event, heard=heard: heard.put(event)))  # type: ignore[misc]
+        time.sleep(0.2)  # until its watch waits
+        both[-1].perform(Watch({"state": None}))
+        assert heard.get(timeout=HANGING_NS / 1e9) == Seen({}, {"state": b"new"})
+    for each in both:
+        each.close()
+        assert each.finish(time.monotonic_ns() + HANGING_NS)
     other.close()
     server.close()

@@ -58,7 +58,9 @@ class Session:
         follow: Callable[[Session, str], None],
     ) -> None:
         self.store = store
-        self.bell = f"bell/{node}"  # the key by which this node wakes its own watch
+        # The key by which this node wakes its own watch. That of an earlier session may still be there, for the store
+        # need not have noticed that it is over; and to set it to what it is would wake nobody.
+        self.bell = f"bell/{node}/{time.monotonic_ns()}"
         self.is_over = False
         self._tell = tell
         self._lose = lose
