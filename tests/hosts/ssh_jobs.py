@@ -95,11 +95,11 @@ class World:
                 found[int(pid)] = command
         return found
 
-    def kill_agent(self, host: int) -> None:
-        """Kill the agent of that host as by kill -9, and nothing else."""
+    def kill_agent(self, host: int, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to the agent of that host, and to nothing else."""
         for pid, command in self.processes(host).items():
             if command.startswith(sys.executable) and AGENT in command:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signum)
 
     def is_empty(self) -> bool:
         """Whether nothing of ronde's runs on any host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,18 @@ def test_a_killed_agent_takes_its_workers_with_it_and_is_started_again() -> None
             "host " + world.name(1) + ": the connection by ssh broke, or its agent was killed" in job.last_err
         )
         wait_for(world.is_empty)
+
+
+def test_a_frozen_agent_ends_a_job_that_needs_all_hosts() -> None:
+    with make_world(2) as world:
+        with world.start(*QUICK, "-H", world.listed(0, 1), str(world.program), "sleep") as job:
+            job.says("rank", 2)
+            world.kill_agent(1, signal.SIGSTOP)
+            code, _, err = job.end()
+        world.kill_agent(1, signal.SIGCONT)
+        wait_for(world.is_empty)
+    assert code == 1
+    assert "was silent for 3 s, and nobody starts it again: 1 of 2 nodes is left" in err.splitlines()[-1]
 
 
 def test_a_link_that_is_late_and_slow_is_no_reason_to_fail() -> None:

@@ -16,8 +16,8 @@ Rules
    its store, or fail and make it start again. After the patience it leaves, and has succeeded; but not while others
    need what it serves: the store of the round (group rank 0), or that of the rendezvous.
 5. A round that has ended, or that went on without us, ends the workers at once; then we join again.
-   Where it is known that no other nodes will come (Slurm starts no task again) and too few are left, the job ends
-   unless a lost one, which may have been cut off only, is back in time.
+   Where it is known that no other nodes will come (Slurm starts no task again, and -H no agent of a fixed list) and
+   too few are left, the job ends unless a lost one, which may have been cut off only, is back in time.
 6. Ctrl-C and Ctrl-\ end the job on all nodes. Other signals take this node away; the others go on if they may.
 7. Where nodes can be replaced (`gives_way`), the first failure of a round when no restart is left costs the job its
    node, and not its life: the others go on if they may. That node is told to go, by being left out, because a later
@@ -306,7 +306,7 @@ class Agent:
         are = "is" if left == 1 else "are"
         return (
             f"{cause.reason}, and nobody starts it again: {left} of {self._supply} nodes {are} left, and the job needs "
-            f"{self._least} (--nnodes MIN:MAX lets it go on with fewer)"
+            f"{self._least} (--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer)"
         )
 
     def _ejected(self, reason: str) -> list[Effect]:

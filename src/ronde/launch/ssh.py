@@ -359,6 +359,7 @@ def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
         min_slots=0 if is_fixed else limits.min_slots,
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
+        supply=len(hosts) if is_fixed else None,
         options={"is_host": "false", "rehost": "false", **config.rendezvous.options},  # we are
         gives_way=not is_fixed,
     )

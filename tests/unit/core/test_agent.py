@@ -218,7 +218,7 @@ def test_a_loss_that_nobody_makes_good_ends_the_job() -> None:
     assert isinstance(end, EndJob)
     assert end.reason == (
         "host0 is gone, and nobody starts it again: 1 of 3 nodes is left, and the job needs 2 "
-        "(--nnodes MIN:MAX lets it go on with fewer)"
+        "(--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer)"
     )
     assert rest == [Exit(1, end.reason)]
 
