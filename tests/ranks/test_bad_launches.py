@@ -238,6 +238,20 @@ def test_more_hosts_than_descriptors(here: Path, limit: str, says: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_not_even_descriptors_for_the_launcher(here: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -n 8; exec "$@"', "bash", *command("-n", "1", "train.py")],
+        cwd=here,
+        env=environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=HANGING_S,
+    )
+    says = "ronde run: this process gets no more file descriptors: raise the limit (ulimit -n)\n"
+    assert (done.returncode, done.stderr) == (2, says)
+
+
 def test_agents_take_no_modules_from_where_they_start(here: Path) -> None:
     (here / "secrets.py").write_text("raise SystemExit('foreign code')\n")
     words = [sys.executable, "-P", "-m", "ronde", "run", "-H", "localhost:1", "train.py"]

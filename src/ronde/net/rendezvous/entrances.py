@@ -74,7 +74,7 @@ class TcpEntrance:
 
     def offer(self, node: Node) -> Node:
         if self._rehost and self._server is None:
-            with suppress(UsageError):  # then it can only be a guest
+            with suppress(UsageError, OSError):  # then it can only be a guest
                 self._server = _serve(str(Address(host=node.address)), self._key)
         return replace(node, meeting=self._server.address) if self._server else node
 

@@ -129,8 +129,9 @@ class OverStore:
         # Only then it is known whether that is one of ours.
         self._news.put(lambda: self._participant.join(now_ns, self._entrance.offer(node), budget))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ronde-rendezvous", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="ronde-rendezvous", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def fail(self, failure: Failure) -> None:
         self._news.put(lambda: self._participant.fail(failure))

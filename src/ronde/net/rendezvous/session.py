@@ -132,8 +132,8 @@ class Session:
 
     def _start(self, run: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=run, name=f"ronde-rendezvous-{name}", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # only now, for this process may get no more
 
     def _operate(self) -> None:
         try:
