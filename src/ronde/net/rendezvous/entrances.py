@@ -43,7 +43,8 @@ NOT_OURS = (
     ProtocolError,
 )  # behind an open door; another job may have the port now
 KNOCK_AGAIN_S, AT_LEAST_EVERY_S = 0.02, 0.5  # at first, and in the long run: all nodes of the job do so
-KNOCK_AT_ENDPOINT_S, SELDOM_S = 0.2, 5.0  # at first, and in the long run
+# At first, and in the long run: one node of the job does so, and who comes back waits for it.
+KNOCK_AT_ENDPOINT_S, SELDOM_S = 0.2, 0.5
 FIRST_PATIENCE_NS = SECOND // 20
 LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd gives no shorter one
 
