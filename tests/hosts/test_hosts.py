@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from subprocess import DEVNULL
+import time
+from subprocess import DEVNULL, PIPE
 
 import pytest
 from tests.ranks import programs
 
 from ronde.errors import UsageError
-from ronde.testing import hosts
+from ronde.testing import hosts, ssh
 
 
 def reaches(two: hosts.Hosts, address: str) -> bool:
@@ -61,6 +62,22 @@ def test_what_a_killed_process_left_behind_is_taken_down() -> None:
     with hosts.Hosts(1):
         pass
     assert f"ronde-{dead.pid}" not in subprocess.check_output(["ip", "netns"], text=True)
+
+
+@pytest.mark.skipif(bool(ssh.require()), reason=ssh.require())
+def test_sessions_that_do_not_notice_their_end_are_ended() -> None:
+    with hosts.Hosts(1) as one:
+        with ssh.SshServers(one) as servers:
+            command = [servers.client, one.ipv4(0), "echo ready; exec cat"]
+            with subprocess.Popen(command, stdin=PIPE, stdout=PIPE) as client:
+                assert client.stdout is not None
+                assert client.stdout.readline() == b"ready\n"
+                one.disconnect(0)
+                client.kill()
+        deadline = time.monotonic() + 20
+        while one.processes(0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert one.processes(0) == []
 
 
 @pytest.mark.parametrize(("count", "ranks_per_host"), [(0, 1), (10, 1), (1, 0)])

@@ -90,6 +90,10 @@ class Hosts:
         """What a command line has to begin with to run on that host."""
         return ("ip", "netns", "exec", self._name(host))
 
+    def processes(self, host: int) -> list[int]:
+        """The ids of the processes that run on that host now."""
+        return [int(pid) for pid in _ip("netns", "pids", self._name(host)).split()]
+
     def ipv4(self, host: int) -> str:
         """The host's IPv4 address; of the machine itself for SWITCH."""
         number = os.getpid() % 512  # 198.18.0.0/15 is set aside for tests of networks

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -73,7 +74,7 @@ def require() -> str:
 
 
 class SshServers:
-    """One server on each host, whose name is host-INDEX; for use in a `with` statement.
+    """One server on each host, whose name is host-INDEX; for use in a `with` statement, which also ends open sessions.
 
     `environ` is set in all sessions. Raises UsageError where `require` gives a reason.
     """
@@ -146,6 +147,15 @@ class SshServers:
     def _stop_all(self) -> None:
         for host in list(self._servers):
             self.stop(host)
+        for host in range(self._world.count):
+            self._end_sessions(host)
+
+    def _end_sessions(self, host: int) -> None:
+        """One whose cable was pulled would wait for its other end, long after the host is gone."""
+        for pid in self._world.processes(host):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                    os.kill(pid, signal.SIGKILL)
 
     def _write(self) -> None:
         self.bin.mkdir()
