@@ -8,6 +8,7 @@ A thread that ends by any error whatever loses the store: nobody else waits for 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -42,6 +43,7 @@ NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
 LONGEST_WAIT_NS = 5 * 10**9  # a store that loses its memory may lose what was to wake us
 
 _log = logging.getLogger(__name__)
+_sessions = itertools.count()  # so far, of this process
 
 
 class Session:
@@ -60,7 +62,7 @@ class Session:
         self.store = store
         # The key by which this node wakes its own watch. That of an earlier session may still be there, for the store
         # need not have noticed that it is over; and to set it to what it is would wake nobody.
-        self.bell = f"bell/{node}/{time.monotonic_ns()}"
+        self.bell = f"bell/{node}/{next(_sessions)}"
         self.is_over = False
         self._tell = tell
         self._lose = lose
