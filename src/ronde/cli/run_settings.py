@@ -46,9 +46,10 @@ def _flags(asked: RunArguments) -> dict[str, str]:
                     found[option.variable] = "hierarchical"
                 case "--hierarchical-allreduce":
                     found["RONDE_HIERARCHICAL_BYTES"] = NEVER
+                case "--stall-check" if yes:
+                    found["HOROVOD_STALL_CHECK_DISABLE"] = "0"  # the environment may say otherwise
                 case "--stall-check":
-                    if not yes:
-                        found[option.variable] = "0"
+                    found[option.variable] = "0"
                 case "--no-log-hide-timestamp":
                     found[option.variable] = "0" if yes else "1"
                 case _:
