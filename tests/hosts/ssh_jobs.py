@@ -95,7 +95,7 @@ class World:
                 found[int(pid)] = command
         return found
 
-    def kill_agent(self, host: int, signum: int = signal.SIGKILL) -> None:
+    def signal_agent(self, host: int, signum: int = signal.SIGKILL) -> None:
         """Send a signal to the agent of that host, and to nothing else."""
         for pid, command in self.processes(host).items():
             if command.startswith(sys.executable) and AGENT in command:

@@ -120,7 +120,7 @@ def test_a_killed_agent_takes_its_workers_with_it_and_is_started_again() -> None
     with make_world(2) as world:
         with world.start(*discovery(world, 0, 1), "--min-np", "1", str(world.program), "sleep") as job:
             job.says("of 2", 2)
-            world.kill_agent(1)
+            world.signal_agent(1)
             job.says("of 1")
             job.says("of 2", 4)
             job.interrupt()
@@ -135,9 +135,9 @@ def test_a_frozen_agent_ends_a_job_that_needs_all_hosts() -> None:
     with make_world(2) as world:
         with world.start(*QUICK, "-H", world.listed(0, 1), str(world.program), "sleep") as job:
             job.says("rank", 2)
-            world.kill_agent(1, signal.SIGSTOP)
+            world.signal_agent(1, signal.SIGSTOP)
             code, _, err = job.end()
-        world.kill_agent(1, signal.SIGCONT)
+        world.signal_agent(1, signal.SIGCONT)
         wait_for(world.is_empty)
     assert code == 1
     assert "was silent for 3 s, and nobody starts it again: 1 of 2 nodes is left" in err.splitlines()[-1]

@@ -311,7 +311,7 @@ def ask_in_a_forked_child() -> int:
             ronde.world()
             os._exit(1)
         again = (ronde.rank(), ronde.size(), ronde.local_rank(), ronde.cross_size(), ronde.is_homogeneous())
-        os._exit(0 if again == answers else 2)
+        os._exit(0 if again == answers and ronde.is_initialized() else 2)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     ronde.barrier()
     ronde.shutdown()

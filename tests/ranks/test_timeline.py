@@ -232,7 +232,7 @@ def fork_in_the_middle(folder: str) -> int:
     reduce_groups(2)
     child = os.fork()
     if child == 0:
-        os._exit(0 if not ronde.is_initialized() else 1)
+        os._exit(0 if ronde.is_initialized() else 1)
     status = os.waitpid(child, 0)[1]
     reduce_groups(2)
     ronde.shutdown()

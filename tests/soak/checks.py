@@ -132,7 +132,8 @@ def check_exit_codes(job: Job, faults: Faults) -> Iterator[str]:
 
 def _interrupted_at_start(agent: Agent) -> bool:
     """Whether a Ctrl-C has ended it while the interpreter started, which shows a traceback then and exits with 1."""
-    return agent.got(signal.SIGINT) and agent.text("err").endswith("\nKeyboardInterrupt\n")
+    is_shown = agent.text("err").endswith("\nKeyboardInterrupt\n")
+    return agent.got(signal.SIGINT) and agent.process.returncode == 1 and is_shown
 
 
 def _came_in_vain(agent: Agent, job: Job, may_end: bool) -> bool:

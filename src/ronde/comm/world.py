@@ -25,7 +25,7 @@ from ronde.net.host import surroundings
 from ronde.net.meeting import Meeting, meet
 from ronde.settings import Settings
 
-__all__ = ["init", "is_initialized", "meeting", "shutdown", "world", "world_of_parent"]
+__all__ = ["has_joined", "init", "is_initialized", "meeting", "shutdown", "world", "world_of_parent"]
 
 _log = logging.getLogger(__name__)
 
@@ -93,8 +93,16 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined the world and not left it."""
-    return _process.world is not None and _process.pid == os.getpid()
+    """Whether this process has joined the world and not left it; or its parent had, when this one was forked.
+
+    So who asks `rank() if is_initialized() else 0` in the workers of a DataLoader gets its parent's rank.
+    """
+    return _process.world is not None
+
+
+def has_joined() -> bool:
+    """Whether it is this very process that has joined the world and not left it."""
+    return is_initialized() and _process.pid == os.getpid()
 
 
 def world() -> Communicator:

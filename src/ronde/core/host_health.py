@@ -44,8 +44,8 @@ SECOND = 10**9
 class Limits:
     """What the user allows; `cooldown_ns` is the shorter and the longer one, None if a failure is final.
 
-    `is_changing`: a script is asked again and again which hosts there are. `first_slots`: the job begins with so many,
-    whatever it may go on with.
+    `is_changing`: a script is asked again and again which hosts there are. `first_slots`: so many are
+    listed before anything is started, whatever the job may go on with.
     """
 
     min_slots: int = 1

@@ -69,7 +69,7 @@ def init(
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise UsageError(f'process_sets is a list of process sets, or "dynamic", not {process_sets!r}')
-    if comm.is_initialized():
+    if comm.has_joined():
         return
     comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
     wanted = settings.resolve(settings.environment(), **overrides)

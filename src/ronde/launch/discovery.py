@@ -1,8 +1,8 @@
 """Asks the user's script, again and again, which hosts there are.
 
 It is a program that prints one host on a line, as `name:slots` or `name`. While it fails, or prints something else,
-the hosts that it named last stay the ones that there are, and the user is told once. If its first answer is none, there
-are no such hosts, and it is refused.
+the hosts that it named last stay the ones that there are, and the user is told once. If it does so before it has ever
+named any, it is refused; a silent one is asked again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -186,11 +187,13 @@ def _command(script: str) -> tuple[list[str], str]:
 
     Raises UsageError.
     """
-    path = os.path.abspath(script)
-    try:
-        words = shlex.split(script)
-    except ValueError as error:
-        words = []
-        if not os.path.exists(path):
+    words = [script]
+    if not os.path.exists(script):
+        try:
+            words = shlex.split(script)
+        except ValueError as error:
             raise UsageError(f"cannot run the host discovery script {script}: {error}") from None
-    return (words, script) if len(words) > 1 and not os.path.exists(path) else ([path], path)
+    path = os.path.abspath(words[0])
+    if not os.path.exists(path):  # a program, then
+        path = shutil.which(words[0]) or path
+    return [path, *words[1:]], path if len(words) == 1 else script

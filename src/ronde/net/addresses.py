@@ -180,11 +180,11 @@ def _is_numeric(host: str) -> bool:
 
 def is_ours(endpoint: Endpoint) -> bool:
     """Return whether an interface of this machine has the address."""
-    with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((endpoint.sockaddr[0], 0))
-        except OSError:
-            return False
+    try:
+        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
+            probe.bind((endpoint.sockaddr[0], 0, *endpoint.sockaddr[2:]))
+    except OSError:  # also where no IPv6 is spoken at all
+        return False
     return True
 
 

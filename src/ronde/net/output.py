@@ -12,7 +12,7 @@ Rules
 5. What stops in the middle of a line is shown only where somebody may have to answer it: on a terminal, if its worker
    reads the terminal as well (`Stream.show_prompt`).
 6. Writing never blocks the supervisor: not with a paused terminal, nor a reader that does not read, nor (`log_files`) a
-   disk that hangs.
+   disk that hangs. Only what somebody's Python code does in the place of `sys.stdout` takes as long as it takes.
 
     worker's pipe -> Stream -> LineSplitter -> pieces -> LogView | TerminalView -> bytes -> Sink -> our own stream
                         \                           \-> Tail (the last words, for the report)
@@ -281,14 +281,14 @@ class TextSink(Sink):
 
     def flush(self) -> None:
         """Write all that is there."""
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        text = self._decoder.decode(bytes(self._buffer)).encode(encoding, "backslashreplace").decode(encoding)
+        text = self._decoder.decode(bytes(self._buffer))
         self._buffer.clear()
         try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError) as error:  # a ValueError if it has been closed
-            self.problem = error if isinstance(error, OSError) else OSError(errno.EBADF, str(error))
+            encoding = getattr(self._stream, "encoding", None) or "utf-8"
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            _flush(self._stream)
+        except Exception as error:  # it is anybody's code
+            self.problem = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
 
 
 def open_sinks() -> tuple[Sink, Sink]:
@@ -298,15 +298,18 @@ def open_sinks() -> tuple[Sink, Sink]:
     """
     streams = (sys.stdout, sys.stderr)
     for stream in streams:
-        # There may be none, or it is broken or closed.
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            stream.flush()
+        _flush(stream)
     out, err = (None if _is_ours(stream, fd) else stream for fd, stream in enumerate(streams, 1))
-    if out or err:
-        shown = TextSink(1, out) if out else Sink(1)
-        return shown, shown if err is out else TextSink(2, err) if err else Sink(2)
-    shown = Sink(1)
-    return shown, shown if os.path.sameopenfile(1, 2) else Sink(2)
+    shown = Sink(1) if out is None else TextSink(1, out)
+    if err is not None:
+        return shown, shown if err is out else TextSink(2, err)
+    return shown, shown if out is None and os.path.sameopenfile(1, 2) else Sink(2)
+
+
+def _flush(stream: TextIO | None) -> None:
+    # There may be none, or it is broken or closed; and `print` does without a `flush`, too.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        stream.flush()  # type: ignore[union-attr]
 
 
 def _is_ours(stream: TextIO | None, fd: int) -> bool:
@@ -315,7 +318,7 @@ def _is_ours(stream: TextIO | None, fd: int) -> bool:
         return True
     try:
         return stream.fileno() == fd or os.path.sameopenfile(stream.fileno(), fd)
-    except (AttributeError, OSError, ValueError):  # io.UnsupportedOperation is the latter two
+    except (AttributeError, OSError, TypeError, ValueError):  # io.UnsupportedOperation is two of them
         return False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ronde.comm.queries import size
-from ronde.comm.world import is_initialized
+from ronde.comm.world import has_joined
 from ronde.engine import process
 from ronde.engine.process_sets import ProcessSet
 from ronde.errors import UsageError
@@ -27,7 +27,7 @@ def init(
     Raises UsageError for other values, and what `ronde.init` raises.
     """
     wanted = None if comm is None else _ranks(comm)
-    was_initialized = is_initialized()
+    was_initialized = has_joined()
     process.init(process_sets=process_sets, **how)
     if wanted and sorted(wanted) != list(range(size())):
         there = size()

@@ -80,7 +80,7 @@ def test_nonsense_names_the_line(asked: Asked) -> None:
     ("text", "why"),
     [("echo lost >&2; exit 3", "find failed with exit code 3: lost"), ("echo b:x", "'b:x' makes no sense")],
 )
-def test_a_script_whose_first_answer_is_none_is_refused(asked: Asked, text: str, why: str) -> None:
+def test_a_script_that_is_wrong_from_the_beginning_is_refused(asked: Asked, text: str, why: str) -> None:
     """As horovodrun says of one that fails; afterwards there may be a job that should not end for it."""
     asked.says(text)
     asked.script.ask()
@@ -94,6 +94,23 @@ def test_a_command_with_arguments(asked: Asked) -> None:
     asked.script.ask()
     asked.serve(lambda: asked.offers)
     assert asked.offers == [(("c", 4),)]
+
+
+@pytest.mark.parametrize("command", ["hosts --all", "./hosts --all", "echo e:6", "hosts"])
+def test_a_file_of_this_directory_or_else_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("echo e:6\n")
+    Path("hosts").chmod(0o755)
+    asked = Asked(tmp_path, command)
+    try:
+        asked.script.ask()
+        asked.serve(lambda: asked.offers)
+    finally:
+        asked.script.close()
+        asked.loop.close()
+    assert asked.offers == [(("e", 6),)]
 
 
 def test_a_file_without_a_first_line_that_says_by_what_it_runs(asked: Asked) -> None:

@@ -27,6 +27,7 @@ from ronde.net.output import (
     Tail,
     TerminalView,
     View,
+    open_sinks,
     tail_of_file,
 )
 
@@ -337,3 +338,33 @@ def test_a_prompt_is_shown_before_its_line_ends_and_the_line_goes_on_behind_it()
     assert screen.view.render(A, splitter.give_beginning(), b"") == b"[0] left? "
     assert screen.ends(A) == b"\n"
     assert screen.ends(A) == b""
+
+
+class Capture(list[str]):
+    """Stands for `sys.stdout`, and can do no more than `print` needs; an empty one is false."""
+
+    def write(self, text: str) -> None:
+        self.append(text)
+
+
+class Broken(Capture):
+    encoding = "no such encoding"
+
+    def fileno(self) -> None:
+        """As one that has none may say."""
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Capture(), ["[0] one\n", "[0] two\n"]), (Broken(), [])])
+def test_what_stands_for_our_stream_may_be_anything(
+    monkeypatch: pytest.MonkeyPatch, stream: Capture, shown: list[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", stream)
+    out, err = open_sinks()
+    try:
+        for text in (b"one\n", b"two\n"):
+            out.show(A, LineSplitter(16).feed(text))
+    finally:
+        out.close()
+        err.close()
+    assert stream == shown
+    assert bool(out.problem) is not bool(shown)

@@ -14,7 +14,7 @@ from ronde.core.rendezvous.quorum import count_missing
 from ronde.core.round import Node
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import Address, is_loopback, parse, parse_tcp, resolve
+from ronde.net.addresses import Address, is_loopback, is_ours, parse, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.doors import KNOCK_NS, Door, knock, knock_at_all
 from ronde.net.rendezvous.over_store import Found, OverStore
@@ -64,7 +64,8 @@ class TcpEntrance:
         self._rehost = may_rehost(config)
         self._call_within_s = min(SELDOM_S, config.last_call_ns / 3e9)  # before it begins a job of its own
         self._signpost: _Signpost | None = None
-        self._may_serve = serve or (serve is None and is_ours(address.host))
+        self._is_closed = False
+        self._may_serve = serve or (serve is None and is_this_machine(address.host))
         self._server: StoreServer | None = None  # the store, or where it would be if it is lost
         if self._may_serve:
             try:
@@ -75,18 +76,23 @@ class TcpEntrance:
 
     def offer(self, node: Node) -> Node:
         if self._rehost and self._server is None:
-            with suppress(UsageError, OSError):  # then it can only be a guest
-                self._server = _serve(str(Address(host=node.address)), self._key)
+            self._try_to_serve(Address(host=node.address))
         return replace(node, meeting=self._server.address) if self._server else node
 
     def enter(self, timeout_ns: int) -> Store:
         try:
             return self._client(str(self._address), timeout_ns)
         except TimeoutError:
-            if self._may_serve and self._server is None:  # who served there when we came has died since
-                with suppress(UsageError):
-                    self._server = _serve(str(self._address), self._key)
+            # Who served there when we came has died since.
+            if self._may_serve and self._server is None and self._address == self._endpoint:
+                self._try_to_serve(self._endpoint)
             raise
+
+    def _try_to_serve(self, address: Address) -> None:
+        with suppress(UsageError, OSError):  # then it can only be a guest
+            self._server = _serve(str(address), self._key)
+        if self._is_closed and self._server:  # meanwhile, and the name server took its time
+            self._server.close()
 
     def _client(self, address: str, timeout_ns: int) -> Store:
         from ronde.net.stores.tcp import PATIENCE_NS, StoreClient
@@ -179,6 +185,7 @@ class TcpEntrance:
     def close(self, others: Callable[[int], None]) -> None:
         if self._signpost:
             self._signpost.close()
+        self._is_closed = True
         if self._server:
             if self.serves():
                 others(LINGER_NS)
@@ -407,7 +414,7 @@ def endpoint_of(config: RendezvousConfig) -> Address:
     return parse_tcp(text if has_port or ":" in text.strip("[]") else f"{text}:{DEFAULT_PORT}")
 
 
-def is_ours(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
     """Return whether the host's name or address means this machine: whether a socket can be bound to it."""
     if host in ("localhost", socket.gethostname()):
         return True
@@ -415,13 +422,4 @@ def is_ours(host: str) -> bool:
         endpoints = resolve(Address(host=host, port=0))
     except OSError:
         return False
-    for endpoint in endpoints:
-        if is_loopback(str(endpoint.sockaddr[0])):
-            return True
-        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind(endpoint.sockaddr)
-            except OSError:
-                continue
-        return True
-    return False
+    return any(is_loopback(str(endpoint.sockaddr[0])) or is_ours(endpoint) for endpoint in endpoints)

@@ -73,8 +73,12 @@ class Session:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._forks: list[Store] = []
-        self._start(self._operate, "operator")
-        self._start(self._watcher.run, "watcher")
+        try:
+            self._start(self._operate, "operator")
+            self._start(self._watcher.run, "watcher")
+        except BaseException:  # this process may get no more threads
+            self.close()
+            raise
 
     def perform(self, effect: Effect) -> None:
         """Have it done, after everything before it."""

@@ -132,21 +132,21 @@ class Gateway:
     ) -> Message:
         """Return etcd's answer. Raises Refusal, or PeerLostError if none comes before the timeout (or the patience).
 
-        `at_first`: nothing has been asked yet, so if TLS is refused that will not pass, and is a UsageError.
+        `at_first`: nothing has been asked yet, so if all refuse TLS that will not pass, and is a UsageError.
         """
         body = json.dumps(request).encode()
         deadline_ns = time.monotonic_ns() + (self.patience_ns if timeout_ns is None else timeout_ns)
         pause_s = FIRST_PAUSE_S
-        failures = 0
+        failures = refusals = 0
         while True:
             try:
                 return self._attempt(path, body, deadline_ns)
             except (OSError, http.client.HTTPException) as error:
                 reason = f"{self.endpoints.host(self.member)}: {getattr(error, 'strerror', None) or error}"
-                if at_first and isinstance(error, ssl.SSLError) and not isinstance(error, CUT_OFF):
-                    raise UsageError(
-                        f"etcd and this node do not trust each other: {reason}; check {CERTIFICATES}"
-                    ) from None
+                refused = isinstance(error, ssl.SSLError) and not isinstance(error, CUT_OFF)
+                refusals = refusals + 1 if refused else 0
+                if at_first and refusals >= len(self.endpoints.members):
+                    raise UsageError(_mistrust(reason)) from None
             self.hang_up()
             self.member += 1
             failures += 1
@@ -296,6 +296,12 @@ def _failure(answer: Message, status: int) -> Exception:
     if code in TRANSIENT_CODES or status in (502, 503, 504) or "too many requests" in message:
         return OSError(message)
     return Refusal(code, message)
+
+
+def _mistrust(reason: str) -> str:
+    if "WRONG_VERSION_NUMBER" in reason:
+        return f"{reason}: it speaks no TLS; write http:// before it, or --rdzv-conf protocol=http"
+    return f"etcd and this node do not trust each other: {reason}; check {CERTIFICATES}"
 
 
 def _hostport(host: str, port: int) -> str:
