@@ -37,6 +37,7 @@ KEEPALIVE_IDLE_S, KEEPALIVE_COUNT = 5, 3  # a stream says nothing for long, and 
 TRANSIENT_CODES = {1, 4, 10, 14}
 DEFAULT_PORT = 2379
 CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # as when etcd is just starting or ending
+NO_TLS = "if it speaks no TLS, write http:// before it, or --rdzv-conf protocol=http"
 CERTIFICATES = (
     "the certificates (ca_file, certificate_file, key_file; in --rdzv-conf: ca_cert, ssl_cert, ssl_cert_key)"
 )
@@ -164,6 +165,10 @@ class Gateway:
             self.ask("kv/range", {"key": "AA==", "keys_only": True}, timeout_ns, at_first=True)
         except PeerLostError as error:
             reason = str(error).partition(": ")[2]
+            if (
+                "UNEXPECTED_EOF" in reason
+            ):  # so ends what etcd takes for no request at all; or it is just starting
+                reason += f"; {NO_TLS}"
             message = f"waited {timeout_ns / 1e9:g} s for the store at etcd:{self.endpoints}: {reason}"
             raise errors.TimeoutError(message, operation="store", waited_ns=timeout_ns) from None
 
@@ -300,7 +305,7 @@ def _failure(answer: Message, status: int) -> Exception:
 
 def _mistrust(reason: str) -> str:
     if "WRONG_VERSION_NUMBER" in reason:
-        return f"{reason}: it speaks no TLS; write http:// before it, or --rdzv-conf protocol=http"
+        return f"{reason}; {NO_TLS}"
     return f"etcd and this node do not trust each other: {reason}; check {CERTIFICATES}"
 
 
