@@ -128,8 +128,12 @@ def test_one_sentence(here: Path, line: str, sentence: str) -> None:
             'mkdir gone; cd gone; rmdir ../gone; exec "$@" train.py',
             "the current directory is not there any more: change to another one",
         ),
+        (
+            'ulimit -n 8; exec "$@" -n 1 train.py',
+            "this process gets no more file descriptors: raise the limit (ulimit -n)",
+        ),
     ],
-    ids=["disk", "directory"],
+    ids=["disk", "directory", "descriptors"],
 )
 def test_what_surrounds_it_is_amiss(here: Path, script: str, sentence: str) -> None:
     done = subprocess.run(
@@ -236,20 +240,6 @@ def test_more_hosts_than_descriptors(here: Path, limit: str, says: str) -> None:
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_not_even_descriptors_for_the_launcher(here: Path) -> None:
-    done = subprocess.run(
-        ["bash", "-c", 'ulimit -n 8; exec "$@"', "bash", *command("-n", "1", "train.py")],
-        cwd=here,
-        env=environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=HANGING_S,
-    )
-    says = "ronde run: this process gets no more file descriptors: raise the limit (ulimit -n)\n"
-    assert (done.returncode, done.stderr) == (2, says)
 
 
 def test_agents_take_no_modules_from_where_they_start(here: Path) -> None:
