@@ -26,9 +26,9 @@ constexpr size_t kPieceAlignment = 64;        // elements; keeps pieces of any t
 constexpr size_t kSmallestPiece = 16 * 1024;  // bytes; below it the meetings cost more than the overlap gains
 constexpr size_t kWindowsWanted = 4;          // enough for staging and reducing to overlap
 
-// Elements per piece.
+// Elements per piece. A lane may be smaller than the smallest piece that is worth it: then the lane decides.
 size_t piece_for(size_t count, size_t item_bytes, size_t ranks, size_t lane_bytes) {
-  const size_t wanted = std::clamp(count * item_bytes / (ranks * kWindowsWanted), kSmallestPiece, lane_bytes);
+  const size_t wanted = std::min(std::max(count * item_bytes / (ranks * kWindowsWanted), kSmallestPiece), lane_bytes);
   return std::max(wanted / item_bytes / kPieceAlignment, size_t{1}) * kPieceAlignment;
 }
 
