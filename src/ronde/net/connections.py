@@ -25,6 +25,7 @@ from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, Time
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, resolve
 from ronde.net.authentication import Handshake, Role
+from ronde.net.peers import check_user
 
 __all__ = ["Channel", "Slot", "named_ranks", "open_connections"]
 
@@ -137,10 +138,14 @@ class _Opening:
         try:
             if address.is_unix:
                 self._connect_unix(sock, endpoint.sockaddr)
+                check_user(sock)
             sock.setblocking(False)
             error = 0 if address.is_unix else sock.connect_ex(endpoint.sockaddr)
             if error not in (0, errno.EINPROGRESS):
                 raise OSError(error, os.strerror(error))
+        except AuthenticationError as error:
+            sock.close()
+            raise AuthenticationError(f"{self._described(slot)}: {error}") from None
         except OSError as error:
             sock.close()
             raise self._unreachable(slot, error) from None
@@ -183,6 +188,10 @@ class _Opening:
             pending = _Pending(sock, Handshake(Role.SERVER, self._key, self._purpose, label), None)
             self._selector.register(sock, selectors.EVENT_READ, pending)
             self._strangers[pending] = None
+            try:
+                check_user(sock)
+            except AuthenticationError as error:
+                self._drop(pending, str(error))
             if len(self._strangers) > self._max_strangers:
                 self._drop(next(iter(self._strangers)), "too many strangers call")
 

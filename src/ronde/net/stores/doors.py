@@ -13,9 +13,10 @@ import select
 import socket
 from collections.abc import Iterator
 
-from ronde.errors import UsageError
+from ronde.errors import AuthenticationError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, Endpoint, is_ours, listen
+from ronde.net.peers import check_user
 
 __all__ = ["MAX_CLIENTS", "Doors", "notice_loss", "short_ways"]
 
@@ -72,10 +73,11 @@ class Doors:
                     raise
                 continue  # or that one connection broke before we took it
             try:
+                check_user(sock)
                 sock.setblocking(False)
                 if sock.family != socket.AF_UNIX:
                     notice_loss(sock)
-            except OSError:  # it has broken meanwhile
+            except (OSError, AuthenticationError):  # it has broken meanwhile, or is another user's
                 sock.close()
                 continue
             return sock

@@ -24,10 +24,11 @@ from contextlib import suppress
 
 from ronde import errors
 from ronde._native import StoreLine, ask_store
-from ronde.errors import PeerLostError, ProtocolError, UsageError
+from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
+from ronde.net.peers import check_user
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.doors import notice_loss, short_ways
@@ -288,7 +289,7 @@ class StoreClient(StoreLine):
                 continue
             for endpoint in endpoints:
                 for shorter in short_ways(endpoint, self._key):
-                    with suppress(OSError):
+                    with suppress(OSError, AuthenticationError):  # somebody else may have taken the name
                         return self._open(shorter, deadline_ns)
                 try:
                     return self._open(endpoint, deadline_ns)
@@ -305,6 +306,7 @@ class StoreClient(StoreLine):
             attempt_ns = min(deadline_ns, time.monotonic_ns() + HANDSHAKE_NS)
             sock.settimeout(max(0.001, (attempt_ns - time.monotonic_ns()) / 1e9))
             sock.connect(endpoint.sockaddr)
+            check_user(sock)
             if endpoint.family != socket.AF_UNIX:
                 notice_loss(sock)
             authenticate(sock, Role.CLIENT, self._key, STORE_PURPOSE, attempt_ns, self._id)

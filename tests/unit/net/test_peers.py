@@ -1,0 +1,107 @@
+"""Nobody becomes a client of another user's store or another user's rank through a Unix socket, not even by the key."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ronde.errors import AuthenticationError, TimeoutError
+from ronde.net.addresses import Address, listen, parse, resolve
+from ronde.net.authentication import Role, authenticate
+from ronde.net.connections import Channel, Slot, open_connections
+from ronde.net.stores.server import STORE_PURPOSE
+from ronde.net.stores.tcp import StoreClient, StoreServer
+from ronde.settings import JobKey
+
+pytestmark = pytest.mark.root
+
+NOBODY = 65534
+KEY = JobKey.generate()
+LONG = 30 * 10**9
+
+
+def as_nobody(do: Callable[[], object]) -> str:
+    """Return how `do` ends in a process of another user: the name of its exception and what that says, or "done"."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            try:
+                do()
+                answer = "done"
+            except Exception as error:
+                answer = f"{type(error).__name__}: {error}"
+            os.write(writer, answer.encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        answer = pipe.read().decode()
+    os.waitpid(child, 0)
+    return answer
+
+
+def shake_hands(address: str) -> None:
+    """Do the handshake with the right key, and believe whoever answers."""
+    endpoint = resolve(parse(address))[0]
+    with socket.socket(endpoint.family) as sock:
+        sock.connect(endpoint.sockaddr)
+        authenticate(sock, Role.CLIENT, KEY, STORE_PURPOSE, time.monotonic_ns() + LONG)
+
+
+def test_a_store_at_a_unix_socket_turns_other_users_away() -> None:
+    server = StoreServer("unix:@ronde-test-peers", KEY)
+    try:
+        assert as_nobody(lambda: shake_hands(server.address)).startswith(("Connection", "BrokenPipe"))
+        assert "run all processes of a job as one user" in as_nobody(
+            lambda: StoreClient(server.address, KEY, LONG)
+        )
+        shake_hands(server.address)
+    finally:
+        server.close()
+
+
+def test_a_client_believes_no_store_of_another_users() -> None:
+    """The squatter knows the key, and the abstract name; what it serves there is not asked for anything."""
+    reader, writer = os.pipe()
+    served, serving = os.pipe()
+
+    def squat() -> None:
+        listener, _ = listen(Address(path="@ronde-test-squatter"))
+        os.write(serving, b"!")
+        os.read(reader, 1)
+        listener.setblocking(True)
+        sock, _ = listener.accept()
+        raise AssertionError(f"got {sock.recv(100)!r}")
+
+    child = os.fork()
+    if not child:
+        os._exit("got b''" not in as_nobody(squat))
+    os.read(served, 1)
+    with pytest.raises(AuthenticationError, match=f"user {NOBODY}"):
+        StoreClient("unix:@ronde-test-squatter", KEY, LONG)
+    os.write(writer, b"!")
+    assert os.waitpid(child, 0)[1] == 0
+    for fd in (reader, writer, served, serving):
+        os.close(fd)
+
+
+def test_a_rank_takes_no_other_user_for_a_rank() -> None:
+    listener, address = listen(Address(path="@ronde-test-rank"))
+    calls = {Slot(0, Channel.CONTROL): address}
+
+    def join() -> None:
+        open_connections(1, ["a", "a"], [], calls, [], KEY, "world", time.monotonic_ns() + LONG)
+
+    with listener:
+        assert f"user {os.geteuid()}" in as_nobody(join)  # it has called all the same
+        soon_ns = time.monotonic_ns() + 10**9 // 2
+        with pytest.raises(TimeoutError, match=rf"turned away: .* of user {NOBODY}"):
+            open_connections(0, ["a", "a"], [listener], {}, [Slot(1, Channel.CONTROL)], KEY, "world", soon_ns)
