@@ -1,7 +1,7 @@
 """Everything a user can set, resolved once: arguments of the call, then `RONDE_*` variables, then defaults.
 
-The dataclass `Settings` is the one table: names, variables, units, defaults and help. `python -m ronde.settings`
-prints it as docs/settings.md.
+The dataclass `Settings` is the one table: names, variables, units, defaults and help. `cli/settings_page` makes
+docs/settings.md of it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ __all__ = [
     "JobKey",
     "Settings",
     "assignment",
-    "document",
     "environment",
     "ignored",
     "resolve",
@@ -446,45 +445,3 @@ def assignment(name: str, value: int) -> str:
     field = _FIELDS[name]
     text = f"{value / 1e9:.9f}".rstrip("0").rstrip(".") if name.endswith("_ns") else str(value)
     return f"{field.metadata['variable']}={text}"
-
-
-def document() -> str:
-    """Return docs/settings.md: the table of all settings, in Markdown."""
-    lines = [
-        "# Settings",
-        "",
-        "Printed by `python -m ronde.settings`; do not edit by hand.",
-        "",
-        "An argument of the call goes before the variable, the variable before the default.",
-        "Sizes take suffixes (`256KiB`, `1MiB`).",
-        "",
-        "| setting | variable | default | right values | meaning |",
-        "|---|---|---|---|---|",
-    ]
-    for name, field in _FIELDS.items():
-        meta = field.metadata
-        lines.append(
-            f"| `{name}` | `{meta['variable']}`{_also_text(field)} | {_default_text(field)} "
-            f"| {meta['right']} | {meta['help']} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _also_text(field: dataclasses.Field[Any]) -> str:
-    others = [field.metadata[each] for each in ("also", "off")]
-    return "".join(f", `{other}`" for other in others if other)
-
-
-def _default_text(field: dataclasses.Field[Any]) -> str:
-    default: Any = field.default
-    if default is None or default == "":
-        return "none"
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    if field.name.endswith("_ns"):
-        return f"{default / 1e9:g} s"
-    return f"{default} {field.metadata['unit']}".strip()
-
-
-if __name__ == "__main__":
-    print(document(), end="")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from ronde.cli.settings_page import document
 from ronde.errors import UsageError
-from ronde.settings import JobKey, Settings, document, environment, ignored, resolve
+from ronde.settings import JobKey, Settings, environment, ignored, resolve
 
 SECOND = 10**9
 
@@ -203,7 +204,9 @@ def test_hmac_depends_on_key_parts_and_their_borders() -> None:
 
 def test_the_page_of_settings_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "settings.md"
-    assert page.read_text(encoding="utf-8") == document(), "run: python -m ronde.settings > docs/settings.md"
+    assert page.read_text(encoding="utf-8") == document(), (
+        "run: python -m ronde.cli.settings_page > docs/settings.md"
+    )
 
 
 def test_every_setting_has_its_own_variable_and_help() -> None:
