@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ronde.engine.operations import (
         allgather,
         allgather_async,
+    from ronde.engine.objects import allgather_object, broadcast_object
         allreduce,
         allreduce_async,
         alltoall,
@@ -113,6 +114,7 @@ __all__ = [
     "allreduce",
     "allreduce_async",
     "alltoall",
+    "allgather_object",
     "alltoall_async",
     "barrier",
     "broadcast",
@@ -120,6 +122,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "get_process_set_ids_and_ranks",
+    "broadcast_object",
     "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",
@@ -196,6 +199,7 @@ _LAZY = {
     **dict.fromkeys(
         ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),
         "ronde.comm.queries",
+    **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),
     ),
 }
 

@@ -2,7 +2,8 @@
 
 NumPy arrays and PyTorch tensors are served in kind: a tensor in gives a tensor out. Whatever else offers DLPack, the
 buffer protocol or `__array__` in main memory (JAX arrays, `array.array`, bytes) is read in place; its results are NumPy
-arrays. PyTorch is never imported here: who passes a tensor has imported it.
+arrays. A Python number counts as an array without axes (bool, int64, float64, complex128). PyTorch is never imported
+here: a program that passes a tensor has imported it.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _is_contiguous(x: Any) -> bool:
 def _as_numpy(x: Any) -> np.ndarray[Any, Any]:
     if isinstance(x, np.ndarray):
         return x
-    if isinstance(x, np.generic):
+    if isinstance(x, np.generic | int | float | complex):
         return np.asarray(x)
     if hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) != _MAIN_MEMORY:
         raise UsageError(f"the {type(x).__name__} is not in main memory; move it to the CPU first")
@@ -193,7 +194,7 @@ def _as_numpy(x: Any) -> np.ndarray[Any, Any]:
         pass
     raise UsageError(
         f"expected an array (NumPy, PyTorch, or anything with DLPack or the buffer protocol), got {type(x).__name__}"
-        + ("; numpy.asarray() makes one of it" if isinstance(x, (int, float, complex, list, tuple)) else "")
+        + ("; numpy.asarray() makes one of it" if isinstance(x, list | tuple) else "")
     )
 
 

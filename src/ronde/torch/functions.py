@@ -6,17 +6,17 @@ pickled, between processes that have proved to know the job's key.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from ronde.comm.queries import rank
+from ronde.engine import objects
 from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
 from ronde.torch.handles import wait_all
-from ronde.torch.operations import allgather_async, broadcast_, broadcast_async_
+from ronde.torch.operations import broadcast_async_
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -71,34 +71,21 @@ def broadcast_optimizer_state(
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = global_process_set
 ) -> Any:
-    """Return the object of rank `root_rank` on every rank: there the object itself, elsewhere a copy by pickle."""
-    name = name or "broadcast_object"
-    at_root = rank() == root_rank
-    content = _pickled(obj) if at_root else torch.empty(0, dtype=torch.uint8)
-    length = broadcast_(torch.tensor([len(content)]), root_rank, f"{name}.length", process_set)
-    if not at_root:
-        content = torch.empty(int(length), dtype=torch.uint8)
-    broadcast_(content, root_rank, f"{name}.content", process_set)
-    return obj if at_root else pickle.loads(content.numpy())
+    """Return the object of rank `root_rank` on every rank: there the object itself, elsewhere a copy by pickle.
+
+    Raises RemoteError if that rank cannot pickle it; `ronde.broadcast_object` has the details.
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet | None = global_process_set
 ) -> list[Any]:
-    """Return the list of all ranks' objects, in the order of ranks, copied by pickle."""
-    name = name or "allgather_object"
-    content = _pickled(obj)
-    lengths, contents = wait_all(
-        [
-            allgather_async(torch.tensor([len(content)]), f"{name}.length", process_set),
-            allgather_async(content, f"{name}.content", process_set),
-        ]
-    )
-    return [pickle.loads(part.numpy()) for part in contents.split(lengths.tolist())]
+    """Return the list of all ranks' objects, in the order of ranks, copied by pickle.
 
-
-def _pickled(obj: Any) -> Any:
-    return torch.frombuffer(bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+    Raises RemoteError if another rank cannot pickle its own; `ronde.allgather_object` has the details.
+    """
+    return objects.allgather_object(obj, name, process_set)
 
 
 class _Place(NamedTuple):

@@ -1,0 +1,110 @@
+"""Python objects and numbers between ranks, without PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ronde
+from ronde.testing import ranks
+
+SIZES = pytest.mark.parametrize("n", [1, 2, 3])
+
+
+def exchange_objects() -> bool:
+    ronde.init()
+    rank, size = ronde.rank(), ronde.size()
+    mine = {"rank": rank, "rows": list(range(1000 * rank))}
+    assert ronde.allgather_object(mine) == [{"rank": r, "rows": list(range(1000 * r))} for r in range(size)]
+    for root in range(size):
+        given = ("from", root) if rank == root else None
+        received = ronde.broadcast_object(given, root)
+        assert received == ("from", root)
+        assert (received is given) == (rank == root)
+    return "torch" in sys.modules
+
+
+@SIZES
+def test_objects_travel_without_pytorch(n: int) -> None:
+    assert ranks.run(exchange_objects, n) == [False] * n
+
+
+def exchange_in_a_set() -> list[Any]:
+    ronde.init()
+    members = ronde.add_process_set([0, 2])
+    if ronde.rank() == 1:
+        return []
+    told: str = ronde.broadcast_object(ronde.rank(), root=2, process_set=members)
+    return [told, *ronde.allgather_object(ronde.rank() * 10, process_set=members)]
+
+
+def test_objects_travel_within_a_process_set() -> None:
+    assert ranks.run(exchange_in_a_set, 3) == [[2, 0, 20], [], [2, 0, 20]]
+
+
+def send_what_cannot_be_pickled(operation: str) -> tuple[str, str, int]:
+    ronde.init()
+    obj = (lambda: None) if ronde.rank() == 1 else "fine"
+    try:
+        if operation == "broadcast":
+            ronde.broadcast_object(obj, root=1)
+        else:
+            ronde.allgather_object(obj)
+    except Exception as error:
+        assert ronde.broadcast_object("still works") == "still works"
+        return type(error).__name__, str(error), getattr(error, "rank", -1)
+    return "", "", -1
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "allgather"])
+def test_an_object_that_cannot_be_pickled_fails_on_every_rank(operation: str) -> None:
+    other, culprit, third = ranks.run(send_what_cannot_be_pickled, 3, operation)
+    assert culprit[0] in ("AttributeError", "PicklingError")
+    assert other == third
+    assert other[0] == "RemoteError"
+    assert other[1].startswith("rank 1 cannot pickle its object: ")
+    assert culprit[1] in other[1]
+    assert other[2] == 1
+
+
+def reduce_numbers() -> list[Any]:
+    ronde.init()
+    rank, world = ronde.rank(), ronde.world()
+    results = [
+        ronde.allreduce(rank + 0.5),
+        ronde.allreduce(rank + 1, op=ronde.Sum),
+        ronde.allreduce(complex(rank, 1), op=ronde.Sum),
+        world.allreduce(rank + 1),
+        world.broadcast(rank + 7, root=1),
+    ]
+    assert ronde.allgather(rank).tolist() == world.allgather(rank).tolist() == list(range(world.size))
+    return [each.item() for each in results]
+
+
+def test_a_number_counts_as_an_array_without_axes() -> None:
+    assert ranks.run(reduce_numbers, 2) == [[1.0, 3, 1 + 2j, 3, 8]] * 2
+
+
+def fall_into_traps() -> list[str]:
+    ronde.init()
+    said = []
+    traps: list[Callable[[], Any]] = [
+        lambda: ronde.allreduce(1.0, ronde.Sum),  # type: ignore[arg-type]
+        lambda: ronde.world().bcast(1.0),  # type: ignore[attr-defined]
+        lambda: ronde.world().Get_rank(),  # type: ignore[attr-defined]
+    ]
+    for trap in traps:
+        with pytest.raises((ronde.UsageError, AttributeError)) as caught:
+            trap()
+        said.append(str(caught.value))
+    return said
+
+
+def test_habits_from_other_systems_are_answered_with_what_to_write() -> None:
+    (said,) = ranks.run(fall_into_traps, 1)
+    assert "write op=ronde.Sum" in said[0]
+    assert said[1] == "'Communicator' object has no attribute 'bcast'; in Ronde it is communicator.broadcast"
+    assert said[2].endswith("in Ronde it is communicator.rank")
