@@ -67,14 +67,21 @@ def spans_of(records: list[Record]) -> Iterator[Span]:
 
 
 def windows_of(spans: list[Span], options: argparse.Namespace) -> list[tuple[float, float]]:
-    """What to show: as asked for, or from one use of a tensor to a later one, in the middle of the run."""
+    """What to show: as asked for, or from one use of a tensor to a later one, in the middle of the run.
+
+    The tensor is the one that is used most often. Not every row has one: that of the engine has operations only.
+    """
     if options.window:
         return [(begin, end) for begin, end in options.window]
-    row = spans[len(spans) // 2].row
-    begins = [span.begin_ms for span in spans if span.row == row and span.name == "negotiate"]
-    middle = len(begins) // 2
-    first, last = begins[middle], begins[min(middle + options.steps, len(begins) - 1)]
-    return [(first, last) if last > first else (spans[0].begin_ms, spans[-1].begin_ms + spans[-1].length_ms)]
+    uses: dict[tuple[int, int], list[float]] = {}
+    for span in spans:
+        if span.name == "negotiate":
+            uses.setdefault(span.row, []).append(span.begin_ms)
+    begins = max(uses.values(), key=len, default=[])
+    if len(begins) < 2:
+        return [(spans[0].begin_ms, max(span.begin_ms + span.length_ms for span in spans))]
+    first = min(len(begins) // 2, len(begins) - 2)
+    return [(begins[first], begins[min(first + options.steps, len(begins) - 1)])]
 
 
 class Panel:
@@ -132,6 +139,8 @@ def draw(records: list[Record], output: pathlib.Path, options: argparse.Namespac
     from matplotlib.patches import Patch
 
     spans = sorted(spans_of(records), key=lambda span: span.begin_ms)
+    if not spans:
+        raise SystemExit("the trace has no phases: did the job submit any tensors while it recorded?")
     panels = [Panel(records, spans, *window) for window in windows_of(spans, options)]
     names = {(r["pid"], r["tid"]): r["args"]["name"] for r in records if r["name"] == "thread_name"}
     processes = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name"}
