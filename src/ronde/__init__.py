@@ -13,6 +13,7 @@ when it is first used.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ronde.errors import (
@@ -32,6 +33,8 @@ from ronde.errors import (
 from ronde.types import Adasum, Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
+    __version__: str
+
     from ronde._native import Handle
     from ronde.comm.communicator import Communicator
     from ronde.comm.queries import (
@@ -44,10 +47,10 @@ if TYPE_CHECKING:
         size,
     )
     from ronde.comm.world import is_initialized, world
+    from ronde.engine.objects import allgather_object, broadcast_object
     from ronde.engine.operations import (
         allgather,
         allgather_async,
-    from ronde.engine.objects import allgather_object, broadcast_object
         allreduce,
         allreduce_async,
         alltoall,
@@ -111,18 +114,18 @@ __all__ = [
     "add_process_set",
     "allgather",
     "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_async",
     "alltoall",
-    "allgather_object",
     "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_async",
+    "broadcast_object",
     "cross_rank",
     "cross_size",
     "get_process_set_ids_and_ranks",
-    "broadcast_object",
     "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",
@@ -196,21 +199,29 @@ _LAZY = {
     "record": "ronde.launch.record",
     "run": "ronde.launch.callables",
     **dict.fromkeys(_OPERATIONS, "ronde.engine.operations"),
+    **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),
     **dict.fromkeys(
         ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),
         "ronde.comm.queries",
-    **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),
     ),
 }
 
 
 def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module 'ronde' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    if name == "__version__":
+        value = importlib.import_module("importlib.metadata").version("ronde")
+    elif module := _LAZY.get(name):
+        value = getattr(importlib.import_module(module), name)
+    else:
+        raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
     globals()[name] = value
     return value
+
+
+def _unknown(name: str) -> str:
+    from ronde.foreign_names import advice
+
+    return f"module 'ronde' has no attribute {name!r}" + advice("ronde", name, [*__all__, "torch"])
 
 
 def __dir__() -> list[str]:

@@ -25,6 +25,7 @@ import numpy as np
 from ronde.comm import arrays
 from ronde.comm.arrays import Operand, late_target, operand, target
 from ronde.errors import MismatchError, RondeError, UsageError
+from ronde.foreign_names import advice
 from ronde.types import DType, Kind, ReduceOp, Sum
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<Communicator: rank {self.rank} of {self.size}>"
+
+    if not TYPE_CHECKING:  # a type checker must go on refusing names that do not exist
+
+        def __getattr__(self, name: str) -> None:
+            public = [each for each in dir(type(self)) if not each.startswith("_")]
+            message = f"'Communicator' object has no attribute {name!r}{advice('communicator', name, public)}"
+            raise AttributeError(message, name=name, obj=self)
 
     # Who and where
 

@@ -203,6 +203,10 @@ def normal_terms(
 
 def check_name(name: object) -> None:
     """Raise UsageError unless it is a name for a tensor."""
+    if isinstance(name, ReduceOp):
+        raise UsageError(
+            f"the second argument is the name, not the reduction; write op=ronde.{name.name} (and name=... if you like)"
+        )
     if not isinstance(name, str) or (not name.isascii() and _is_broken(name)):
         raise UsageError(f"the name of a tensor is a text, not {name!r}")
 
