@@ -1,4 +1,4 @@
-"""docs/torch.md: its program runs, and its names exist."""
+"""The PyTorch programs of the pages run, and the names in docs/torch.md exist."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import pytest
 pytest.importorskip("torch")
 hvd: Any = pytest.importorskip("ronde.torch")
 
-PAGE = (Path(__file__).parents[2] / "docs/torch.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "torch.md").read_text()
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_program_runs(n: int, tmp_path: Path) -> None:
-    (program,) = re.findall(r"^```python\n(import torch\n.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+@pytest.mark.parametrize("page", ["getting-started.md", "torch.md"])
+def test_the_program_runs(page: str, n: int, tmp_path: Path) -> None:
+    text = (DOCS / page).read_text()
+    (program,) = re.findall(r"^```python\n(import torch\n.*?)^```", text, re.DOTALL | re.MULTILINE)
     script = tmp_path / "train.py"
     script.write_text(program)
     command = [sys.executable, "-m", "ronde", "run", "-n", str(n), str(script)]
