@@ -7,6 +7,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,6 +38,11 @@ struct Handle {
   nb::object finish;           // makes of `result` what wait() returns, once; None: nothing
   nb::object error;            // an exception, if it has failed by itself
   nb::object received_splits;  // of alltoall
+
+  std::array<nb::object*, 6> objects() { return {&cycle, &result, &inputs, &finish, &error, &received_splits}; }
+  std::array<const nb::object*, 6> objects() const {
+    return {&cycle, &result, &inputs, &finish, &error, &received_splits};
+  }
 };
 
 class PyCycle {
@@ -147,8 +153,9 @@ nb::object wait(nb::handle_t<Handle> self) {
   handle.inputs = nb::none();
   if (handle.completion->has_failed()) {
     if (handle.error.is_valid() && !handle.error.is_none()) {
-      PyException_SetTraceback(handle.error.ptr(), Py_None);  // of others who have waited; it would keep their frames
-      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(handle.error.ptr())), handle.error.ptr());
+      // A copy: the handle must not keep the frames of its callers, which keep the handle.
+      const nb::object error = nb::module_::import_("ronde.engine.fresh_errors").attr("fresh")(handle.error);
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
       throw nb::python_error();
     }
     raise_failure(owner.communicator(), owner.cycle().failure().value());
@@ -159,6 +166,25 @@ nb::object wait(nb::handle_t<Handle> self) {
   }
   return handle.result.is_valid() ? handle.result : nb::none();
 }
+
+// For the cycle collector: a tensor may well have its own handle as an attribute.
+int traverse_handle(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  const Handle& handle = *nb::inst_ptr<Handle>(self);
+  for (const nb::object* each : handle.objects()) Py_VISIT(each->ptr());
+  return 0;
+}
+
+int clear_handle(PyObject* self) {
+  Handle& handle = *nb::inst_ptr<Handle>(self);
+  for (nb::object* each : handle.objects()) each->reset();
+  return 0;
+}
+
+PyType_Slot handle_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_handle)},
+                              {Py_tp_clear, reinterpret_cast<void*>(&clear_handle)},
+                              {0, nullptr}};
 
 void hurry(PyCycle& self) {
   try {
@@ -337,7 +363,7 @@ void bind_engine(nb::module_& module) {
                                             std::move(splits), std::move(device), more));
       });
 
-  nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable())
+  nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable(), nb::type_slots(handle_slots))
       .def(nb::init<nb::object>(), "cycle"_a)
       .def("wait", &wait)
       .def("done",

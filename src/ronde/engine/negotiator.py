@@ -33,6 +33,7 @@ from ronde.core.negotiation import (
     Insert,
     Member,
 )
+from ronde.engine.fresh_errors import fresh
 from ronde.engine.rounds import Collector, share_bytes
 from ronde.engine.submission import Submission, address, result_rows, signature_of
 from ronde.engine.tuner import Tuner, take_over
@@ -82,8 +83,7 @@ class Negotiator:
 
     def submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
         if self._failure is not None:
-            # The traceback of others who have met it would keep their frames alive.
-            raise self._failure.with_traceback(None)
+            raise fresh(self._failure)
         if submission.name in self.cold:
             raise UsageError(
                 f"tensor '{submission.name}' is in flight already: wait for it before it is submitted again"
@@ -94,7 +94,7 @@ class Negotiator:
                 return handle
         with self._lock:  # between cold rounds, where what is cached does not change
             if self._failure is not None:
-                raise self._failure.with_traceback(None)
+                raise fresh(self._failure)
             known = self._member.lookup(submission.name)
             if known is not None:
                 request, run, _ = known
@@ -265,7 +265,7 @@ class Negotiator:
         """Contribute neutral elements to what others submit until all ranks have joined; return the last that did."""
         with self._lock:
             if self._failure is not None:
-                raise self._failure.with_traceback(None)
+                raise fresh(self._failure)
             self._member.join()
             self._cycle.join()
             handle = self._joining = Handle(self._cycle)
