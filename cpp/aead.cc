@@ -1,0 +1,188 @@
+#include "aead.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace ronde {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "words are read as they lie in memory");
+
+__extension__ using Wide = unsigned __int128;
+
+// --- ChaCha20 -------------------------------------------------------------------------------------------------------
+
+constexpr size_t kBlockBytes = 64;
+constexpr size_t kWords = kBlockBytes / sizeof(uint32_t);
+constexpr size_t kLanes = 4;  // blocks that are computed at once, one in each lane of the vectors
+
+using Lanes = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+
+template <int kBits>
+Lanes rotated(Lanes value) {
+  return value << kBits | value >> (32 - kBits);
+}
+
+void quarter_round(Lanes& a, Lanes& b, Lanes& c, Lanes& d) {
+  a += b, d = rotated<16>(d ^ a);
+  c += d, b = rotated<12>(b ^ c);
+  a += b, d = rotated<8>(d ^ a);
+  c += d, b = rotated<7>(b ^ c);
+}
+
+// The key stream under one key and nonce, a few blocks at a time.
+class KeyStream {
+ public:
+  KeyStream(const AeadKey& key, const Nonce& nonce) {
+    constexpr std::array<uint32_t, 4> kConstants = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
+    std::array<uint32_t, kWords> words{};
+    std::copy(kConstants.begin(), kConstants.end(), words.begin());
+    std::memcpy(&words[4], key.data(), key.size());
+    std::memcpy(&words[13], nonce.data(), nonce.size());
+    for (size_t i = 0; i < kWords; ++i) state_[i] = Lanes{} + words[i];
+    for (uint32_t lane = 0; lane < kLanes; ++lane) state_[12][lane] = lane;
+    next();
+    std::copy_n(bytes_, tag_key_.size(), tag_key_.begin());
+    used_ = kBlockBytes;
+  }
+
+  // The key of the tag: the stream begins with it.
+  const std::array<std::byte, 32>& tag_key() const { return tag_key_; }
+
+  // Adds the stream behind its first block to `from`.
+  void apply(std::span<const std::byte> from, std::byte* to) {
+    for (size_t begin = 0; begin < from.size();) {
+      if (used_ == sizeof(bytes_)) next();
+      const size_t count = std::min(from.size() - begin, sizeof(bytes_) - used_);
+      for (size_t i = 0; i < count; ++i) to[begin + i] = from[begin + i] ^ bytes_[used_ + i];
+      begin += count;
+      used_ += count;
+    }
+  }
+
+ private:
+  void next() {
+    Lanes x[kWords];
+    std::copy(std::begin(state_), std::end(state_), x);
+    for (int round = 0; round < 10; ++round) {
+      for (int i = 0; i < 4; ++i) quarter_round(x[i], x[4 + i], x[8 + i], x[12 + i]);
+      for (int i = 0; i < 4; ++i) quarter_round(x[i], x[4 + (i + 1) % 4], x[8 + (i + 2) % 4], x[12 + (i + 3) % 4]);
+    }
+    for (size_t i = 0; i < kWords; ++i) {
+      const Lanes sum = x[i] + state_[i];
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        const uint32_t word = sum[lane];
+        std::memcpy(bytes_ + lane * kBlockBytes + i * sizeof(word), &word, sizeof(word));
+      }
+    }
+    state_[12] += Lanes{} + static_cast<uint32_t>(kLanes);
+    used_ = 0;
+  }
+
+  Lanes state_[kWords];
+  alignas(16) std::byte bytes_[kLanes * kBlockBytes];
+  size_t used_;
+  std::array<std::byte, 32> tag_key_;
+};
+
+// --- Poly1305 -------------------------------------------------------------------------------------------------------
+
+// The sum of all blocks, times r for each, modulo 2^130 - 5. Two limbs of 64 bits and a small one hold it.
+class Poly1305 {
+ public:
+  explicit Poly1305(const std::array<std::byte, 32>& key) {
+    std::memcpy(&r0_, &key[0], 8);
+    std::memcpy(&r1_, &key[8], 8);
+    std::memcpy(pad_, &key[16], 16);
+    r0_ &= 0x0ffffffc0fffffff;
+    r1_ &= 0x0ffffffc0ffffffc;
+    folded_ = r1_ + (r1_ >> 2);  // 5/4 of it: what r1 counts for above 2^130
+  }
+
+  // Adds the bytes and zeros up to a whole block.
+  void add_padded(std::span<const std::byte> bytes) {
+    const size_t whole = bytes.size() / kTagBytes * kTagBytes;
+    for (size_t begin = 0; begin < whole; begin += kTagBytes) add_block(bytes.data() + begin);
+    if (whole == bytes.size()) return;
+    std::byte last[kTagBytes] = {};
+    std::memcpy(last, bytes.data() + whole, bytes.size() - whole);
+    add_block(last);
+  }
+
+  Tag finish() const {
+    // The sum is less than twice the modulus: subtract that once, without a branch, if the sum is not smaller.
+    Wide carried = Wide{h0_} + 5;
+    const auto low = static_cast<uint64_t>(carried);
+    carried = Wide{h1_} + static_cast<uint64_t>(carried >> 64);
+    const auto high = static_cast<uint64_t>(carried);
+    const uint64_t is_above = 0 - ((h2_ + static_cast<uint64_t>(carried >> 64)) >> 2);  // all ones, or none
+    const Wide sum0 = Wide{(h0_ & ~is_above) | (low & is_above)} + pad_[0];
+    const Wide sum1 = Wide{(h1_ & ~is_above) | (high & is_above)} + pad_[1] + static_cast<uint64_t>(sum0 >> 64);
+    const uint64_t words[2] = {static_cast<uint64_t>(sum0), static_cast<uint64_t>(sum1)};
+    Tag tag;
+    std::memcpy(tag.data(), words, sizeof(words));
+    return tag;
+  }
+
+ private:
+  void add_block(const std::byte* block) {
+    uint64_t words[2];
+    std::memcpy(words, block, sizeof(words));
+    const Wide sum0 = Wide{h0_} + words[0];
+    const Wide sum1 = Wide{h1_} + words[1] + static_cast<uint64_t>(sum0 >> 64);
+    const auto a0 = static_cast<uint64_t>(sum0), a1 = static_cast<uint64_t>(sum1);
+    const uint64_t a2 = h2_ + static_cast<uint64_t>(sum1 >> 64) + 1;  // a whole block has a bit above its bytes
+
+    const Wide product0 = Wide{a0} * r0_ + Wide{a1} * folded_;
+    const Wide product1 = Wide{a0} * r1_ + Wide{a1} * r0_ + a2 * folded_ + static_cast<uint64_t>(product0 >> 64);
+    const uint64_t top = a2 * r0_ + static_cast<uint64_t>(product1 >> 64);
+
+    // What lies above 2^130 comes back five times.
+    const Wide low = Wide{static_cast<uint64_t>(product0)} + (top & ~uint64_t{3}) + (top >> 2);
+    const Wide high = Wide{static_cast<uint64_t>(product1)} + static_cast<uint64_t>(low >> 64);
+    h0_ = static_cast<uint64_t>(low);
+    h1_ = static_cast<uint64_t>(high);
+    h2_ = (top & 3) + static_cast<uint64_t>(high >> 64);
+  }
+
+  uint64_t r0_, r1_, folded_;
+  uint64_t h0_ = 0, h1_ = 0, h2_ = 0;
+  uint64_t pad_[2];
+};
+
+Tag tag_of(const KeyStream& stream, std::span<const std::byte> associated, std::span<const std::byte> sealed) {
+  Poly1305 sum(stream.tag_key());
+  sum.add_padded(associated);
+  sum.add_padded(sealed);
+  const uint64_t lengths[2] = {associated.size(), sealed.size()};
+  sum.add_padded(std::as_bytes(std::span(lengths)));
+  return sum.finish();
+}
+
+bool are_equal(const Tag& a, const Tag& b) {
+  unsigned difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) difference |= std::to_integer<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+}  // namespace
+
+Tag aead_seal(const AeadKey& key, const Nonce& nonce, std::span<const std::byte> associated,
+              std::span<const std::byte> text, std::byte* sealed) {
+  KeyStream stream(key, nonce);
+  stream.apply(text, sealed);
+  return tag_of(stream, associated, {sealed, text.size()});
+}
+
+bool aead_open(const AeadKey& key, const Nonce& nonce, std::span<const std::byte> associated,
+               std::span<std::byte> sealed, const Tag& tag) {
+  KeyStream stream(key, nonce);
+  if (!are_equal(tag_of(stream, associated, sealed), tag)) return false;
+  stream.apply(sealed, sealed.data());
+  return true;
+}
+
+}  // namespace ronde
