@@ -31,7 +31,6 @@ from ronde.launch.node import (
     own_address,
     require_free_master_port,
 )
-from ronde.launch.outputs import ERROR_FILE
 from ronde.launch.plan import LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
 from ronde.launch.round_store import RoundStore
@@ -39,6 +38,7 @@ from ronde.launch.screen import Screen
 from ronde.launch.starter import Starter
 from ronde.launch.supervisor import Supervisor
 from ronde.net.disk import Disk
+from ronde.net.error_file import ERROR_FILE, hand_up
 from ronde.net.host import host_name
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox, usable_cores
@@ -393,8 +393,6 @@ class _Shell:
         path = self._environment.get(ERROR_FILE)
         failure = self._first_failure(exit) if path and exit.code else None
         if path and failure is not None:
-            from ronde.launch.record import hand_up  # only after a failure
-
             here = self._is_ours(exit) and self._supervisor
             source = here.error_file(failure.rank) if here else ""
             try:

@@ -82,7 +82,8 @@ def failed(fd: int, error: Exception) -> None:
     """Tell the caller, the launcher and whoever reads along."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
-    from ronde.launch.record import ErrorHandler, described
+    from ronde.launch.record import ErrorHandler
+    from ronde.net.error_file import described
 
     write(fd, b"E", pickle.dumps((described(error), text)))
     ErrorHandler().record_exception(error)

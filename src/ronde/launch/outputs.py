@@ -23,22 +23,18 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.config import Outputs, Std
 from ronde.net.disk import Disk
+from ronde.net.error_file import ERROR_FILE, ErrorReport, read_error_file
 from ronde.net.log_files import LogFile, LogWriter
 from ronde.net.output import Digest, Sink, Source, Stream, Tail, tail_of_file
 from ronde.net.processes import GroupLeader
 
-if TYPE_CHECKING:
-    from ronde.launch.record import ErrorReport
-
 __all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
 
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 ERROR_NAME = "error.json"
 ALL_OTHERS = -1  # the key of a mapping by local rank
 _FIELD = re.compile(r"\$?\{(\w+)\}")
@@ -315,8 +311,6 @@ class WorkerOutput:
 
     def error(self) -> ErrorReport | None:
         """Return what the worker has written about its exception; None if it has not."""
-        from ronde.launch.record import read_error_file  # only after a failure
-
         if not self.error_file:
             return None
         try:

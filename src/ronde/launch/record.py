@@ -1,42 +1,19 @@
-"""Error files: what a worker writes about the exception that ends it, and what its launcher reads.
-
-The format is that of torch's `@record`, so either side may be torch's:
-
-    {"message": {"message": "ValueError: ...", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "seconds"}}}
-"""
+"""`ronde.record`: an exception that leaves a function is written into the error file that the launcher has named."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
-import os
-import stat
 import sys
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from ronde.environment import environment
-from ronde.records import dataclass
+from ronde.net.error_file import ERROR_FILE, write_error_file
 
-if TYPE_CHECKING:
-    from ronde.core.round import Failure
-
-__all__ = ["ErrorHandler", "ErrorReport", "described", "hand_up", "read_error_file", "record"]
+__all__ = ["ErrorHandler", "record"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-MOST_BYTES = 1 << 20  # of an error file that is read
-
-
-def described(error: BaseException) -> str:
-    """Return what the exception is and says. Its own code is asked, which may fail."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception as problem:
-        return f"{type(error).__name__}, whose text cannot be had: {type(problem).__name__}"
 
 
 class ErrorHandler:
@@ -56,17 +33,11 @@ class ErrorHandler:
 
     def record_exception(self, error: BaseException) -> None:
         """Write the error file. What goes wrong with it is printed: the exception itself matters more."""
-        path = environment().get("TORCHELASTIC_ERROR_FILE")
+        path = environment().get(ERROR_FILE)
         if not path:
             return
-        import json  # only in a worker that fails
-        import traceback
-
-        text = "".join(traceback.format_exception(error))
-        info = {"py_callstack": text, "timestamp": str(int(time.time())), "timestamp_ns": time.time_ns()}
-        message = {"message": described(error), "extraInfo": info}
         try:
-            _write_whole(path, json.dumps({"message": message}))
+            write_error_file(path, error)
         except OSError as problem:
             print(f"ronde: cannot write the error file {path}: {problem.strerror}", file=sys.stderr)
 
@@ -103,87 +74,3 @@ def record(
             raise
 
     return recorded
-
-
-@dataclass(frozen=True)
-class ErrorReport:
-    """What an error file says: `message` is the exception, `time_ns` when it was raised, since 1970."""
-
-    message: str
-    traceback: str
-    time_ns: int
-
-
-def read_error_file(path: str) -> ErrorReport | None:
-    """Return what the file says; None if there is none. It is a worker's: whatever it contains, nothing is raised."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MOST_BYTES)
-            written_ns = os.fstat(file.fileno()).st_mtime_ns
-    except OSError:
-        return None
-    if not text:
-        return None
-    import json  # only after a failure
-
-    try:
-        message = json.loads(text)["message"]
-        if not isinstance(message, dict):
-            return ErrorReport(str(message), "", written_ns)
-        info = message.get("extraInfo", {})
-        # torch writes whole seconds, which do not tell what came first.
-        return ErrorReport(
-            str(message["message"]),
-            str(info.get("py_callstack", "")),
-            int(info.get("timestamp_ns", written_ns)),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ErrorReport("an error file that cannot be read", text.decode(errors="replace"), written_ns)
-
-
-def hand_up(path: str, failure: Failure, error_file: str = "") -> None:
-    """Write the error file of the launcher itself, for whoever has started it and named one: why the job failed.
-
-    As torchrun does, that is what the worker has written (`error_file`), with its exit code; else what we know of it.
-    Raises OSError if it cannot be written.
-    """
-    import json  # only after a failure
-
-    try:
-        with open(error_file, "rb") as file:
-            content = json.loads(file.read(MOST_BYTES))
-        message = content["message"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        info = {"py_callstack": failure.details, "timestamp": str(int(time.time()))}
-        message = {"message": f"{failure.message} on {failure.host}", "extraInfo": info}
-        content = {"message": message}
-    if isinstance(message, dict):
-        message["errorCode"] = failure.exit_code
-    _write_whole(path, json.dumps(content))
-
-
-def _write_whole(path: str, text: str) -> None:
-    """Write the file so that nobody ever finds half of it, as far as another file can take its place.
-
-    Not that of a link, a device, or a file that a container has mounted. Raises OSError.
-    """
-    beside = f"{path}.{os.getpid()}.new"
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return _write(path, text)
-    except FileNotFoundError:
-        pass
-    try:
-        _write(beside, text)
-        os.replace(beside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        _write(path, text)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)

@@ -36,11 +36,11 @@ from ronde.launch.config_text import config_to_text
 from ronde.launch.discovery import HostScript
 from ronde.launch.hosts import Assignment, agent_command, ended_key, is_here, ssh_command, travelling
 from ronde.launch.loop import Loop, Order
-from ronde.launch.outputs import ERROR_FILE
 from ronde.launch.report import report_elsewhere
 from ronde.launch.screen import Screen
 from ronde.net.addresses import address_of_interface, address_towards, addresses_here
 from ronde.net.disk import Disk
+from ronde.net.error_file import ERROR_FILE, hand_up
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox
 from ronde.net.stores.doors import raise_limit_of_files
@@ -313,8 +313,6 @@ class _Launcher:
             failures = self._word["failures"] if self._word else ()
             failure = Failure(**failures[0]) if failures else None
             if failure is not None and (path := self._environment.get(ERROR_FILE)):
-                from ronde.launch.record import hand_up  # only after a failure
-
                 try:
                     Disk().ask(lambda: hand_up(path, failure))
                 except OSError as error:

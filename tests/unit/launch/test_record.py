@@ -12,7 +12,8 @@ import pytest
 
 import ronde
 from ronde.core.round import Failure
-from ronde.launch.record import ErrorHandler, hand_up, read_error_file
+from ronde.launch.record import ErrorHandler
+from ronde.net.error_file import hand_up, read_error_file
 
 
 @pytest.fixture
