@@ -27,6 +27,7 @@ from ronde.errors import (
     RemoteError,
     RondeError,
     TimeoutError,
+    UnsupportedError,
     UsageError,
     VersionError,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "RondeError",
     "Sum",
     "TimeoutError",
+    "UnsupportedError",
     "UsageError",
     "VersionError",
     "add_process_set",

@@ -2,7 +2,8 @@
 
 RondeError
 ├── UsageError (ValueError)          this process asked for something that makes no sense; nothing was sent
-│   └── NotInitializedError          a call that needs `ronde.init()` first
+│   ├── NotInitializedError          a call that needs `ronde.init()` first
+│   └── UnsupportedError             an operation that does not exist for these arguments (also NotImplementedError)
 ├── MismatchError (RuntimeError)     ranks made different calls; names both values and both ranks
 ├── PeerError (RuntimeError)         the world is no longer whole; everything here can be recovered from
 │   ├── PeerLostError                a rank died, left, or cannot be reached: `.rank`, `.host`
@@ -30,6 +31,7 @@ __all__ = [
     "RemoteError",
     "RondeError",
     "TimeoutError",
+    "UnsupportedError",
     "UsageError",
     "VersionError",
 ]
@@ -45,6 +47,13 @@ class UsageError(RondeError, ValueError):
 
 class NotInitializedError(UsageError):
     """A call that needs `ronde.init()` first."""
+
+
+class UnsupportedError(UsageError, NotImplementedError):
+    """The operation does not exist for these arguments, such as a reduce-scatter with Adasum.
+
+    It is a RuntimeError too, which is what scripts for Horovod expect in these places.
+    """
 
 
 class MismatchError(RondeError, RuntimeError):

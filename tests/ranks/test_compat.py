@@ -162,7 +162,8 @@ if __name__ == "__main__":
     os.environ["PATH"] += ":" + os.path.abspath("bin")
     print(horovod.run(where, executable="another", start_timeout=7))
     both = {"use_gloo": True, "use_mpi": True}
-    for more in ({"hosts": "far:2"}, {"min_np": 1}, {"executable": "./no"}, both, {"hosts": "localhost:1"}):
+    for more in ({"hosts": "far:2"}, {"min_np": 1}, {"executable": "./no"}, both, {"hosts": "localhost:1"},
+                 {"host_discovery_script": "./hosts"}):
         try:
             horovod.runner.run(work, np=2, **more)
         except ValueError as error:
@@ -179,9 +180,9 @@ def test_a_function_is_called_on_all_ranks(tmp_path: Path) -> None:
     lines = output("calls.py", folder=tmp_path).splitlines()
     assert lines[:2] == ["[(0, 3), (1, 3)]"] * 2
     assert lines[2].endswith("another', '7')]")
-    assert [line.partition(":")[0] for line in lines[3:8]] == ["ValueError"] * 5
+    assert [line.partition(":")[0] for line in lines[3:9]] == ["ValueError"] * 6
     assert "far is another one" in lines[3]
-    assert lines[8:] == ["1 True RuntimeError: on purpose"]
+    assert lines[9:] == ["1 True RuntimeError: on purpose"]
 
 
 def test_what_is_not_there_says_so(tmp_path: Path) -> None:
@@ -207,6 +208,47 @@ print(horovod.__version__)
     assert "horovod.tensorflow is not there" in lines[0]
     assert "and of Horovod it has horovod.torch and horovod.run, but not yet the rest" in lines[7]
     assert "ModuleNotFoundError" in lines[1]
+
+
+NAMES = """
+import inspect
+import ronde.compat
+import horovod.torch as hvd
+import horovod
+
+for module in (hvd.mpi_ops, hvd.compression, hvd.functions, hvd.optimizer, hvd.sync_batch_norm):
+    assert module.__name__.startswith("horovod.torch."), module
+assert hvd.mpi_ops.Average is hvd.Average
+assert hvd.compression.FP16Compressor is hvd.Compression.fp16
+assert hvd.compression.NoneCompressor is hvd.Compression.none
+exceptions = horovod.common.exceptions
+assert exceptions.HorovodInternalError is hvd.HorovodInternalError
+assert exceptions.HostsUpdatedInterrupt(skip_sync=True).skip_sync
+mismatch = exceptions.HorovodVersionMismatchError("torch", "2.0", "1.0")
+assert isinstance(mismatch, ImportError) and (mismatch.version, mismatch.installed_version) == ("2.0", "1.0")
+util = horovod.common.util
+assert hvd.check_extension is util.check_extension
+util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", hvd.__file__, "mpi_lib_v2")
+try:
+    util.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", hvd.__file__, "mpi_lib")
+    raise SystemExit("there is no TensorFlow here")
+except ImportError as error:
+    assert "horovod.tensorflow is not there" in str(error)
+assert util.extension_available("torch") and not util.extension_available("mxnet")
+assert util.gloo_built() == hvd.gloo_built() and util.split_list([1, 2, 3], 2) == [[1, 2], [3]]
+assert util.num_rank_is_power_2(4) and not util.num_rank_is_power_2(0)
+print(*inspect.signature(horovod.run).parameters)
+"""
+
+RUN = """
+    func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile
+    host_discovery_script start_timeout ssh_port ssh_identity_file disable_cache output_filename verbose use_gloo
+    use_mpi mpi_args network_interface network_interfaces executable np min_np max_np
+"""
+
+
+def test_horovods_modules_and_names_are_there(tmp_path: Path) -> None:
+    assert output("-c", NAMES, folder=tmp_path).split() == RUN.split()
 
 
 def test_an_installed_horovod_goes_before_unless_forced(tmp_path: Path) -> None:

@@ -103,6 +103,21 @@ def test_arguments_have_their_places_and_defaults(name: str) -> None:
         assert is_optional or parameter.default is not inspect.Parameter.empty
 
 
+def test_modules_are_there_with_their_names() -> None:
+    """Programs ask for `hvd.mpi_ops.Sum` without an import of their own, or import from the module."""
+    assert hvd.mpi_ops.Sum is hvd.Sum
+    assert hvd.mpi_ops.allreduce_async_ is hvd.allreduce_async_
+    assert {*NAMES.split(), "is_homogeneous"} - {*hvd.mpi_ops.__all__, *hvd.functions.__all__} - MISSING == {
+        "Compression",
+        "DistributedOptimizer",
+        "SyncBatchNorm",
+    }
+    assert hvd.optimizer.DistributedOptimizer is hvd.DistributedOptimizer
+    assert hvd.sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
+    assert hvd.compression.NoneCompressor is hvd.Compression.none
+    assert hvd.compression.FP16Compressor is hvd.Compression.fp16
+
+
 def _written(default: Any) -> str:
     if default is hvd.Compression.none:
         return "none"

@@ -24,7 +24,7 @@ import numpy as np
 
 from ronde.comm import arrays
 from ronde.comm.arrays import Operand, late_target, operand, target
-from ronde.errors import MismatchError, RondeError, UsageError
+from ronde.errors import MismatchError, RondeError, UnsupportedError, UsageError
 from ronde.foreign_names import advice
 from ronde.types import DType, Kind, ReduceOp, Sum
 
@@ -370,7 +370,7 @@ class Communicator:
     def _with_axis(self, x: Any, operation: str) -> Operand:
         given = operand(x)
         if not given.shape:
-            raise UsageError(f"{operation} splits the first axis; a 0-d array has none")
+            raise UnsupportedError(f"{operation} splits the first axis; a 0-d array has none")
         return given
 
     def _splits(self, given: Operand, splits: Sequence[int] | None) -> list[int]:
@@ -380,7 +380,10 @@ class Communicator:
                     f"alltoall without splits needs a first dimension divisible by {self.size}, not {given.row_count}"
                 )
             return [given.row_count // self.size] * self.size
-        rows = [operator.index(split) for split in splits]
+        try:
+            rows = [operator.index(split) for split in splits]
+        except TypeError as error:
+            raise UsageError(f"splits needs {self.size} whole numbers, one for each rank: {error}") from None
         if len(rows) != self.size or any(row < 0 for row in rows) or sum(rows) != given.row_count:
             raise UsageError(
                 f"splits needs {self.size} numbers >= 0 that add up to {given.row_count} (the first dimension), "

@@ -11,7 +11,7 @@ import numpy as np
 from ronde import _native
 from ronde.comm.arrays import Operand, Target, late_target, operand, overlap, target
 from ronde.core.messages import Request, TensorType
-from ronde.errors import UsageError
+from ronde.errors import UnsupportedError, UsageError
 from ronde.types import (
     Adasum,
     Allgather,
@@ -228,7 +228,7 @@ def check(terms: Terms, given: Sequence[Operand], out: Any, size: int) -> None:
     if kind is Broadcast and not 0 <= terms.root < size:
         raise UsageError(f"root {terms.root} is not one of the ranks 0 to {size - 1}")
     if kind in (Reducescatter, Alltoall) and not all(each.shape for each in given):
-        raise UsageError(f"{kind.name} splits the first axis; a 0-d array has none")
+        raise UnsupportedError(f"{kind.name} splits the first axis; a 0-d array has none")
     if kind is Alltoall and out is not None and overlap(given[0].memory, operand(out).memory):
         raise UsageError("alltoall cannot work in place: out must be other memory than x")
 
@@ -240,7 +240,7 @@ def check_reduction(dtype: DType, op: ReduceOp) -> None:
             f"op must be one of {', '.join(f'ronde.{each.name}' for each in ReduceOp)}, not {op!r}"
         )
     if op is Adasum:
-        raise UsageError("Adasum combines whole vectors: only allreduce has it")
+        raise UnsupportedError("Adasum combines whole vectors: only allreduce has it")
     if op is Average and dtype in _INTEGERS:
         return  # a sum, divided and rounded down
     if not _native.is_supported(dtype, op):
@@ -255,7 +255,10 @@ def normal_splits(splits: Sequence[int] | None, rows: int, size: int) -> tuple[i
                 f"alltoall without splits needs a first dimension divisible by {size}, not {rows}"
             )
         return (rows // size,) * size
-    counts = tuple(operator.index(split) for split in splits)
+    try:
+        counts = tuple(operator.index(split) for split in splits)
+    except TypeError as error:
+        raise UsageError(f"splits needs {size} whole numbers, one for each rank: {error}") from None
     if len(counts) != size or any(count < 0 for count in counts) or sum(counts) != rows:
         raise UsageError(
             f"splits needs {size} numbers >= 0 that add up to {rows} (the first dimension), not {list(counts)}"

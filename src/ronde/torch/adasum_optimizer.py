@@ -19,7 +19,7 @@ import torch
 from ronde.engine.process_sets import ProcessSet
 from ronde.torch.compression import Compressor
 from ronde.torch.handles import Group, Handle, start, wait_all
-from ronde.torch.names import names_of, parameters_of
+from ronde.torch.names import named_by_parameter, names_of, parameters_of
 from ronde.types import Adasum, Allreduce
 
 __all__ = ["DistributedAdasum"]
@@ -40,6 +40,11 @@ class DistributedAdasum:
         self._passes = passes
         self._process_set = process_set
         self._memory: dict[int, Any] = {}  # by the parameter's identity: as large as it
+
+    @property
+    def _parameter_names(self) -> dict[Any, str]:
+        """The names by parameter, where Horovod keeps them: programs for it look them up here."""
+        return named_by_parameter(parameters_of(self), self._names)
 
     @property
     def backward_passes_per_step(self) -> int:

@@ -1,6 +1,7 @@
 """Fewer bytes on the way: 16-bit floating point between ranks.
 
-A compressor is anything with `compress(tensor) -> (tensor, context)` and `decompress(tensor, context) -> tensor`.
+A compressor is anything with `compress(tensor) -> (tensor, context)` and `decompress(tensor, context) -> tensor`. The
+classes have Horovod's names; they are used as they are, without making an instance.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Compression", "Compressor"]
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class Compressor(Protocol):
@@ -22,7 +23,7 @@ class Compressor(Protocol):
         """Return the received tensor as its user expects it."""
 
 
-class _None:
+class NoneCompressor:
     """Sends tensors as they are."""
 
     @staticmethod
@@ -48,17 +49,21 @@ class _Half:
         return tensor if context is None else tensor.to(context)
 
 
-class _FP16(_Half):
+class FP16Compressor(_Half):
+    """Sends float16."""
+
     sent = torch.float16
 
 
-class _BF16(_Half):
+class BF16Compressor(_Half):
+    """Sends bfloat16."""
+
     sent = torch.bfloat16
 
 
 class Compression:
     """The compressors there are. `bf16` has float32's range and three digits, `fp16` overflows above 65,504."""
 
-    none: Compressor = _None()
-    fp16: Compressor = _FP16()
-    bf16: Compressor = _BF16()
+    none: Compressor = NoneCompressor
+    fp16: Compressor = FP16Compressor
+    bf16: Compressor = BF16Compressor

@@ -17,7 +17,7 @@ from ronde.comm.queries import rank
 from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
 from ronde.torch.groups import start_group
-from ronde.torch.handles import Handle, Received, start
+from ronde.torch.handles import Handle, Received, check_tensors, start
 from ronde.torch.members import place_in, size_of
 from ronde.torch.reductions import Reduction, start_grouped_reductions, start_reduction
 from ronde.types import Average, Kind, ReduceOp, Sum
@@ -87,6 +87,7 @@ def start_reductions(
     kind: Kind, tensors: Sequence[Any], call: Call, reduction: Reduction, **how: Any
 ) -> Handle:
     """Submit tensors to be reduced; waiting returns the list of results, or if they are no group the single one."""
+    check_tensors(tensors)
     how["process_set"] = call.process_set
     if call.is_group:
         return start_grouped_reductions(kind, tensors, call.name, reduction, **how)
@@ -95,6 +96,7 @@ def start_reductions(
 
 def start_gather(tensors: Sequence[Any], call: Call, waits: bool = False) -> Handle:
     """Submit tensors to be joined with those of all ranks; waiting returns what it does of `start_reductions`."""
+    check_tensors(tensors)
     how: dict[str, Any] = dict(name=call.name, waits=waits, process_set=call.process_set)
     if call.is_group:
         return start_group(Kind.allgather, tensors, **how)
@@ -126,6 +128,7 @@ def _listed(call: Call, result: Any) -> list[Any]:
 
 
 def _is_followed(tensors: Sequence[Any]) -> bool:
+    check_tensors(tensors)
     return any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
 
 

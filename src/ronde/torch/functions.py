@@ -16,6 +16,7 @@ from ronde.engine import objects
 from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
 from ronde.torch.handles import wait_all
+from ronde.torch.names import parameters_of
 from ronde.torch.operations import broadcast_async_
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -54,8 +55,11 @@ def broadcast_optimizer_state(
     """Give the optimizer the state of the one on rank `root_rank`: learning rates and other options, moments, steps.
 
     The other ranks' optimizers may be new and have no state yet, or have one that is then forgotten. They must be of
-    the same class and have the same parameters. `model` is not needed, but scripts for Horovod may pass it.
+    the same class and have the same parameters. Parameters of an optimizer without a state that have no gradient yet
+    get one of zeros, as under Horovod. `model`: where its embeddings make sparse gradients, those zeros are sparse.
     """
+    if not optimizer.state_dict()["state"]:
+        _fill_gradients(optimizer, model)
     at_root = rank() == root_rank
     tensors: list[Any] = []
     outline = _outline(optimizer.state_dict(), tensors) if at_root else None
@@ -86,6 +90,18 @@ def allgather_object(
     Raises RemoteError if another rank cannot pickle its own; `ronde.allgather_object` has the details.
     """
     return objects.allgather_object(obj, name, process_set)
+
+
+def _fill_gradients(optimizer: Any, model: Any) -> None:
+    """Give zeros to each parameter that is going to be trained and has no gradient yet."""
+    embeddings = torch.nn.Embedding, torch.nn.EmbeddingBag
+    layers = () if model is None else model.modules()
+    sparse = {id(layer.weight) for layer in layers if isinstance(layer, embeddings) and layer.sparse}
+    for parameter in parameters_of(optimizer).values():
+        if parameter.requires_grad and parameter.grad is None:
+            zeros = torch.zeros_like(parameter)
+            is_sparse = isinstance(optimizer, torch.optim.SparseAdam) or id(parameter) in sparse
+            parameter.grad = zeros.to_sparse(1) if is_sparse else zeros
 
 
 class _Place(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from ronde.engine import submit
+from ronde.errors import UsageError
 from ronde.torch.on_device import is_carried, start_on_device
 from ronde.types import Kind
 
@@ -20,6 +21,7 @@ __all__ = [
     "Group",
     "Handle",
     "Received",
+    "check_tensors",
     "copied",
     "elsewhere",
     "poll",
@@ -40,8 +42,27 @@ class Handle(Protocol):
         """Return whether `wait` would return at once."""
 
 
+def check_tensors(tensors: Iterable[Any]) -> None:
+    """Raise UsageError unless all of them are tensors."""
+    for each in tensors:
+        if not isinstance(each, torch.Tensor):
+            raise _no_tensor(each)
+
+
+def _no_tensor(given: object) -> UsageError:
+    if given is None:
+        return UsageError(
+            "None is not a tensor: a parameter has the gradient None until its first backward pass and after "
+            "zero_grad(); leave it out on all ranks, or give torch.zeros_like(parameter)"
+        )
+    return UsageError(
+        f"expected a tensor, not {given!r:.60}; torch.as_tensor() makes one of numbers and arrays"
+    )
+
+
 def start(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
     """Submit a tensor to the engine; `terms` are those of `engine.submit`. Raises what that raises."""
+    check_tensors((tensor,))
     if tensor.is_cpu:
         return submit(kind, tensor, out=tensor if in_place else None, **terms)
     return elsewhere(kind, tensor, in_place, **terms)

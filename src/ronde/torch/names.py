@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["names_of", "parameters_of"]
+__all__ = ["named_by_parameter", "names_of", "parameters_of"]
 
 
 def parameters_of(optimizer: Any) -> dict[str, Any]:
@@ -42,3 +42,8 @@ def names_of(parameters: dict[str, Any], named: Iterable[tuple[str, Any]] | None
             f"named_parameters lacks parameters of the optimizer, of the shapes {', '.join(unnamed)}"
         )
     return names
+
+
+def named_by_parameter(parameters: dict[str, Any], names: dict[int, str]) -> dict[Any, str]:
+    """Return the names by the parameters themselves."""
+    return {parameter: names[id(parameter)] for parameter in parameters.values()}

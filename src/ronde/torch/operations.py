@@ -35,7 +35,7 @@ from ronde.torch.differentiable import (
     start_gather,
     start_reductions,
 )
-from ronde.torch.handles import Handle, start
+from ronde.torch.handles import Handle, check_tensors, start
 from ronde.torch.reductions import Reduction, start_reduction
 from ronde.types import Allreduce, Average, Kind, ReduceOp, Sum
 
@@ -320,6 +320,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin a `reducescatter`."""
+    check_tensors((tensor,))
     reduction = Reduction(op, prescale_factor, postscale_factor)
     return start_reduction(Kind.reducescatter, tensor, name, reduction, process_set=process_set)
 
@@ -377,6 +378,7 @@ def _reduction(
     in_place: bool,
     process_set: ProcessSet | None,
 ) -> Handle:
+    check_tensors((tensor,))
     if not tensor.is_cpu or tensor.is_sparse:
         reduction = Reduction(op, prescale, postscale)
         return start_reduction(Allreduce, tensor, name, reduction, in_place=in_place, process_set=process_set)
@@ -387,6 +389,7 @@ def _reduction(
 def _compressed(
     compression: Compressor, tensors: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
 ) -> list[Any]:
+    check_tensors(tensors)
     pairs = [compression.compress(tensor) for tensor in tensors]
     results = reduce([sent for sent, _ in pairs])
     return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]

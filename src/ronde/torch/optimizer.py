@@ -25,7 +25,7 @@ from ronde.torch.gradient import Gradient, SymmetricGradient, Treatment
 from ronde.torch.gradient_groups import GradientGroup, make_groups
 from ronde.torch.handles import wait_all
 from ronde.torch.members import is_member, size_of
-from ronde.torch.names import names_of, parameters_of
+from ronde.torch.names import named_by_parameter, names_of, parameters_of
 from ronde.torch.reductions import Reduction
 from ronde.torch.symmetric import Place, symmetric_places
 from ronde.types import Adasum, Average, ReduceOp
@@ -146,6 +146,11 @@ class _Distributed:
                     self._hear(self._add(parameter))
 
     @property
+    def _parameter_names(self) -> dict[Any, str]:
+        """The names by parameter, where Horovod keeps them: programs for it look them up here."""
+        return named_by_parameter(parameters_of(self), self._names)
+
+    @property
     def backward_passes_per_step(self) -> int:
         """How many backward passes add up gradients before they are reduced."""
         return self._treatment.passes
@@ -201,8 +206,9 @@ class _Distributed:
         elif closure is None:
             if self._is_synchronized:
                 warnings.warn(
-                    "step() reduces gradients that synchronize() has reduced already; call it within "
-                    "optimizer.skip_synchronize()",
+                    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): it "
+                    "reduces the gradients a second time, and changes made to them in between count on every rank; "
+                    "write `with optimizer.skip_synchronize(): optimizer.step()`",
                     stacklevel=2,
                 )
             self.synchronize()

@@ -20,6 +20,7 @@ from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
 from ronde.errors import MismatchError, UsageError
 from ronde.torch.groups import start_group
+from ronde.torch.handles import check_tensors
 from ronde.torch.members import size_of
 from ronde.types import Average, Kind, ReduceOp, Sum
 
@@ -53,6 +54,7 @@ def start_sparse(
     process_set: ProcessSet | None = None,
 ) -> SparseHandle:
     """Submit a sparse tensor; arguments as those of `handles.start`."""
+    check_tensors((tensor,))
     if tensor.layout is not torch.sparse_coo:
         raise UsageError(
             f"a tensor of layout {tensor.layout} is not a sparse COO tensor; to_sparse() makes one"

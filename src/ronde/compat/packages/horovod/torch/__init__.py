@@ -1,4 +1,4 @@
-"""`horovod.torch`: the names of `ronde.torch`."""
+"""`horovod.torch`: the names of `ronde.torch`, and Horovod's modules under it, which are loaded with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import NoReturn
 from ronde import torch as _ours
 from ronde.torch import *  # noqa: F403
 
-__all__ = _ours.__all__
+from ..common.util import check_extension  # noqa: TID252 - type checkers do not know a package horovod
+from . import compression, functions, mpi_ops, optimizer, sync_batch_norm
+
+__all__ = _ours.__all__ + [
+    "check_extension",
+    "compression",
+    "functions",
+    "mpi_ops",
+    "optimizer",
+    "sync_batch_norm",
+]
 
 
 def __getattr__(name: str) -> NoReturn:

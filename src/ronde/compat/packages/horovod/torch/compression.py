@@ -1,5 +1,8 @@
-"""Horovod keeps fewer bytes on the way here; these are all names of `ronde.torch`."""
+"""Horovod keeps fewer bytes on the way here; these are names of `ronde.torch`, and those of the compressors."""
 
 from __future__ import annotations
 
 from ronde.torch import *  # noqa: F403
+from ronde.torch.compression import FP16Compressor, NoneCompressor
+
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]  # noqa: F405

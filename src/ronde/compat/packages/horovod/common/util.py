@@ -1,0 +1,107 @@
+"""Questions about the installation, as programs for Horovod ask them before they import a framework's part.
+
+Of the frameworks that Horovod calls extensions, Ronde has PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from typing import TypeVar
+
+__all__ = [
+    "EXTENSIONS",
+    "ccl_built",
+    "check_extension",
+    "check_installed_version",
+    "ddl_built",
+    "extension_available",
+    "gloo_built",
+    "gpu_available",
+    "is_iterable",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "split_list",
+]
+
+EXTENSIONS = ["tensorflow", "torch", "mxnet"]
+
+T = TypeVar("T")
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Raise ImportError unless Ronde answers for this framework: `ext_name` is "horovod.torch", for example."""
+    if not extension_available(ext_name.removeprefix("horovod.")):
+        raise ImportError(
+            f"{ext_name} is not there: Ronde answers for Horovod in this process (ronde.compat), and of the "
+            "frameworks it has PyTorch, where that is installed"
+        )
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Return whether Ronde answers for this framework: "torch", if it is installed."""
+    return ext_base_name == "torch" and find_spec("torch") is not None
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Return whether the framework sees a GPU."""
+    if not extension_available(ext_base_name):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Return whether MPI could carry tensors; this and the next are those of `horovod.torch`."""
+    from ronde.torch import backends
+
+    return backends.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """Return whether Gloo could."""
+    from ronde.torch import backends
+
+    return backends.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """Return the version of NCCL that could, or 0."""
+    from ronde.torch import backends
+
+    return backends.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """Return whether IBM's DDL could."""
+    return False
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """Return whether oneCCL could."""
+    from ronde.torch import backends
+
+    return backends.ccl_built()
+
+
+def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
+    """Do nothing: Ronde works with every version of a framework that it supports, without being built for it."""
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Return whether the number is a power of two."""
+    return num_rank > 0 and num_rank.bit_count() == 1
+
+
+def is_iterable(x: object) -> bool:
+    """Return whether one can iterate over it."""
+    return isinstance(x, Iterable)
+
+
+def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741 - Horovod's name
+    """Cut a list into n parts of about equal length; the first ones are longer if there is a remainder."""
+    short, longer = divmod(len(l), n)
+    bounds = [i * short + min(i, longer) for i in range(n + 1)]
+    return [l[begin:end] for begin, end in zip(bounds, bounds[1:])]
