@@ -30,6 +30,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("patient")
 
+
+@pytest.fixture(scope="session", autouse=True)
+def _configuration(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give all tests and what they start a configuration directory of their own, where the user's job key lies."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+
+
 GRACE_S = 5.0  # how long what is ending may take to end
 
 

@@ -12,14 +12,18 @@ KEY_BYTES = 32
 
 
 class JobKey:
-    """The secret that the processes of one job share. It proves membership and is never shown or sent."""
+    """The secret that the processes of one job share. It proves membership and is never shown or sent.
 
-    __slots__ = ("_secret",)
+    `file` names the file that it comes from, and the machine, for errors; it does not count in comparisons.
+    """
 
-    def __init__(self, secret: bytes) -> None:
+    __slots__ = ("_secret", "file")
+
+    def __init__(self, secret: bytes, file: str = "") -> None:
         if len(secret) != KEY_BYTES:
             raise UsageError(f"a job key has {KEY_BYTES} bytes, not {len(secret)}")
         self._secret = secret
+        self.file = file
 
     @classmethod
     def generate(cls) -> JobKey:
@@ -27,13 +31,13 @@ class JobKey:
         return cls(os.urandom(KEY_BYTES))
 
     @classmethod
-    def from_hex(cls, text: str) -> JobKey:
+    def from_hex(cls, text: str, file: str = "") -> JobKey:
         """Return the key that `hex()` wrote. Raises UsageError, without repeating the text, if it is not one."""
         if len(text) != 2 * KEY_BYTES or not set(text) <= set("0123456789abcdefABCDEF"):
             raise UsageError(
                 f"a job key is written as {2 * KEY_BYTES} hexadecimal digits; this text of {len(text)} is not"
             )
-        return cls(bytes.fromhex(text))
+        return cls(bytes.fromhex(text), file)
 
     @classmethod
     def derived_from(cls, job: str) -> JobKey:
@@ -41,6 +45,20 @@ class JobKey:
         import hashlib
 
         return cls(hashlib.sha256(b"ronde: key of the job named " + job.encode()).digest())
+
+    def of_job(self, job: str) -> JobKey:
+        """Return the key of one job of those who share this one. No job's key tells anything about another's."""
+        return JobKey(self.hmac(b"key of the job", job.encode()), self.file)
+
+    def refusal(self) -> str:
+        """Return what to say of another process that does not know this key."""
+        sentence = "the other end does not know the job key (RONDE_JOB_KEY) of this job"
+        if self.file:
+            sentence += (
+                f", which comes from {self.file}: it belongs to another job, or to a machine with another such file; "
+                "then copy the file there, or give all machines the same RONDE_JOB_KEY_FILE"
+            )
+        return sentence
 
     def hex(self) -> str:
         """Return the key as 64 hexadecimal digits, for the environment of a worker and nothing else."""

@@ -95,6 +95,26 @@ class Settings:
         right=f"{2 * KEY_BYTES} hexadecimal digits",
         secret=True,
     )
+    job_key_fd: int | None = _setting(
+        "RONDE_JOB_KEY_FD",
+        None,
+        "Instead: the inherited descriptor of a memory file with it, set by the launcher; it is read once and closed.",
+        parse=int,
+        check=lambda value: whole(value) and value >= 0,
+        right="the number of a descriptor",
+    )
+    job_key_file: str = _setting(
+        "RONDE_JOB_KEY_FILE",
+        "",
+        "Instead: a file with it that only this user can read; without it `~/.config/ronde/job.key`, made once.",
+        **path(),
+    )
+    insecure_job_key: bool = _setting(
+        "RONDE_INSECURE_JOB_KEY",
+        False,
+        "Without a key: let the job's name stand for it, though whoever guesses the name can join and run programs.",
+        **yes_or_no(),
+    )
     transport: str = _setting(
         "RONDE_TRANSPORT",
         "auto",

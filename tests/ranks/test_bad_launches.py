@@ -163,6 +163,17 @@ def test_a_job_key_that_is_none(here: Path, port: int) -> None:
     assert secret not in line
 
 
+@pytest.mark.parametrize("place", ["tcp --rdzv-endpoint 192.0.2.1:1", "file --rdzv-endpoint place"])
+def test_several_machines_without_a_job_key(here: Path, place: str) -> None:
+    """Where there is no home directory to keep one in; on one machine there is another place."""
+    line = f"--nnodes 2 --rdzv-backend {place}"
+    (sentence,) = refuse(here, line, HOME=str(here / "not" / "there"), XDG_CONFIG_HOME="")
+    assert sentence.startswith(
+        "ronde run: there is no job key, without which strangers could join: there is no key file"
+    )
+    assert "set RONDE_JOB_KEY_FILE to it, or set RONDE_INSECURE_JOB_KEY=1" in sentence
+
+
 def test_an_endpoint_where_nobody_is(here: Path, port: int) -> None:
     begun = time.monotonic()
     line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf is_host=false --start-timeout 1"

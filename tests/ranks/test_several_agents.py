@@ -104,16 +104,29 @@ def test_ranks_of_two_nodes_and_one_end(nodes: Nodes) -> None:
     assert end(early)[0] == 0
 
 
-def test_who_meets_without_a_secret_is_told(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once on each node, and only if nobody has set the job's key."""
+def test_nodes_need_no_key_where_they_share_the_users_file(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that has another file is refused and told why. With an insecure key each node says so, once."""
     nodes.launcher.script("pass")
     monkeypatch.delenv("RONDE_JOB_KEY", raising=False)
-    for _, _, err in map(end, [nodes.start(nodes="2") for _ in range(2)]):
-        assert err.count("RONDE_JOB_KEY is not set") == 1
-    nodes.launcher.started.clear()
-    monkeypatch.setenv("RONDE_JOB_KEY", "ab" * 32)
     for code, _, err in map(end, [nodes.start(nodes="2") for _ in range(2)]):
-        assert (code, err.count("RONDE_JOB_KEY")) == (0, 0), err
+        assert (code, err.count("key")) == (0, 0), err
+    nodes.launcher.started.clear()
+    for code, _, err in map(end, [nodes.start("--insecure-job-key", nodes="2") for _ in range(2)]):
+        assert (code, err.count("the job's name stands for its key")) == (0, 1), err
+    nodes.launcher.started.clear()
+    first = nodes.start(nodes="2")
+    assert first.stderr is not None
+    assert b"waiting for the others" in first.stderr.readline()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    code, _, err = end(nodes.start(nodes="2"))
+    assert code == 2
+    assert re.search(
+        r"comes from \S+/job.key on .* a machine with another such file; then copy the file", err
+    ), err
+    os.kill(first.pid, signal.SIGINT)
+    assert end(first)[0] == 130
 
 
 def test_a_node_is_lost_and_comes_back(nodes: Nodes) -> None:

@@ -149,6 +149,7 @@ def test_where_nothing_can_be_written_nothing_is_changed(tmp_path: Path) -> None
 
 
 def test_the_key_may_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "key").touch(0o600)
     (tmp_path / "key").write_text(KEY.hex() + "\n")
     with serving("--port", "0", "--job-key-file", str(tmp_path / "key")) as (_, address):
         client = StoreClient(address, KEY, LONG)

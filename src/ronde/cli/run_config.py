@@ -68,6 +68,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         cooldown_ns=asked.value("--blacklist-cooldown-range"),
         start_timeout_ns=start_timeout(asked, here),
         monitor_interval_ns=asked.value("--monitor-interval", SECOND // 10),
+        insecure_job_key=asked.has("--insecure-job-key"),
     )
 
 

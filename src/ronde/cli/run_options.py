@@ -199,6 +199,12 @@ _NODES = (
         parse=key_values,
         right="names and values, like join_timeout=60,last_call_timeout=5",
     ),
+    Option(
+        NODES,
+        ("--insecure-job-key",),
+        "without a job key, let the job's name stand for it: whoever reaches the network and guesses the name can "
+        "join and run programs here",
+    ),
     Option(NODES, ("--standalone",), "one machine, without a place to meet; that is the default, too"),
     Option(
         NODES,

@@ -60,7 +60,7 @@ OPTIONS = (
     Option(
         "store",
         ("--job-key-file",),
-        "read the job's key from this file (default: from RONDE_JOB_KEY)",
+        "read the job's key from this file (default: from RONDE_JOB_KEY, or the file RONDE_JOB_KEY_FILE)",
         metavar="FILE",
         right="a path",
     ),
@@ -70,10 +70,11 @@ OPTIONS = (
 HELP = f"""\
 usage: ronde store --port N [options]
 
-Serves a store over TCP, where the nodes of a job meet, until Ctrl-C. Its address is printed. Who
-wants to use it must know the job's key: 64 hexadecimal digits, the same on all nodes, for example
-from: head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key
+Serves a store over TCP, where the nodes of a job meet, until Ctrl-C. Its address is printed. Nodes
+that use it must know the job's key: 64 hexadecimal digits, the same on all nodes, in a file that
+only you can read:
 
+    (umask 077; head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key)
     ronde store --port 29500 --job-key-file job.key --journal /shared/job.journal
 
 With a journal, a store that is started again at the same address knows what it knew; without one,
@@ -94,18 +95,11 @@ def run(argv: Sequence[str]) -> int:
     if port is None:
         raise UsageError("--port is missing: ronde store --port 29500, or --port 0 for any free one")
     # Only now: help and mistakes are answered before the server is loaded.
-    from ronde.environment import environment
     from ronde.net.addresses import Address, everywhere
     from ronde.net.host import host_name
     from ronde.net.stores.server import StoreServer
-    from ronde.settings import resolve
 
-    key_file = values.get("--job-key-file")
-    key = resolve(environment()).job_key if key_file is None else _read_key(Path(str(key_file)))
-    if key is None:
-        raise UsageError(
-            "no job key: set RONDE_JOB_KEY to the job's 64 hexadecimal digits, or name a file with --job-key-file"
-        )
+    key = _find_key(str(values.get("--job-key-file", "")))
     host = str(values.get("--host") or everywhere())
     assert isinstance(port, int)
     journal, seed = (
@@ -144,13 +138,17 @@ def _wait_for_the_end(server: StoreServer, endings: set[signal.Signals]) -> bool
     return has_failed.is_set()
 
 
-def _read_key(path: Path) -> JobKey:
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"cannot read the job key from {path}: {reason}") from None
-    try:
-        return JobKey.from_hex(text.strip())
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+def _find_key(file: str) -> JobKey:
+    """Return the key in the file, or the one that the environment gives. Raises UsageError."""
+    from ronde.environment import environment
+    from ronde.net.key_files import read_key_file
+    from ronde.settings import resolve
+
+    settings = resolve(environment())
+    if settings.job_key is not None and not file:
+        return settings.job_key
+    if not (file or settings.job_key_file):
+        raise UsageError(
+            "no job key: set RONDE_JOB_KEY to the job's 64 hexadecimal digits, or name a file with --job-key-file"
+        )
+    return read_key_file(file or settings.job_key_file)

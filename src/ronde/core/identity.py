@@ -12,10 +12,8 @@ Where the ranks meet, the first that applies:
   - all ranks on one host: rank 0 serves a store at an abstract Unix socket named after user and job;
   - Slurm: rank 0 serves a store on the first host of the step, at a port that follows from job and step.
 
-A job without RONDE_JOB_KEY uses a key derived from `MeetingPoint.job`. Anybody on the network who knows or guesses
-the job's name can derive it too: it keeps jobs from mixing and strangers from getting in by accident, and is no
-protection against an attacker. The agents of `ronde run` on several machines do the same if nobody gives them a key;
-on one machine, or over SSH, it makes a random one.
+`MeetingPoint.job` keeps jobs apart and is no secret. The key that lets ranks in is given, or follows from it together
+with a secret of the user's (`net/job_keys`).
 """
 
 from __future__ import annotations

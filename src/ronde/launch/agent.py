@@ -26,7 +26,7 @@ from ronde.launch.loop import Loop, Order
 from ronde.launch.node import (
     describe_node,
     given_master,
-    is_guessable,
+    has_insecure_key,
     job_key,
     own_address,
     require_free_master_port,
@@ -50,9 +50,9 @@ __all__ = ["RunResult", "plan_here", "run_agent"]
 
 SIGPIPE = 13
 LATE_LOGS_NS = 2 * 10**9
-NO_SECRET = (
-    "RONDE_JOB_KEY is not set, so whoever reaches this network can join this job and run programs in it: set it to the "
-    "same secret on all machines (docs/launcher.md says how)"
+INSECURE = (
+    "the job's name stands for its key, so whoever reaches this network and guesses the name can join this job and run "
+    "programs in it: set RONDE_JOB_KEY_FILE instead (docs/security.md says how)"
 )
 
 
@@ -190,8 +190,8 @@ class _Shell:
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._loop.watch(self._rendezvous.fileno(), Order.NODES, self._read_rendezvous)
         self._loop.watch(self._starter.logs.fileno(), Order.SINKS, self._starter.logs.settle)
-        if is_guessable(self._config, self._environment):
-            self._say(NO_SECRET)
+        if has_insecure_key(self._config, self._environment):
+            self._say(INSECURE)
         try:
             self._perform(self._agent.begin())
             while self._exit is None:

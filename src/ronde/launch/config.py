@@ -147,7 +147,7 @@ class LaunchConfig:
     finds them; neither for this machine only. `min_workers`, `max_workers`: with these two, how many workers of all
     hosts together the job needs and takes; 0: as many as there are slots, no limit. `cooldown_ns`: how long a host that
     failed is left alone, at first and at most; None: for good. `start_timeout_ns`: until all nodes have been reached
-    and the store has answered.
+    and the store has answered. `insecure_job_key`: nodes without a key take one that follows from the job's name.
     """
 
     worker: WorkerSpec
@@ -165,3 +165,4 @@ class LaunchConfig:
     cooldown_ns: tuple[int, int] | None = None
     start_timeout_ns: int = 300 * SECOND
     monitor_interval_ns: int = SECOND // 10
+    insecure_job_key: bool = False

@@ -61,7 +61,8 @@ def plan_mpi(
     """
     options: list[str] = []
     if "Open MPI" in version or "OpenRTE" in version:
-        options = ["--oversubscribe", *(["--allow-run-as-root"] if is_root else [])]
+        # By name only: where mpirun starts ranks on other hosts, it sends the key itself by its own connections.
+        options = ["--oversubscribe", *(["--allow-run-as-root"] if is_root else []), "-x", "RONDE_JOB_KEY"]
     wishes = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "PYTHONUNBUFFERED": "1"}
     if libraries:
         wishes["MPI4PY_LIBMPI"] = str(min(libraries))

@@ -18,13 +18,14 @@ from ronde.net.processes import free_port
 __all__ = [
     "describe_node",
     "given_master",
-    "is_guessable",
+    "has_insecure_key",
     "job_key",
     "own_address",
     "require_free_master_port",
 ]
 
 ALONE = "alone"
+SERVED = ("tcp", "c10d", "static")  # where a node serves the store: the others come to its address
 LOOPBACK = "127.0.0.1"
 LAST_MOMENTS_NS = 2 * 10**9  # of workers whose agent was killed: they may still serve there
 LOOK_AGAIN_S = 0.05
@@ -32,31 +33,55 @@ SOMEWHERE_ELSE = "192.0.2.1"  # belongs to nobody (RFC 5737): asking for the way
 
 
 def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
-    """Return the key of the job: the given one; or one that follows from the run id, or a new one for a single node.
+    """Return the key of the job: a new one for a single node, and for several the one that they all have.
 
-    A node that meets nobody takes a new one in any case. Who guesses the run id can compute the one that follows from
-    it: it keeps jobs apart and is no secret.
+    A node that meets nobody takes a new one in any case. Raises UsageError if there is none that all can have.
     """
-    given = environment.get("RONDE_JOB_KEY")
-    if config.rendezvous.backend == ALONE:
+    given, file = environment.get("RONDE_JOB_KEY"), environment.get("RONDE_JOB_KEY_FILE", "")
+    if config.rendezvous.backend == ALONE or not (_has_others(config) or given or file):
         return JobKey.generate()
-    if not given:
-        guessable = is_guessable(config, environment)
-        return JobKey.derived_from(f"run {config.rendezvous.run_id}") if guessable else JobKey.generate()
     try:
-        return JobKey.from_hex(given)
+        key = JobKey.from_hex(given) if given else None
     except UsageError as error:
         raise UsageError(f"RONDE_JOB_KEY: {error}") from None
+    from ronde.net.job_keys import find_job_key
+
+    return find_job_key(
+        f"run {config.rendezvous.run_id}",
+        environment,
+        key=key,
+        descriptor=None,
+        file=file,
+        is_insecure=has_insecure_key(config, environment),
+        is_one_machine=_is_one_machine(config),
+    )
 
 
-def is_guessable(config: LaunchConfig, environment: Mapping[str, str]) -> bool:
-    """Return whether others than this job's nodes can find out its key: it has several, and nobody gave them one.
-
-    A node that waits to take the place of the only one is another, too.
-    """
+def _has_others(config: LaunchConfig) -> bool:
+    """Return whether the job may have several nodes, of which one may only wait to take the place of another."""
     meeting = config.rendezvous
-    has_others = meeting.backend != ALONE and meeting.max_nodes + meeting.spares > 1
-    return has_others and not environment.get("RONDE_JOB_KEY")
+    return meeting.backend != ALONE and meeting.max_nodes + meeting.spares > 1
+
+
+def _is_one_machine(config: LaunchConfig) -> bool:
+    """Return whether all nodes are on this machine: nothing leads from where they meet to another one."""
+    from ronde.net.addresses import is_loopback
+
+    host = _host_of(config.rendezvous.endpoint)
+    return config.rendezvous.backend in SERVED and (host == "localhost" or is_loopback(host))
+
+
+def has_insecure_key(config: LaunchConfig, environment: Mapping[str, str]) -> bool:
+    """Return whether the user wants the job's name to stand for a key that nobody has given."""
+    if environment.get("RONDE_JOB_KEY") or environment.get("RONDE_JOB_KEY_FILE") or not _has_others(config):
+        return False
+    from ronde.setting_values import flag
+
+    text = environment.get("RONDE_INSECURE_JOB_KEY", "").strip()
+    try:
+        return config.insecure_job_key or (bool(text) and flag(text))
+    except ValueError:
+        raise UsageError(f"RONDE_INSECURE_JOB_KEY={text!r} should be yes or no") from None
 
 
 def own_address(config: LaunchConfig) -> str:

@@ -71,7 +71,7 @@ class Handshake:
         self._check_version()
         peer = Role.CLIENT if self._role is Role.SERVER else Role.SERVER
         if not hmac.compare_digest(data, self._proof(peer)):
-            raise AuthenticationError("the other end does not know the job key (RONDE_JOB_KEY) of this job")
+            raise AuthenticationError(self._key.refusal())
         self.wanted = 0
         return self._proof(Role.CLIENT) if self._role is Role.CLIENT else b""
 

@@ -8,9 +8,10 @@ from ronde.core.identity import MeetingPoint
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net import addresses
+from ronde.net.job_keys import find_job_key
 from ronde.net.stores.base import Store
 from ronde.net.stores.tcp import StoreClient, StoreServer
-from ronde.settings import Settings
+from ronde.settings import Settings, environment
 
 __all__ = ["Meeting", "meet"]
 
@@ -40,13 +41,14 @@ class Meeting:
 def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
     """Return the meeting at `point`, within `settings.start_timeout_ns`.
 
-    Raises UsageError if the address is taken or not ours or the file not to be written, TimeoutError if nobody serves
-    it, AuthenticationError.
+    Raises UsageError if there is no job key, the address is taken or not ours, or the file not to be written,
+    TimeoutError if nobody serves it, AuthenticationError.
     """
-    key = settings.job_key or JobKey.derived_from(point.job)
     if point.address.startswith(FILE):
-        return _meet_in_file(point.address.removeprefix(FILE), rank, settings, key)
+        return _meet_in_file(point, rank, settings)
     target = addresses.parse(point.address)
+    is_one_machine = target.is_unix or target.host == "localhost" or addresses.is_loopback(target.host)
+    key = _key(point, settings, is_one_machine)
     timeout_ns = settings.start_timeout_ns
     if point.is_torch:
         from ronde.net.stores.torch import TorchStore  # only here, because it imports torch
@@ -67,14 +69,27 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
         raise
 
 
-def _meet_in_file(path: str, rank: int, settings: Settings, key: JobKey) -> Meeting:
+def _key(point: MeetingPoint, settings: Settings, is_one_machine: bool) -> JobKey:
+    return find_job_key(
+        point.job,
+        environment(),
+        key=settings.job_key,
+        descriptor=settings.job_key_fd,
+        file=settings.job_key_file,
+        is_insecure=settings.insecure_job_key,
+        is_one_machine=is_one_machine,
+    )
+
+
+def _meet_in_file(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
     from ronde.net.file_session import join_session
     from ronde.net.stores.file import FileStore
 
-    file = FileStore(path)
+    named = settings.interface
+    address = addresses.address_of_interface(named) if named else _outward_address()
+    key = _key(point, settings, addresses.is_loopback(address))
+    file = FileStore(point.address.removeprefix(FILE))
     try:
-        named = settings.interface
-        address = addresses.address_of_interface(named) if named else _outward_address()
         return Meeting(join_session(file, rank), key, address)
     except BaseException:
         file.close()

@@ -22,7 +22,7 @@ from ronde.settings import JobKey
         ("--port 0 --journal /absent/x --seed /absent", "cannot read the journal /absent: No such file"),
         ("--port 0 --seed /etc/passwd", "/etc/passwd is no journal of a store"),
         ("--port 0 --job-key-file /absent", "cannot read the job key from /absent: No such file"),
-        ("--port 0 --job-key-file /etc/passwd", "/etc/passwd: a job key is written as 64 hexadecimal digits"),
+        ("--port 0 --job-key-file /etc/passwd", "others may read the job key /etc/passwd (mode 0644)"),
         ("--port 0 --host no-such-host.invalid", "cannot serve at tcp:no-such-host.invalid:0: "),
         ("--port 0 --host 192.0.2.1", "cannot serve at tcp:192.0.2.1:0: Cannot assign requested address"),
         ("--port TAKEN --host 127.0.0.1", "Address already in use; end the process that uses it"),

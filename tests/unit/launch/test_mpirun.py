@@ -26,7 +26,8 @@ def plan(version: str, **more: Any) -> MpiPlan:
 
 
 def test_options_are_those_of_the_mpi_that_is_there() -> None:
-    assert plan("mpirun (Open MPI) 5.0.11").argv[1:] == ("--oversubscribe", "-n", "4", "python", "train.py")
+    words = plan("mpirun (Open MPI) 5.0.11").argv
+    assert words[1:] == ("--oversubscribe", "-x", "RONDE_JOB_KEY", "-n", "4", "python", "train.py")
     assert "--allow-run-as-root" in plan("mpirun (Open MPI) 5.0.11", is_root=True).argv
     assert plan("HYDRA build details:", is_root=True).argv[1:] == ("-n", "4", "python", "train.py")
 

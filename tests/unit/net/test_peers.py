@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
+from tests.other_user import NOBODY, as_nobody
 
 from ronde.errors import AuthenticationError, TimeoutError
 from ronde.net.addresses import Address, listen, parse, resolve
@@ -20,32 +19,8 @@ from ronde.settings import JobKey
 
 pytestmark = pytest.mark.root
 
-NOBODY = 65534
 KEY = JobKey.generate()
 LONG = 30 * 10**9
-
-
-def as_nobody(do: Callable[[], object]) -> str:
-    """Return how `do` ends in a process of another user: the name of its exception and what that says, or "done"."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            try:
-                do()
-                answer = "done"
-            except Exception as error:
-                answer = f"{type(error).__name__}: {error}"
-            os.write(writer, answer.encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        answer = pipe.read().decode()
-    os.waitpid(child, 0)
-    return answer
 
 
 def shake_hands(address: str) -> None:

@@ -1,0 +1,73 @@
+"""Which key a job has. The first that there is:
+
+1. the one that is given: RONDE_JOB_KEY, the descriptor RONDE_JOB_KEY_FD, the file RONDE_JOB_KEY_FILE;
+2. with RONDE_INSECURE_JOB_KEY, one that follows from the job's name: it keeps jobs apart and strangers in;
+3. one that follows from the user's own key file (`key_files`) and the job's name: so machines that share a home
+   directory, and one machine alone, need no setting, and two jobs of a user do not mix;
+4. none, and the job does not start: whoever reaches the network would be let in, and ranks unpickle what others send.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
+from ronde.net.key_files import own_key, read_key_file
+
+__all__ = ["KEY_MEMORY", "find_job_key"]
+
+KEY_MEMORY = "ronde-job-key"  # the name of the memory file in which a launcher hands workers the key
+REMEDY = (
+    "make one with `(umask 077; head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key)`, copy it to all "
+    "machines and set RONDE_JOB_KEY_FILE to it, or set RONDE_INSECURE_JOB_KEY=1 if nobody else reaches this network"
+)
+
+
+def find_job_key(
+    job: str,
+    environment: Mapping[str, str],
+    *,
+    key: JobKey | None,
+    descriptor: int | None,
+    file: str,
+    is_insecure: bool,
+    is_one_machine: bool,
+) -> JobKey:
+    """Return the key of the job of this name: the one that is given, or what stands for it.
+
+    `is_one_machine`: all ranks and nodes are on this machine. Raises UsageError if there is no key, or no good one.
+    """
+    if key is not None:
+        return key
+    if descriptor is not None:
+        return _read_memory(descriptor)
+    if file:
+        return read_key_file(file)
+    if is_insecure:
+        return JobKey.derived_from(job)
+    try:
+        return own_key(environment, is_one_machine).of_job(job)
+    except UsageError as error:
+        raise UsageError(
+            f"there is no job key, without which strangers could join: {error}; {REMEDY}"
+        ) from None
+
+
+@functools.cache  # once in this process; those that it forks know it, too
+def _read_memory(fd: int) -> JobKey:
+    """Return the key that the launcher has left in the memory file, and close it: what we start is not to have it."""
+    try:
+        name = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        name = "closed"
+    if not name.startswith(f"/memfd:{KEY_MEMORY}"):
+        raise UsageError(
+            f"RONDE_JOB_KEY_FD={fd} should be a descriptor with the job key, and is {name}: a program between "
+            "`ronde run` and this one has closed it, so start the job without --job-key-by-descriptor"
+        )
+    key = JobKey.from_hex(os.pread(fd, 4096, 0).decode("ascii", "replace"))
+    os.close(fd)
+    return key

@@ -1,0 +1,170 @@
+"""Files with a job key: one that the user names, and one that every user has without asking for it.
+
+The user's own file lies in the configuration directory of the home directory, where machines share it that share the
+home directory. It is made once, at random. A draft gets its content first and its name by a hard link, which fails if
+there is a file already: so processes that come at once, on one machine or on several, agree on one key, and nobody
+reads half of it. A link in its place is not followed, and a file or directory that others may write or read is refused
+with the command that mends it: its key may be known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Mapping
+
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
+from ronde.net.host import host_name
+
+__all__ = ["KEY_FILE", "own_key", "read_key_file"]
+
+KEY_FILE = "job.key"
+MOST_BYTES = 4096
+ATTEMPTS = 3
+OTHERS_READ, OTHERS_WRITE = 0o077, 0o022
+# Where one machine's processes find a key if there is no home directory: its memory and its temporary files.
+_ON_THIS_MACHINE = ("/tmp", "/dev/shm")
+
+
+class _NoPlaceError(Exception):
+    """There can be no key file in this directory; the text says why."""
+
+
+def read_key_file(path: str) -> JobKey:
+    """Return the key in a file that the user has named. Raises UsageError, without showing what is in it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise UsageError(f"cannot read the job key from {path}: {error.strerror}") from None
+    return _read(fd, path)
+
+
+def own_key(environment: Mapping[str, str], is_one_machine: bool) -> JobKey:
+    """Return the key of this user, from his file, which is made if there is none yet.
+
+    `is_one_machine`: the job is on this machine alone, so that a file of this machine will do. Raises UsageError that
+    says why there is none, or what is wrong with the file.
+    """
+    reasons = []
+    directories = [_configuration(environment)]
+    if is_one_machine:
+        directories += [f"{place}/ronde-{os.geteuid()}" for place in _ON_THIS_MACHINE]
+    for directory in directories:
+        try:
+            return _own_key_in(directory)
+        except _NoPlaceError as error:
+            reasons.append(str(error))
+    raise UsageError("; ".join(reasons))
+
+
+def _configuration(environment: Mapping[str, str]) -> str:
+    given = environment.get("XDG_CONFIG_HOME", "")
+    base = given if os.path.isabs(given) else os.path.join(environment.get("HOME") or _home(), ".config")
+    return os.path.join(base, "ronde")
+
+
+def _home() -> str:
+    import pwd  # only for processes without HOME
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return "/"
+
+
+def _own_key_in(directory: str) -> JobKey:
+    path = os.path.join(directory, KEY_FILE)
+    try:
+        place = _open_directory(directory)
+    except OSError as error:
+        raise _NoPlaceError(f"there is no key file {path}: {error.strerror}") from None
+    try:
+        _check_directory(place, directory)
+        for _ in range(ATTEMPTS):  # a file server may say for a moment that there is none
+            with contextlib.suppress(FileNotFoundError):
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+                return _read(os.open(KEY_FILE, flags, dir_fd=place), path)
+            _create(place)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UsageError(
+                f"the key file {path} is a link, which is not followed: put a file there"
+            ) from None
+        raise _NoPlaceError(f"the key file {path} cannot be used: {error.strerror}") from None
+    finally:
+        os.close(place)
+    raise _NoPlaceError(f"the key file {path} goes as soon as it is made")
+
+
+def _open_directory(directory: str) -> int:
+    """Return a descriptor of the directory, which is made if that is a place of ours, or of everybody like /tmp."""
+    if not os.path.isdir(directory):
+        parent = os.path.dirname(directory)
+        base = parent if os.path.isdir(parent) else os.path.dirname(parent)
+        status = os.stat(base)
+        if status.st_uid != os.geteuid() and not status.st_mode & stat.S_ISVTX:
+            raise _NoPlaceError(f"{base} belongs to user {status.st_uid}, and we are user {os.geteuid()}")
+        for folder in (parent, directory):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _check_directory(place: int, directory: str) -> None:
+    status = os.fstat(place)
+    if status.st_uid != os.geteuid():
+        raise _NoPlaceError(f"{directory} belongs to user {status.st_uid}, and we are user {os.geteuid()}")
+    if status.st_mode & OTHERS_WRITE:
+        raise UsageError(
+            f"others may write to {directory} (mode {stat.S_IMODE(status.st_mode):04o}), so the job key in it may be "
+            f"theirs: chmod 700 {directory}, and remove {KEY_FILE} there if you do not trust it"
+        )
+
+
+def _create(place: int) -> None:
+    draft = f".{KEY_FILE}.{host_name()}.{os.getpid()}.{os.urandom(4).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(draft, flags, 0o600, dir_fd=place)
+    try:
+        with os.fdopen(fd, "w") as file:
+            os.fchmod(fd, 0o600)
+            file.write(JobKey.generate().hex() + "\n")
+            file.flush()
+            os.fsync(fd)
+        with contextlib.suppress(FileExistsError):  # somebody was faster
+            os.link(draft, KEY_FILE, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
+    finally:
+        os.unlink(draft, dir_fd=place)
+
+
+def _read(fd: int, path: str) -> JobKey:
+    try:
+        _check_file(os.fstat(fd), path)
+        text = os.read(fd, MOST_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read the job key from {path}: {error.strerror}") from None
+    finally:
+        os.close(fd)
+    try:
+        return JobKey.from_hex(text.decode("ascii", "replace").strip(), f"{path} on {host_name()}")
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def _check_file(status: os.stat_result, path: str) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"the job key {path} is no regular file: name a file that only you can read")
+    if status.st_uid != os.geteuid():
+        raise UsageError(
+            f"the job key {path} belongs to user {status.st_uid}, and we are user {os.geteuid()}: copy it into a file "
+            "of your own (install -m 600)"
+        )
+    if mode & OTHERS_READ:
+        raise UsageError(
+            f"others may read the job key {path} (mode {mode:04o}), so it may be known: chmod 600 {path}, and make a "
+            "new one if others use this machine"
+        )
