@@ -21,6 +21,7 @@ from enum import Enum
 
 from ronde.errors import AuthenticationError, VersionError
 from ronde.job_key import JobKey
+from ronde.net.foreign import describe_foreign_hello
 from ronde.net.frames import receive_exactly, send_all
 
 __all__ = ["LABEL_BYTES", "PROTOCOL_VERSION", "Handshake", "Role", "authenticate"]
@@ -58,6 +59,11 @@ class Handshake:
         """Return what to send before anything has come: a server says nothing to a stranger."""
         return self._hello if self._role is Role.CLIENT else b""
 
+    def check_beginning(self, data: bytes) -> None:
+        """Take fewer than `wanted` bytes, and forget them. Raises AuthenticationError if no hello begins like this."""
+        if not self._peer_hello and data[: len(MAGIC)] != MAGIC[: len(data)]:
+            raise AuthenticationError(describe_foreign_hello(data))
+
     def advance(self, data: bytes) -> bytes:
         """Take exactly `wanted` bytes; return what to send, possibly nothing.
 
@@ -78,7 +84,7 @@ class Handshake:
     def _take_hello(self, data: bytes) -> bytes:
         magic, self._peer_version, self.peer_label, _ = _HELLO.unpack(data)
         if magic != MAGIC:
-            raise AuthenticationError("the other end does not speak Ronde's protocol")
+            raise AuthenticationError(describe_foreign_hello(data))
         self._peer_hello = data
         self.wanted = PROOF_BYTES
         if self._role is Role.SERVER:

@@ -13,9 +13,16 @@ import struct
 
 from ronde.errors import AuthenticationError
 
-__all__ = ["check_user"]
+__all__ = ["check_user", "process_and_user"]
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
+
+
+def process_and_user(sock: socket.socket) -> tuple[int, int]:
+    """Return the process id and the user id of the other end of a Unix socket, as `check_user` explains."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(credentials)
+    return process, user
 
 
 def check_user(sock: socket.socket) -> None:
@@ -25,8 +32,7 @@ def check_user(sock: socket.socket) -> None:
     """
     if sock.family != socket.AF_UNIX:
         return
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(credentials)
+    process, user = process_and_user(sock)
     if user != os.geteuid():
         raise AuthenticationError(
             f"the other end of this Unix socket is process {process} of user {user}, and we are user {os.geteuid()}: "

@@ -13,7 +13,7 @@ from ronde.errors import AuthenticationError, TimeoutError
 from ronde.net.addresses import Address, listen, parse, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.connections import Channel, Slot, open_connections
-from ronde.net.stores.server import STORE_PURPOSE
+from ronde.net.stores.reception import STORE_PURPOSE
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
 

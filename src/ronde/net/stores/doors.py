@@ -7,18 +7,15 @@ in its network namespace has found the store that it would have reached through 
 
 from __future__ import annotations
 
-import errno
 import resource
-import select
 import socket
 from collections.abc import Iterator
 
-from ronde.errors import AuthenticationError, UsageError
+from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, Endpoint, is_ours, listen
-from ronde.net.peers import check_user
 
-__all__ = ["MAX_CLIENTS", "Doors", "notice_loss", "short_ways"]
+__all__ = ["MAX_CLIENTS", "listen_for_clients", "notice_loss", "raise_limit_of_files", "short_ways"]
 
 MAX_CLIENTS = 20_000
 OTHER_FILES = 1_000
@@ -26,65 +23,21 @@ SILENCE_S = 6  # how long a connection may get no sign of its other end
 WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
-class Doors:
-    """The listening sockets of a store at `address`, open from the start; `address` has the port that it really has.
+def listen_for_clients(
+    address: Address, key: JobKey, listener: socket.socket | None = None
+) -> tuple[list[socket.socket], Address]:
+    """Return the listening sockets of a store at `address`, and that address with the port that it really has.
 
     A `listener` that waits there already is one of them. Raises UsageError if the address is taken or not ours.
     """
-
-    def __init__(self, address: Address, key: JobKey, listener: socket.socket | None = None) -> None:
-        listener, self.address = (listener, address) if listener else listen(address)
-        self._listeners = {listener.fileno(): listener}
-        if not address.is_unix:
-            bound = listener.getsockname()
-            try:
-                shorter, _ = listen(_short_way(key, bound[0], bound[1]))
-                self._listeners[shorter.fileno()] = shorter
-            except UsageError:
-                pass  # then all take the long way
-        self.are_open = False
-
-    def open(self, epoll: select.epoll) -> None:
-        """Let the poll tell of newcomers."""
-        if not self.are_open:
-            for fd in self._listeners:
-                epoll.register(fd, select.EPOLLIN)
-            self.are_open = True
-
-    def shut(self, epoll: select.epoll) -> None:
-        """Leave newcomers in the queues of the sockets for now."""
-        if self.are_open:
-            for fd in self._listeners:
-                epoll.unregister(fd)
-            self.are_open = False
-
-    def __contains__(self, fd: int) -> bool:
-        return fd in self._listeners
-
-    def accept(self, fd: int) -> socket.socket | None:
-        """Return the next newcomer at this door, or None. Raises OSError if there are no file descriptors left."""
-        while True:
-            try:
-                sock, _ = self._listeners[fd].accept()
-            except BlockingIOError:
-                return None
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE) and not raise_limit_of_files():
-                    raise
-                continue  # or that one connection broke before we took it
-            try:
-                check_user(sock)
-                sock.setblocking(False)
-                if sock.family != socket.AF_UNIX:
-                    notice_loss(sock)
-            except (OSError, AuthenticationError):  # it has broken meanwhile, or is another user's
-                sock.close()
-                continue
-            return sock
-
-    def close(self) -> None:
-        for listener in self._listeners.values():
-            listener.close()
+    listener, address = (listener, address) if listener else listen(address)
+    if address.is_unix:
+        return [listener], address
+    bound = listener.getsockname()
+    try:
+        return [listener, listen(_short_way(key, bound[0], bound[1]))[0]], address
+    except UsageError:
+        return [listener], address  # the name is taken: then all clients take the long way
 
 
 def short_ways(endpoint: Endpoint, key: JobKey) -> Iterator[Endpoint]:

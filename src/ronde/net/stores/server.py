@@ -1,16 +1,14 @@
 """Serves a store over TCP or a Unix socket, from one thread of its own.
 
 The rules:
-  1. A connection is a stranger until it has proved that it knows the job key. Nothing it sends before is parsed beyond
-     the fixed-size handshake; it has ten seconds; and when there are too many strangers, the oldest one goes after half
-     a second, and newcomers wait at the door until then.
+  1. A connection is a stranger until it has proved that it knows the job key; until then it is not here (reception.py).
   2. A member has one request at a time, and takes its answer before it asks again. A request that must wait is parked
      (see desk.py) and answered by whoever changes what it waits for, or by its timer; nobody polls.
   3. Whatever one client does wrong costs that client its connection and nobody else anything.
   4. A connection that breaks is noticed at once, or within seconds if no packet says so. What its client held goes with
      it; its last answer is kept, for it may come back.
   5. A turn of the loop takes whole requests from several members and sends all answers at its end, in one native call
-     each (cpp/bind_store_server.cc). What else comes - from strangers, in pieces - is received here.
+     each (cpp/bind_store_server.cc). What else comes, such as pieces of requests, is received here.
   6. With a journal, the answers of a turn leave only when its changes are on the disk. If they cannot be written, they
      are taken back and refused, and the store goes on with what it has.
 """
@@ -32,9 +30,9 @@ from ronde._native import read_request, send_answers, take_requests
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse
-from ronde.net.authentication import Handshake, Role
 from ronde.net.stores.desk import Desk, Session
-from ronde.net.stores.doors import MAX_CLIENTS, Doors
+from ronde.net.stores.doors import MAX_CLIENTS, listen_for_clients
+from ronde.net.stores.reception import Newcomer, Reception
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 
 if TYPE_CHECKING:
@@ -42,12 +40,8 @@ if TYPE_CHECKING:
 
     from ronde.net.stores.journal import Journal
 
-__all__ = ["HANDSHAKE_NS", "STORE_PURPOSE", "StoreServer"]
+__all__ = ["StoreServer"]
 
-STORE_PURPOSE = "store"
-MAX_STRANGERS = 256
-HANDSHAKE_NS = 10 * 10**9
-CROWDED_NS = HANDSHAKE_NS // 20  # what a stranger has while others wait at the door
 MOST_IN_A_TURN = 16
 LONGEST_SLEEP_MS = 3600 * 1000
 READ_BYTES = 1 << 16
@@ -60,16 +54,14 @@ _READABLE, _WRITABLE = select.EPOLLIN, select.EPOLLOUT
 
 
 class _Client:
-    """One connection: a stranger while `handshake` is there, a member with a `session` from then on."""
+    """One member's connection."""
 
-    __slots__ = ("fd", "handshake", "inbox", "outbox", "session", "since_ns", "sock", "timer")
+    __slots__ = ("fd", "inbox", "outbox", "session", "sock", "timer")
 
-    def __init__(self, sock: socket.socket, handshake: Handshake, since_ns: int) -> None:
+    def __init__(self, sock: socket.socket, session: Session) -> None:
         self.sock = sock
         self.fd = sock.fileno()
-        self.handshake: Handshake | None = handshake
-        self.session = Session()
-        self.since_ns = since_ns
+        self.session = session
         self.inbox = bytearray()  # of a request of which only a part has come
         self.outbox = b""
         self.timer = 0  # number of the timer that is set; 0: none
@@ -92,26 +84,24 @@ class StoreServer:
         seed: Path | None = None,
         listener: socket.socket | None = None,
     ) -> None:
-        self._key = key
         self._desk = Desk()
-        self._doors = Doors(parse(address), key, listener)
-        self._address = self._doors.address
+        listeners, self._address = listen_for_clients(parse(address), key, listener)
+        self._epoll = select.epoll()
+        self._reception = Reception(listeners, self._address, key, self._epoll)
         try:
             self._journal = self._open_journal(journal, seed)
         except BaseException:
-            self._close_doors()
+            self._close_reception()
+            self._epoll.close()
             raise
         self._answers: dict[int, bytes] = {}  # to leave at the end of the turn, by descriptor
         self._clients: dict[int, _Client] = {}
         # 1 for each descriptor of a member with nothing half received or half sent.
         self._at_rest = bytearray(256)
-        self._strangers: dict[_Client, None] = {}
         self._gone: list[Session] = []
         self._timers: list[tuple[int, int, _Client]] = []
         self._timer_count = 0
         self._repair_at_ns = 0
-        self._epoll = select.epoll()
-        self._doors.open(self._epoll)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._stop, select.EPOLLIN)
         _servers.add(self)
@@ -122,6 +112,11 @@ class StoreServer:
     def address(self) -> str:
         """The address with the port that it really has."""
         return str(self._address)
+
+    @property
+    def turned_away(self) -> str:
+        """What there is to say about the last connection that did not prove that it knows the key, or nothing."""
+        return self._reception.refusals.summary
 
     def close(self) -> None:
         """Stop serving, hang up on all clients, and free the address. A second call does nothing."""
@@ -166,7 +161,7 @@ class StoreServer:
         """Close what a forked child has inherited: it would keep open what its parent closes."""
         for client in self._clients.values():
             client.sock.close()
-        self._doors.close()
+        self._reception.let_go()
         self._epoll.close()
         if self._journal:
             self._journal.close()
@@ -180,7 +175,8 @@ class StoreServer:
             while going_on:
                 # Not of all in one turn: while some are answered, the others have time to ask.
                 most = min(MOST_IN_A_TURN, len(self._clients) // 2)
-                timeout_ms = self._ms_to_next_timer() if self._timers else -1
+                wake_ns = self._reception.wake_ns
+                timeout_ms = self._ms_to_next_timer(wake_ns) if self._timers or wake_ns is not None else -1
                 going_on = self._turn(*take_requests(epoll, timeout_ms, most, self._at_rest))
         except BaseException:
             _log.exception("the store at %s has broken down", self._address)
@@ -199,14 +195,16 @@ class StoreServer:
             client = self._clients.get(fd)  # none: dropped earlier in this turn
             if client is not None:
                 self._serve(client, event, data)
-            elif fd in self._doors:
-                self._accept(fd)
+            elif fd in self._reception:
+                if newcomer := self._reception.serve(fd):
+                    self._welcome(newcomer)
             elif fd == self._stop:
                 going_on = False
         if self._journal:
             self._commit(self._journal)
         if self._timers:
             self._expire()
+        self._reception.tick(time.monotonic_ns())
         if self._desk.woken:
             self._deliver_to_woken()
         self._send_answers()
@@ -222,61 +220,41 @@ class StoreServer:
         os.close(self._stop)
         if self._journal:
             self._journal.close()
-        self._close_doors()
+        self._close_reception()
 
-    def _close_doors(self) -> None:
-        self._doors.close()
+    def _close_reception(self) -> None:
+        self._reception.close()
         if self._address.path.startswith("/"):
             os.unlink(self._address.path)
 
     # Connections
 
-    def _accept(self, fd: int) -> None:
-        while self._has_room_for_a_stranger():
-            try:
-                sock = self._doors.accept(fd)
-            except OSError:
-                _log.error("the store has run out of file descriptors with %d clients", len(self._clients))
-                self._doors.shut(self._epoll)
-                return
-            if sock is None:
-                return
-            client = _Client(sock, Handshake(Role.SERVER, self._key, STORE_PURPOSE), time.monotonic_ns())
-            self._clients[client.fd] = client
-            if client.fd >= len(self._at_rest):
-                self._at_rest.extend(bytes(client.fd))
-            self._strangers[client] = None
-            self._epoll.register(client.fd, _READABLE)
-            self._set_timer(client, HANDSHAKE_NS)
-
-    def _has_room_for_a_stranger(self) -> bool:
-        """Return whether to accept one more; if not, newcomers stay in the queue of the socket for now."""
+    def _welcome(self, newcomer: Newcomer) -> None:
+        """Let a connection be a member's."""
+        label = newcomer.handshake.peer_label
+        session = self._desk.welcome(label if any(label) else b"")
+        client = _Client(newcomer.sock, session)
+        old, session.connection = session.connection, client
+        self._clients[client.fd] = client
+        if client.fd >= len(self._at_rest):
+            self._at_rest.extend(bytes(client.fd))
+        self._at_rest[client.fd] = 1
+        if old is not None:  # its client has given it up before we saw that it is broken
+            self._drop(old)
         if len(self._clients) >= MAX_CLIENTS:
-            self._doors.shut(self._epoll)
-            return False
-        if len(self._strangers) < MAX_STRANGERS:
-            return True
-        oldest = next(iter(self._strangers))
-        left_ns = oldest.since_ns + CROWDED_NS - time.monotonic_ns()
-        if left_ns <= 0:
-            self._drop(oldest)
-            return True
-        self._set_timer(oldest, left_ns)
-        self._doors.shut(self._epoll)
-        return False
+            self._reception.pause()
 
     def _drop(self, client: _Client) -> None:
         del self._clients[client.fd]
         self._answers.pop(client.fd, None)
         self._at_rest[client.fd] = 0
-        self._strangers.pop(client, None)
         client.timer = 0
         client.sock.close()  # epoll forgets it with that
         session = client.session
         if session.connection is client:
             session.connection = None
             self._gone.append(session)
-        self._doors.open(self._epoll)
+        self._reception.resume()
 
     def _see_off(self, session: Session) -> None:
         if session.connection is None:
@@ -289,16 +267,13 @@ class StoreServer:
             if event & _WRITABLE:
                 self._flush(client)
             if event != _WRITABLE:
-                if client.handshake is not None:
-                    self._greet(client, client.handshake)
-                else:
-                    self._read(client, client.sock.recv(READ_BYTES) if data is None else data)
+                self._read(client, client.sock.recv(READ_BYTES) if data is None else data)
         except BlockingIOError:
             pass
         except Exception as error:
             self._give_up(client, error)
         if client.fd in self._clients:
-            self._at_rest[client.fd] = not (client.handshake or client.inbox or client.outbox)
+            self._at_rest[client.fd] = not (client.inbox or client.outbox)
 
     def _give_up(self, client: _Client, error: Exception) -> None:
         if isinstance(error, ProtocolError):
@@ -330,26 +305,6 @@ class StoreServer:
         if request is None:
             raise ProtocolError("a request to the store is too short, or has a key of the wrong length")
         self._answer([request])
-
-    def _greet(self, client: _Client, handshake: Handshake) -> None:
-        data = client.sock.recv(handshake.wanted - len(client.inbox))
-        if not data:
-            raise ConnectionResetError("hung up")
-        client.inbox += data
-        if len(client.inbox) < handshake.wanted:
-            return
-        self._send(client, handshake.advance(bytes(client.inbox)))
-        client.inbox = bytearray()
-        if handshake.wanted:
-            return
-        client.handshake = None
-        client.timer = 0
-        del self._strangers[client]
-        self._doors.open(self._epoll)
-        session = self._desk.welcome(handshake.peer_label if any(handshake.peer_label) else b"")
-        old, session.connection, client.session = session.connection, client, session
-        if old is not None:  # its client has given it up before we saw that it is broken
-            self._drop(old)
 
     def _answer(self, requests: list[_Request]) -> None:
         clients, answers, ask = self._clients, self._answers, self._desk.ask
@@ -388,16 +343,6 @@ class StoreServer:
                 self._drop(self._clients[fd])
             else:
                 self._send_later(self._clients[fd], answers[fd][sent:])
-
-    def _send(self, client: _Client, data: bytes) -> None:
-        if not data:
-            return
-        try:
-            sent = client.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        if sent != len(data):
-            self._send_later(client, data[sent:])
 
     def _send_later(self, client: _Client, data: bytes) -> None:
         client.outbox = data
@@ -454,13 +399,15 @@ class StoreServer:
         client.timer = self._timer_count
         heapq.heappush(self._timers, (time.monotonic_ns() + after_ns, client.timer, client))
 
-    def _ms_to_next_timer(self) -> int:
-        """Return for how long to wait; -1: for as long as it takes."""
+    def _ms_to_next_timer(self, wake_ns: int | None) -> int:
+        """Return for how long to wait, at most until `wake_ns`; -1: for as long as it takes."""
         while self._timers and self._timers[0][2].timer != self._timers[0][1]:
             heapq.heappop(self._timers)
-        if not self._timers:
+        if self._timers and (wake_ns is None or self._timers[0][0] < wake_ns):
+            wake_ns = self._timers[0][0]
+        if wake_ns is None:
             return -1
-        left_ns = self._timers[0][0] - time.monotonic_ns()
+        left_ns = wake_ns - time.monotonic_ns()
         return min(LONGEST_SLEEP_MS, max(0, -(-left_ns // 10**6)))
 
     def _expire(self) -> None:
@@ -468,11 +415,7 @@ class StoreServer:
         now_ns = time.monotonic_ns()
         while timers and timers[0][0] <= now_ns:
             _, number, client = heapq.heappop(timers)
-            if client.timer != number:
-                continue
-            if client.handshake:
-                self._drop(client)
-            else:
+            if client.timer == number:
                 self._deliver(client, self._desk.expire(client.session))
 
 

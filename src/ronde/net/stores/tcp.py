@@ -32,7 +32,8 @@ from ronde.net.peers import check_user
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.doors import notice_loss, short_ways
-from ronde.net.stores.server import HANDSHAKE_NS, STORE_PURPOSE, StoreServer
+from ronde.net.stores.reception import HANDSHAKE_NS, STORE_PURPOSE
+from ronde.net.stores.server import StoreServer
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Operation, Status
 
 __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]

@@ -20,7 +20,7 @@ from ronde.net.addresses import parse, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.frames import frame, receive_frame
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
-from ronde.net.stores.server import MAX_STRANGERS, STORE_PURPOSE
+from ronde.net.stores.reception import MAX_STRANGERS, STORE_PURPOSE
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.net.stores.wire import Operation, pack_keys, pack_known, pack_pairs, pairs_from, request
 from ronde.settings import JobKey

@@ -1,0 +1,85 @@
+"""Decides which strangers a listener takes in, and which of them leaves when others wait in its queue.
+
+A stranger is a connection whose other end has not proved yet that it knows the job key. The rules:
+  1. A listener has at most `capacity` strangers. The others wait in the kernel's queue, which keeps what they send.
+  2. Only while others wait, a stranger leaves early: one of the source (network address) with the most strangers, so
+     that a crowd from one address costs the others nothing. There the oldest silent one leaves after SILENT_NS, for
+     an honest caller speaks first and at once; else the oldest of all after TALKING_NS.
+  3. An honest caller that had to leave connects again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+__all__ = ["SILENT_NS", "TALKING_NS", "Room", "Strangers"]
+
+SILENT_NS = 50 * 10**6
+TALKING_NS = 500 * 10**6
+
+Stranger = TypeVar("Stranger", bound=Hashable)
+
+
+class Room(NamedTuple, Generic[Stranger]):
+    """Whether one more stranger may come in: not before `wait_until_ns`, or now, and `leaver` goes, if there is one."""
+
+    leaver: Stranger | None = None
+    wait_until_ns: int = 0
+
+
+class _Source(Generic[Stranger]):
+    """The strangers from one address, the oldest first, with the time since when they are silent or talk."""
+
+    def __init__(self) -> None:
+        self.silent: dict[Stranger, int] = {}
+        self.talking: dict[Stranger, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.silent) + len(self.talking)
+
+
+class Strangers(Generic[Stranger]):
+    """The strangers of one listener."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._sources: dict[str, _Source[Stranger]] = {}
+        self._source_of: dict[Stranger, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._source_of)
+
+    def enter(self, stranger: Stranger, source: str, now_ns: int) -> None:
+        """It has been taken in, from this address."""
+        self._source_of[stranger] = source
+        self._sources.setdefault(source, _Source()).silent[stranger] = now_ns
+
+    def speak(self, stranger: Stranger, now_ns: int) -> None:
+        """It has sent a whole hello."""
+        source = self._sources[self._source_of[stranger]]
+        source.silent.pop(stranger, None)
+        source.talking[stranger] = now_ns
+
+    def leave(self, stranger: Stranger) -> None:
+        """It has been turned away, or is no stranger any more."""
+        name = self._source_of.pop(stranger)
+        source = self._sources[name]
+        source.silent.pop(stranger, None)
+        source.talking.pop(stranger, None)
+        if not source:
+            del self._sources[name]
+
+    def room(self, now_ns: int) -> Room[Stranger]:
+        """Return whether one more may come in."""
+        if len(self._source_of) < self._capacity:
+            return Room()
+        source = max(self._sources.values(), key=len)
+        wait_until_ns = []
+        for group, patience_ns in ((source.silent, SILENT_NS), (source.talking, TALKING_NS)):
+            for stranger, since_ns in group.items():
+                if now_ns >= since_ns + patience_ns:
+                    return Room(leaver=stranger)
+                wait_until_ns.append(since_ns + patience_ns)
+                break
+        return Room(wait_until_ns=min(wait_until_ns))

@@ -1,0 +1,256 @@
+"""Where strangers become members of a served store: its listeners, and the connections that have proved nothing yet.
+
+The rules:
+  1. Of what a stranger sends, nothing but the fixed-size handshake is read, and it has ten seconds for that.
+  2. Each listener has its own limit of strangers. More of them wait in its queue, until one of those inside is done,
+     or makes room for them as `core/admission` decides.
+  3. A turn of the loop takes in only a few callers, so that a crowd does not delay members.
+  4. `core/refusals` limits what is logged about strangers, `core/accept_failures` how often a broken listener is tried.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ronde.core.accept_failures import AcceptFailures
+from ronde.core.admission import Strangers
+from ronde.core.refusals import Refusals
+from ronde.errors import ProtocolError
+from ronde.job_key import JobKey
+from ronde.net.addresses import Address
+from ronde.net.authentication import Handshake, Role
+from ronde.net.callers import Caller, accept_caller, is_shortage
+from ronde.net.stores.doors import notice_loss, raise_limit_of_files
+
+__all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "STORE_PURPOSE", "Newcomer", "Reception"]
+
+STORE_PURPOSE = "store"
+MAX_STRANGERS = 512  # of each listener
+HANDSHAKE_NS = 10 * 10**9
+MOST_IN_A_TURN = 16
+CROWD = "others waited, and it had not proved that it knows the job key"
+TOO_SLOW = f"it did not prove within {HANDSHAKE_NS // 10**9} s that it knows the job key"
+
+_log = logging.getLogger(__name__)
+
+
+class Newcomer(NamedTuple):
+    """A connection whose other end has proved that it knows the key.
+
+    Nothing beyond the handshake has been read, and the poll tells of what comes.
+    """
+
+    sock: socket.socket
+    handshake: Handshake
+
+
+class _Listener:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.strangers: Strangers[_Stranger] = Strangers(MAX_STRANGERS)
+        self.failures = AcceptFailures()
+        self.is_open = False
+        self.reopen_ns: int | None = None
+
+
+class _Stranger:
+    __slots__ = ("fd", "handshake", "inbox", "listener", "name", "since_ns", "sock")
+
+    def __init__(self, caller: Caller, listener: _Listener, handshake: Handshake, since_ns: int) -> None:
+        self.sock = caller.sock
+        self.fd = caller.sock.fileno()
+        self.name = caller.name
+        self.listener = listener
+        self.handshake = handshake
+        self.inbox = b""
+        self.since_ns = since_ns
+
+
+class Reception:
+    """Takes in strangers at the listening sockets of the store at `address`. It owns these, the caller the poll."""
+
+    def __init__(
+        self, listeners: Sequence[socket.socket], address: Address, key: JobKey, epoll: select.epoll
+    ) -> None:
+        self._address = address
+        self._key = key
+        self._epoll = epoll
+        self._listeners = {each.fd: each for each in map(_Listener, listeners)}
+        self._strangers: dict[int, _Stranger] = {}  # the oldest first
+        self._is_full = False
+        self.refusals = Refusals()
+        self.resume()
+
+    def __contains__(self, fd: int) -> bool:
+        return fd in self._strangers or fd in self._listeners
+
+    def serve(self, fd: int) -> Newcomer | None:
+        """Do what a ready descriptor of ours wants; return the connection that has become a member's."""
+        stranger = self._strangers.get(fd)
+        if stranger is not None:
+            return self._advance(stranger)
+        listener = self._listeners[fd]
+        if listener.is_open:
+            self._accept(listener)
+        return None
+
+    def pause(self) -> None:
+        """Leave callers in the queues until `resume`: the store is full."""
+        self._is_full = True
+        for listener in self._listeners.values():
+            self._shut(listener, None)
+
+    def resume(self) -> None:
+        """Take callers in; to be called too when descriptors may have become free."""
+        self._is_full = False
+        for listener in self._listeners.values():
+            self._open(listener)
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When to call `tick`, as `time.monotonic_ns()` counts; None: no need."""
+        times = [each.reopen_ns for each in self._listeners.values() if each.reopen_ns is not None]
+        if self._strangers:
+            times.append(next(iter(self._strangers.values())).since_ns + HANDSHAKE_NS)
+        return min(times) if times else None
+
+    def tick(self, now_ns: int) -> None:
+        """Do what is due."""
+        while self._strangers:
+            oldest = next(iter(self._strangers.values()))
+            if oldest.since_ns + HANDSHAKE_NS > now_ns:
+                break
+            self._turn_away(oldest, TOO_SLOW)
+        for listener in self._listeners.values():
+            if listener.reopen_ns is not None and listener.reopen_ns <= now_ns:
+                self._open(listener)
+
+    def close(self) -> None:
+        """Hang up on all strangers and stop listening."""
+        self._say(self.refusals.close())
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the sockets and do nothing else, as a forked child must."""
+        for stranger in self._strangers.values():
+            stranger.sock.close()
+        for listener in self._listeners.values():
+            listener.sock.close()
+
+    # Listeners
+
+    def _open(self, listener: _Listener) -> None:
+        listener.reopen_ns = None
+        if not listener.is_open and not self._is_full:
+            self._epoll.register(listener.fd, select.EPOLLIN)
+            listener.is_open = True
+
+    def _shut(self, listener: _Listener, until_ns: int | None) -> None:
+        listener.reopen_ns = until_ns
+        if listener.is_open:
+            self._epoll.unregister(listener.fd)
+            listener.is_open = False
+
+    def _accept(self, listener: _Listener) -> None:
+        for _ in range(MOST_IN_A_TURN):
+            now_ns = time.monotonic_ns()
+            room = listener.strangers.room(now_ns)
+            if room.wait_until_ns:
+                self._shut(listener, room.wait_until_ns)
+                return
+            try:
+                caller = accept_caller(listener.sock, self._note_refusal)
+            except OSError as error:
+                self._bear(listener, error, now_ns)
+                return
+            listener.failures.succeed()
+            if caller is None:
+                return
+            if room.leaver is not None:
+                self._turn_away(room.leaver, CROWD)
+            self._take_in(listener, caller, now_ns)
+
+    def _bear(self, listener: _Listener, error: OSError, now_ns: int) -> None:
+        """The listener cannot accept: try again later, or never."""
+        if is_shortage(error) and raise_limit_of_files():
+            return
+        verdict = listener.failures.fail(is_shortage(error), now_ns)
+        if verdict.is_new:
+            _log.error(
+                "the store at %s cannot accept connections and tries again: %s", self._address, error.strerror
+            )
+        if not verdict.is_final:
+            self._shut(listener, now_ns + verdict.pause_ns)
+            return
+        _log.error("the store at %s accepts no more connections: %s", self._address, error.strerror)
+        self._shut(listener, None)
+        del self._listeners[listener.fd]
+        listener.sock.close()
+
+    def _take_in(self, listener: _Listener, caller: Caller, now_ns: int) -> None:
+        stranger = _Stranger(caller, listener, Handshake(Role.SERVER, self._key, STORE_PURPOSE), now_ns)
+        try:
+            if caller.sock.family != socket.AF_UNIX:
+                notice_loss(caller.sock)
+        except OSError:  # it has broken meanwhile
+            caller.sock.close()
+            return
+        self._strangers[stranger.fd] = stranger
+        listener.strangers.enter(stranger, caller.source, now_ns)
+        self._epoll.register(stranger.fd, select.EPOLLIN)
+        self._advance(stranger)  # who waited in the queue has spoken by now
+
+    # Strangers
+
+    def _advance(self, stranger: _Stranger) -> Newcomer | None:
+        """Read on in the handshake; return the connection if it is done."""
+        handshake = stranger.handshake
+        try:
+            data = stranger.sock.recv(handshake.wanted - len(stranger.inbox))
+            if not data:
+                raise ConnectionResetError("hung up")
+            stranger.inbox += data
+            if len(stranger.inbox) < handshake.wanted:
+                handshake.check_beginning(stranger.inbox)
+                return None
+            reply = handshake.advance(stranger.inbox)
+            stranger.inbox = b""
+            if reply and stranger.sock.send(reply) < len(reply):
+                raise ConnectionResetError("the reply does not fit into the buffer of a new connection")
+        except BlockingIOError:
+            return None
+        except ProtocolError as error:
+            self._turn_away(stranger, str(error))
+            return None
+        except OSError:  # such as that of one who only wanted to know whether we are here
+            self._remove(stranger).close()
+            return None
+        if handshake.wanted:
+            stranger.listener.strangers.speak(stranger, time.monotonic_ns())
+            return None
+        return Newcomer(self._remove(stranger), handshake)
+
+    def _turn_away(self, stranger: _Stranger, reason: str) -> None:
+        self._note_refusal(reason, stranger.name)
+        self._remove(stranger).close()  # the poll forgets it with that
+
+    def _remove(self, stranger: _Stranger) -> socket.socket:
+        del self._strangers[stranger.fd]
+        listener = stranger.listener
+        listener.strangers.leave(stranger)
+        if not listener.is_open and listener.fd in self._listeners:
+            self._open(listener)
+        return stranger.sock
+
+    def _note_refusal(self, reason: str, name: str) -> None:
+        self._say(self.refusals.note(reason, name, time.monotonic_ns()))
+
+    def _say(self, lines: list[str]) -> None:
+        for line in lines:
+            _log.warning("the store at %s %s", self._address, line)

@@ -1,0 +1,82 @@
+"""Crowds of connections, made by processes of their own that may be another user's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ronde.net.addresses import parse, resolve
+
+NOBODY = 65534
+
+# Keeps COUNT connections open, each made again when it breaks if AGAIN is 1; tells when it has made all of them once.
+CROWD = """
+import resource, select, socket, sys
+family, count, again, words = int(sys.argv[1]), int(sys.argv[3]), sys.argv[4] == "1", bytes.fromhex(sys.argv[5])
+host, _, port = sys.argv[2].rpartition(" ")
+place = (host, int(port)) if host else "\\0" + port
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 100), hard))
+poll, socks = select.epoll(), {}
+
+def connect():
+    sock = socket.socket(family)
+    sock.setblocking(False)
+    try:
+        sock.connect(place)
+    except BlockingIOError:
+        pass
+    except OSError:
+        return
+    socks[sock.fileno()] = sock
+    if words:
+        try:
+            sock.send(words)
+        except OSError:
+            pass
+    poll.register(sock.fileno(), select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
+
+for _ in range(count):
+    connect()
+print("here", flush=True)
+while True:
+    for fd, _ in poll.poll(0.1):
+        socks.pop(fd).close()
+    while again and len(socks) < count:
+        before = len(socks)
+        connect()
+        if len(socks) == before:
+            break
+"""
+
+
+@contextmanager
+def crowd(
+    address: str, count: int, again: bool = True, words: bytes = b"", user: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Have so many connections to `address` made by a process, which goes on with that until the end."""
+    endpoint = resolve(parse(address))[0]
+    if isinstance(endpoint.sockaddr, str):
+        place = endpoint.sockaddr[1:]
+    else:
+        place = f"{endpoint.sockaddr[0]} {endpoint.sockaddr[1]}"
+    family = {socket.AF_UNIX: 1, socket.AF_INET: 2}[endpoint.family]
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", CROWD, str(family), place, str(count), str(int(again)), words.hex()],
+        stdout=subprocess.PIPE,
+        text=True,
+        user=user,
+        cwd="/",
+        env={"PATH": os.defpath},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()

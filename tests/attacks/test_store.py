@@ -1,0 +1,103 @@
+"""Strangers at a served store: crowds, floods of words, and a listener that cannot accept any more."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.attacks.crowds import crowd
+
+from ronde.job_key import JobKey
+from ronde.net.addresses import listen, parse, resolve
+from ronde.net.stores.tcp import StoreClient, StoreServer
+
+SECOND = 10**9
+LONG = 60 * SECOND
+KEY = JobKey.generate()
+
+
+@pytest.fixture(params=["tcp:127.0.0.1:0", "unix:@ronde-test-attacked"])
+def server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
+    server = StoreServer(request.param, KEY)
+    yield server
+    server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [b"", b"RNDE"], ids=["silent", "talking"])
+def test_ten_thousand_connections_cost_nobody_anything(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member is not delayed, one that reconnects is not lost, and a newcomer gets in soon."""
+    monkeypatch.setattr("ronde.net.stores.tcp.short_ways", lambda *_: ())  # all take the way of the strangers
+    server = StoreServer("tcp:127.0.0.1:0", KEY)
+    member = StoreClient(server.address, KEY, LONG, patience_ns=0)
+    unlucky = StoreClient(server.address, KEY, LONG)
+    longest_s = 0.0
+    try:
+        with crowd(server.address, 10_000, words=words):
+            assert unlucky._sock is not None
+            unlucky._sock.shutdown(socket.SHUT_RDWR)
+            unlucky.set("reconnected", b"")
+            for number in range(3):
+                newcomer = StoreClient(server.address, KEY, LONG // 2)
+                newcomer.set(f"newcomer {number}", b"")
+                newcomer.close()
+            for number in range(1000):
+                began = time.monotonic()
+                assert member.add("calls", 1) == number + 1
+                longest_s = max(longest_s, time.monotonic() - began)
+        assert longest_s < 5  # half of what would make it take the store for lost
+    finally:
+        member.close()
+        unlucky.close()
+        server.close()
+
+
+def test_a_flood_of_strangers_makes_few_log_lines(
+    server: StoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = resolve(parse(server.address))[0]
+    with caplog.at_level(logging.WARNING, "ronde"):
+        for number in range(2000):
+            with socket.socket(endpoint.family) as sock:
+                sock.connect(endpoint.sockaddr)
+                sock.send(b"%d bottles of beer on the wall" % number)
+        client = StoreClient(server.address, KEY, LONG)
+        client.close()
+        server.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(lines) <= 4
+    who = "127.0.0.1:" if endpoint.family == socket.AF_INET else "process "
+    start = f"the store at {server.address} turned away "
+    assert lines[0].startswith(f"{start}a connection from {who}")
+    assert lines[0].endswith(": the other end does not speak Ronde's protocol")
+    assert lines[-1].startswith(start)
+    assert "more connections, the last from" in lines[-1]
+
+
+def test_a_listener_that_cannot_accept_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Every `accept` fails there, as where a sandbox forbids it; the store does not spin, serves others, and ends."""
+    listener, address = listen(parse("tcp:127.0.0.1:0"))
+    broken = listener.dup()
+    server = StoreServer(str(address), KEY, listener=listener)
+    client = StoreClient(server.address, KEY, LONG)
+    with caplog.at_level(logging.WARNING, "ronde"):
+        broken.shutdown(socket.SHUT_RDWR)
+        broken.close()
+        began_s = time.process_time()
+        time.sleep(1)
+        spent_s = time.process_time() - began_s
+        client.set("still", b"here")
+        newcomer = StoreClient(server.address, KEY, LONG)  # by the short way
+        newcomer.close()
+        client.close()
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        closing.join(30)
+    assert not closing.is_alive()
+    assert spent_s < 0.5
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == f"the store at {address} cannot accept connections and tries again: Invalid argument"

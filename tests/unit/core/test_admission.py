@@ -1,0 +1,39 @@
+"""Which strangers a listener takes in, and which leave for others."""
+
+from __future__ import annotations
+
+from ronde.core.admission import SILENT_NS, TALKING_NS, Room, Strangers
+
+
+def crowd(*sources: str) -> Strangers[str]:
+    """As many strangers as there may be, one for each nanosecond."""
+    strangers: Strangers[str] = Strangers(len(sources))
+    for number, source in enumerate(sources):
+        strangers.enter(f"{source}{number}", source, number)
+    return strangers
+
+
+def test_there_is_room_for_some() -> None:
+    strangers: Strangers[str] = Strangers(2)
+    strangers.enter("a", "", 0)
+    assert strangers.room(0) == Room()
+    strangers.enter("b", "", 0)
+    assert strangers.room(0) == Room(wait_until_ns=SILENT_NS)
+    strangers.leave("a")
+    assert strangers.room(0) == Room()
+
+
+def test_the_oldest_silent_one_of_the_largest_source_leaves_first() -> None:
+    strangers = crowd("x", "a", "a", "b")
+    assert strangers.room(SILENT_NS - 1) == Room(wait_until_ns=SILENT_NS + 1)
+    assert strangers.room(SILENT_NS + 1) == Room(leaver="a1")
+    strangers.speak("a1", SILENT_NS)
+    assert strangers.room(SILENT_NS + 2) == Room(leaver="a2")
+
+
+def test_who_talks_has_more_time() -> None:
+    strangers = crowd("a", "a")
+    for name in ("a0", "a1"):
+        strangers.speak(name, 10)
+    assert strangers.room(SILENT_NS + 10) == Room(wait_until_ns=TALKING_NS + 10)
+    assert strangers.room(TALKING_NS + 10) == Room(leaver="a0")
