@@ -1,4 +1,4 @@
-"""Tunes a job from a bad start, then compares what was found with values set by hand, in the same processes.
+"""Tunes a job of many small gradients, then compares what was found with values set by hand, in the same processes.
 
     python benchmarks/autotune.py --ranks 2 --rounds 9
 
@@ -46,7 +46,7 @@ def stream() -> list[np.ndarray]:
 
 def program(trials: int, rounds: int) -> Result | None:
     """What every rank does; rank 0 returns the result."""
-    ronde.init(autotune=True, autotune_trials=trials, fusion_bytes=FUSION_BYTES[0], log_level="error")
+    ronde.init(autotune=True, autotune_trials=trials, log_level="error")
     tensors = [(x, f"gradient {number}") for number, x in enumerate(stream())]
 
     def step() -> None:

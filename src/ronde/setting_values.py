@@ -16,9 +16,12 @@ __all__ = [
     "cores",
     "count_from",
     "flag",
+    "from_the_first_byte_or_never",
+    "horovods_log_level",
     "is_cores",
     "is_text",
     "log_level",
+    "milliseconds",
     "one_of",
     "path",
     "seconds",
@@ -62,11 +65,27 @@ def is_cores(value: object) -> bool:
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-_HOROVODS_LOG_LEVELS = {"trace": "debug", "fatal": "critical"}
+_OTHER_LOG_LEVELS = {"trace": "debug", "warn": "warning", "fatal": "critical"}
 
 
 def log_level(text: str) -> str:
-    return _HOROVODS_LOG_LEVELS.get(text.lower(), text.lower())
+    return _OTHER_LOG_LEVELS.get(text.lower(), text.lower())
+
+
+def horovods_log_level(text: str) -> str:
+    """As Horovod reads it, for which a word that it does not know is a warning."""
+    level = log_level(text)
+    return level if level in LOG_LEVELS else "warning"
+
+
+def milliseconds(text: str) -> int:
+    """In nanoseconds; more than a second counts as a second."""
+    return min(round(seconds(text) / 1000), 10**9)
+
+
+def from_the_first_byte_or_never(text: str) -> int:
+    """From which size on something happens that is switched on (from 0) or off (from the most there is)."""
+    return 0 if flag(text) else size("2GiB")
 
 
 def whole(value: object) -> bool:

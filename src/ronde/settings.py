@@ -22,9 +22,12 @@ from ronde.setting_values import (
     bytes_up_to,
     cores,
     count_from,
+    from_the_first_byte_or_never,
+    horovods_log_level,
     is_cores,
     is_text,
     log_level,
+    milliseconds,
     one_of,
     path,
     seconds,
@@ -59,11 +62,15 @@ def _setting(
     unit: str = "",
     secret: bool = False,
     also: str = "",
+    parse_also: Callable[[str], object] | None = None,
+    right_also: str = "",
     off: str = "",
 ) -> Any:
     metadata = {
         "variable": variable,
         "also": also,  # Horovod's variable of the same meaning; ours goes before it
+        "parse_also": parse_also or parse,
+        "right_also": right_also or right,
         "off": off,  # Horovod's variable that makes it 0 if it is 1
         "help": help,
         "parse": parse,
@@ -232,6 +239,9 @@ class Settings:
         check=lambda value: whole(value) and 0 <= value <= 10**9,
         right="a number of seconds from 0 to 1",
         unit="s",
+        also="HOROVOD_CYCLE_TIME",
+        parse_also=milliseconds,
+        right_also="a number of milliseconds",
     )
     batch_bytes: int | None = _setting(
         "RONDE_BATCH_BYTES",
@@ -250,6 +260,9 @@ class Settings:
         None,
         "Where hosts have several ranks, all-reduce `auto` is hierarchical from this size on; automatic: 0.",
         **bytes_up_to("2GiB"),
+        also="HOROVOD_HIERARCHICAL_ALLREDUCE",
+        parse_also=from_the_first_byte_or_never,
+        right_also="1 or 0",
     )
     doubling_bytes: int | None = _setting(
         "RONDE_DOUBLING_BYTES",
@@ -361,8 +374,11 @@ class Settings:
         "What is logged: messages of this level and above.",
         parse=log_level,
         check=lambda value: value in LOG_LEVELS,
-        right="one of " + ", ".join(LOG_LEVELS) + " (or trace, which is debug, and fatal, which is critical)",
+        right="one of "
+        + ", ".join(LOG_LEVELS)
+        + " (or trace for debug, warn for warning, fatal for critical)",
         also="HOROVOD_LOG_LEVEL",
+        parse_also=horovods_log_level,
     )
     log_hide_time: bool = _setting(
         "RONDE_LOG_HIDE_TIME",
@@ -380,9 +396,12 @@ class Settings:
         right="the numbers of cores, one for each rank of a host, such as 0,1,2,3",
         also="HOROVOD_THREAD_AFFINITY",
     )
+    given: frozenset[str] = dataclasses.field(
+        default=frozenset(), repr=False
+    )  # no setting: those that somebody set
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+_FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.metadata}
 
 
 def resolve(environ: Mapping[str, str], **arguments: object) -> Settings:
@@ -405,9 +424,10 @@ def resolve(environ: Mapping[str, str], **arguments: object) -> Settings:
         for variable in (meta["variable"], meta["off"], meta["also"]):
             text = environ.get(variable, "").strip()
             if text and (variable != meta["off"] or text.lower() in ("1", "true", "yes", "on")):
-                values[name] = 0 if variable == meta["off"] else _admit(field, variable, text, meta["parse"])
+                parse = meta["parse_also" if variable == meta["also"] else "parse"]
+                values[name] = 0 if variable == meta["off"] else _admit(field, variable, text, parse)
                 break
-    return Settings(**values)
+    return Settings(**values, given=frozenset(values))
 
 
 def _admit(field: dataclasses.Field[Any], origin: str, given: Any, parse: Callable[[Any], Any]) -> Any:
@@ -422,7 +442,7 @@ def _admit(field: dataclasses.Field[Any], origin: str, given: Any, parse: Callab
 
 def _refuse(field: dataclasses.Field[Any], origin: str, given: object) -> NoReturn:
     shown = "(a value that is not shown)" if field.metadata["secret"] else repr(given)
-    right = field.metadata["right"]
+    right = field.metadata["right_also" if origin == field.metadata["also"] else "right"]
     if origin == field.name and origin.endswith("_ns"):
         right += ", given in nanoseconds"
     raise UsageError(f"{origin}={shown} makes no sense: it should be {right}") from None

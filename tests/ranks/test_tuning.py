@@ -21,7 +21,6 @@ QUICK = {
     "RONDE_AUTOTUNE_SAMPLES": "1",
     "RONDE_AUTOTUNE_STEPS_PER_SAMPLE": "3",
     "RONDE_AUTOTUNE_WARMUP_SAMPLES": "1",
-    "RONDE_FUSION_BYTES": "1",
     "RONDE_LOG_LEVEL": "info",
 }
 ROWS = 5 + 4 * 5  # trials, and the best four of them in turns
@@ -97,9 +96,21 @@ def test_values_are_right_while_settings_change(hosts: str, tuned: set[str], tmp
     assert [row["again"] for row in rows] == ["0"] * 5 + ["1"] * 20
     others = {"trial", "seconds", "fusion_bytes", "largest_fused_bytes", "bytes_per_second", "again"}
     assert set(rows[0]) - others == tuned
-    assert rows[0]["fusion_bytes"] == "1"
-    assert rows[1]["fusion_bytes"] == str(settings.Settings.fusion_bytes)
+    assert rows[0]["fusion_bytes"] == str(settings.Settings.fusion_bytes)
+    assert len({row["fusion_bytes"] for row in rows}) >= 4
     assert all(float(row["bytes_per_second"]) > 0 for row in rows)
+
+
+def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
+    pytest.importorskip("bayes_opt")
+    log = tmp_path / "log.csv"
+    chosen = {"RONDE_FUSION_BYTES": "1", "HOROVOD_CYCLE_TIME": "2"}
+    told = ranks.run(train, 2, 100_000, environ={**QUICK, **chosen, "RONDE_AUTOTUNE_LOG": str(log)})
+    switches = [line for line in told[0] if line.startswith("from here on")]
+    assert len(switches) == ROWS
+    assert all("fusion_bytes=1, linger_ns=2000000" in line for line in switches)
+    assert len(set(switches)) >= 4  # the others are tuned
+    assert not {"fusion_bytes", "linger_ns"} & set(next(csv.DictReader(log.read_text().splitlines())))
 
 
 def test_a_job_that_ends_early_says_what_was_best_so_far() -> None:

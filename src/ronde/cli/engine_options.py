@@ -1,6 +1,6 @@
 """The options of `ronde run` that become settings of the workers (docs/settings.md), and those that mean nothing here.
 
-A setting that the environment of `ronde run` has goes before a configuration file, and an option before both.
+An option goes before a configuration file, and both before a setting that the environment of `ronde run` has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from ronde.cli.run_values import (
     at_least,
     level,
     megabytes,
+    milliseconds,
     one_of,
     path,
     plain_seconds,
@@ -50,6 +51,16 @@ _ENGINE = (
         right="a whole number of MiB",
         variable="RONDE_FUSION_BYTES",
         place="params.fusion_threshold_mb",
+    ),
+    Option(
+        ENGINE,
+        ("--cycle-time-ms",),
+        "how long the engine may wait for more small tensors to fuse, while nobody waits for one (default: 5)",
+        metavar="MS",
+        parse=milliseconds,
+        right="a number of milliseconds up to 1000",
+        variable="RONDE_LINGER",
+        place="params.cycle_time_ms",
     ),
     Option(
         ENGINE,
@@ -228,12 +239,10 @@ def _refused(names: tuple[str, ...], why: str, metavar: str = "") -> Option:
 
 _OTHERS = (
     _idle(
-        ("--cycle-time-ms",),
-        "there are no cycles: the engine decides as soon as tensors are ready",
-        "MS",
-        parse=seconds,
-        right="a number of milliseconds",
-        place="params.cycle_time_ms",
+        ("--torus-allreduce",),
+        "it arranges NCCL's rings; Ronde chooses by size and number of hosts",
+        off=("--no-torus-allreduce",),
+        place="params.torus_allreduce",
     ),
     _idle(("--event-log-handler",), "there are no torchrun events", "NAME", **one_of("null", "console")),
     _idle(

@@ -80,7 +80,10 @@ def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given]
                 raise UsageError(f"{name} takes no value, but was given {text!r}")
             if option.refused:
                 raise UsageError(f"{name} is not supported: {option.refused}")
-            given[option.name] = Given(name.replace("_", "-") not in option.off, name)
+            yes, before = name.replace("_", "-") not in option.off, given.get(option.name)
+            if before is not None and before.value is not yes:
+                raise UsageError(f"{before.origin} and {name} contradict each other: leave one of them out")
+            given[option.name] = Given(yes, name)
             continue
         missing = option.words - (text is not None)
         if len(rest) < missing:

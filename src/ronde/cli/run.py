@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     from ronde.cli.run_config import configure
-    from ronde.cli.run_here import look
+    from ronde.cli.run_here import check_tuning, look
     from ronde.cli.run_settings import idle_options
     from ronde.launch.command import find_command
 
@@ -77,6 +77,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         search_path=variables.get("PATH"),
     )
     config = configure(asked, command, look(asked, variables))
+    check_tuning(asked, config)
     for sentence in idle_options(asked):
         print(f"ronde: {sentence}", file=sys.stderr)
     if asked.value("--launcher") == "mpi":

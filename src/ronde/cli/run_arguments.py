@@ -2,7 +2,8 @@
 
 What comes first in that list goes before the rest, also where two options exclude each other: they contradict each
 other only if they were given in the same place. `PET_` and an option's name in capitals is the variable that torchrun
-reads for it (`PET_RDZV_ENDPOINT`); an empty one counts as not set.
+reads for it (`PET_RDZV_ENDPOINT`); an empty one counts as not set. Variables of settings (`RONDE_*`, `HOROVOD_*`) are
+not read here: workers read them, and options of all three sorts go before them, as horovodrun has it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _EXCLUSIVE = (
     ),
     ("--bind", "--numa-binding", "both say to which processors workers are bound"),
     ("--log-dir", "--output-filename", "both name the directory of the files"),
+    ("--gloo", "--mpi", "each names a controller of its own"),
 )
 
 
@@ -75,7 +77,7 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> RunA
     """
     words, rest = read(argv, OPTIONS)
     variables = _from_environment(environment)
-    given = _settle(words, variables, _from_file(words, variables, environment))
+    given = _settle(words, variables, _from_file(words, variables))
     if not rest:
         wanted = "module" if "--module" in given else "script"
         raise UsageError(f"no {wanted} to run was given, as in: ronde run -n 4 train.py")
@@ -102,31 +104,13 @@ def _flag(variable: str, text: str) -> Given:
     return Given(text.lower() in ("1", "true", "yes"), variable)
 
 
-def _from_file(
-    words: Mapping[str, Given], variables: Mapping[str, Given], environment: Mapping[str, str]
-) -> dict[str, Given]:
-    """Return what the file says that the environment does not, in variables of the workers."""
+def _from_file(words: Mapping[str, Given], variables: Mapping[str, Given]) -> dict[str, Given]:
     named = words.get("--config-file") or variables.get("--config-file")
     if named is None:
         return {}
     from ronde.cli.config_file import read_config_file  # only now: it needs PyYAML
 
-    given = read_config_file(named.value, OPTIONS)
-    variable_of = {option.name: option.variable for option in OPTIONS}
-    return {name: each for name, each in given.items() if not _is_set(variable_of[name], environment)}
-
-
-def _is_set(variable: str, environment: Mapping[str, str]) -> bool:
-    """Whether the environment has this setting already, by our name or by Horovod's."""
-    from dataclasses import fields
-
-    from ronde.settings import Settings
-
-    for field in fields(Settings):
-        names = [field.metadata[key] for key in ("variable", "also", "off")]
-        if variable == names[0]:
-            return any(environment.get(name, "").strip() for name in names)
-    return False
+    return read_config_file(named.value, OPTIONS)
 
 
 def _settle(*levels: Mapping[str, Given]) -> dict[str, Given]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from ronde.cli.run_arguments import RunArguments
@@ -11,8 +13,9 @@ from ronde.errors import UsageError
 
 if TYPE_CHECKING:
     from ronde.core.slurm import Step
+    from ronde.launch.config import LaunchConfig
 
-__all__ = ["BACKENDS", "Here", "look"]
+__all__ = ["BACKENDS", "Here", "check_tuning", "look"]
 
 BACKENDS = ("alone", "c10d", "etcd", "etcd-v2", "file", "static", "tcp")  # those of net/rendezvous/registry
 
@@ -61,6 +64,18 @@ def look(asked: RunArguments, variables: Mapping[str, str]) -> Here:
 
         here = here._replace(backends=names())
     return here
+
+
+def check_tuning(asked: RunArguments, config: LaunchConfig) -> None:
+    """Raise UsageError if the workers would run here, with this Python, and lack what --autotune needs."""
+    option = "--autotune" if asked.has("--autotune") else "--autotune-log"
+    is_wanted = asked.value("--autotune", asked.has("--autotune-log"))
+    is_here = config.rendezvous.backend == BACKENDS[0] and config.worker.argv[0] == sys.executable
+    if is_wanted and is_here and find_spec("bayes_opt") is None:
+        raise UsageError(
+            f"{asked.origin(option)} needs the package bayesian-optimization, which is not installed: "
+            "pip install 'ronde[tuning]'"
+        )
 
 
 def _hostfile(path: str | None) -> str:

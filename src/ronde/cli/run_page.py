@@ -27,7 +27,7 @@ _TORCHRUN = """
 _HOROVODRUN = """
 --version --num-proc --check-build --disable-cache --start-timeout --network-interfaces --output-filename
 --verbose --config-file --ssh-port --ssh-identity-file --fusion-threshold-mb --cycle-time-ms --cache-capacity
---hierarchical-allreduce --hierarchical-allgather --autotune --autotune-log --autotune-warmup-samples
+--hierarchical-allreduce --hierarchical-allgather --torus-allreduce --autotune --autotune-log --autotune-warmup-samples
 --autotune-steps-per-sample --autotune-bayes-opt-max-samples --autotune-gaussian-process-noise --min-num-proc
 --max-num-proc --slots-per-host --elastic-timeout --reset-limit --blacklist-cooldown-range --timeline-filename
 --timeline-mark-cycles --stall-check --stall-check-warning-time-seconds --stall-check-shutdown-time-seconds

@@ -13,6 +13,7 @@ __all__ = [
     "distinct",
     "key_values",
     "megabytes",
+    "milliseconds",
     "names",
     "node_range",
     "one_of",
@@ -64,6 +65,14 @@ def port(text: str) -> int:
 def port_or_any(text: str) -> int:
     """A port, or 0 for one that is free."""
     return 0 if text == "0" else port(text)
+
+
+def milliseconds(text: str) -> str:
+    """A number of milliseconds, as a text in seconds."""
+    ns = seconds(text) // 1000
+    if ns > SECOND:
+        raise ValueError(text)
+    return f"{ns / SECOND:g}"
 
 
 def node_range(text: str) -> tuple[int, int]:

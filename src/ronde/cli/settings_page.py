@@ -25,6 +25,8 @@ def document() -> str:
     ]
     for field in dataclasses.fields(Settings):
         meta = field.metadata
+        if not meta:
+            continue
         lines.append(
             f"| `{field.name}` | `{meta['variable']}`{_also_text(field)} | {_default_text(field)} "
             f"| {meta['right']} | {meta['help']} |"

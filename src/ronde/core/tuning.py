@@ -10,14 +10,14 @@ Rules
    have slow spells. That alone decides between them.
 4. Then all ranks take over the best, and nothing is measured any more.
 
-A knob is tuned if it matters where the ranks are: between hosts nothing lingers, and on one host there is one way to
-reduce. On its axis lies the logarithm, since 1 MiB is to 2 MiB what 1 KiB is to 2 KiB.
+A knob is tuned if the user has not set it, and if it matters where the ranks are: between hosts nothing lingers, and on
+one host there is one way to reduce. On its axis lies the logarithm, since 1 MiB is to 2 MiB what 1 KiB is to 2 KiB.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -70,8 +70,11 @@ LARGEST_FUSION_BYTES = 64 * _MIB
 _SAYABLE = 2**31
 
 
-def knobs_for(hosts: int, ranks: int, algorithm: str) -> list[Knob]:
-    """Return the knobs that matter for so many ranks on so many hosts, with this setting `allreduce_algorithm`."""
+def knobs_for(hosts: int, ranks: int, algorithm: str, fixed: Collection[str] = ()) -> list[Knob]:
+    """Return the knobs that matter for so many ranks on so many hosts, with this setting `allreduce_algorithm`.
+
+    `fixed`: names of settings that the user has chosen, so that they stay what they are.
+    """
     knobs = [
         Knob("fusion_bytes", _KIB, LARGEST_FUSION_BYTES),
         Knob("largest_fused_bytes", _KIB, LARGEST_FUSION_BYTES),
@@ -85,7 +88,7 @@ def knobs_for(hosts: int, ranks: int, algorithm: str) -> list[Knob]:
         knobs.append(Knob("doubling_bytes", 256, 4 * _MIB, reaches_zero=True))
         if hosts > 2:
             knobs.append(Knob("ring_bytes", 4 * _KIB, 256 * _MIB))
-    return knobs
+    return [knob for knob in knobs if knob.name not in fixed]
 
 
 class Space:

@@ -72,8 +72,12 @@ def begin_tuning(
     if not is_tuned:
         return None
     hosts = len(set(comm._topology.host_of))
-    space = Space(knobs_for(hosts, comm.size, settings.allreduce_algorithm), start)
+    space = Space(knobs_for(hosts, comm.size, settings.allreduce_algorithm, settings.given), start)
     log, problem = None, ""
+    if not space.knobs:
+        if comm.rank == 0:
+            _log.warning("autotune has nothing to do: every setting that matters here has been given a value")
+        return None
     if comm.rank == 0:
         try:
             problem = "" if is_installed() else HINT

@@ -10,6 +10,7 @@ import pytest
 
 from ronde.cli import main
 from ronde.cli.engine_options import ENGINE_OPTIONS
+from ronde.cli.options import Option
 from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
 from ronde.cli.run_settings import idle_options, worker_settings
 from ronde.errors import UsageError
@@ -75,7 +76,7 @@ def parse(line: str, **environment: str) -> RunArguments:
             (),
             {"--blacklist-cooldown-range": (SECOND, 30 * SECOND)},
         ),
-        ("--autotune --no-autotune t.py", "t.py", (), {"--autotune": False}),
+        ("--no-autotune t.py", "t.py", (), {"--autotune": False}),
         ("-x A,B -xC --export=A t.py", "t.py", (), {"--export": ("A", "B", "C", "A")}),
         (
             "--network-interface a --network-interface b,a t.py",
@@ -173,6 +174,25 @@ def test_the_command_line_goes_before_variables() -> None:
     assert not asked.has("--standalone", "--role")
 
 
+@pytest.mark.parametrize("flag", [option for option in OPTIONS if option.off], ids=lambda option: option.name)
+def test_yes_and_no_contradict_each_other(flag: Option) -> None:
+    yes, no = flag.names[0], flag.off[0]
+    with pytest.raises(UsageError, match=f"^{no} and {yes} contradict each other: {LEAVE}$"):
+        parse(f"{no} {yes} t.py")
+    assert parse(f"{yes} {yes} t.py").value(flag.name) is True  # said twice is no contradiction
+
+
+def test_tuning_without_its_library_is_refused_by_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "never.py"
+    script.write_text("raise SystemExit('a worker was started')")
+    monkeypatch.setitem(sys.modules, "bayes_opt", None)
+    for words in (["--autotune"], ["--autotune-log", str(tmp_path / "x.csv")]):
+        assert main(["run", *words, str(script)]) == 2
+        assert f"{words[0]} needs the package bayesian-optimization" in capsys.readouterr().err
+
+
 def test_options_of_different_places_do_not_contradict_each_other() -> None:
     asked = parse("--standalone t.py", PET_RDZV_ENDPOINT="a:1")
     assert asked.has("--standalone")
@@ -223,7 +243,8 @@ def test_variables_that_make_no_sense(variables: dict[str, str], message: str) -
         ("--log-with-timestamp", {"LOG_HIDE_TIME": "0"}),
         ("--thread-affinity 0,1", {"THREAD_AFFINITY": "0,1"}),
         ("--start-timeout 9.5", {"START_TIMEOUT": "9.5"}),
-        ("--cycle-time-ms 5 --gloo --mpi --num-nccl-streams 2", {}),
+        ("--cycle-time-ms 3.5", {"LINGER": "0.0035"}),
+        ("--mpi --num-nccl-streams 2 --no-torus-allreduce", {}),
     ],
 )
 def test_options_of_the_engine_become_settings(line: str, settings: dict[str, str]) -> None:
@@ -257,9 +278,9 @@ def test_every_setting_behind_an_option_exists() -> None:
 
 
 def test_what_means_nothing_here_is_said_once() -> None:
-    asked = parse("--cycle_time_ms 5 --gloo t.py", PET_DISABLE_CACHE="1")
+    asked = parse("--torus_allreduce --gloo t.py", PET_DISABLE_CACHE="1")
     assert [sentence.split(":")[0] for sentence in idle_options(asked)] == [
-        "--cycle_time_ms means nothing here",
+        "--torus_allreduce means nothing here",
         "--gloo means nothing here",
     ]
 

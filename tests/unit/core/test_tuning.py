@@ -24,6 +24,7 @@ from ronde.core.tuning import (
     Tuning,
     knobs_for,
 )
+from ronde.settings import resolve
 
 USUAL = Tune(32 << 20, 5_000_000, 1 << 20, 64 << 10, 0, 16 << 10, 1 << 62)
 BAD = replace(USUAL, fusion_bytes=1)
@@ -181,6 +182,12 @@ def test_knobs_keep_to_their_ranges(knob: Knob) -> None:
 def test_what_is_tuned_where(hosts: int, ranks: int, algorithm: str, more: set[str]) -> None:
     knobs = {knob.name for knob in knobs_for(hosts, ranks, algorithm)}
     assert knobs == {"fusion_bytes", "largest_fused_bytes"} | more
+
+
+def test_what_the_user_has_set_is_not_tuned() -> None:
+    fixed = resolve({"RONDE_FUSION_BYTES": "32MiB", "HOROVOD_CYCLE_TIME": "1"}, batch_bytes=4096).given
+    assert {knob.name for knob in knobs_for(1, 4, "auto", fixed)} == {"largest_fused_bytes"}
+    assert knobs_for(1, 4, "auto", resolve({}).given) == knobs_for(1, 4, "auto")
 
 
 def test_what_is_automatic_is_not_described() -> None:
