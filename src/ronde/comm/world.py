@@ -21,6 +21,7 @@ from ronde.core.identity import Identity, MeetingPoint, identify
 from ronde.core.init_method import interpret
 from ronde.errors import NotInitializedError
 from ronde.job_key import JobKey
+from ronde.net import uncaught
 from ronde.net.host import surroundings
 from ronde.net.meeting import Meeting, meet
 from ronde.settings import Settings
@@ -70,6 +71,7 @@ def init(
     _forget_if_forked()
     if _process.world is not None:
         return
+    uncaught.follow()
     environ = settings.environment()
     wish = interpret(init_method, rank, size, world_size, store, environ)
     identity = identify(wish.environ, surroundings(environ), wish.rank, wish.size, wish.store)

@@ -368,7 +368,11 @@ class Agent:
         self._alive = False
         if self._exit or self._interrupted:
             self._over = True
-            return [self._exit or Exit(event.exit_code, event.reason, event.failure)]
+            exit = self._exit or Exit(event.exit_code, event.reason, event.failure)
+            if exit.failure and event.failure and _is_same(exit.failure, event.failure):
+                # It was told when the exception was raised; how the process ends is known only now.
+                exit = Exit(event.exit_code, exit.reason, event.failure, exit.gave_way)
+            return [exit]
         if self._rejoin or self._round is None:
             self._rejoin = False
             return [Join()]
@@ -420,6 +424,10 @@ class Agent:
                 return f"{reason}; starting again without"
             case NodesWaiting(count):
                 return f"{count} more node{'s' if count > 1 else ''} can take part; starting again with more"
+
+
+def _is_same(one: Failure, other: Failure) -> bool:
+    return (one.rank, one.pid, one.host) == (other.rank, other.pid, other.host)
 
 
 def _exit_code(failure: Failure) -> int:

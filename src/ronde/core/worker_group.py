@@ -5,10 +5,13 @@ Rules
 1. If every worker ends with exit code 0, so does the job. Nothing is said.
 2. The first worker to fail is THE failure: its exit code is the job's (128 + signal if a signal killed it). A worker
    that fails because it lost a peer is not the cause: it stands in until a worker fails for a reason of its own. Of
-   two that say when their exception was raised, the earlier one is the cause, whichever ends first.
+   two that say when their exception was raised, the earlier one is the cause, whichever ends first. A worker has failed
+   as soon as it says that it has raised, even if it goes on to end successfully.
 3. After the first failure the others have a grace in which to notice by themselves: they do within a second, and what
    they then say is worth having. Whoever is still there gets SIGTERM, and after the patience SIGKILL. Where all are to
-   be started again (`Policy.hurry`), nobody gets a grace once the cause is known.
+   be started again (`Policy.hurry`), nobody gets a grace once the cause has ended.
+   A worker that has raised and not yet ended joins threads and runs its exit handlers, which may save something. The
+   grace lasts until it has ended, but not beyond the farewell, and another reason to stop does not signal it.
 4. An interrupt (a signal that we got) is forwarded at once, with SIGKILL after the farewell, in which workers may save
    what they have; after one that is typed at a terminal (Ctrl-C, Ctrl-\), where somebody waits, after the patience. A
    typed one after another interrupt kills at once. The exit code is 128 + signal, unless a worker had failed before.
@@ -36,7 +39,7 @@ in order, and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -52,6 +55,7 @@ __all__ = [
     "Interrupt",
     "NotStarted",
     "Policy",
+    "Raised",
     "SetTimer",
     "SignalWorkers",
     "Started",
@@ -68,6 +72,7 @@ SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
 TYPED = (SIGINT, SIGQUIT)  # by a user at a terminal, who waits: Ctrl-C and Ctrl-\
 HASTY = (*TYPED, SIGPIPE)  # nobody waits for what workers would still save
 LEAVING_NS = 1_000_000_000  # for processes that end because their worker has
+UNCAUGHT = 1  # the exit code of a Python process after an exception
 CANNOT_START = 126  # the exit code by which shells say that a command was found but could not be started
 
 # The same numbers on every Linux that we run on; the rest are called by number.
@@ -110,6 +115,18 @@ class Exited(NamedTuple):
     raised_ns: int = 0
 
 
+class Raised(NamedTuple):
+    """The worker has raised an exception that nobody catches, so it is going to end; it may take its time.
+
+    `what` is the exception; the rest is as in `Exited`.
+    """
+
+    rank: int
+    what: str
+    blames_peer: bool = False
+    raised_ns: int = 0
+
+
 class Vacated(NamedTuple):
     """The last process of the group of a worker that had exited is gone."""
 
@@ -132,7 +149,7 @@ class Timer(NamedTuple):
     """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
 
 
-Event = Started | NotStarted | Exited | Vacated | Interrupt | Stop | Timer
+Event = Started | NotStarted | Raised | Exited | Vacated | Interrupt | Stop | Timer
 
 
 # What is to be done.
@@ -199,6 +216,7 @@ class Worker:
     blames_peer: bool = False
     leftovers: bool = False
     raised_ns: int = 0
+    raised: str = ""  # the exception that it has told
     signum: int = 0  # the last signal that we sent while its own process ran
     problem: str = ""  # why it could not be started
 
@@ -208,9 +226,21 @@ class Worker:
         return self.returncode is not None and not self.leftovers
 
     @property
+    def is_ending(self) -> bool:
+        """Whether it has raised an exception, and its process still runs."""
+        return bool(self.raised) and self.returncode is None
+
+    @property
     def failed_by_itself(self) -> bool:
         """Whether it failed without having been told to end."""
-        return self.returncode not in (None, 0) and not self.signum
+        return bool(self.raised) or (self.returncode not in (None, 0) and not self.signum)
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, or minus the signal that killed it; that of the exception if we had to end it after one."""
+        if self.raised and (self.signum or not self.returncode):
+            return UNCAUGHT
+        return self.returncode or 0
 
     def causes(self, other: Worker) -> bool:
         """Whether it is rather the cause of the job's failure than another worker that failed before."""
@@ -224,6 +254,8 @@ class Worker:
             return f"rank {self.rank} could not be started: {self.problem}"
         took = f"after {(self.ended_ns - self.started_ns) / 1e9:.1f} s"
         who = f"rank {self.rank} (pid {self.pid})"
+        if self.raised and (self.signum or not self.returncode):
+            return f"{who} raised {self.raised} {took}"
         if self.returncode is None:
             return f"{who} still runs"
         if self.returncode >= 0:
@@ -241,6 +273,7 @@ class WorkerGroup:
         self._phase = Phase.RUNNING
         self._deadline_ns = 0  # of the phase, where it has one
         self._given_ns = 0  # how long it may last
+        self._grace_since_ns = 0
         self._failed: Worker | None = None
         self._interrupt = 0  # the first one's signal
         self.workers: dict[int, Worker] = {}
@@ -270,6 +303,8 @@ class WorkerGroup:
                 effects: list[Effect] = []
             case NotStarted():
                 effects = self._not_started(now_ns, event)
+            case Raised():
+                effects = self._raised(now_ns, event)
             case Exited():
                 effects = self._exited(now_ns, event)
             case Vacated():
@@ -278,9 +313,8 @@ class WorkerGroup:
             case Interrupt():
                 effects = self._interrupted(now_ns, event.signum)
             case Stop():
-                effects = (
-                    [] if self._phase >= Phase.STOPPING else self._stop(now_ns, self._asking, event.reason)
-                )
+                stops = self._phase < Phase.STOPPING
+                effects = self._stop(now_ns, self._asking, event.reason, spare=True) if stops else []
             case Timer():
                 effects = self._timer(now_ns)
         if not self._unstarted and not self._remaining():
@@ -297,11 +331,21 @@ class WorkerGroup:
         self._failed = self._failed or worker
         return self._stop(now_ns, self._asking, f"rank {event.rank} could not be started")
 
+    def _raised(self, now_ns: int, event: Raised) -> list[Effect]:
+        worker = self.workers.get(event.rank)
+        if worker is None or worker.returncode is not None or worker.raised or worker.signum:
+            return []
+        worker.raised, worker.ended_ns = event.what, now_ns
+        worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
+        return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
+
     def _exited(self, now_ns: int, event: Exited) -> list[Effect]:
         worker = self.workers[event.rank]
-        worker.returncode, worker.ended_ns = event.returncode, now_ns
-        worker.blames_peer, worker.leftovers = event.blames_peer, event.leftovers
-        worker.raised_ns = event.raised_ns
+        worker.returncode, worker.leftovers = event.returncode, event.leftovers
+        if not worker.raised:
+            worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
+        if not (worker.raised and worker.signum):  # else it tells when it raised
+            worker.ended_ns = now_ns
         effects: list[Effect] = []
         if worker.failed_by_itself and not self._interrupt:
             effects = self._failed_by_itself(now_ns, worker)
@@ -311,13 +355,21 @@ class WorkerGroup:
         return effects
 
     def _failed_by_itself(self, now_ns: int, worker: Worker) -> list[Effect]:
-        first = self._failed is None
-        if self._failed is not None and not worker.causes(self._failed):
+        if self._failed not in (None, worker) and not worker.causes(self._failed):
             return []
         self._failed = worker
-        if self._policy.hurry and not worker.blames_peer and self._phase < Phase.STOPPING:
-            return self._stop(now_ns, self._asking, f"rank {worker.rank} failed")
-        return self._enter(Phase.GRACE, now_ns, self._policy.grace_ns) if first else []
+        if self._phase >= Phase.STOPPING:
+            return []
+        if self._policy.hurry and not worker.blames_peer and not worker.is_ending:
+            return self._stop(now_ns, self._asking, f"rank {worker.rank} failed", spare=True)
+        if self._phase < Phase.GRACE:
+            self._grace_since_ns = now_ns
+            self._deadline_ns = now_ns + self._policy.grace_ns
+        if worker.is_ending:
+            until_ns = self._grace_since_ns + max(self._policy.grace_ns, self._policy.farewell_ns)
+        else:
+            until_ns = min(self._deadline_ns, now_ns + self._policy.grace_ns)
+        return self._enter(Phase.GRACE, now_ns, max(1, until_ns - now_ns))
 
     def _only_leftovers(self) -> bool:
         running = any(worker.returncode is None for worker in self.workers.values())
@@ -344,17 +396,24 @@ class WorkerGroup:
             if self._only_leftovers():
                 return self._stop(now_ns, self._asking, "the workers have ended but left processes behind")
             assert self._failed is not None
-            grace = f"{self._policy.grace_ns / 1e9:g} s"
+            waited = f"{self._given_ns / 1e9:.3g} s"
+            what = f"raised {self._failed.raised}" if self._failed.is_ending else "failed"
             return self._stop(
-                now_ns, self._asking, f"still running {grace} after rank {self._failed.rank} failed"
+                now_ns, self._asking, f"still running {waited} after rank {self._failed.rank} {what}"
             )
         if self._phase == Phase.STOPPING:
             return self._kill(now_ns, f"still running {self._given_ns / 1e9:g} s later")
         return [self._finish(f"; {name_ranks(self._remaining())} could not be killed")]
 
-    def _stop(self, now_ns: int, signum: int, reason: str, given_ns: int | None = None) -> list[Effect]:
-        """Ask everybody to end, within the patience or `given_ns`. Asking again gives no more time."""
-        effects = [self._signal(signum, reason)]
+    def _stop(
+        self, now_ns: int, signum: int, reason: str, given_ns: int | None = None, *, spare: bool = False
+    ) -> list[Effect]:
+        """Ask everybody to end, within the patience or `given_ns`. Asking again gives no more time.
+
+        `spare`: those that are ending by themselves need not be asked.
+        """
+        spared = {rank for rank, worker in self.workers.items() if spare and worker.is_ending}
+        effects = self._signal(signum, reason, spared)
         if self._phase < Phase.STOPPING:
             effects += self._enter(
                 Phase.STOPPING, now_ns, self._policy.patience_ns if given_ns is None else given_ns
@@ -362,14 +421,14 @@ class WorkerGroup:
         return effects
 
     def _kill(self, now_ns: int, reason: str) -> list[Effect]:
-        return [self._signal(SIGKILL, reason), *self._enter(Phase.KILLING, now_ns, self._policy.patience_ns)]
+        return [*self._signal(SIGKILL, reason), *self._enter(Phase.KILLING, now_ns, self._policy.patience_ns)]
 
-    def _signal(self, signum: int, reason: str) -> Effect:
-        ranks = self._remaining()
+    def _signal(self, signum: int, reason: str, spared: Collection[int] = ()) -> list[Effect]:
+        ranks = tuple(rank for rank in self._remaining() if rank not in spared)
         for rank in ranks:
             if self.workers[rank].returncode is None:
                 self.workers[rank].signum = signum
-        return SignalWorkers(ranks, signum, reason)
+        return [SignalWorkers(ranks, signum, reason)] if ranks else []
 
     def _enter(self, phase: Phase, now_ns: int, given_ns: int) -> list[Effect]:
         self._phase, self._given_ns = phase, given_ns
@@ -379,7 +438,7 @@ class WorkerGroup:
     def _finish(self, remark: str) -> Finish:
         self._phase = Phase.FINISHED
         if failed := self._failed:
-            code = failed.returncode or 0
+            code = failed.exit_code
             return Finish(code if code > 0 else 128 - code, failed.describe() + remark, failed.rank)
         if self._interrupt:
             return Finish(128 + self._interrupt, describe_interrupt(self._interrupt) + remark)

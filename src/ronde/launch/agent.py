@@ -189,6 +189,7 @@ class _Shell:
         """See the job to its end, report, and return the result."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._loop.watch(self._rendezvous.fileno(), Order.NODES, self._read_rendezvous)
+        self._loop.watch(self._starter.announcements.fileno(), Order.RAISED, self._read_announcements)
         self._loop.watch(self._starter.logs.fileno(), Order.SINKS, self._starter.logs.settle)
         if has_insecure_key(self._config, self._environment):
             self._say(INSECURE)
@@ -245,6 +246,11 @@ class _Shell:
         for event in self._rendezvous.events():
             self._tell(event)
 
+    def _read_announcements(self) -> None:
+        for rank in self._starter.announcements.read():
+            if self._alive and self._supervisor:
+                self._supervisor.raised(rank)
+
     def _ring(self) -> None:
         self._tell(machine.Timer(self._rendezvous.serves_others()))
 
@@ -270,7 +276,7 @@ class _Shell:
             local_rank=supervisor.local_rank(rank),
             host=host_name(),
             pid=worker.pid,
-            exit_code=worker.returncode or 0,
+            exit_code=worker.exit_code,
             message=worker.describe(),
             details=words,
             blames_peer=worker.blames_peer,

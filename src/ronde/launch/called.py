@@ -82,11 +82,11 @@ def failed(fd: int, error: Exception) -> None:
     """Tell the caller, the launcher and whoever reads along."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
-    from ronde.launch.record import ErrorHandler
     from ronde.net.error_file import described
+    from ronde.net.uncaught import announce
 
     write(fd, b"E", pickle.dumps((described(error), text)))
-    ErrorHandler().record_exception(error)
+    announce(error)
 
 
 def write(fd: int, kind: bytes, data: bytes) -> None:

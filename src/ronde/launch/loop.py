@@ -15,15 +15,16 @@ __all__ = ["Loop", "Order"]
 class Order(IntEnum):
     """Who is served first within a turn.
 
-    A signal sent to the whole job is known before the deaths that it causes, and what a worker said before its death;
-    and the deaths of our own workers before what other nodes tell.
+    A signal sent to the whole job is known before the deaths that it causes; what a worker said, and that it has raised
+    an exception, before its death; and the deaths of our own workers before what other nodes tell.
     """
 
     SIGNALS = 0
     OUTPUT = 1
     SINKS = 2
-    EXITS = 3
-    NODES = 4
+    RAISED = 3
+    EXITS = 4
+    NODES = 5
 
 
 @dataclass(frozen=True, eq=False)

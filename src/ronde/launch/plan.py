@@ -114,6 +114,7 @@ def plan_workers(
             max(1, cores // len(workers))
         ),  # else every worker has a thread for every core
         "PYTHONUNBUFFERED": "1",  # lines appear when they are printed, and are there after a death
+        "PYTHONFAULTHANDLER": "1",  # a fatal signal shows where each thread was; set but empty, it does not
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     if columns is not None:

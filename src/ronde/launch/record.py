@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ronde.environment import environment
+from ronde.net import uncaught
 from ronde.net.error_file import ERROR_FILE, write_error_file
 
 __all__ = ["ErrorHandler", "record"]
@@ -67,10 +68,12 @@ def record(
     @functools.wraps(fn)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         handler.initialize()
+        uncaught.follow()
         try:
             return fn(*args, **kwargs)
         except Exception as error:
             handler.record_exception(error)
+            uncaught.mark_recorded(error)
             raise
 
     return recorded

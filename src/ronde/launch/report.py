@@ -37,8 +37,23 @@ def _words(failure: Failure) -> list[bytes]:
     if not failure.details:
         return []
     what = "traceback" if failure.details.startswith("Traceback (") else "last output"
-    lines = failure.details.encode(errors="surrogateescape").split(b"\n")
+    lines = _without_bystanders(failure.details.encode(errors="surrogateescape").split(b"\n"))
     return [f"ronde: the {what} of rank {failure.rank} was:".encode(), *(b"    " + line for line in lines)]
+
+
+def _without_bystanders(lines: list[bytes]) -> list[bytes]:
+    """Leave out what faulthandler writes, after a fatal signal, of threads other than the one that it came from."""
+    if not any(line.startswith(b"Current thread 0x") for line in lines):
+        return lines
+    kept, is_bystander = [], False
+    for line in lines:
+        if line.startswith((b"Thread 0x", b"Extension modules: ")):
+            is_bystander = True
+        elif not line.startswith(b" "):
+            is_bystander = is_bystander and not line
+        if not is_bystander:
+            kept.append(line)
+    return kept
 
 
 def _fates(workers: Iterable[Worker]) -> str:

@@ -249,8 +249,8 @@ class _Launcher:
         del self._agents[agent.name]
         word = self._last_word(agent)
         if self._over:
-            if word and word["failures"] and not self._word and not self._reason:
-                self._word = word
+            if word and word["failures"] and not self._reason and _knows_better(word, self._word):
+                self._word, self._code = word, word["exit_code"]
             return
         stopped = all(host.name != agent.name for host in self._health.running())
         if stopped:
@@ -264,7 +264,7 @@ class _Launcher:
             self._tell(health.HostFailed(agent.name, word["reason"]))
         else:
             self._word, self._code = word, word["exit_code"]
-            self._finish()
+            self._finish(farewell=True)  # a worker of another host may still be ending after its exception
 
     def _last_word(self, agent: AgentProcess) -> dict[str, Any] | None:
         try:
@@ -320,6 +320,13 @@ class _Launcher:
             reason = self._reason or (self._word["reason"] if self._word else "")
             for line in report_elsewhere(reason, failure):
                 self._screen.say(line)
+
+
+def _knows_better(word: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
+    """Return whether an agent that ends later knows more of the cause: its own worker's, and not only a lost peer."""
+    if not known or not known["failures"]:
+        return True
+    return bool(known["failures"][0]["blames_peer"]) and not word["failures"][0]["blames_peer"]
 
 
 def _is_fixed(config: LaunchConfig, hosts: tuple[Host, ...]) -> bool:

@@ -17,6 +17,7 @@ from ronde.net.guard import Guard
 from ronde.net.host import host_name
 from ronde.net.log_files import LogWriter
 from ronde.net.processes import GroupLeader, Process, SignalInbox, is_in_background
+from ronde.net.uncaught import Announcements
 
 if TYPE_CHECKING:
     from ronde.launch.template import Template
@@ -73,6 +74,7 @@ class Starter:
             several=config.rendezvous.max_nodes > 1,
         )
         self._guard = Guard(self._outputs.temporary)
+        self.announcements = Announcements()
 
     def start(
         self, worker: WorkerPlan, attempt: int, signals: SignalInbox
@@ -83,13 +85,20 @@ class Starter:
         """
         size = int(worker.environment["WORLD_SIZE"])
         output = self._outputs.worker(attempt, worker.rank, worker.local_rank, size)
-        environment = {**self._environment, **worker.environment, **output.environment}
+        environment = {
+            **self._environment,
+            **worker.environment,
+            **output.environment,
+            **self.announcements.environment,
+        }
         with output.files() as (stdout, stderr):
             reads = self._reads and worker.local_rank == 0 and not is_in_background(0)
             keep = (*self._keep, 0) if reads else self._keep
             wishes = _Wishes(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores[worker.local_rank])
             process = self._from_template(worker.argv, environment, wishes, signals)
-            process = process or Process(worker.argv, environment, **wishes)
+            if process is None:
+                wishes["keep"] = (*keep, self.announcements.worker_fd)  # a template has it already
+                process = Process(worker.argv, environment, **wishes)
         process.guard = self._guard
         self._guard.add(process.pid)
         return process, output
@@ -118,7 +127,9 @@ class Starter:
             return
         try:
             environment = {**self._environment, **worker.environment}
-            self._template = Template(worker.argv, environment, self._spec.preload)
+            self._template = Template(
+                worker.argv, environment, self._spec.preload, [self.announcements.worker_fd]
+            )
         except OSError as error:
             self._complain(f"there is no template for restarts: {error.strerror or error}")
 
@@ -145,5 +156,6 @@ class Starter:
         """Let go of what was only needed while workers ran."""
         if self._template is not None:
             self._template.close()
+        self.announcements.close()
         self._guard.close()
         self._outputs.close()

@@ -8,7 +8,6 @@ is known, and the end, when no process is left.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from ronde.core.worker_group import (
     Interrupt,
     NotStarted,
     Policy,
+    Raised,
     SetTimer,
     SignalWorkers,
     Started,
@@ -32,25 +32,17 @@ from ronde.core.worker_group import (
     name_ranks,
     signal_name,
 )
-from ronde.errors import AbortedError, PeerLostError, RemoteError
 from ronde.launch.loop import Loop, Order
 from ronde.launch.outputs import WorkerOutput
 from ronde.launch.plan import LaunchPlan, WorkerPlan
 from ronde.launch.screen import Screen
+from ronde.net.error_file import is_blame
 from ronde.net.output import Stream
 from ronde.net.processes import GroupLeader
 
 __all__ = ["Supervisor"]
 
 PROMPT_NS = 10**8  # what stands still for so long in the middle of a line may be waiting for an answer
-
-# How the last line of a traceback begins if the worker died of what happened to another one: in our words, or Gloo's.
-# torch puts its own prefix before each line of a traceback.
-_BLAMES_PEER = re.compile(
-    rb"(\[rank\d+\]: )?((ronde\.)?(errors\.)?(%s)\b"
-    rb"|(\w+\.)*\w+Error: .*\bgloo\b.*(closed by peer|reset by peer|Broken pipe))"
-    % b"|".join(error.__name__.encode() for error in (PeerLostError, AbortedError, RemoteError))
-)
 
 
 class Supervisor:
@@ -107,6 +99,16 @@ class Supervisor:
     def stop(self, reason: str) -> None:
         """End the workers."""
         self._tell(Stop(reason))
+
+    def raised(self, rank: int) -> None:
+        """Hear that a worker has raised an exception that nobody catches, and is going to end."""
+        if rank not in self._outputs:
+            return
+        for stream in self._streams[rank]:
+            stream.drain()  # its traceback
+        error = self._outputs[rank].error()
+        what = error.message.partition("\n")[0] if error else "an exception"
+        self._tell(Raised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0))
 
     def local_rank(self, rank: int) -> int:
         """Return the place of a worker among those of this node."""
@@ -190,8 +192,8 @@ class Supervisor:
         self._loop.unwatch(process.pidfd)
         returncode = process.reap()
         leftovers = self._watch_leftovers(rank)
-        blames_peer = any(_BLAMES_PEER.match(line) for line in self._outputs[rank].last_lines())
         error = self._outputs[rank].error() if returncode else None
+        blames_peer = error.blames_peer if error else any(map(is_blame, self._outputs[rank].last_lines()))
         self._tell(Exited(rank, returncode, blames_peer, leftovers, error.time_ns if error else 0))
 
     def _watch_leftovers(self, rank: int) -> bool:

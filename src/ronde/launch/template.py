@@ -58,7 +58,11 @@ class Template:
     """
 
     def __init__(
-        self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str] | None = None
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        modules: Sequence[str] | None = None,
+        shared: Sequence[int] = (),
     ) -> None:
         at = command_of(argv)
         assert at is not None
@@ -74,7 +78,7 @@ class Template:
         nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             self._process: GroupLeader = Process(
-                command, self._environment, stdout=nothing, stderr=nothing, keep=[theirs.fileno()]
+                command, self._environment, stdout=nothing, stderr=nothing, keep=[theirs.fileno(), *shared]
             )
         except BaseException:
             self._control.close()

@@ -3,6 +3,8 @@
 The format is that of torch's `@record`, so either side may be torch's:
 
     {"message": {"message": "ValueError: ...", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "seconds"}}}
+
+Ronde adds to `extraInfo` the time in nanoseconds, and whether the exception is a consequence of a lost peer.
 """
 
 from __future__ import annotations
@@ -10,19 +12,54 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import time
 from typing import TYPE_CHECKING
 
+from ronde.errors import AbortedError, PeerLostError, RemoteError
 from ronde.records import dataclass
 
 if TYPE_CHECKING:
     from ronde.core.round import Failure
 
-__all__ = ["ERROR_FILE", "ErrorReport", "described", "hand_up", "read_error_file", "write_error_file"]
+__all__ = [
+    "ERROR_FILE",
+    "ErrorReport",
+    "described",
+    "hand_up",
+    "is_blame",
+    "read_error_file",
+    "write_error_file",
+]
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the variable that names a worker's error file
 MOST_BYTES = 1 << 20  # of an error file that is read
+_CONSEQUENCES = (PeerLostError, AbortedError, RemoteError)
+
+# How a traceback's last line begins if the worker died of what happened to another one: in our words, or Gloo's.
+# torch puts its own prefix before each line of a traceback.
+_BLAME = re.compile(
+    rb"(\[rank\d+\]: )?((ronde\.)?(errors\.)?(%s)\b"
+    rb"|(\w+\.)*\w+Error: .*\bgloo\b.*(closed by peer|reset by peer|Broken pipe))"
+    % b"|".join(error.__name__.encode() for error in _CONSEQUENCES)
+)
+
+
+def is_blame(line: bytes) -> bool:
+    """Return whether this is the last line of the traceback of a worker that has lost a peer."""
+    return _BLAME.match(line) is not None
+
+
+def _blames_peer(error: BaseException | None) -> bool:
+    """Return whether the exception is that of a lost peer, or was raised while one was handled."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, _CONSEQUENCES):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def described(error: BaseException) -> str:
@@ -39,17 +76,26 @@ def write_error_file(path: str, error: BaseException) -> None:
     import traceback
 
     text = "".join(traceback.format_exception(error))
-    info = {"py_callstack": text, "timestamp": str(int(time.time())), "timestamp_ns": time.time_ns()}
+    info = {
+        "py_callstack": text,
+        "timestamp": str(int(time.time())),
+        "timestamp_ns": time.time_ns(),
+        "blames_peer": _blames_peer(error),
+    }
     _write_whole(path, json.dumps({"message": {"message": described(error), "extraInfo": info}}))
 
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """What an error file says: `message` is the exception, `time_ns` when it was raised, since 1970."""
+    """What an error file says: `message` is the exception, `time_ns` when it was raised, since 1970.
+
+    `blames_peer`: the exception is a consequence of what happened to another rank.
+    """
 
     message: str
     traceback: str
     time_ns: int
+    blames_peer: bool = False
 
 
 def read_error_file(path: str) -> ErrorReport | None:
@@ -70,10 +116,12 @@ def read_error_file(path: str) -> ErrorReport | None:
             return ErrorReport(str(message), "", written_ns)
         info = message.get("extraInfo", {})
         # torch writes whole seconds, which do not tell what came first.
+        what = str(message["message"])
         return ErrorReport(
-            str(message["message"]),
+            what,
             str(info.get("py_callstack", "")),
             int(info.get("timestamp_ns", written_ns)),
+            bool(info.get("blames_peer")) or is_blame(what.encode(errors="replace")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ErrorReport("an error file that cannot be read", text.decode(errors="replace"), written_ns)

@@ -151,6 +151,15 @@ def test_the_last_failure_leaves_the_others_their_grace() -> None:
     assert story.after(Gone(137, "", OURS)) == [Exit(137, "no restart is left", OURS)]
 
 
+def test_the_exit_code_is_that_with_which_the_worker_ends_after_its_exception() -> None:
+    """It was told when the exception was raised, with the exit code that Python's processes have then."""
+    story = running(restarts=0)
+    raised, ended = replace(OURS, exit_code=1), replace(OURS, exit_code=5)
+    story.after(Failing(raised))
+    assert story.after(JobClosed("no restart is left", raised)) == []
+    assert story.after(Gone(5, "", ended)) == [Exit(5, "no restart is left", ended)]
+
+
 def test_where_nodes_can_be_replaced_a_failure_takes_its_node_away() -> None:
     last = Exit(137, OURS.message, OURS, gave_way=True)
     story = Story(1, gives_way=True)

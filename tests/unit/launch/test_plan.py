@@ -74,6 +74,7 @@ def test_workers_find_the_variables_of_torchrun_and_ours() -> None:
         "HOROVOD_CROSS_SIZE": "1",
         "HOROVOD_HOSTNAME": "host",
         "OMP_NUM_THREADS": "2",
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
         "RONDE_STORE": "unix:@ronde-1",
         "RONDE_JOB_KEY": KEY.hex(),
@@ -89,6 +90,7 @@ def test_nobody_can_say_that_a_worker_is_another_one() -> None:
     own = ("MASTER_ADDR", "MASTER_PORT", "HOROVOD_HOSTNAME")
     assert usual.keys() - OURS - {*own} == {
         "OMP_NUM_THREADS",
+        "PYTHONFAULTHANDLER",
         "PYTHONUNBUFFERED",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     }
@@ -117,7 +119,7 @@ def test_a_virtual_local_rank_needs_enough_gpus(visible: str) -> None:
         plan(2, {"CUDA_VISIBLE_DEVICES": visible}, virtual_local_rank=True)
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTHONUNBUFFERED", "COLUMNS"])
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "COLUMNS"])
 def test_what_the_user_has_set_stays(name: str) -> None:
     assert name not in plan(2, {name: "7"}, columns=80).workers[0].environment
 
@@ -146,6 +148,7 @@ environment of every worker:
     MASTER_ADDR=127.0.0.1
     MASTER_PORT=29500
     OMP_NUM_THREADS=4
+    PYTHONFAULTHANDLER=1
     PYTHONUNBUFFERED=1
     ROLE_NAME=default
     ROLE_WORLD_SIZE=2

@@ -371,7 +371,7 @@ class Leader:
         if isinstance(cause, WorkerFailed):
             if state.restarts >= state.terms.max_restarts:
                 failure = cause.failure
-                self._close(f"rank {failure.rank} on {failure.host} failed: {failure.message}", failure)
+                self._close(f"{failure.message} on {failure.host}", failure)
                 return
             state = replace(state, restarts=state.restarts + 1)
         else:

@@ -1,0 +1,231 @@
+"""Ranks that end when they should not: by exceptions, exits and signals."""
+
+from __future__ import annotations
+
+import pytest
+from tests.diagnosis.failure import Failure
+
+FAILURES = [
+    Failure(
+        "an exception before anything else",
+        """
+        if rank == 1:
+            raise ValueError("no such file: data.csv")
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid \d+\) failed with exit code 1 after ",
+            r"ronde: the traceback of rank 1 was:",
+            r"line 7, in <module>",
+            r"ValueError: no such file: data.csv",
+        ),
+    ),
+    Failure(
+        "an exception in a later step",
+        """
+        for step in range(100):
+            world.allreduce(np.ones(1000))
+            if step == 40 and rank == 0:
+                raise FloatingPointError(f"the loss diverged in step {step}")
+        """,
+        (
+            r"\[1\] ronde.errors.PeerLostError: rank 0 ",
+            r"ronde: rank 0 \(pid \d+\) failed with exit code 1 after",
+            r"ronde: rank 1 ended with exit code 1 because of that",
+            r"FloatingPointError: the loss diverged in step 40",
+        ),
+    ),
+    Failure(
+        "an exception, and seconds until the rank has ended",
+        """
+        if rank == 1:
+            import atexit
+            atexit.register(time.sleep, 4)
+            try:
+                raise ValueError("the cause")
+            finally:
+                ronde.shutdown()
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid \d+\) failed with exit code 1 after ",
+            r"ronde: rank 0 ended with exit code 1 because of that",
+            r"ValueError: the cause",
+        ),
+        never=("ended by the launcher",),
+        marks=(pytest.mark.slow,),
+    ),
+    Failure(
+        "an exception while another thread lives on",
+        """
+        if rank == 1:
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            raise ValueError("the cause")
+        world.barrier()
+        """,
+        (
+            r"ronde: still running 3 s after rank 1 raised ValueError: the cause: SIGTERM to ranks 0, 1",
+            r"ronde: rank 1 \(pid \d+\) raised ValueError: the cause after ",
+            r"ronde: the traceback of rank 1 was:",
+            r"ValueError: the cause",
+        ),
+        options=("-n", "2", "--shutdown-timeout", "1"),
+        marks=(pytest.mark.slow,),
+    ),
+    Failure(
+        "an exception in a thread",
+        """
+        def load():
+            raise OSError("the disk is gone")
+        if rank == 1:
+            loader = threading.Thread(target=load, name="loader")
+            loader.start()
+            loader.join()
+            sys.exit("rank 1 has no data")
+        world.barrier()
+        """,
+        (
+            r"Exception in thread loader",
+            r"ronde: rank 1 \(pid \d+\) failed with exit code 1",
+            r"OSError: the disk is gone",
+            r"rank 1 has no data",
+        ),
+    ),
+    Failure(
+        "an exception on every rank",
+        """
+        raise KeyError(f"learning_rate of rank {rank}")
+        """,
+        (r"ronde: rank \d \(pid \d+\) failed with exit code 1", r"KeyError: 'learning_rate of rank \d'"),
+    ),
+    Failure(
+        "an exit with a code of its own",
+        """
+        if rank == 1:
+            sys.exit(3)
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid \d+\) failed with exit code 3",
+            r"rank 0 ended with exit code 1 because of that",
+        ),
+        exit_code=3,
+    ),
+    Failure(
+        "an exit without Python's cleaning up",
+        """
+        if rank == 1:
+            os._exit(7)
+        world.barrier()
+        """,
+        (
+            r"PeerLostError: rank 1 on \S+ was lost: its process ended without shutting down",
+            r"ronde: rank 1 \(pid \d+\) failed with exit code 7",
+        ),
+        exit_code=7,
+    ),
+    Failure(
+        "kill -9",
+        """
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.barrier()
+        """,
+        (r"ronde: rank 1 \(pid \d+\) was killed by SIGKILL after [\d.]+ s \(out of memory\?\)",),
+        exit_code=137,
+    ),
+    Failure(
+        "no memory for an array",
+        """
+        if rank == 1:
+            np.ones(1 << 57, np.float64)
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid \d+\) failed with exit code 1",
+            r"_ArrayMemoryError: Unable to allocate 1.00 EiB",
+        ),
+    ),
+    Failure(
+        "a segmentation fault",
+        """
+        import ctypes
+        def read_nowhere():
+            ctypes.string_at(0)
+        if rank == 1:
+            read_nowhere()
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid \d+\) was killed by SIGSEGV after",
+            r"Fatal Python error: Segmentation fault",
+            r'script.py", line 8 in read_nowhere',
+        ),
+        never=(r"    Thread 0x", r"    Extension modules"),
+        exit_code=139,
+    ),
+    Failure(
+        "an abort in a library",
+        """
+        def give_up():
+            os.abort()
+        if rank == 1:
+            give_up()
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid \d+\) was killed by SIGABRT after",
+            r"Fatal Python error: Aborted",
+            r'script.py", line 7 in give_up',
+        ),
+        exit_code=134,
+    ),
+    Failure(
+        "a file that shrinks while it is mapped",
+        """
+        import mmap
+        if rank == 1:
+            with open("data", "wb+") as file:
+                file.truncate(mmap.PAGESIZE)
+                data = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+                file.truncate(0)
+                print(data[0])
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid \d+\) was killed by SIGBUS after",
+            r"Fatal Python error: Bus error",
+            r'script.py", line 12 in <module>',
+        ),
+        exit_code=135,
+    ),
+    Failure(
+        "a rank that leaves before the others",
+        """
+        for _ in range(3 - rank):
+            world.allreduce(np.ones(3))
+        """,
+        (
+            r"PeerLostError: rank 1 on \S+ has shut down after 2 collective calls and takes no part in this one",
+        ),
+    ),
+    Failure(
+        "a rank that is stopped",
+        """
+        if rank == 1:
+            parent = os.getpid()
+            if os.fork() == 0:
+                time.sleep(4)
+                os.kill(parent, signal.SIGKILL)
+                os._exit(0)
+            os.kill(parent, signal.SIGSTOP)
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid (\d+)\) has been stopped by a signal, .*; it is waited for, and kill -CONT \1 lets",
+            r"ronde: rank 1 \(pid \d+\) was killed by SIGKILL",
+        ),
+        exit_code=137,
+        marks=(pytest.mark.slow,),
+    ),
+]
