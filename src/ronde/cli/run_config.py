@@ -184,6 +184,11 @@ def _check_launcher(asked: RunArguments, rendezvous: RendezvousConfig) -> None:
         raise UsageError(
             f"{asked.origin('--launcher')} mpi starts workers on this machine only: leave out what names other machines"
         )
+    if asked.value("--launcher") == "mpi" and asked.has("--job-key-by-descriptor"):
+        raise UsageError(
+            f"{asked.origin('--job-key-by-descriptor')} is for workers that `ronde run` starts itself: leave it out, "
+            "or leave out --launcher mpi"
+        )
 
 
 def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here) -> WorkerSpec:
@@ -199,6 +204,7 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
         exported=frozenset(asked.value("--export", ())),
         preload=() if preload == ("none",) else preload,
         fork=asked.value("--start-method", "spawn") != "spawn",
+        key_by_descriptor=asked.has("--job-key-by-descriptor"),
         binding=BINDINGS.get(asked.value("--numa-binding", ""), binding),
         signals=tuple(sorted({*DEFAULT_SIGNALS, *asked.value("--signals-to-handle", ())})),
         virtual_local_rank=asked.has("--virtual-local-rank"),

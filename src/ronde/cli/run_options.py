@@ -73,6 +73,11 @@ _WORKERS = (
         **one_of("local", "mpi"),
     ),
     Option(
+        WORKERS,
+        ("--job-key-by-descriptor",),
+        "hand workers the job's key in a memory file that ronde.init() closes, not in their environment",
+    ),
+    Option(
         WORKERS, ("--role",), "what the workers are called (default: default)", metavar="NAME", right="a name"
     ),
     Option(

@@ -31,7 +31,7 @@ from ronde.launch.node import (
     own_address,
     require_free_master_port,
 )
-from ronde.launch.plan import LaunchPlan, plan_workers
+from ronde.launch.plan import JOB_KEY, LaunchPlan, plan_workers
 from ronde.launch.report import report, report_elsewhere
 from ronde.launch.round_store import RoundStore
 from ronde.launch.screen import Screen
@@ -102,11 +102,17 @@ def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPla
     """Return the plan for this machine as it is now, as if no other node took part; store and key are made up."""
     address = own_address(config)
     node = describe_node(config, address, "unix:@ronde", "")
-    return _plan(config, Round(0, (node,), 0), environment, JobKey.generate(), _run_id(config))
+    some_fd = 3 if config.worker.key_by_descriptor else None
+    return _plan(config, Round(0, (node,), 0), environment, JobKey.generate(), some_fd, _run_id(config))
 
 
 def _plan(
-    config: LaunchConfig, round: Round, environment: Mapping[str, str], key: JobKey, run_id: str
+    config: LaunchConfig,
+    round: Round,
+    environment: Mapping[str, str],
+    key: JobKey,
+    key_fd: int | None,
+    run_id: str,
 ) -> LaunchPlan:
     return plan_workers(
         config.worker,
@@ -114,6 +120,7 @@ def _plan(
         environment=environment,
         cores=usable_cores(),
         job_key=key,
+        key_fd=key_fd,
         run_id=run_id,
         master=given_master(config),
         columns=_terminal_columns(),
@@ -153,6 +160,14 @@ class _Shell:
         self._id = os.urandom(8).hex()
         self._run_id = _run_id(config)
         self._key = job_key(config, environment)
+        self._key_fd: int | None = None
+        if config.worker.key_by_descriptor:
+            from ronde.net.job_keys import key_in_memory  # only for jobs that want it
+
+            self._key_fd = key_in_memory(self._key)
+            stack.callback(os.close, self._key_fd)
+            keep = (*keep, self._key_fd)
+            environment = {name: value for name, value in environment.items() if name != JOB_KEY}
         self._address = own_address(config)
         require_free_master_port(config)
         spec, meeting = config.worker, config.rendezvous
@@ -337,7 +352,7 @@ class _Shell:
         spec = self._config.worker
         self._round, self._alive, self._finish = round, True, None
         policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal, spec.farewell_ns)
-        plan = _plan(self._config, round, self._environment, self._key, self._run_id)
+        plan = _plan(self._config, round, self._environment, self._key, self._key_fd, self._run_id)
         self._supervisor = Supervisor(
             plan,
             partial(self._starter.start, attempt=round.number, signals=self._inbox),

@@ -90,7 +90,8 @@ class WorkerSpec:
     `environment`: what goes before the launcher's own environment; `exported`: the variables of it that the user named,
     whose values are shown to nobody. `preload`: modules that a template process has
     imported before workers are started again; None: chosen by looking at the script; empty: no template. `fork`:
-    workers come from the template the first time too, which waits for its imports. `signals`: those that we pass on to
+    workers come from the template the first time too, which waits for its imports. `key_by_descriptor`: workers get the
+    job key in a memory file instead of their environment. `signals`: those that we pass on to
     the workers, and that end them. `virtual_local_rank`: each worker sees one GPU, as its first, and local rank 0.
     """
 
@@ -110,6 +111,7 @@ class WorkerSpec:
     farewell_ns: int = 30 * SECOND  # for what was told to end by a signal from outside, not typed
     signals: tuple[int, ...] = DEFAULT_SIGNALS
     virtual_local_rank: bool = False
+    key_by_descriptor: bool = False
 
     def longest_end_ns(self, farewell: bool = True) -> int:
         """Return how long it may take at most until workers that are to end are gone; `farewell`: by a signal."""

@@ -14,13 +14,13 @@ from ronde.records import dataclass, field
 
 __all__ = ["OURS", "LaunchPlan", "WorkerPlan", "assignments", "own_gpus", "plan_workers"]
 
-JOB_KEY = "RONDE_JOB_KEY"
+JOB_KEY, JOB_KEY_FD = "RONDE_JOB_KEY", "RONDE_JOB_KEY_FD"
 # What says who a worker is and where it finds the others. Nobody can give it another value.
 OURS = frozenset((
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "RONDE_STORE", JOB_KEY,
+    "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "RONDE_STORE", JOB_KEY, JOB_KEY_FD,
 ))  # fmt: skip
 HIDDEN = "<hidden>"
 LOCAL_RANK_MACRO = "${local_rank}"
@@ -74,6 +74,7 @@ def plan_workers(
     environment: Mapping[str, str],
     cores: int,
     job_key: JobKey,
+    key_fd: int | None = None,
     run_id: str,
     master: tuple[str | None, int | None] = (None, None),
     columns: int | None = None,
@@ -81,9 +82,11 @@ def plan_workers(
 ) -> LaunchPlan:
     """Return the plan for the workers of this node in the round.
 
-    `environment` is the launcher's own, to see what the user has set; `cores` is how many the workers share; `master`
-    is where the user's rank 0 serves what it wants, if that is given and not up to the node of rank 0; `columns` is the
-    width of the terminal that shows the output, None if there is none; each line there begins with the `host`, if any.
+    `environment` is the launcher's own, to see what the user has set; `cores` is how many the workers share; with
+    `key_fd` they inherit that descriptor of a memory file with the key, and do not have it in their environment;
+    `master` is where the user's rank 0 serves what it wants, if that is given and not up to the node of rank 0;
+    `columns` is the width of the terminal that shows the output, None if there is none; each line there begins with the
+    `host`, if any.
     """
     workers = ranks_of(round.nodes, round.group_rank)
     leader = round.nodes[0]
@@ -102,7 +105,7 @@ def plan_workers(
         "HOROVOD_SIZE": str(any_worker.size),
         "HOROVOD_LOCAL_SIZE": str(any_worker.local_size),
         "RONDE_STORE": leader.store,
-        JOB_KEY: job_key.hex(),
+        **({JOB_KEY: job_key.hex()} if key_fd is None else {JOB_KEY_FD: str(key_fd)}),
     }
     defaults = {
         "MASTER_ADDR": master[0] or leader.address,
@@ -121,7 +124,8 @@ def plan_workers(
         prefix = len(f"[{host}:{workers[-1].rank}] " if host else f"[{workers[-1].rank}] ")
         wishes["COLUMNS"] = str(max(1, columns - prefix))  # so that a progress bar fits
     defaults |= {name: value for name, value in wishes.items() if name not in environment}
-    shared = {**defaults, **spec.environment, **ours}
+    wanted = {name: value for name, value in spec.environment.items() if name not in OURS}
+    shared = {**defaults, **wanted, **ours}
     gpus = own_gpus(spec, environment)
     plans = tuple(_plan_worker(worker, spec.argv, shared, gpus) for worker in workers)
     return LaunchPlan(plans, spec.exported)

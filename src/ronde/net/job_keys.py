@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 from collections.abc import Mapping
@@ -17,9 +18,9 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.key_files import own_key, read_key_file
 
-__all__ = ["KEY_MEMORY", "find_job_key"]
+__all__ = ["find_job_key", "key_in_memory"]
 
-KEY_MEMORY = "ronde-job-key"  # the name of the memory file in which a launcher hands workers the key
+_MEMORY = "ronde-job-key"  # the name of the memory file
 REMEDY = (
     "make one with `(umask 077; head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key)`, copy it to all "
     "machines and set RONDE_JOB_KEY_FILE to it, or set RONDE_INSECURE_JOB_KEY=1 if nobody else reaches this network"
@@ -56,6 +57,15 @@ def find_job_key(
         ) from None
 
 
+def key_in_memory(key: JobKey) -> int:
+    """Return the descriptor of a memory file with the key, for workers to inherit; none of them can change it."""
+    fd = os.memfd_create(_MEMORY, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, key.hex().encode())
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
 @functools.cache  # once in this process; those that it forks know it, too
 def _read_memory(fd: int) -> JobKey:
     """Return the key that the launcher has left in the memory file, and close it: what we start is not to have it."""
@@ -63,7 +73,7 @@ def _read_memory(fd: int) -> JobKey:
         name = os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         name = "closed"
-    if not name.startswith(f"/memfd:{KEY_MEMORY}"):
+    if not name.startswith(f"/memfd:{_MEMORY}"):
         raise UsageError(
             f"RONDE_JOB_KEY_FD={fd} should be a descriptor with the job key, and is {name}: a program between "
             "`ronde run` and this one has closed it, so start the job without --job-key-by-descriptor"

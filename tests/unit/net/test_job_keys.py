@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ronde.errors import UsageError
-from ronde.net.job_keys import KEY_MEMORY, find_job_key
+from ronde.net.job_keys import find_job_key, key_in_memory
 from ronde.settings import JobKey
 
 KEY = JobKey.generate()
@@ -160,8 +160,9 @@ def test_nothing_is_left_in_the_home_directory_of_another_user(home: Path) -> No
 
 
 def test_a_key_in_memory_is_read_once(home: Path) -> None:
-    fd = os.memfd_create(KEY_MEMORY)
-    os.write(fd, KEY.hex().encode())
+    fd = key_in_memory(KEY)
+    with pytest.raises(PermissionError):  # it is every worker's
+        os.write(fd, b"0" * 64)
     assert find(home, descriptor=fd) == KEY
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
