@@ -7,6 +7,11 @@ bool reduces(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kRedu
 
 }  // namespace
 
+bool Call::is_known() const {
+  return static_cast<int>(kind) < kKindCount && static_cast<int>(dtype) < kDTypeCount &&
+         static_cast<int>(op) < kReduceOpCount;
+}
+
 std::string Call::describe() const {
   std::string text = name_of(kind);
   if (kind == Kind::kSendRecv) return text + " of " + name_of(dtype) + " with tag " + std::to_string(root);

@@ -20,6 +20,7 @@ struct Call {
   uint8_t algorithm = 0;  // see algorithms/select.h; a disagreement here is a difference in settings
 
   bool operator==(const Call&) const = default;
+  bool is_known() const;         // of one that has arrived: whether kind, type and operation are any
   std::string describe() const;  // "allreduce of 10 float32 by sum"
 };
 static_assert(sizeof(Call) == 24);

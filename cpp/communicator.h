@@ -100,6 +100,7 @@ class Communicator : private Waiter::Listener {
   // Symmetric memory (symmetric.h); shared so that arrays may outlive the communicator.
   const std::shared_ptr<SymmetricSegments>& symmetric() const { return symmetric_; }
   int local_rank() const { return local_rank_; }
+  int leader() const { return local_ranks_.front(); }  // of this host
   int local_size() const { return static_cast<int>(local_ranks_.size()); }
   // Whether some ranks of this host have to share a core, so that nobody should spin for long.
   bool is_crowded() const { return local_size() > cores_; }

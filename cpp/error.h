@@ -36,6 +36,12 @@ struct Failure : std::runtime_error {
   std::vector<int> missing;  // of a time-out noticed here: the ranks that were waited for
 };
 
+// A peer sent what no rank of this version sends: `what` says what, and goes on after "rank 3 on host sent".
+struct ProtocolError : std::runtime_error {
+  ProtocolError(int peer, const std::string& what) : std::runtime_error(what), peer(peer) {}
+  int peer;
+};
+
 // A signal handler of the program raised while this rank waited (Ctrl-C, mostly).
 struct Interrupted : std::runtime_error {
   using std::runtime_error::runtime_error;

@@ -97,6 +97,8 @@ void ask_store(int fd, const StoreRequest& request, uint64_t patience_ns, StoreA
   Exchange exchange(fd, std::min(forever, request.timeout_ns + patience_ns), interrupted);
 
   const size_t length = kHeadBytes + request.key.size() + request.argument.size();
+  // A length that its field cannot hold would make the rest of the request another one.
+  if (request.key.size() > UINT16_MAX || length - kLengthBytes > UINT32_MAX) throw StoreConnectionError{EMSGSIZE};
   std::vector<char> long_frame(length <= StoreAnswer::kShort ? 0 : length);
   char* const frame = long_frame.empty() ? answer.bytes_ : long_frame.data();  // nothing is received before it is sent
   write_frame(frame, request, length);

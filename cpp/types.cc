@@ -18,10 +18,11 @@ const char* name_of(ReduceOp op) {
 }
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"barrier", "allreduce", "reduce",   "reducescatter", "allgather", "broadcast",
-                                    "gather",  "scatter",   "alltoall", "send/recv",     "empty"};
-  const unsigned index = static_cast<unsigned>(kind);
-  return index < sizeof(kNames) / sizeof(*kNames) ? kNames[index] : "unknown operation";
+  constexpr const char* kNames[kKindCount] = {"barrier",   "allreduce", "reduce", "reducescatter",
+                                              "allgather", "broadcast", "gather", "scatter",
+                                              "alltoall",  "send/recv", "empty"};
+  const int index = static_cast<int>(kind);
+  return index < kKindCount ? kNames[index] : "unknown operation";
 }
 
 }  // namespace ronde

@@ -53,6 +53,7 @@ enum class Kind : uint8_t {
   kSendRecv = 9,
   kEmpty = 10,  // making symmetric memory
 };
+inline constexpr int kKindCount = 11;
 
 constexpr size_t size_of(DType dtype) {
   constexpr uint8_t kBytes[kDTypeCount] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16};

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <system_error>
 
 namespace ronde {
 namespace {
@@ -79,7 +80,12 @@ void Waiter::poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<p
       const int64_t limit_ns = sleep_limit_ns(patience);
       // Rounded up to whole milliseconds, so that a limit is never cut short.
       const int timeout_ms = limit_ns < 0 ? -1 : static_cast<int>((limit_ns + 999'999) / 1'000'000);
-      interrupted = poll(fds_.data(), fds_.size(), timeout_ms) < 0 && errno == EINTR;
+      const int ready = poll(fds_.data(), fds_.size(), timeout_ms);
+      interrupted = ready < 0 && errno == EINTR;
+      if (ready < 0 && !interrupted) {
+        own_.cancel();
+        throw std::system_error(errno, std::generic_category(), "poll");
+      }
       if (fds_[0].revents & POLLIN) own_.drain_eventfd();
     }
     own_.cancel();

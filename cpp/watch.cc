@@ -24,23 +24,6 @@ int64_t steady_now_ns() {
 
 }  // namespace
 
-// Fixed size, little endian. Small enough that a socket takes it whole.
-struct Watch::Message {
-  enum class Type : uint32_t { kGoodbye = 1, kFailure = 2, kLongCall = 3, kNote = 4 };
-  static constexpr uint32_t kMagic = 0x576e6f52;  // "RonW"
-  static constexpr size_t kMissing = 16;          // of a time-out's ranks as many as fit
-
-  uint32_t magic = kMagic;
-  Type type = Type::kGoodbye;
-  uint64_t calls_made = 0;  // of a long send or receive: messages that have gone that way before
-  Call call;
-  int32_t failure_kind = 0;
-  int32_t rank = -1;
-  int32_t missing_count = 0;  // of a long send or receive: 1 if it sends
-  int32_t missing[kMissing] = {};
-  char reason[396] = {};  // of a note its words; `missing_count` tells how many
-};
-
 Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor> controls, BellRope own,
              FailureState& failure)
     : rank_(rank),
@@ -52,8 +35,6 @@ Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor>
       departures_(names_.size()),
       sent_to_(names_.size()),
       received_from_(names_.size()) {
-  static_assert(sizeof(Message) == 512);
-  static_assert(kNoteWords * sizeof(uint32_t) <= sizeof(Message::reason));
   if (wake_.get() < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
   for (auto& departure : departures_) departure.store(kPresent, std::memory_order_relaxed);
   if (controls_.empty()) return;
@@ -121,7 +102,7 @@ void Watch::tell_all(const Failure& failure) {
   message.rank = failure.rank;
   message.missing_count = static_cast<int32_t>(std::min(failure.missing.size(), Message::kMissing));
   std::copy_n(failure.missing.begin(), message.missing_count, message.missing);
-  std::strncpy(message.reason, failure.what(), sizeof(message.reason) - 1);
+  message.set_reason(failure.what());
   send_to_all(message);
   own_.ring();
   notify_listeners();
@@ -144,7 +125,7 @@ void Watch::send_note(int rank, std::span<const uint32_t> words, Channel channel
   message.type = Message::Type::kNote;
   message.rank = static_cast<int32_t>(channel);
   message.missing_count = static_cast<int32_t>(words.size());
-  std::memcpy(message.reason, words.data(), words.size_bytes());
+  if (!words.empty()) std::memcpy(message.reason, words.data(), words.size_bytes());
   std::lock_guard lock(sending_);
   send_to(rank, message);
 }
@@ -229,6 +210,7 @@ void Watch::flush(int peer) {
 
 void Watch::run() {
   std::vector<int> peers;
+  std::vector<Inbox> inboxes(controls_.size());
   std::vector<pollfd> fds;
   for (const auto& [peer, control] : controls_) {
     peers.push_back(peer);
@@ -236,7 +218,10 @@ void Watch::run() {
   }
   fds.push_back({wake_.get(), POLLIN, 0});
   while (true) {
-    if (poll(fds.data(), fds.size(), poll_limit_ms()) < 0) continue;  // EINTR cannot last: all signals are blocked
+    if (poll(fds.data(), fds.size(), poll_limit_ms()) < 0) {
+      if (errno == EINTR) continue;
+      return give_up(errno);
+    }
     if (stopping_.load()) return;
     ring_alarm();
     if (fds.back().revents != 0) {
@@ -245,7 +230,7 @@ void Watch::run() {
     }
     for (size_t i = 0; i < peers.size(); ++i) {
       // A negative descriptor is skipped by poll(): nothing more comes from there.
-      if ((fds[i].revents & ~POLLOUT) != 0 && !hear(peers[i], fds[i].fd)) fds[i].fd = -1;
+      if ((fds[i].revents & ~POLLOUT) != 0 && !hear(peers[i], fds[i].fd, inboxes[i])) fds[i].fd = -1;
     }
     std::lock_guard lock(sending_);
     for (size_t i = 0; i < peers.size(); ++i) {
@@ -253,6 +238,13 @@ void Watch::run() {
       fds[i].events = static_cast<short>(backlog_[peers[i]].empty() ? POLLIN : POLLIN | POLLOUT);
     }
   }
+}
+
+// Nobody would hear of a lost rank any more: so nobody goes on.
+void Watch::give_up(int error) {
+  report(FailureKind::kAborted, rank_,
+         names_[rank_] + " cannot watch the other ranks any more: poll: " + std::generic_category().message(error) +
+             (error == EINVAL ? " (was the limit of open files, `ulimit -n`, lowered?)" : ""));
 }
 
 int Watch::poll_limit_ms() const {
@@ -279,19 +271,22 @@ int Watch::process_of(int rank) {
   return peer.pid;
 }
 
-bool Watch::hear(int peer, int fd) {
-  Message message;
-  const ssize_t got = recv(fd, &message, sizeof(message), MSG_WAITALL | MSG_DONTWAIT);
+bool Watch::hear(int peer, int fd, Inbox& inbox) {
+  const ssize_t got = recv(fd, inbox.bytes.data() + inbox.filled, sizeof(Message) - inbox.filled, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-  if (got == 0 || got < 0) {
+  if (got <= 0) {  // what has come of a message before is of no use: its sender died while it was under way
     lost(peer, got < 0 ? errno : 0);
     return false;
   }
-  if (got != sizeof(message) || message.magic != Message::kMagic) {
-    report(FailureKind::kPeerLost, peer, names_[peer] + " sent something that is no control message");
+  inbox.filled += static_cast<size_t>(got);
+  if (inbox.filled < sizeof(Message)) return true;
+  inbox.filled = 0;
+  try {
+    handle(peer, Message::parse(inbox.bytes, peer, static_cast<int>(names_.size())));
+  } catch (const ProtocolError& error) {
+    distrust(error);
     return false;
   }
-  handle(peer, message);
   return true;
 }
 
@@ -311,25 +306,27 @@ void Watch::handle(int peer, const Message& message) {
     if (ours) compare(peer, theirs, *ours);
     return;
   }
-  if (message.type == Message::Type::kNote) {
-    const auto count = static_cast<size_t>(std::clamp(message.missing_count, 0, static_cast<int32_t>(kNoteWords)));
-    uint32_t words[kNoteWords];
-    std::memcpy(words, message.reason, count * sizeof(uint32_t));
-    std::lock_guard lock(listening_);
-    Listener* const listener = listeners_[message.rank == static_cast<int32_t>(Channel::kStalls) ? 1 : 0];
-    if (listener != nullptr) listener->on_note(peer, {words, count});
-    return;
-  }
-  const int culprit = message.rank >= 0 && message.rank < static_cast<int>(names_.size()) ? message.rank : peer;
-  const char* end = static_cast<const char*>(std::memchr(message.reason, 0, sizeof(message.reason)));
-  const size_t length = end == nullptr ? sizeof(message.reason) : static_cast<size_t>(end - message.reason);
-  const int missing_count = std::clamp(message.missing_count, 0, static_cast<int32_t>(Message::kMissing));
-  std::vector<int> missing(message.missing, message.missing + missing_count);
+  if (message.type == Message::Type::kNote) return hear_note(peer, message);
+  const int culprit = message.rank >= 0 ? message.rank : peer;
   // Its sender has told everybody: no need to pass it on.
-  failure_.set(Failure(static_cast<FailureKind>(message.failure_kind), culprit, std::string(message.reason, length),
-                       std::move(missing)));
+  failure_.set(
+      Failure(static_cast<FailureKind>(message.failure_kind), culprit, message.reason_text(), message.missing_ranks()));
   own_.ring();
   notify_listeners();
+}
+
+void Watch::hear_note(int peer, const Message& message) {
+  const auto count = static_cast<size_t>(message.missing_count);
+  uint32_t words[kNoteWords];
+  std::memcpy(words, message.reason, count * sizeof(uint32_t));
+  std::lock_guard lock(listening_);
+  Listener* const listener = listeners_[message.rank];
+  if (listener != nullptr) listener->on_note(peer, {words, count});
+}
+
+void Watch::distrust(const ProtocolError& error) {
+  report(FailureKind::kPeerLost, error.peer,
+         names_[error.peer] + " sent " + error.what() + ": do all ranks run the same version of Ronde?");
 }
 
 void Watch::note_departure(int peer, uint64_t calls_made) {

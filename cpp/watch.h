@@ -13,6 +13,7 @@
 // A rank that is merely stopped keeps its connections, so it is waited for.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -28,6 +29,7 @@
 #include "call.h"
 #include "descriptor.h"
 #include "failure_state.h"
+#include "watch_message.h"
 
 namespace ronde {
 
@@ -58,6 +60,7 @@ class Watch {
   class Listener {
    public:
     virtual ~Listener() = default;
+    // Throws ProtocolError if the note makes no sense: then its sender counts as lost.
     virtual void on_note(int peer, std::span<const uint32_t> words) = 0;
     // The communicator has failed, or a rank has left.
     virtual void on_change() = 0;
@@ -68,7 +71,7 @@ class Watch {
   void set_listener(Listener* listener, Channel channel = Channel::kEngine);
   // Has the channel kStalls hear on_alarm() at this time (steady clock). Only within on_note() and on_alarm().
   void set_alarm(int64_t at_ns) { alarm_ns_ = at_ns; }
-  static constexpr size_t kNoteWords = 96;
+  static constexpr size_t kNoteWords = WatchMessage::kNoteWords;
   // To `rank`'s listener: at most kNoteWords. Any thread; never blocks.
   void send_note(int rank, std::span<const uint32_t> words, Channel channel = Channel::kEngine);
   // How many calls this rank has begun.
@@ -77,6 +80,9 @@ class Watch {
   int process_of(int rank);
   // A rank that has left and takes no part in call number `number`, if there is one.
   std::optional<Failure> departed(uint64_t number) const;
+
+  // A peer has sent what makes no sense: it is lost, and everybody hears why. Not within on_note(), which throws.
+  void distrust(const ProtocolError& error);
 
   // Tells every rank what failed here, and wakes a call that waits here.
   void tell_all(const Failure& failure);
@@ -87,19 +93,26 @@ class Watch {
   void abandon();
 
  private:
-  static constexpr uint64_t kPresent = UINT64_MAX;
+  static constexpr uint64_t kPresent = WatchMessage::kNoCalls;
+  using Message = WatchMessage;
 
-  struct Message;
+  // What has come of a peer's next message.
+  struct Inbox {
+    std::array<std::byte, sizeof(Message)> bytes;
+    size_t filled = 0;
+  };
   void run();
   // False when nothing more will come from this peer.
-  bool hear(int peer, int fd);
+  bool hear(int peer, int fd, Inbox& inbox);
   void handle(int peer, const Message& message);
+  void hear_note(int peer, const Message& message);
   void lost(int peer, int error);
   void report(FailureKind kind, int rank, const std::string& reason);
   void send_to_all(const Message& message);
   void send_to(int peer, const Message& message);
   void flush(int peer);
   void notify_listeners();
+  void give_up(int error);
   int poll_limit_ms() const;
   void ring_alarm();
   void wake_thread() const;
@@ -125,9 +138,9 @@ class Watch {
   Descriptor wake_;  // makes the thread look at the backlog, and whether it shall stop
   std::atomic<bool> stopping_{false};
   std::mutex listening_;
-  Listener* listeners_[2] = {};                    // by channel
-  int64_t alarm_ns_ = 0;                           // of the thread; 0: none
-  std::vector<std::atomic<uint64_t>> departures_;  // per rank: the calls it made before it left, or kPresent
+  Listener* listeners_[WatchMessage::kChannels] = {};  // by channel
+  int64_t alarm_ns_ = 0;                               // of the thread; 0: none
+  std::vector<std::atomic<uint64_t>> departures_;      // per rank: the calls it made before it left, or kPresent
   std::atomic<int> left_count_{0};
   std::vector<std::atomic<uint64_t>> sent_to_, received_from_;  // by rank: messages of send and receive
   std::atomic<uint64_t> calls_begun_{0};

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/timeline.h"
+#include "error.h"
 
 namespace ronde {
 namespace {
@@ -17,6 +18,17 @@ uint32_t high(int64_t ns) { return static_cast<uint32_t>(static_cast<uint64_t>(n
 int64_t together(uint32_t low, uint32_t high) { return static_cast<int64_t>(uint64_t{high} << 32 | low); }
 
 }  // namespace
+
+std::optional<ClockNote> ClockNote::parse(std::span<const uint32_t> words, int peer) {
+  if (words.empty() || (words[0] != kAsk && words[0] != kTell)) return std::nullopt;
+  ClockNote note{words[0] == kTell};
+  if (words.size() != (note.is_answer ? 5 : 3)) throw ProtocolError(peer, "a note about clocks of another size");
+  note.asked_ns = together(words[1], words[2]);
+  if (note.is_answer) note.told_ns = together(words[3], words[4]);
+  // Differences of such times fit.
+  if (note.asked_ns < 0 || note.told_ns < 0) throw ProtocolError(peer, "a time before its clock began");
+  return note;
+}
 
 void ClockOffset::measure() {
   const std::vector<int>& host_of = communicator_.host_of();
@@ -38,13 +50,16 @@ void ClockOffset::ask() {
 
 bool ClockOffset::on_note(int peer, std::span<const uint32_t> words) {
   const int64_t now = Timeline::now_ns();
-  if (words.size() == 3 && words[0] == kAsk) {
+  const auto note = ClockNote::parse(words, peer);
+  if (!note) return false;
+  if (!note->is_answer) {
+    if (communicator_.rank() != 0) throw ProtocolError(peer, "a question about a clock that is rank 0's to answer");
     const uint32_t answer[] = {kTell, words[1], words[2], low(now), high(now)};
     communicator_.watch().send_note(peer, answer);
     return true;
   }
-  if (words.size() != 5 || words[0] != kTell) return false;
-  learn(together(words[1], words[2]), together(words[3], words[4]), now);
+  if (peer != 0 || note->asked_ns > now) throw ProtocolError(peer, "an answer about its clock that nobody asked for");
+  learn(note->asked_ns, note->told_ns, now);
   return true;
 }
 

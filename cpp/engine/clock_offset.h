@@ -8,11 +8,20 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <span>
 
 #include "communicator.h"
 
 namespace ronde {
+
+struct ClockNote {
+  bool is_answer;
+  int64_t asked_ns = 0;  // by the clock of whoever asked
+  int64_t told_ns = 0;   // by that of whoever answered
+  // Nothing if the note is about something else. Throws ProtocolError, which names `peer`.
+  static std::optional<ClockNote> parse(std::span<const uint32_t> words, int peer);
+};
 
 class ClockOffset {
  public:
@@ -23,7 +32,7 @@ class ClockOffset {
 
   // Begins a measurement; a short while later there is a result. Any thread.
   void measure();
-  // False if the note is about something else. Never blocks.
+  // False if the note is about something else. Never blocks. Throws ProtocolError.
   bool on_note(int peer, std::span<const uint32_t> words);
 
  private:

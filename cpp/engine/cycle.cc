@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "block_signals.h"
+#include "engine/rows.h"
 
 namespace ronde {
 namespace {
@@ -236,6 +237,10 @@ Cycle::Step Cycle::step(bool hands_over) {
   } catch (const Failure& failure) {
     fail(failure);
     return Step::kNothing;
+  } catch (const ProtocolError& error) {
+    communicator_.watch().distrust(error);
+    fail(communicator_.failure().value());
+    return Step::kNothing;
   } catch (const std::exception& error) {
     communicator_.abort(std::string("the engine failed: ") + error.what());
     fail(communicator_.failure().value_or(Failure(FailureKind::kAborted, communicator_.rank(), error.what())));
@@ -257,8 +262,10 @@ Cycle::Step Cycle::take_entry(bool hands_over) {
     }
     return hands_over ? Step::kNothing : Step::kCold;
   }
+  if (count > slots_.size()) throw ProtocolError(communicator_.leader(), "an entry of the log that is too long");
   std::vector<uint32_t> slots(count);
   for (uint32_t& slot : slots) slot = board_.word(at++);
+  check_slots(slots, communicator_.leader(), slots_.size());
   taken_.store(at);
   recorder_.decided(slots, [this](uint32_t slot) { return std::string_view(slots_[slot].name); }, at);
   run_slots(slots);
@@ -312,6 +319,7 @@ std::vector<Cycle::Tensor> Cycle::tensors_of(const Signature& signature, const s
   for (Signature& each : signature.tensors()) {
     const auto begin = rows.begin() + static_cast<ptrdiff_t>(tensors.size()) * rows_each;
     tensors.push_back({std::move(each), {begin, begin + rows_each}, {}});
+    check_rows(tensors.back().signature, tensors.back().rows, communicator_.rank(), communicator_.size());
   }
   return tensors;
 }

@@ -3,17 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <string>
 #include <utility>
 
 namespace ronde {
 namespace {
-
-enum class Note : uint32_t {
-  kReady = 1,  // to the parent: the number of cold rounds so far, then slots that are ready on all hosts from here down
-  kWant = 2,   // to the parent: the number of the cold round that one of these hosts needs
-  kEntry = 3,  // to the children: 1 if more follows, then words of an entry of the log
-};
-constexpr size_t kWordsPerNote = Watch::kNoteWords - 3;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -95,7 +89,7 @@ bool Leader::want_round() {
   }
   if (wanted > cold_reported_) {
     cold_reported_ = wanted;
-    const uint32_t note[] = {static_cast<uint32_t>(Note::kWant), static_cast<uint32_t>(wanted)};
+    const uint32_t note[] = {static_cast<uint32_t>(LeaderNote::Type::kWant), static_cast<uint32_t>(wanted)};
     send_up(note);
   }
   return false;
@@ -164,10 +158,10 @@ std::vector<uint32_t> Leader::ready_slots() const {
 
 void Leader::report(const std::vector<uint32_t>& slots) {
   for (uint32_t slot : slots) reported_[slot / 64] |= uint64_t{1} << (slot % 64);
-  for (size_t begin = 0; begin < slots.size(); begin += kWordsPerNote) {
-    std::vector<uint32_t> note{static_cast<uint32_t>(Note::kReady), static_cast<uint32_t>(cold_appended_)};
+  for (size_t begin = 0; begin < slots.size(); begin += LeaderNote::kWords) {
+    std::vector<uint32_t> note{static_cast<uint32_t>(LeaderNote::Type::kReady), static_cast<uint32_t>(cold_appended_)};
     note.insert(note.end(), slots.begin() + static_cast<ptrdiff_t>(begin),
-                slots.begin() + static_cast<ptrdiff_t>(std::min(begin + kWordsPerNote, slots.size())));
+                slots.begin() + static_cast<ptrdiff_t>(std::min(begin + LeaderNote::kWords, slots.size())));
     send_up(note);
   }
 }
@@ -175,9 +169,9 @@ void Leader::report(const std::vector<uint32_t>& slots) {
 // The next entry of the log, here and on the hosts under this one.
 void Leader::publish(const std::vector<uint32_t>& entry) {
   for (int child : children_) {
-    for (size_t begin = 0; begin < entry.size(); begin += kWordsPerNote) {
-      const size_t end = std::min(begin + kWordsPerNote, entry.size());
-      std::vector<uint32_t> note{static_cast<uint32_t>(Note::kEntry), end < entry.size() ? 1u : 0u};
+    for (size_t begin = 0; begin < entry.size(); begin += LeaderNote::kWords) {
+      const size_t end = std::min(begin + LeaderNote::kWords, entry.size());
+      std::vector<uint32_t> note{static_cast<uint32_t>(LeaderNote::Type::kEntry), end < entry.size() ? 1u : 0u};
       note.insert(note.end(), entry.begin() + static_cast<ptrdiff_t>(begin),
                   entry.begin() + static_cast<ptrdiff_t>(end));
       communicator_.watch().send_note(child, note);
@@ -204,15 +198,6 @@ void Leader::append(const std::vector<uint32_t>& entry) {
   for (int local = 1; local < board_.size(); ++local) board_.ring(local);
 }
 
-void Leader::hear_ready(int peer, std::span<const uint32_t> slots) {
-  const auto child = std::find(children_.begin(), children_.end(), peer);
-  if (child == children_.end()) return;
-  auto& ready = ready_under_[static_cast<size_t>(child - children_.begin())];
-  for (uint32_t slot : slots) {
-    if (slot < capacity_) ready[slot / 64] |= uint64_t{1} << (slot % 64);
-  }
-}
-
 void Leader::read_mail() {
   std::vector<Mail> mail;
   {
@@ -220,32 +205,63 @@ void Leader::read_mail() {
     mail.swap(mail_);
     has_mail_.store(false);
   }
-  for (const auto& [peer, words] : mail) {
-    const auto payload = std::span(words).subspan(2);
-    switch (static_cast<Note>(words[0])) {
-      case Note::kReady:
-        if (words[1] != static_cast<uint32_t>(cold_appended_)) break;  // from before the last cold round
-        hear_ready(peer, payload);
-        break;
-      case Note::kWant:
-        cold_asked_ = std::max<uint64_t>(cold_asked_, words[1]);
-        break;
-      case Note::kEntry:
-        arriving_.insert(arriving_.end(), payload.begin(), payload.end());
-        if (words[1] == 0) {
-          publish(arriving_);
-          arriving_.clear();
-        }
-        break;
-    }
-  }
+  for (const auto& [peer, note] : mail) read(peer, note);
   seen_.store(UINT64_MAX);  // look again
 }
 
+void Leader::read(int peer, const LeaderNote& note) {
+  switch (note.type) {
+    case LeaderNote::Type::kReady:
+      return hear_ready(peer, note);
+    case LeaderNote::Type::kWant:
+      return hear_want(peer, note);
+    case LeaderNote::Type::kEntry:
+      return hear_entry(peer, note);
+  }
+}
+
+// Which child this is.
+size_t Leader::child_of(int peer) const {
+  const auto child = std::find(children_.begin(), children_.end(), peer);
+  if (child == children_.end())
+    throw ProtocolError(peer, "a leader's note up the tree, from a rank not right under us");
+  return static_cast<size_t>(child - children_.begin());
+}
+
+void Leader::hear_ready(int peer, const LeaderNote& note) {
+  auto& ready = ready_under_[child_of(peer)];
+  if (note.number > cold_appended_) throw ProtocolError(peer, "what is ready after a cold round that is yet to come");
+  if (note.number < cold_appended_) return;  // from before the last cold round
+  for (const uint32_t slot : note.words) ready[slot / 64] |= uint64_t{1} << (slot % 64);
+}
+
+void Leader::hear_want(int peer, const LeaderNote& note) {
+  child_of(peer);
+  if (note.number > cold_appended_ + 1) throw ProtocolError(peer, "a wish for a cold round after the next");
+  cold_asked_ = std::max<uint64_t>(cold_asked_, note.number);
+}
+
+void Leader::hear_entry(int peer, const LeaderNote& note) {
+  if (peer != parent_) throw ProtocolError(peer, "an entry of the log, which is not for that rank to say");
+  arriving_.insert(arriving_.end(), note.words.begin(), note.words.end());
+  if (arriving_.size() > capacity_ + 1) throw ProtocolError(peer, "an entry of the log with more slots than there are");
+  if (note.number != 0) return;
+  check_entry(arriving_, peer, capacity_);
+  for (size_t i = 1; i < arriving_.size(); ++i) {
+    const uint32_t slot = arriving_[i];
+    if ((reported_[slot / 64] >> (slot % 64) & 1) == 0) {
+      throw ProtocolError(peer, "an entry that runs slot " + std::to_string(slot) + ", which is not ready here");
+    }
+  }
+  publish(arriving_);
+  arriving_.clear();
+}
+
 void Leader::on_note(int peer, std::span<const uint32_t> words) {
-  if (words.size() < 2) return;
+  if (!leads_) throw ProtocolError(peer, "a leader's note to a rank that leads no host");
+  LeaderNote note = LeaderNote::parse(words, peer, capacity_);
   std::lock_guard lock(mailing_);
-  mail_.push_back({peer, {words.begin(), words.end()}});
+  mail_.push_back({peer, std::move(note)});
   has_mail_.store(true);
 }
 

@@ -28,6 +28,7 @@
 
 #include "communicator.h"
 #include "engine/board.h"
+#include "engine/leader_note.h"
 #include "engine/tree.h"
 
 namespace ronde {
@@ -51,7 +52,8 @@ class Leader {
   // How long until look() decides even if nothing changes; -1 if it would not.
   int64_t linger_left_ns() const;
 
-  // A note from another leader arrives in the mailbox; read_mail() acts on what is there.
+  // A note from another leader arrives in the mailbox; read_mail() acts on what is there. Both throw ProtocolError if a
+  // note is none, or its sender may not say so: only children tell what is ready, only the parent what runs.
   void on_note(int peer, std::span<const uint32_t> words);
   bool has_mail() const { return has_mail_.load(); }
   void read_mail();
@@ -68,7 +70,11 @@ class Leader {
   std::vector<uint32_t> ready_slots() const;
   void report(const std::vector<uint32_t>& slots);
   void send_up(std::span<const uint32_t> note) { communicator_.watch().send_note(parent_, note); }
-  void hear_ready(int peer, std::span<const uint32_t> slots);
+  void read(int peer, const LeaderNote& note);
+  void hear_ready(int peer, const LeaderNote& note);
+  void hear_want(int peer, const LeaderNote& note);
+  void hear_entry(int peer, const LeaderNote& note);
+  size_t child_of(int peer) const;
   void publish(const std::vector<uint32_t>& entry);
   void append(const std::vector<uint32_t>& entry);
 
@@ -95,7 +101,7 @@ class Leader {
 
   struct Mail {
     int peer;
-    std::vector<uint32_t> words;
+    LeaderNote note;
   };
   std::mutex mailing_;
   std::vector<Mail> mail_;

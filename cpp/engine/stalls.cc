@@ -179,7 +179,9 @@ void Stalls::send(int rank, std::span<const uint32_t> words) {
 }
 
 void Stalls::on_note(int peer, std::span<const uint32_t> words) {
-  if (words.size() < 2) return;
+  if (words.size() < 2) {
+    throw ProtocolError(peer, "a note about stalls of " + std::to_string(words.size()) + " words");
+  }
   switch (static_cast<Note>(words[0])) {
     case Note::kQuestion:
       return hear_question(peer, words);
@@ -196,10 +198,11 @@ void Stalls::on_note(int peer, std::span<const uint32_t> words) {
     case Note::kStacks:
       return hear_stacks(peer, words);
   }
+  throw ProtocolError(peer, "a note about stalls of unknown type " + std::to_string(words[0]));
 }
 
 void Stalls::hear_question(int peer, std::span<const uint32_t> words) {
-  if (words.size() < 3) return;
+  if (words.size() < 3) throw ProtocolError(peer, "a question about stalls without its words");
   std::vector<uint64_t>& ids = questions_[peer];
   for (size_t at = 3; at + 1 < words.size() && ids.size() < kMostIds; at += 2) {
     ids.push_back(words[at] | uint64_t{words[at + 1]} << 32);
@@ -237,9 +240,11 @@ std::vector<uint32_t> Stalls::answer(uint32_t inquiry, std::span<const uint64_t>
 
 void Stalls::hear_answer(int peer, std::span<const uint32_t> words) {
   Answer answer;
-  if (words.size() < 2 + kAnswerWords) return;
+  if (words.size() < 2 + kAnswerWords) throw ProtocolError(peer, "an answer about stalls without its words");
   std::memcpy(static_cast<void*>(&answer), &words[2], sizeof(answer));
-  if (answer.ids > kMostIds || words.size() < 2 + kAnswerWords + (answer.ids + 31) / 32) return;
+  if (answer.ids > kMostIds || words.size() < 2 + kAnswerWords + (answer.ids + 31) / 32) {
+    throw ProtocolError(peer, "an answer about stalls to another number of questions");
+  }
   if ((words[1] & kSurvey) != 0) {
     std::lock_guard lock(mutex_);
     const auto survey = surveyed_.find(words[1]);
@@ -301,9 +306,11 @@ void Stalls::send_stacks(int rank, uint32_t inquiry, const std::string& text, bo
 }
 
 void Stalls::hear_stacks(int peer, std::span<const uint32_t> words) {
-  if (words.size() < 5) return;
+  if (words.size() < 5 || words[4] > (words.size() - 5) * sizeof(uint32_t)) {
+    throw ProtocolError(peer, "stacks of another length than it says");
+  }
   std::string& text = arriving_[peer];
-  const size_t bytes = std::min<size_t>(words[4], (words.size() - 5) * sizeof(uint32_t));
+  const size_t bytes = words[4];
   if (text.size() < kMostTextBytes) text.append(reinterpret_cast<const char*>(words.data() + 5), bytes);
   if (words[2] != 0) return;
   Event event{.type = Event::Type::kStacks, .rank = peer, .inquiry = words[1]};

@@ -1,0 +1,181 @@
+// What a watch makes of what comes from a peer: messages in pieces, a death in the middle of one, and messages that no
+// rank sends. The test plays the peer, on the other end of a socket.
+#include "watch.h"
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "watch_message.h"
+
+namespace ronde {
+namespace {
+
+// Rank 0 of three; the test is rank 1 and rank 2 at the other ends.
+class Watched {
+ public:
+  Watched() {
+    std::map<int, Descriptor> controls;
+    for (int rank : {1, 2}) {
+      int ends[2];
+      CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+      controls.emplace(rank, Descriptor(ends[0]));
+      peers_[rank] = Descriptor(ends[1]);
+    }
+    const std::vector<std::string> names = {"rank 0 on a", "rank 1 on b", "rank 2 on c"};
+    watch_ = std::make_unique<Watch>(0, names, std::move(controls), BellRope(&bell_, -1), failure_);
+  }
+
+  void send(const void* data, size_t bytes) {
+    CHECK(write(peers_[1].get(), data, bytes) == static_cast<ssize_t>(bytes));
+  }
+  void end() { peers_[1].reset(); }
+  Watch& watch() { return *watch_; }
+  Failure failure() {
+    while (!failure_.failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return failure_.failure();
+  }
+  // The failure that rank 2 hears of.
+  WatchMessage told() {
+    WatchMessage message;
+    CHECK(recv(peers_[2].get(), &message, sizeof(message), MSG_WAITALL) == sizeof(message));
+    return message;
+  }
+
+ private:
+  Bell bell_;
+  FailureState failure_;
+  std::map<int, Descriptor> peers_;
+  std::unique_ptr<Watch> watch_;
+};
+
+bool contains(const std::string& text, const char* words) {
+  if (text.find(words) != std::string::npos) return true;
+  std::fprintf(stderr, "\"%s\" lacks \"%s\"\n", text.c_str(), words);
+  return false;
+}
+
+WatchMessage message_of(WatchMessage::Type type) {
+  WatchMessage message;
+  message.type = type;
+  return message;
+}
+
+WatchMessage failure_message() {
+  WatchMessage message = message_of(WatchMessage::Type::kFailure);
+  message.failure_kind = static_cast<int32_t>(FailureKind::kTimeout);
+  message.missing_count = 2;
+  message.missing[1] = 2;
+  message.set_reason("waited");
+  return message;
+}
+
+// Each message, with one field wrong: its sender is lost, and the others hear why.
+void test_malformed_messages() {
+  using Type = WatchMessage::Type;
+  struct Case {
+    Type type;
+    std::function<void(WatchMessage&)> spoil;
+    const char* text;
+  };
+  const std::vector<Case> cases = {
+      {Type::kNote, [](auto& m) { m.magic ^= 1; }, "no control message"},
+      {Type::kNote, [](auto& m) { m.type = static_cast<Type>(77); }, "unknown type"},
+      {Type::kNote, [](auto& m) { m.missing_count = -1; }, "too many words"},
+      {Type::kNote, [](auto& m) { m.missing_count = WatchMessage::kNoteWords + 1; }, "too many words"},
+      {Type::kNote, [](auto& m) { m.rank = 5; }, "unknown channel"},
+      {Type::kNote, [](auto& m) { m.rank = -1; }, "unknown channel"},
+      {Type::kGoodbye, [](auto& m) { m.calls_made = UINT64_MAX; }, "goodbye"},
+      {Type::kLongCall, [](auto& m) { m.rank = 3; }, "rank that there is not"},
+      {Type::kLongCall, [](auto& m) { m.rank = INT32_MIN; }, "rank that there is not"},
+      {Type::kLongCall, [](auto& m) { m.call.kind = static_cast<Kind>(200); }, "unknown kind"},
+      {Type::kLongCall, [](auto& m) { m.call.dtype = static_cast<DType>(15); }, "unknown kind"},
+      {Type::kFailure, [](auto& m) { m.failure_kind = 9; }, "unknown kind"},
+      {Type::kFailure, [](auto& m) { m.failure_kind = 0; }, "unknown kind"},
+      {Type::kFailure, [](auto& m) { m.rank = 3; }, "rank that there is not"},
+      {Type::kFailure, [](auto& m) { m.missing_count = 17; }, "too many missing ranks"},
+      {Type::kFailure, [](auto& m) { m.missing[0] = -4; }, "missing rank that there is not"},
+      {Type::kFailure, [](auto& m) { std::memset(m.reason, 'x', sizeof(m.reason)); }, "no end"},
+  };
+  for (const Case& each : cases) {
+    WatchMessage message = each.type == Type::kFailure ? failure_message() : message_of(each.type);
+    if (each.type == Type::kNote) message.rank = 0;
+    each.spoil(message);
+    Watched watched;
+    watched.send(&message, sizeof(message));
+    const Failure failure = watched.failure();
+    CHECK(failure.kind == FailureKind::kPeerLost && failure.rank == 1);
+    CHECK(contains(failure.what(), "rank 1 on b sent ") && contains(failure.what(), each.text));
+    const WatchMessage told = watched.told();
+    CHECK(told.type == Type::kFailure && told.rank == 1 && contains(told.reason, each.text));
+  }
+}
+
+void test_a_failure_that_is_told() {
+  WatchMessage message = failure_message();
+  message.set_reason("caf\xc3\xa9 \xff\x1b[31m \xe2\x82");
+  std::memcpy(message.reason + std::strlen(message.reason), "\xc3\n\x9f", 4);
+  Watched watched;
+  for (const char& byte : std::string_view(reinterpret_cast<const char*>(&message), sizeof(message))) {
+    watched.send(&byte, 1);
+  }
+  const Failure failure = watched.failure();
+  CHECK(failure.kind == FailureKind::kTimeout && failure.missing == std::vector<int>({0, 2}));
+  CHECK(failure.what() == std::string("caf\xc3\xa9 ??[31m ???\n?"));
+}
+
+// A text that is too long ends with a whole character.
+void test_a_long_reason() {
+  WatchMessage message = failure_message();
+  std::string text(394, 'x');
+  message.set_reason(text + "\xc3\xa9y");
+  CHECK(message.reason_text() == text);
+}
+
+void test_a_death_in_the_middle_of_a_message() {
+  for (const size_t bytes : {0, 1, 100, 511}) {
+    Watched watched;
+    const WatchMessage message = failure_message();
+    watched.send(&message, bytes);
+    watched.end();
+    const Failure failure = watched.failure();
+    CHECK(failure.kind == FailureKind::kPeerLost && failure.rank == 1);
+    CHECK(contains(failure.what(), "rank 1 on b was lost: its process ended without shutting down"));
+  }
+}
+
+// poll() refuses more descriptors than the soft limit, whatever they are: a watch that cannot watch says so.
+void test_a_watch_that_cannot_poll() {
+  rlimit limit{};
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  Watched watched;
+  const rlimit lower{1, limit.rlim_max};
+  CHECK(setrlimit(RLIMIT_NOFILE, &lower) == 0);
+  const WatchMessage goodbye = message_of(WatchMessage::Type::kGoodbye);
+  watched.send(&goodbye, sizeof(goodbye));  // wakes it
+  const Failure failure = watched.failure();
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  CHECK(failure.kind == FailureKind::kAborted && failure.rank == 0);
+  CHECK(contains(failure.what(), "rank 0 on a cannot watch the other ranks any more: poll: Invalid argument"));
+}
+
+}  // namespace
+}  // namespace ronde
+
+int main() {
+  ronde::test_malformed_messages();
+  ronde::test_a_failure_that_is_told();
+  ronde::test_a_long_reason();
+  ronde::test_a_death_in_the_middle_of_a_message();
+  ronde::test_a_watch_that_cannot_poll();
+  return 0;
+}
