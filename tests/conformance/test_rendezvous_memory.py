@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from tests.conformance.rendezvous_nodes import S, TestNode
 from tests.conformance.test_rendezvous import BOOM, Job
 
-from ronde.core.round import AllSucceeded, Notice, WorkerFailed
+from ronde.core.round import AllSucceeded, JobClosed, Notice, WorkerFailed
 from ronde.job_key import JobKey
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.stores.file import FileStore
@@ -77,6 +78,27 @@ def test_a_store_that_is_started_again_before_the_first_round(tmp_path: Path) ->
     b = job.add("b", min_nodes=2, max_nodes=2)
     assert a.begins().nodes == b.begins().nodes
     succeed(a, b)
+    server.close()
+
+
+@pytest.mark.slow
+def test_nobody_misses_the_store_once_the_job_has_ended(tmp_path: Path) -> None:
+    """Workers may take long to exit; nodes ask nothing of the store any more, and it may go."""
+    key = JobKey.generate()
+    server = StoreServer("tcp:127.0.0.1:0", key)
+    endpoint = server.address.removeprefix("tcp:")
+    config = RendezvousConfig("tcp", endpoint, tmp_path.name, heartbeat_ns=S // 5, options={"is_host": "no"})
+    job = Job(config)
+    job.key = key
+    a, b = job.start("a", "b")
+    a.begins(), b.begins()
+    b.rendezvous.end_job("that is all")
+    for node in (a, b):
+        node.expect(JobClosed)
+    time.sleep(3)  # longer than a silent store is tolerated
+    for node in (a, b):
+        assert node.rendezvous.events() == []
+        node.close()
     server.close()
 
 

@@ -20,6 +20,7 @@ from ronde.cli.run_values import (
     port_or_any,
     program,
     ranks,
+    run_id,
     seconds,
     signals,
     streams,
@@ -193,7 +194,8 @@ _NODES = (
         ("--rdzv-id",),
         "the name of the job, for jobs that meet at one place",
         metavar="NAME",
-        right="a name",
+        parse=run_id,
+        right="a name of at most 200 bytes",
     ),
     Option(
         NODES,

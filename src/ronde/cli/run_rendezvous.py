@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ronde.cli.options import nearest
+from ronde.cli.rdzv_conf import conf_fields
 from ronde.cli.run_arguments import RunArguments
-from ronde.cli.run_here import BACKENDS, Here
+from ronde.cli.run_here import Here
 from ronde.errors import UsageError
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.records import replace
@@ -114,7 +115,7 @@ def _meeting(
 ) -> RendezvousConfig:
     by_ssh = asked.has("--hosts", "--hostfile", "--host-discovery-script")
     conf: Mapping[str, str] = asked.value("--rdzv-conf", {})
-    timed = _conf_times(asked, backend, conf)
+    timed = conf_fields(asked, backend, conf)
     timed.setdefault(
         "join_timeout_ns", _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", 600 * SECOND)
     )
@@ -251,66 +252,6 @@ def _host_and_port(origin: str, place: str, port: int) -> str:
     if not address.port:
         raise UsageError(f"{origin} {place} makes no sense: the other machines have to know the port")
     return str(address).removeprefix("tcp:")
-
-
-_TIMES = {
-    "timeout": "join_timeout_ns",
-    "join_timeout": "join_timeout_ns",
-    "last_call_timeout": "last_call_ns",
-    "keep_alive_interval": "heartbeat_ns",
-    "exit_barrier_timeout": "exit_barrier_ns",
-}
-_LEAST_TIMES = {"timeout": "0.1", "join_timeout": "0.1", "keep_alive_interval": "0.1"}
-_BEATS = "keep_alive_max_attempt"
-# What our own backends take beside these, and what torchrun's take and ours have no need for.
-_OTHERS = (
-    "is_host",
-    "rehost",
-    "store_type",
-    "protocol",
-    "ca_cert",
-    "ssl_cert",
-    "ssl_cert_key",
-    "cacert",
-    "cert",
-    "key",
-)
-_NEEDLESS = (
-    "close_timeout",
-    "heartbeat_timeout",
-    "read_timeout",
-    "rank",
-    "use_libuv",
-    "etcd_prefix",
-)
-
-
-def _conf_times(asked: RunArguments, backend: str, conf: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of the configuration that --rdzv-conf sets. What others' backends take is their business."""
-    from ronde.cli.run_values import count, seconds
-
-    known = [*_TIMES, _BEATS, *_OTHERS, *_NEEDLESS]
-    found: dict[str, Any] = {}
-    for key, text in conf.items():
-        if key not in known and backend in BACKENDS:
-            raise UsageError(
-                f"{asked.origin('--rdzv-conf')} {key}={text}: {key} is not known{nearest(key, known)}"
-            )
-        try:
-            if key in _TIMES:
-                found[_TIMES[key]] = seconds(text)
-                least = _LEAST_TIMES.get(key, "0")
-                if found[_TIMES[key]] < seconds(least):
-                    raise ValueError(text)
-            elif key == _BEATS:
-                found["missing_beats"] = count(text)
-        except ValueError:
-            least = f", {_LEAST_TIMES[key]} or more" if key in _LEAST_TIMES else ""
-            right = f"a number of seconds{least}" if key in _TIMES else "a whole number from 1"
-            raise UsageError(
-                f"{asked.origin('--rdzv-conf')} {key}={text} makes no sense: it should be {right}"
-            ) from None
-    return found
 
 
 def _timeout(asked: RunArguments, here: Here, option: str, variable: str, default: int) -> int:

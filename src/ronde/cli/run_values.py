@@ -21,6 +21,7 @@ __all__ = [
     "port_or_any",
     "program",
     "ranks",
+    "run_id",
     "seconds",
     "signals",
     "streams",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 SECOND = 10**9
+LONGEST_NAME = 200  # bytes: of the 255 that the name of a file may have, something is added
 PLACES = ("auto", "cpu", "gpu")
 # Those by which somebody asks a job to end. Others cannot be heeded, are an error of the program itself, or tell a
 # terminal's programs what they have to know without ending (SIGWINCH, SIGCHLD, SIGPIPE, SIGTSTP, SIGCONT, ...).
@@ -73,6 +75,13 @@ def milliseconds(text: str) -> str:
     if ns > SECOND:
         raise ValueError(text)
     return f"{ns / SECOND:g}"
+
+
+def run_id(text: str) -> str:
+    """The name of a job, which becomes a part of file names."""
+    if len(text.encode()) > LONGEST_NAME or "\0" in text:
+        raise ValueError(text)
+    return text
 
 
 def node_range(text: str) -> tuple[int, int]:

@@ -279,6 +279,21 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
             "--rdzv-conf keep_alive_interval=0",
             "--rdzv-conf keep_alive_interval=0 makes no sense: it should be a number of seconds, 0.1 or more",
         ),
+        *(
+            (f"--rdzv-conf {conf}", f"--rdzv-conf {conf} makes no sense: it should be {right}")
+            for conf, right in (
+                ("is_host=maybe", "true or false"),
+                ("rehost=1.5", "true or false"),
+                ("read_timeout=-10", "a number of seconds above 0"),
+                ("heartbeat_timeout=0", "a number of seconds above 0"),
+                ("close_timeout=x", "a number of seconds above 0"),
+                ("rank=-1", "a whole number from 0"),
+            )
+        ),
+        (
+            f"--nnodes 2 --rdzv-endpoint a --rdzv-id {'x' * 300}",
+            f"--rdzv-id {'x' * 300} makes no sense: it should be a name of at most 200 bytes",
+        ),
         ("--rdzv-conf join_timeout=0.0", "--rdzv-conf join_timeout=0.0 makes no sense"),
         (
             "--rdzv-conf store_type=dummy --nnodes 2 --rdzv-endpoint a",

@@ -181,6 +181,11 @@ class Participant:
         return self._member.is_ending
 
     @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, or this node's part in it, and nothing is asked of the store any more."""
+        return self._member.is_over and not self._record.is_open
+
+    @property
     def has_joined(self) -> bool:
         """Whether `join` has been called: before that there is nothing to do."""
         return self._presence.id != ""
@@ -245,7 +250,7 @@ class Participant:
             queue = inbox(self._record.state.term)
             self._effects += [Push(queue, encode(message)) for message in self._member.says]
             self._member.says.clear()
-            if self._member.is_over and not self._record.is_open:
+            if self.is_over:
                 self._effects += self._presence.end()
         self._effects += map(Tell, self._member.tells)
         self._member.tells.clear()

@@ -11,7 +11,7 @@ from ronde.records import dataclass, field
 if TYPE_CHECKING:
     from ronde.core.rendezvous.state import Rules
 
-__all__ = ["RendezvousConfig"]
+__all__ = ["RendezvousConfig", "truth"]
 
 SECOND = 10**9
 _TRUTHS = {"1": True, "true": True, "t": True, "yes": True, "y": True}
@@ -71,6 +71,14 @@ class RendezvousConfig:
         text = self.options.get(option)
         if text is None:
             return None
-        if text.lower() not in _TRUTHS:
-            raise UsageError(f"--rdzv-conf {option}={text} makes no sense: write true or false")
-        return _TRUTHS[text.lower()]
+        try:
+            return truth(text)
+        except ValueError:
+            raise UsageError(f"--rdzv-conf {option}={text} makes no sense: write true or false") from None
+
+
+def truth(text: str) -> bool:
+    """Return what a text of a user's means. Raises ValueError if it is neither yes nor no."""
+    if text.lower() not in _TRUTHS:
+        raise ValueError(text)
+    return _TRUTHS[text.lower()]

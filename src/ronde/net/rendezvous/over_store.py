@@ -381,7 +381,7 @@ class OverStore:
     def _look_after_the_store(self) -> None:
         """Say that it does not answer. If that lasts for so long that the others take us for dead, it may be lost."""
         session, now_ns = self._session, time.monotonic_ns()
-        if session is None:
+        if session is None or self._participant.is_over:
             return
         silent_ns, limit_s = self._participant.contact.silent_ns(now_ns), self._rules.silence_ns / 1e9
         is_silent = silent_ns >= max(self._rules.heartbeat_ns * 3 // 2, LEAST_SILENCE_NS)
