@@ -19,12 +19,21 @@ const std::string& spaces() {
   return text;
 }
 
+// A new file, -1 and errno if that is not possible. Where others may write, a link or a file of theirs may have its
+// name: that is removed, neither followed nor written to.
+Descriptor create_anew(const std::string& path) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  const int fd = open(path.c_str(), kFlags, 0666);
+  if (fd >= 0 || errno != EEXIST || unlink(path.c_str()) != 0) return Descriptor(fd);
+  return Descriptor(open(path.c_str(), kFlags, 0666));
+}
+
 }  // namespace
 
 // Under another name first, so that there is no moment in which it is empty.
 TraceFile::TraceFile(const std::string& path) : pages_(kPage, ' ') {
   const std::string draft = path + ".new";
-  file_ = Descriptor(open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  file_ = create_anew(draft);
   if (file_.get() < 0) throw std::system_error(errno, std::generic_category(), draft);
   pages_[used_++] = '[';
   if (!flush() || rename(draft.c_str(), path.c_str()) != 0) {

@@ -139,6 +139,20 @@ void test_empty_file() {
 }
 
 // A process that does nothing but write is killed, again and again.
+// As another user may have put it there, where others may write.
+void test_draft_is_not_written_through_a_link() {
+  const std::string path = scratch_path(), ours = scratch_path(), draft = path + ".new";
+  std::ofstream(ours) << "precious";
+  CHECK(symlink(ours.c_str(), draft.c_str()) == 0);
+  TraceFile file(path);
+  CHECK(file.close());
+  CHECK(text_of(ours) == "precious");
+  CHECK(records_of(text_of(path)).empty());
+  CHECK(access(draft.c_str(), F_OK) != 0);
+  unlink(path.c_str());
+  unlink(ours.c_str());
+}
+
 void test_kill_while_writing() {
   const std::string path = scratch_path();
   for (int attempt = 0; attempt < 60; ++attempt) {
@@ -298,6 +312,7 @@ int main() {
   ronde::test_full_ring_drops_and_counts();
   ronde::test_file_is_whole_after_every_flush();
   ronde::test_empty_file();
+  ronde::test_draft_is_not_written_through_a_link();
   ronde::test_kill_while_writing();
   ronde::test_phases_of_a_fused_pair();
   ronde::test_two_tensors_of_one_name();

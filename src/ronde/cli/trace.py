@@ -14,6 +14,7 @@ from ronde.cli import show
 from ronde.cli.options import Option, describe, nearest, parse
 from ronde.core.trace_merge import Common, Survey, agree, retime, survey
 from ronde.errors import UsageError
+from ronde.net.new_files import create_anew
 
 __all__ = ["HELP", "run"]
 
@@ -73,7 +74,7 @@ def merge(files: Sequence[Path], output: Path) -> None:
     draft = output.with_name(output.name + ".new")
     count = 0
     try:
-        with draft.open("w", encoding="utf-8") as file:
+        with os.fdopen(create_anew(draft), "w", encoding="utf-8") as file:
             for path, mine in zip(files, surveys):
                 with _open(path) as lines:
                     for record in retime(lines, mine, surveys, common):

@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import logging
+import os
 import queue
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, replace
-from pathlib import Path
 from typing import Any, TextIO
 
 from ronde import _native
@@ -45,6 +45,7 @@ from ronde.core.tuning import (
 from ronde.engine.rounds import share_bytes
 from ronde.engine.search import HINT, BayesianSearch, is_installed
 from ronde.errors import UsageError
+from ronde.net.new_files import open_for_writing
 from ronde.settings import Settings, assignment
 
 __all__ = ["Tuner", "begin_tuning", "buffer_bytes", "take_over"]
@@ -198,7 +199,7 @@ class _Log:
         self._space = space
         self._file: TextIO | None = None
         if path is not None:
-            self._file = Path(path).open("w", encoding="utf-8", newline="")  # noqa: SIM115 (as long as the job)
+            self._file = os.fdopen(open_for_writing(path, os.O_TRUNC), "w", encoding="utf-8", newline="")
             names = [knob.name for knob in space.knobs]
             self._row(["trial", "seconds", *names, "bytes_per_second", "again"])
 

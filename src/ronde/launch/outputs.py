@@ -30,6 +30,7 @@ from ronde.launch.config import Outputs, Std
 from ronde.net.disk import Disk
 from ronde.net.error_file import ERROR_FILE, ErrorReport, read_error_file
 from ronde.net.log_files import LogFile, LogWriter
+from ronde.net.new_files import open_for_writing
 from ronde.net.output import Digest, Sink, Source, Stream, Tail, tail_of_file
 from ronde.net.processes import GroupLeader
 
@@ -264,9 +265,9 @@ class WorkerOutput:
 
     def _open(self, std: Std) -> int | None:
         if self._redirected & std.value:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_TRUNC | os.O_APPEND
             try:
-                return self._disk.ask(lambda: os.open(self._path(std), flags, 0o666), os.close)
+                return self._disk.ask(lambda: open_for_writing(self._path(std), flags), os.close)
             except OSError as error:
                 self._say_unwritable(self._path(std), error)
                 self._redirected &= ~std.value

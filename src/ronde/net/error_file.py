@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ronde.errors import AbortedError, PeerLostError, RemoteError
+from ronde.net.new_files import create_anew, open_for_writing
 from ronde.records import dataclass
 
 if TYPE_CHECKING:
@@ -153,23 +154,24 @@ def _write_whole(path: str, text: str) -> None:
 
     Not that of a link, a device, or a file that a container has mounted. Raises OSError.
     """
-    beside = f"{path}.{os.getpid()}.new"
+    draft = f"{path}.{os.getpid()}.new"
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return _write(path, text)
     except FileNotFoundError:
         pass
     try:
-        _write(beside, text)
-        os.replace(beside, path)
+        with os.fdopen(create_anew(draft), "w") as file:
+            file.write(text)
+        os.replace(draft, path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.unlink(beside)
+            os.unlink(draft)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         _write(path, text)
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
+    with os.fdopen(open_for_writing(path, os.O_TRUNC), "w") as file:
         file.write(text)

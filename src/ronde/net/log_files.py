@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from ronde.net.new_files import open_for_writing
+
 __all__ = ["LogFile", "LogWriter"]
 
 BACKLOG_BYTES = 256 * 1024  # of each file
@@ -54,7 +56,7 @@ class LogFile:
     def perform(self, data: bytes | None) -> None:
         """In the writer's thread: make the file, write to it, or (None) close it. Raises OSError."""
         if self._fd is None and data is not None:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | self._flags | os.O_CLOEXEC, 0o666)
+            self._fd = open_for_writing(self._path, self._flags)
         while data:
             assert self._fd is not None
             data = data[os.write(self._fd, data) :]

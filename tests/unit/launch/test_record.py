@@ -158,6 +158,28 @@ def test_what_is_handed_up_goes_where_no_other_file_can_take_the_place(tmp_path:
         hand_up(str(tmp_path), FAILURE)
 
 
+def test_a_draft_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """As another user may have put it there, where others may write: everybody can guess the name."""
+    ours, path = tmp_path / "ours", tmp_path / "reply.json"
+    ours.write_text("precious")
+    path.with_name(f"reply.json.{os.getpid()}.new").symlink_to(ours)
+    hand_up(str(path), FAILURE)
+    assert ours.read_text() == "precious"
+    assert TOLD in path.read_text()
+    assert sorted(tmp_path.iterdir()) == [ours, path]
+
+
+@pytest.mark.root
+def test_the_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
+    ours, link = tmp_path / "ours", tmp_path / "reply.json"
+    ours.write_text("precious")
+    link.symlink_to(ours)
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        hand_up(str(link), FAILURE)
+    assert ours.read_text() == "precious"
+
+
 @pytest.mark.root
 def test_what_is_handed_up_reaches_a_file_that_a_container_has_mounted(tmp_path: Path) -> None:
     """As Kubernetes does it with its termination log."""

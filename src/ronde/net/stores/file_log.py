@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ronde.errors import PeerLostError, UsageError
+from ronde.net.new_files import create_anew
 
 __all__ = ["FileLog", "Lives"]
 
@@ -141,7 +142,7 @@ class FileLog:
         path = self.path + ".new"
         fd = -1
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            fd = create_anew(path, os.O_RDWR, 0o600)
             os.fchmod(fd, os.fstat(self._fd).st_mode & 0o777)
             end = _write_all(fd, _MAGIC + _CURRENT, 0)
             for payload in payloads:

@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ronde.errors import UsageError
+from ronde.net.new_files import create_anew
 from ronde.net.stores.table import Table
 
 __all__ = ["Journal", "Remembered", "pack_changes", "pack_sessions", "read"]
@@ -197,7 +198,7 @@ class Journal:
     def rewrite(self, table: Table, sessions: Iterable[Remembered]) -> None:
         """Write the file anew with no more than what there is now."""
         new = self._path.with_name(self._path.name + ".new")
-        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = create_anew(new, os.O_RDWR, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size = 0

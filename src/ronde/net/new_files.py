@@ -1,0 +1,39 @@
+"""Files that we make where others may write, too: nothing is written to what they have put there before us.
+
+A directory like /tmp lets everybody make a link with the name that we are about to use, to a file of ours, or a file
+of theirs that we would fill and then believe.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+
+__all__ = ["create_anew", "open_for_writing"]
+
+
+def create_anew(path: str | os.PathLike[str], flags: int = os.O_WRONLY, mode: int = 0o666) -> int:
+    """Return the descriptor of a new file, for a draft. What has its name is removed, neither followed nor written to.
+
+    Raises OSError, also if that is another user's and cannot be removed.
+    """
+    flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(FileExistsError):
+        return os.open(path, flags, mode)
+    os.unlink(path)
+    return os.open(path, flags, mode)
+
+
+def open_for_writing(path: str | os.PathLike[str], flags: int) -> int:
+    """Return the descriptor of a file that the user has named, made if there is none; a link only if it is ours.
+
+    Root's links are everybody's (/dev/stdout). Raises OSError, ELOOP for the link of somebody else.
+    """
+    flags |= os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP or os.lstat(path).st_uid not in (0, os.geteuid()):
+            raise
+    return os.open(path, flags, 0o666)
