@@ -14,11 +14,15 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "bind_border.h"
+#include "bind_keys.h"
 #include "store_request.h"
 
 namespace ronde {
@@ -49,6 +53,13 @@ PyObject* set_connection_error(int error) {
     case ETIMEDOUT:
       PyErr_SetString(PyExc_TimeoutError, "it does not answer");
       return nullptr;
+    case EBADMSG:
+      if (PyObject* const arguments =
+              Py_BuildValue("(is)", EBADMSG, "its answer was altered, repeated or left out on the way")) {
+        PyErr_SetObject(PyExc_OSError, arguments);
+        Py_DECREF(arguments);
+      }
+      return nullptr;
     case ECONNRESET:
       PyErr_SetString(PyExc_ConnectionResetError, "the connection was closed by the other end");
       return nullptr;
@@ -75,11 +86,11 @@ struct Trouble {
 };
 
 // Lets go of the interpreter for as long as it takes.
-Trouble exchange(int fd, const StoreRequest& request, StoreAnswer& answer) {
+Trouble exchange(int fd, SealedConnection* seals, const StoreRequest& request, StoreAnswer& answer) {
   Trouble trouble;
   PyThreadState* const state = PyEval_SaveThread();
   try {
-    ask_store(fd, request, kPatience, answer, [] { return signal_handler_raised(); });
+    ask_store(fd, request, kPatience, answer, [] { return signal_handler_raised(); }, seals);
   } catch (const StoreConnectionError& error) {
     trouble.broken = error.error;
   } catch (const Interrupted&) {
@@ -93,33 +104,16 @@ Trouble exchange(int fd, const StoreRequest& request, StoreAnswer& answer) {
 
 Py_ssize_t size_of(std::string_view view) { return static_cast<Py_ssize_t>(view.size()); }
 
-// ask_store(fd, operation, number, timeout_ns, key, argument) -> (status, value)
-PyObject* ask(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 6) {
-    PyErr_SetString(PyExc_TypeError, "ask_store takes six arguments");
-    return nullptr;
-  }
-  StoreRequest request;
-  const int fd = static_cast<int>(PyLong_AsLong(arguments[0]));
-  request.operation = static_cast<uint8_t>(PyLong_AsLong(arguments[1]));
-  request.number = PyLong_AsUnsignedLongLong(arguments[2]);
-  request.timeout_ns = PyLong_AsUnsignedLongLong(arguments[3]);
-  if (PyErr_Occurred() || !read_bytes(arguments[4], request.key) || !read_bytes(arguments[5], request.argument)) {
-    return nullptr;
-  }
-  StoreAnswer answer;
-  const Trouble trouble = exchange(fd, request, answer);
-  if (trouble.interrupted) return nullptr;
-  if (trouble.broken) return set_connection_error(*trouble.broken);
-  return Py_BuildValue("(iy#)", answer.status(), answer.value().data(), size_of(answer.value()));
-}
-
 // StoreLine: what StoreClient is made of. `_fd` is its connection, -1 where there is none; `_number` is that of its
 // last request that must not be done twice; `_lock`, a threading.Lock, is held by whoever asks, and by `_ask_again`.
+// `seals`: of the connection; null if its messages have no tags. Shared with a call that is under way.
 struct Line {
   PyObject_HEAD PyObject* lock;
   unsigned long long number;
   int fd;
+  std::shared_ptr<SealedConnection>* seals;
+
+  std::shared_ptr<SealedConnection> shared_seals() const { return seals == nullptr ? nullptr : *seals; }
 };
 
 PyObject *acquire_name = nullptr, *release_name = nullptr;
@@ -177,7 +171,8 @@ PyObject* ask_locked(Line* line, StoreRequest& request, bool once) {
   const int fd = line->fd;
   const int64_t began_ns = std::chrono::steady_clock::now().time_since_epoch().count();  // Python's monotonic clock
   StoreAnswer answer;
-  const Trouble trouble = exchange(fd, request, answer);
+  const auto seals = line->shared_seals();
+  const Trouble trouble = exchange(fd, seals.get(), request, answer);
   if (trouble) {
     if (trouble.broken) set_connection_error(*trouble.broken);
     if (trouble.broken.value_or(0) != 0) return ask_again(self, request, began_ns);
@@ -230,8 +225,59 @@ PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count)
   return answer;
 }
 
+// _ask_once(operation, number, timeout_ns, key, argument) -> (status, value)
+PyObject* line_ask_once(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 5) {
+    PyErr_SetString(PyExc_TypeError, "_ask_once takes five arguments");
+    return nullptr;
+  }
+  StoreRequest request;
+  request.operation = static_cast<uint8_t>(PyLong_AsLong(arguments[0]));
+  request.number = PyLong_AsUnsignedLongLong(arguments[1]);
+  request.timeout_ns = PyLong_AsUnsignedLongLong(arguments[2]);
+  if (PyErr_Occurred() || !read_bytes(arguments[3], request.key) || !read_bytes(arguments[4], request.argument)) {
+    return nullptr;
+  }
+  const Line* const line = reinterpret_cast<Line*>(self);
+  const auto seals = line->shared_seals();
+  StoreAnswer answer;
+  const Trouble trouble = exchange(line->fd, seals.get(), request, answer);
+  if (trouble.interrupted) return nullptr;
+  if (trouble.broken) return set_connection_error(*trouble.broken);
+  return Py_BuildValue("(iy#)", answer.status(), answer.value().data(), size_of(answer.value()));
+}
+
+// _use_keys(outgoing, incoming, conceals): those of a new connection; _use_keys() if it has none
+PyObject* line_use_keys(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  Line* const line = reinterpret_cast<Line*>(self);
+  try {
+    std::shared_ptr<SealedConnection> seals;
+    if (count != 0) {
+      const auto keys = connection_keys(arguments, count);
+      if (!keys) return nullptr;
+      seals = std::make_shared<SealedConnection>(*keys);
+    }
+    if (line->seals == nullptr) line->seals = new std::shared_ptr<SealedConnection>;
+    *line->seals = std::move(seals);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  Py_RETURN_NONE;
+}
+
+// _sealed(frame) -> the frame as it travels
+PyObject* line_sealed(PyObject* self, PyObject* frame) {
+  std::string_view view;
+  if (!read_bytes(frame, view)) return nullptr;
+  const auto seals = reinterpret_cast<Line*>(self)->shared_seals();
+  if (!seals) return Py_NewRef(frame);
+  const std::string sealed = sealed_frame(view, *seals);
+  return PyBytes_FromStringAndSize(sealed.data(), size_of(sealed));
+}
+
 void line_dealloc(PyObject* self) {
   PyTypeObject* const type = Py_TYPE(self);
+  delete reinterpret_cast<Line*>(self)->seals;
   Py_XDECREF(reinterpret_cast<Line*>(self)->lock);
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
   Py_DECREF(type);
@@ -246,6 +292,9 @@ PyMemberDef line_members[] = {
 
 PyMethodDef line_methods[] = {
     {"_ask", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(line_ask)), METH_FASTCALL, nullptr},
+    {"_ask_once", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(line_ask_once)), METH_FASTCALL, nullptr},
+    {"_use_keys", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(line_use_keys)), METH_FASTCALL, nullptr},
+    {"_sealed", line_sealed, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -259,21 +308,13 @@ PyType_Slot line_slots[] = {
 PyType_Spec line_spec = {"ronde._native.StoreLine", sizeof(Line), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
                          line_slots};
 
-PyMethodDef methods[] = {
-    {"ask_store", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ask)), METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
 }  // namespace
 
 void bind_store(nb::module_& module) {
   acquire_name = PyUnicode_InternFromString("acquire");
   release_name = PyUnicode_InternFromString("release");
   PyObject* const line = acquire_name && release_name ? PyType_FromSpec(&line_spec) : nullptr;
-  if (line == nullptr || PyModule_AddObject(module.ptr(), "StoreLine", line) != 0 ||
-      PyModule_AddFunctions(module.ptr(), methods) != 0) {
-    throw nb::python_error();
-  }
+  if (line == nullptr || PyModule_AddObject(module.ptr(), "StoreLine", line) != 0) throw nb::python_error();
 }
 
 }  // namespace ronde

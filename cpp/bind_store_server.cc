@@ -12,11 +12,17 @@
 #include <cerrno>
 #include <cstdint>
 #include <iterator>
+#include <memory>
 #include <new>
+#include <optional>
+#include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bind_border.h"
+#include "bind_keys.h"
 #include "store_request.h"
 
 namespace ronde {
@@ -64,38 +70,85 @@ PyObject* as_tuple(int fd, const StoreRequest& request) {
   return nullptr;
 }
 
-// read_request(fd, frame) -> (fd, operation, number, timeout_ns, key, argument), or None if it is not a frame
+// The seals of a server's connections, by descriptor; null for those whose messages have no tags.
+using Seals = std::vector<std::unique_ptr<SealedConnection>>;
+constexpr const char* kSeals = "ronde.StoreSeals";
+
+Seals* seals_in(PyObject* capsule) { return static_cast<Seals*>(PyCapsule_GetPointer(capsule, kSeals)); }
+
+SealedConnection* seals_of(const Seals& seals, int fd) {
+  return fd >= 0 && static_cast<size_t>(fd) < seals.size() ? seals[static_cast<size_t>(fd)].get() : nullptr;
+}
+
+// new_seals() -> what the functions below keep seals in
+PyObject* new_seals(PyObject*, PyObject*) {
+  auto seals = std::make_unique<Seals>();
+  PyObject* const capsule = PyCapsule_New(seals.get(), kSeals, [](PyObject* capsule) { delete seals_in(capsule); });
+  if (capsule != nullptr) seals.release();
+  return capsule;
+}
+
+// set_seals(seals, fd, outgoing, incoming, conceals): the keys of a new connection; set_seals(seals, fd): it has none
+PyObject* set_seals(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count < 2) return wrong_arguments("set_seals takes seals and a descriptor");
+  Seals* const seals = seals_in(arguments[0]);
+  const long fd = PyLong_AsLong(arguments[1]);
+  if (seals == nullptr || PyErr_Occurred()) return nullptr;
+  if (fd < 0) return wrong_arguments("a descriptor is not negative");
+  try {
+    std::unique_ptr<SealedConnection> fresh;
+    if (count > 2) {
+      const auto keys = connection_keys(arguments + 2, count - 2);
+      if (!keys) return nullptr;
+      fresh = std::make_unique<SealedConnection>(*keys);
+    }
+    const auto index = static_cast<size_t>(fd);
+    if (fresh && seals->size() <= index) seals->resize(index + 1);
+    if (index < seals->size()) (*seals)[index] = std::move(fresh);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  Py_RETURN_NONE;
+}
+
+// read_request(fd, frame, seals) -> (fd, operation, number, timeout_ns, key, argument), or None if it is not a frame of
+// that connection
 PyObject* read(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 2 || !PyBytes_Check(arguments[1])) return wrong_arguments("read_request takes an integer and bytes");
+  if (count != 3 || !PyBytes_Check(arguments[1])) {
+    return wrong_arguments("read_request takes an integer, bytes and seals");
+  }
   const int fd = static_cast<int>(PyLong_AsLong(arguments[0]));
+  const Seals* const seals = seals_in(arguments[2]);
   if (PyErr_Occurred()) return nullptr;
-  const std::string_view frame(PyBytes_AsString(arguments[1]), static_cast<size_t>(PyBytes_Size(arguments[1])));
-  if (const auto request = read_request(frame)) return as_tuple(fd, *request);
+  std::string frame(PyBytes_AsString(arguments[1]), static_cast<size_t>(PyBytes_Size(arguments[1])));
+  if (const auto request = read_request(frame, seals_of(*seals, fd))) return as_tuple(fd, *request);
   Py_RETURN_NONE;
 }
 
 // One connection's event: a whole request, or something that Python looks into: (fd, events, what has come or None).
-bool take(const epoll_event& event, bool at_rest, char* buffer, PyObject* requests, PyObject* others) {
+bool take(const epoll_event& event, bool at_rest, SealedConnection* seals, char* buffer, PyObject* requests,
+          PyObject* others) {
   const int fd = event.data.fd;
   if (!at_rest || event.events != EPOLLIN) return append(others, Py_BuildValue("(iIO)", fd, event.events, Py_None));
   const ssize_t received = recv(fd, buffer, kReadBytes, MSG_DONTWAIT);
   if (received < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   // What is broken has hung up.
-  const std::string_view data(buffer, received > 0 ? static_cast<size_t>(received) : 0);
-  if (const auto request = read_request(data)) return append(requests, as_tuple(fd, *request));
+  const std::span data(buffer, received > 0 ? static_cast<size_t>(received) : 0);
+  if (const auto request = read_request(data, seals)) return append(requests, as_tuple(fd, *request));
   return append(others, Py_BuildValue("(iIy#)", fd, event.events, data.data(), static_cast<Py_ssize_t>(data.size())));
 }
 
-// take_requests(epoll_fd, timeout_ms, most, at_rest) -> (requests, others): waits until something comes from somebody,
-// and returns that of up to `most`. Of `at_rest`, a byte for each descriptor, it takes what members are that have
-// nothing half received or half sent.
+// take_requests(epoll_fd, timeout_ms, most, at_rest, seals) -> (requests, others): waits until something comes from
+// somebody, and returns that of up to `most`. Of `at_rest`, a byte for each descriptor, it takes what members are that
+// have nothing half received or half sent.
 PyObject* take_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 4 || !PyByteArray_Check(arguments[3])) {
-    return wrong_arguments("take_requests takes three integers and a bytearray");
+  if (count != 5 || !PyByteArray_Check(arguments[3])) {
+    return wrong_arguments("take_requests takes three integers, a bytearray and seals");
   }
   const int epoll = static_cast<int>(PyLong_AsLong(arguments[0]));
   const int timeout_ms = static_cast<int>(PyLong_AsLong(arguments[1]));
   const int most = std::clamp(static_cast<int>(PyLong_AsLong(arguments[2])), 1, kMost);
+  const Seals* const seals = seals_in(arguments[4]);
   if (PyErr_Occurred()) return nullptr;
   epoll_event events[kMost];
   PyThreadState* const state = PyEval_SaveThread();
@@ -115,7 +168,8 @@ PyObject* take_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   bool done = requests != nullptr && others != nullptr;
   for (int i = 0; done && i < ready; ++i) {
     const auto fd = static_cast<size_t>(events[i].data.fd);
-    done = take(events[i], fd < at_rest.size() && at_rest[fd] != 0, buffer, requests, others);
+    const bool rests = fd < at_rest.size() && at_rest[fd] != 0;
+    done = take(events[i], rests, seals_of(*seals, events[i].data.fd), buffer, requests, others);
   }
   PyObject* const both = done ? PyTuple_Pack(2, requests, others) : nullptr;
   Py_XDECREF(requests);
@@ -125,40 +179,64 @@ PyObject* take_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 struct Letter {
   int fd;
+  SealedConnection* seals;
   std::string_view frame;
-  ssize_t sent;  // -1: the connection is broken
+  std::string sealed;  // what the frame is a view of, if it has a tag
+  ssize_t sent;        // -1: the connection is broken
 };
 
-// send_answers({fd: frame}) -> {fd: bytes sent, or -1 if it is broken} of those that could not be sent in whole
-PyObject* send_all(PyObject*, PyObject* answers) {
-  if (!PyDict_Check(answers)) return wrong_arguments("send_answers takes a dict");
+void send_letter(Letter& letter) {
+  if (letter.seals != nullptr) {
+    letter.sealed = sealed_frame(letter.frame, *letter.seals);
+    letter.frame = letter.sealed;
+  }
+  letter.sent = send(letter.fd, letter.frame.data(), letter.frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (letter.sent < 0 && (errno == EAGAIN || errno == EINTR)) letter.sent = 0;
+}
+
+// Sends all that can be sent now, without the interpreter. False: there is no memory.
+bool send_letters(std::vector<Letter>& letters) {
+  PyThreadState* const state = PyEval_SaveThread();
+  bool done = true;
+  try {
+    for (Letter& letter : letters) send_letter(letter);
+  } catch (const std::bad_alloc&) {
+    done = false;
+  }
+  PyEval_RestoreThread(state);
+  return done;
+}
+
+// send_answers({fd: frame}, seals) -> {fd: the bytes that are left, or None if it is broken} of those that could not be
+// sent in whole
+PyObject* send_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2 || !PyDict_Check(arguments[0])) return wrong_arguments("send_answers takes a dict and seals");
+  const Seals* const seals = seals_in(arguments[1]);
+  if (seals == nullptr) return nullptr;
   std::vector<Letter> letters;
   try {
-    letters.reserve(static_cast<size_t>(PyDict_Size(answers)));
+    letters.reserve(static_cast<size_t>(PyDict_Size(arguments[0])));
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
-  PyObject *fd = nullptr, *frame = nullptr;
-  for (Py_ssize_t at = 0; PyDict_Next(answers, &at, &fd, &frame);) {
+  PyObject *key = nullptr, *frame = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(arguments[0], &at, &key, &frame);) {
     if (!PyBytes_Check(frame)) return wrong_arguments("send_answers takes frames of bytes");
-    letters.push_back(
-        {static_cast<int>(PyLong_AsLong(fd)), {PyBytes_AsString(frame), static_cast<size_t>(PyBytes_Size(frame))}, 0});
+    const int fd = static_cast<int>(PyLong_AsLong(key));
+    const std::string_view view(PyBytes_AsString(frame), static_cast<size_t>(PyBytes_Size(frame)));
+    letters.push_back({fd, seals_of(*seals, fd), view, {}, 0});
   }
   if (PyErr_Occurred()) return nullptr;
-  PyThreadState* const state = PyEval_SaveThread();
-  for (Letter& letter : letters) {
-    letter.sent = send(letter.fd, letter.frame.data(), letter.frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (letter.sent < 0 && (errno == EAGAIN || errno == EINTR)) letter.sent = 0;
-  }
-  PyEval_RestoreThread(state);
+  if (!send_letters(letters)) return PyErr_NoMemory();
   PyObject* const unsent = PyDict_New();
   for (const Letter& letter : letters) {
     if (unsent == nullptr || letter.sent == static_cast<ssize_t>(letter.frame.size())) continue;
-    PyObject* const key = PyLong_FromLong(letter.fd);
-    PyObject* const sent = PyLong_FromSsize_t(letter.sent);
-    const bool done = key != nullptr && sent != nullptr && PyDict_SetItem(unsent, key, sent) == 0;
-    Py_XDECREF(key);
-    Py_XDECREF(sent);
+    PyObject* const fd = PyLong_FromLong(letter.fd);
+    PyObject* const left =
+        letter.sent < 0 ? Py_NewRef(Py_None) : bytes(letter.frame.substr(static_cast<size_t>(letter.sent)));
+    const bool done = fd != nullptr && left != nullptr && PyDict_SetItem(unsent, fd, left) == 0;
+    Py_XDECREF(fd);
+    Py_XDECREF(left);
     if (!done) {
       Py_DECREF(unsent);
       return nullptr;
@@ -172,10 +250,9 @@ using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 PyCFunction fast(FastCall function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)); }
 
 PyMethodDef methods[] = {
-    {"read_request", fast(read), METH_FASTCALL, nullptr},
-    {"take_requests", fast(take_all), METH_FASTCALL, nullptr},
-    {"send_answers", send_all, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr},
+    {"read_request", fast(read), METH_FASTCALL, nullptr},     {"take_requests", fast(take_all), METH_FASTCALL, nullptr},
+    {"send_answers", fast(send_all), METH_FASTCALL, nullptr}, {"new_seals", new_seals, METH_NOARGS, nullptr},
+    {"set_seals", fast(set_seals), METH_FASTCALL, nullptr},   {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace

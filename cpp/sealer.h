@@ -26,7 +26,7 @@ struct ConnectionKeys {
 };
 
 // The number of a message in its direction, and of a part of it that has a tag of its own.
-struct Place {
+struct Position {
   uint64_t message = 0;
   uint32_t part = 0;
 };
@@ -40,23 +40,23 @@ class Sealer {
 
   // The tag of a message, whose first `clear_bytes` travel as they are in any case. If it conceals, the rest is
   // encrypted to `sealed`, which may be where it lies; otherwise `sealed` is left alone.
-  Tag seal(Place place, std::span<const std::byte> message, size_t clear_bytes, std::byte* sealed) const {
+  Tag seal(Position position, std::span<const std::byte> message, size_t clear_bytes, std::byte* sealed) const {
     const size_t clear = conceals_ ? clear_bytes : message.size();
-    return aead_seal(key_, nonce(place), message.first(clear), message.subspan(clear), sealed);
+    return aead_seal(key_, nonce(position), message.first(clear), message.subspan(clear), sealed);
   }
 
   // Makes of what has come the message that was sealed. False, and nothing is changed: it is another.
-  bool open(Place place, std::span<std::byte> message, size_t clear_bytes, const Tag& tag) const {
+  bool open(Position position, std::span<std::byte> message, size_t clear_bytes, const Tag& tag) const {
     const size_t clear = conceals_ ? clear_bytes : message.size();
-    return aead_open(key_, nonce(place), message.first(clear), message.subspan(clear), tag);
+    return aead_open(key_, nonce(position), message.first(clear), message.subspan(clear), tag);
   }
 
  private:
-  static Nonce nonce(Place place) {
-    static_assert(sizeof(place.message) + sizeof(place.part) == sizeof(Nonce));
+  static Nonce nonce(Position position) {
+    static_assert(sizeof(position.message) + sizeof(position.part) == sizeof(Nonce));
     Nonce nonce;
-    std::memcpy(nonce.data(), &place.message, sizeof(place.message));
-    std::memcpy(nonce.data() + sizeof(place.message), &place.part, sizeof(place.part));
+    std::memcpy(nonce.data(), &position.message, sizeof(position.message));
+    std::memcpy(nonce.data() + sizeof(position.message), &position.part, sizeof(position.part));
     return nonce;
   }
 

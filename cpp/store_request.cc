@@ -36,6 +36,7 @@ Number take(const char*& place) {
   return number;
 }
 
+// `length`: of all that travels.
 void write_frame(char* place, const StoreRequest& request, size_t length) {
   place = put(place, static_cast<uint32_t>(length - kLengthBytes));
   place = put(place, request.operation);
@@ -92,52 +93,65 @@ class Exchange {
 }  // namespace
 
 void ask_store(int fd, const StoreRequest& request, uint64_t patience_ns, StoreAnswer& answer,
-               FunctionRef<bool()> interrupted) {
+               FunctionRef<bool()> interrupted, SealedConnection* seals) {
   const uint64_t forever = static_cast<uint64_t>(INT64_MAX);
   Exchange exchange(fd, std::min(forever, request.timeout_ns + patience_ns), interrupted);
+  const size_t tag_bytes = seals == nullptr ? 0 : kTagBytes;
 
-  const size_t length = kHeadBytes + request.key.size() + request.argument.size();
+  const size_t length = kHeadBytes + request.key.size() + request.argument.size() + tag_bytes;
   // A length that its field cannot hold would make the rest of the request another one.
   if (request.key.size() > UINT16_MAX || length - kLengthBytes > UINT32_MAX) throw StoreConnectionError{EMSGSIZE};
-  std::vector<char> long_frame(length <= StoreAnswer::kShort ? 0 : length);
-  char* const frame = long_frame.empty() ? answer.bytes_ : long_frame.data();  // nothing is received before it is sent
-  write_frame(frame, request, length);
-  exchange.send(frame, length);
+  std::vector<char> long_request(length <= StoreAnswer::kShort ? 0 : length);
+  // Nothing is received before it is sent.
+  char* const sent = long_request.empty() ? answer.bytes_ : long_request.data();
+  write_frame(sent, request, length);
+  if (seals != nullptr) seals->seal(std::as_writable_bytes(std::span(sent, length)), kLengthBytes);
+  exchange.send(sent, length);
 
-  char* const head = answer.bytes_;
+  char* frame = answer.bytes_;
   size_t received = 0;
-  while (received < kAnswerBytes) received += exchange.receive(head + received, StoreAnswer::kShort - received);
-  const char* place = head;
+  while (received < kAnswerBytes) received += exchange.receive(frame + received, StoreAnswer::kShort - received);
+  const char* place = frame;
   const size_t rest = take<uint32_t>(place);
   const size_t total = kLengthBytes + rest;
-  if (rest == 0 || total > kLongestAnswer || total < received) throw StoreConnectionError{0};
-  answer.status_ = static_cast<unsigned char>(head[kLengthBytes]);
-  answer.begin_ = kAnswerBytes;
-  answer.size_ = total - kAnswerBytes;
-  if (total <= StoreAnswer::kShort) {
-    while (received < total) received += exchange.receive(head + received, total - received);
-    return;
+  if (rest < 1 + tag_bytes || total > kLongestAnswer || total < received) throw StoreConnectionError{0};
+  if (total > StoreAnswer::kShort) {
+    answer.long_frame_.assign(frame, received);
+    answer.long_frame_.resize(total);
+    frame = answer.long_frame_.data();
   }
-  answer.long_value_.assign(head + kAnswerBytes, received - kAnswerBytes);
-  answer.long_value_.resize(answer.size_);
-  for (size_t have = received - kAnswerBytes; have < answer.size_;) {
-    have += exchange.receive(answer.long_value_.data() + have, answer.size_ - have);
+  while (received < total) received += exchange.receive(frame + received, total - received);
+  if (seals != nullptr && !seals->open(std::as_writable_bytes(std::span(frame, total)), kLengthBytes)) {
+    throw StoreConnectionError{EBADMSG};
   }
+  answer.status_ = static_cast<unsigned char>(frame[kLengthBytes]);
+  answer.value_ = {frame + kAnswerBytes, total - kAnswerBytes - tag_bytes};
 }
 
-std::optional<StoreRequest> read_request(std::string_view frame) {
-  if (frame.size() < kHeadBytes) return std::nullopt;
+std::optional<StoreRequest> read_request(std::span<char> frame, SealedConnection* seals) {
+  const size_t tag_bytes = seals == nullptr ? 0 : kTagBytes;
+  if (frame.size() < kHeadBytes + tag_bytes) return std::nullopt;
   const char* place = frame.data();
   if (take<uint32_t>(place) != frame.size() - kLengthBytes) return std::nullopt;
+  if (seals != nullptr && !seals->open(std::as_writable_bytes(frame), kLengthBytes)) return std::nullopt;
   StoreRequest request;
   request.operation = take<uint8_t>(place);
   request.number = take<uint64_t>(place);
   request.timeout_ns = take<uint64_t>(place);
   const size_t key_bytes = take<uint16_t>(place);
-  if (key_bytes > frame.size() - kHeadBytes) return std::nullopt;
-  request.key = frame.substr(kHeadBytes, key_bytes);
-  request.argument = frame.substr(kHeadBytes + key_bytes);
+  const std::string_view rest(place, frame.size() - kHeadBytes - tag_bytes);
+  if (key_bytes > rest.size()) return std::nullopt;
+  request.key = rest.substr(0, key_bytes);
+  request.argument = rest.substr(key_bytes);
   return request;
+}
+
+std::string sealed_frame(std::string_view frame, SealedConnection& seals) {
+  std::string sealed(frame.size() + kTagBytes, '\0');
+  std::copy(frame.begin(), frame.end(), sealed.begin());
+  put(sealed.data(), static_cast<uint32_t>(sealed.size() - kLengthBytes));
+  seals.seal(std::as_writable_bytes(std::span(sealed)), kLengthBytes);
+  return sealed;
 }
 
 }  // namespace ronde

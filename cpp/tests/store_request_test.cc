@@ -141,22 +141,83 @@ void a_signal_may_end_the_wait() {
 }
 
 void a_server_reads_what_a_client_writes() {
-  const std::string frame("\0\0\0\x18\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\x01\xff\0\x03key12", kRequestBytes);
+  std::string frame("\0\0\0\x18\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\x01\xff\0\x03key12", kRequestBytes);
   const auto request = read_request(frame);
   CHECK(request && request->operation == 3 && request->number == 7 && request->timeout_ns == 511);
   CHECK(request->key == "key" && request->argument == "12");
 }
 
+std::optional<StoreRequest> read_copy(std::string frame) {
+  auto request = read_request(frame);
+  if (request) request->key = request->argument = {};
+  return request;
+}
+
 void what_is_no_whole_frame_is_not_read() {
   const std::string frame("\0\0\0\x18\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0\0\x03key12", kRequestBytes);
-  for (size_t size = 0; size < frame.size(); ++size) CHECK(!read_request(frame.substr(0, size)));
-  CHECK(!read_request(frame + "more"));
+  for (size_t size = 0; size < frame.size(); ++size) CHECK(!read_copy(frame.substr(0, size)));
+  CHECK(!read_copy(frame + "more"));
   std::string long_key = frame;
   long_key[22] = 6;  // longer than all that follows
-  CHECK(!read_request(long_key));
+  CHECK(!read_copy(long_key));
   long_key[22] = 5;
   CHECK(read_request(long_key)->argument.empty());
-  CHECK(!read_request(std::string("\xff\xff\xff\xff", 4) + frame.substr(4)));
+  CHECK(!read_copy(std::string("\xff\xff\xff\xff", 4) + frame.substr(4)));
+}
+
+ConnectionKeys keys(bool conceals, bool server) {
+  ConnectionKeys keys;
+  (server ? keys.incoming : keys.outgoing).fill(std::byte{1});
+  (server ? keys.outgoing : keys.incoming).fill(std::byte{2});
+  keys.conceals = conceals;
+  return keys;
+}
+
+// A server that reads one sealed request, and answers it as sealed as it should be, or changed by `alter`.
+void ask_sealed(bool conceals, size_t value_bytes, const std::function<void(std::string&)>& alter,
+                StoreAnswer& answer) {
+  const std::string value(value_bytes, 'v');
+  StoreRequest request = kRequest;
+  request.argument = value;
+  SealedConnection seals(keys(conceals, false));
+  Server server(kRequestBytes - 2 + value.size() + kTagBytes, [&](int fd, std::string frame) {
+    SealedConnection theirs(keys(conceals, true));
+    CHECK((frame.find("key") == std::string::npos) == conceals);
+    std::string altered = frame;
+    altered[10] ^= 1;
+    CHECK(!read_request(altered, &theirs));
+    const auto read = read_request(frame, &theirs);
+    CHECK(read && read->key == "key" && read->argument == value && read->number == 7);
+    CHECK(!read_request(frame, &theirs));
+    std::string reply = sealed_frame(answer_of(1, value), theirs);
+    alter(reply);
+    send_all(fd, reply);
+  });
+  ask_store(server.fd(), request, kMinute, answer, kNoSignals, &seals);
+}
+
+void sealed_requests_and_answers_arrive() {
+  for (const bool conceals : {false, true}) {
+    for (const size_t bytes : {0, 2, 4055, 4056, 5000, 100'000}) {
+      StoreAnswer answer;
+      ask_sealed(conceals, bytes, [](std::string&) {}, answer);
+      CHECK(answer.status() == 1 && answer.value() == std::string(bytes, 'v'));
+    }
+  }
+}
+
+void an_altered_answer_is_no_answer() {
+  for (const bool conceals : {false, true}) {
+    for (const size_t bytes : {3, 5000}) {
+      try {
+        StoreAnswer answer;
+        ask_sealed(conceals, bytes, [](std::string& reply) { reply[6] ^= 4; }, answer);
+        CHECK(false);
+      } catch (const StoreConnectionError& broken) {
+        CHECK(broken.error == EBADMSG);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -176,4 +237,6 @@ int main() {
   a_signal_may_end_the_wait();
   a_server_reads_what_a_client_writes();
   what_is_no_whole_frame_is_not_read();
+  sealed_requests_and_answers_arrive();
+  an_altered_answer_is_no_answer();
 }

@@ -128,6 +128,13 @@ class Settings:
         "`auto`: shared memory inside a host and TCP across; `tcp`: TCP everywhere, every rank its own host.",
         **one_of("auto", "tcp"),
     )
+    protection: str = _setting(
+        "RONDE_PROTECTION",
+        "messages",
+        "What nobody between two hosts can alter: `messages`, all but tensors; `payload`, tensors, too; "
+        "`secret`: nobody can read anything either.",
+        **one_of("messages", "payload", "secret"),
+    )
     tcp_streams: int = _setting(
         "RONDE_TCP_STREAMS",
         2,

@@ -17,6 +17,7 @@ from ronde.core.identity import Surroundings, identify
 from ronde.net.addresses import parse, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.processes import free_port
+from ronde.net.protection import protection_of
 from ronde.net.stores.reception import STORE_PURPOSE
 from ronde.net.stores.tcp import StoreClient
 from ronde.settings import JobKey
@@ -56,7 +57,14 @@ def shake_hands(address: str, job: str) -> None:
     with socket.socket(endpoint.family) as sock:
         sock.connect(endpoint.sockaddr)
         key = JobKey.derived_from(job)
-        authenticate(sock, Role.CLIENT, key, STORE_PURPOSE, time.monotonic_ns() + 10 * 10**9)
+        authenticate(
+            sock,
+            Role.CLIENT,
+            key,
+            STORE_PURPOSE,
+            protection_of(sock, False),
+            time.monotonic_ns() + 10 * 10**9,
+        )
 
 
 def attack(job: subprocess.Popen[str]) -> None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ronde.comm.lanes import Lanes
 from ronde.core.placement import Topology, place
@@ -29,8 +29,9 @@ from ronde.errors import MismatchError, PeerLostError, ProtocolError, TimeoutErr
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse
 from ronde.net.authentication import PROTOCOL_VERSION
-from ronde.net.connections import Channel, Slot, named_ranks, open_connections
+from ronde.net.connections import Channel, Connection, Slot, named_ranks, open_connections
 from ronde.net.host import host_key, host_name
+from ronde.net.protection import SECRET, ConnectionKeys
 from ronde.net.stores.base import Store
 from ronde.settings import Settings
 
@@ -41,10 +42,18 @@ Exchange = Callable[[bytes], list[bytes]]
 
 RECORD_LIMIT_BYTES = 4096
 MUST_AGREE = (
-    *("transport", "tcp_streams", "staging_bytes", "adasum_hierarchical", "hierarchical_allgather"),
+    *("transport", "protection", "tcp_streams"),
+    *("staging_bytes", "adasum_hierarchical", "hierarchical_allgather"),
     *("allreduce_algorithm", "hierarchical_bytes", "doubling_bytes", "ring_bytes"),
 )
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 2, 1
+
+
+class Wire(NamedTuple):
+    """A connection to another rank; `keys` are those of its messages, None within a host."""
+
+    descriptor: int
+    keys: ConnectionKeys | None
 
 
 @dataclass
@@ -60,14 +69,14 @@ class Wiring:
     cores: int
     segment: int
     bells: list[int]
-    controls: dict[int, int]
-    data: dict[int, list[int]]
+    controls: dict[int, Wire]
+    data: dict[int, list[Wire]]
     lanes: Lanes
 
     def close(self) -> None:
         """Close everything: for the case that nobody takes it. To be called once."""
-        streams = [descriptor for several in self.data.values() for descriptor in several]
-        for descriptor in [self.segment, *self.bells, *self.controls.values(), *streams]:
+        wires = [*self.controls.values(), *(wire for several in self.data.values() for wire in several)]
+        for descriptor in [self.segment, *self.bells, *(wire.descriptor for wire in wires)]:
             os.close(descriptor)
         self.lanes.close()
 
@@ -132,31 +141,36 @@ def wire(
     """
     deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
     with ExitStack() as listeners, ExitStack() as on_error:
-        topology, sockets = place(0, [""], [host_name()]), dict[Slot, socket.socket]()
+        topology, connections = place(0, [""], [host_name()]), dict[Slot, Connection]()
         mine = _Record.of(rank, size, settings, address)
         cores = mine.cores
         if size > 1:
             plan = _agree(mine, rank, exchange, listeners)
             topology, cores = plan.topology, plan.cores
             calls, answers = _slots(plan, settings.tcp_streams)
-            sockets = open_connections(
-                rank, list(topology.hosts), plan.listeners, calls, answers, key, purpose, deadline_ns
+            is_secret = settings.protection == SECRET
+            hosts = list(topology.hosts)
+            connections = open_connections(
+                rank, hosts, plan.listeners, calls, answers, key, purpose, deadline_ns, is_secret
             )
-        for slot, sock in sockets.items():
+        for slot, (sock, _) in connections.items():
             on_error.enter_context(sock)
             _tune(sock, slot.channel, settings.peer_timeout_ns)
-        lanes = Lanes(topology, {slot.peer: s for slot, s in sockets.items() if slot.channel is Channel.LANE})
+        lanes = Lanes(
+            topology, {slot.peer: c.sock for slot, c in connections.items() if slot.channel is Channel.LANE}
+        )
         segment = lanes.share_segment(segment_bytes(topology.local_size), deadline_ns)
         on_error.callback(os.close, segment)
         bells = lanes.share_bells(deadline_ns)
         on_error.pop_all()
-    controls: dict[int, int] = {}
-    data: dict[int, list[int]] = {}
-    for slot in sorted(sockets):
+    controls: dict[int, Wire] = {}
+    data: dict[int, list[Wire]] = {}
+    for slot in sorted(connections):
+        sock, keys = connections[slot]
         if slot.channel is Channel.CONTROL:
-            controls[slot.peer] = sockets[slot].detach()
+            controls[slot.peer] = Wire(sock.detach(), keys)
         elif slot.channel is Channel.DATA:
-            data.setdefault(slot.peer, []).append(sockets[slot].detach())
+            data.setdefault(slot.peer, []).append(Wire(sock.detach(), keys))
     return Wiring(topology, cores.bit_count(), segment, bells, controls, data, lanes)
 
 

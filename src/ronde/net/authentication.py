@@ -1,6 +1,6 @@
 """Both ends of a new connection prove that they know the job key, before anything else is read or allocated.
 
-    client -> server   hello: magic, version, label, nonce
+    client -> server   hello: magic, version, protection, label, nonce
     server -> client   hello, proof
     client -> server   proof
 
@@ -8,6 +8,11 @@ A proof is HMAC-SHA256 over (role, purpose, client's hello, server's hello) unde
 sides make a recorded proof worthless, the role keeps a proof from being sent back to its maker, and the purpose keeps
 a connection meant for one thing (the store, communicator 7) from being used for another. The label says who the sender
 is, in 16 bytes that mean something to the caller; the proof covers it. All messages have fixed sizes.
+
+What follows is bound to the two ends by keys of its own (`Handshake.keys`), one for each direction: HKDF-SHA256
+(RFC 5869) of the purpose and both hellos under the job key, so they are fresh for each connection. Each hello says what
+protection its sender needs, and the connection gets the stronger of both. A Unix socket needs none. A connection that
+is one at one end only has somebody in between, and is refused.
 
 This module does no input or output, except for `authenticate`, which drives one handshake over a blocking socket.
 """
@@ -23,15 +28,17 @@ from ronde.errors import AuthenticationError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.foreign import describe_foreign_hello
 from ronde.net.frames import receive_exactly, send_all
+from ronde.net.protection import ConnectionKeys, Protection
 
 __all__ = ["LABEL_BYTES", "PROTOCOL_VERSION", "Handshake", "Role", "authenticate"]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"RNDE"
 LABEL_BYTES = 16
-NONCE_BYTES = 32
+NONCE_BYTES = 31
 PROOF_BYTES = 32
-_HELLO = struct.Struct(f"!4sH{LABEL_BYTES}s{NONCE_BYTES}s")
+# As long in all versions, with the version in the same place, so that two of them can tell each other apart.
+_HELLO = struct.Struct(f"!4sHB{LABEL_BYTES}s{NONCE_BYTES}s")
 
 
 class Role(Enum):
@@ -42,17 +49,25 @@ class Role(Enum):
 
 
 class Handshake:
-    """One end of one handshake: send `greeting()`, then `advance()` with exactly `wanted` bytes until that is 0."""
+    """One end of one handshake: send `greeting()`, then `advance()` with exactly `wanted` bytes until that is 0.
 
-    def __init__(self, role: Role, key: JobKey, purpose: str, label: bytes = b"") -> None:
+    `protection` is what this end needs. Afterwards `keys` has those of the connection, None if it needs none.
+    """
+
+    def __init__(
+        self, role: Role, key: JobKey, purpose: str, protection: Protection, label: bytes = b""
+    ) -> None:
         self._role = role
         self._key = key
         self._purpose = purpose.encode()
+        self._protection = protection
         label = label.ljust(LABEL_BYTES, b"\0")
-        self._hello = _HELLO.pack(MAGIC, PROTOCOL_VERSION, label, os.urandom(NONCE_BYTES))
+        self._hello = _HELLO.pack(MAGIC, PROTOCOL_VERSION, protection, label, os.urandom(NONCE_BYTES))
         self._peer_hello = b""
         self._peer_version = 0
+        self._peer_protection = 0
         self.peer_label = b""
+        self.keys: ConnectionKeys | None = None
         self.wanted = _HELLO.size
 
     def greeting(self) -> bytes:
@@ -79,10 +94,11 @@ class Handshake:
         if not hmac.compare_digest(data, self._proof(peer)):
             raise AuthenticationError(self._key.refusal())
         self.wanted = 0
+        self.keys = self._derive_keys()
         return self._proof(Role.CLIENT) if self._role is Role.CLIENT else b""
 
     def _take_hello(self, data: bytes) -> bytes:
-        magic, self._peer_version, self.peer_label, _ = _HELLO.unpack(data)
+        magic, self._peer_version, self._peer_protection, self.peer_label, _ = _HELLO.unpack(data)
         if magic != MAGIC:
             raise AuthenticationError(describe_foreign_hello(data))
         self._peer_hello = data
@@ -100,22 +116,47 @@ class Handshake:
             )
 
     def _proof(self, role: Role) -> bytes:
-        hellos = (self._hello, self._peer_hello)
-        client, server = hellos if self._role is Role.CLIENT else hellos[::-1]
-        return self._key.hmac(role.value, self._purpose, client, server)
+        return self._key.hmac(role.value, self._purpose, *self._hellos())
+
+    def _hellos(self) -> tuple[bytes, bytes]:
+        """Return the client's hello and the server's."""
+        is_client = self._role is Role.CLIENT
+        return (self._hello, self._peer_hello) if is_client else (self._peer_hello, self._hello)
+
+    def _derive_keys(self) -> ConnectionKeys | None:
+        import hmac
+
+        ours, theirs = self._protection, self._peer_protection
+        if (ours is Protection.KERNEL) != (theirs == Protection.KERNEL):
+            raise AuthenticationError(
+                "this connection is a Unix socket at one end only: somebody in between passes on what is sent"
+            )
+        if ours is Protection.KERNEL:
+            return None
+        fresh = self._key.hmac(b"keys of a connection", self._purpose, *self._hellos())
+        to_server = hmac.digest(fresh, b"client to server\x01", "sha256")
+        to_client = hmac.digest(fresh, b"server to client\x01", "sha256")
+        outgoing, incoming = (to_server, to_client) if self._role is Role.CLIENT else (to_client, to_server)
+        return ConnectionKeys(outgoing, incoming, conceals=max(ours, theirs) == Protection.SECRET)
 
 
 def authenticate(
-    sock: socket.socket, role: Role, key: JobKey, purpose: str, deadline_ns: int | None, label: bytes = b""
-) -> bytes:
-    """Do a whole handshake over a socket; return the other end's label (16 bytes).
+    sock: socket.socket,
+    role: Role,
+    key: JobKey,
+    purpose: str,
+    protection: Protection,
+    deadline_ns: int | None,
+    label: bytes = b"",
+) -> Handshake:
+    """Do a whole handshake over a socket; return it, with the other end's label and the connection's keys.
 
     Raises AuthenticationError, VersionError, builtins.TimeoutError at the deadline (of `time.monotonic_ns()`), or
     ConnectionError if the other end hangs up. Not a byte beyond the handshake is read.
     """
-    handshake = Handshake(role, key, purpose, label)
+    handshake = Handshake(role, key, purpose, protection, label)
     send_all(sock, handshake.greeting(), deadline_ns)
     while handshake.wanted:
         answer = handshake.advance(receive_exactly(sock, handshake.wanted, deadline_ns))
         send_all(sock, answer, deadline_ns)
-    return handshake.peer_label
+    return handshake

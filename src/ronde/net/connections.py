@@ -26,8 +26,9 @@ from ronde.job_key import JobKey
 from ronde.net.addresses import Address, resolve
 from ronde.net.authentication import Handshake, Role
 from ronde.net.peers import check_user
+from ronde.net.protection import ConnectionKeys, protection_of
 
-__all__ = ["Channel", "Slot", "named_ranks", "open_connections"]
+__all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 
 MAX_STRANGERS = 256
 
@@ -49,6 +50,13 @@ class Slot(NamedTuple):
     peer: int
     channel: Channel
     stream: int = 0
+
+
+class Connection(NamedTuple):
+    """One that stands; `keys` are those of its messages, None if it is a Unix socket."""
+
+    sock: socket.socket
+    keys: ConnectionKeys | None
 
 
 class _Pending:
@@ -78,14 +86,15 @@ def open_connections(
     key: JobKey,
     purpose: str,
     deadline_ns: int,
-) -> dict[Slot, socket.socket]:
-    """Return a connected, non-blocking socket for every slot of `calls` (opened by us) and `answers` (by the peers).
+    is_secret: bool = False,
+) -> dict[Slot, Connection]:
+    """Return a non-blocking connection for every slot of `calls` (opened by us) and `answers` (by the peers).
 
     `hosts` are the names of the ranks' machines, for messages; `listeners` listening, non-blocking sockets, which stay
-    open; `deadline_ns` a value of `time.monotonic_ns()`. Raises TimeoutError that names the missing ranks,
-    PeerLostError, AuthenticationError or VersionError; then no connection is left open.
+    open; `deadline_ns` a value of `time.monotonic_ns()`; with `is_secret` they are encrypted. Raises TimeoutError that
+    names the missing ranks, PeerLostError, AuthenticationError or VersionError; then no connection is left open.
     """
-    opening = _Opening(rank, hosts, set(calls) | set(answers), key, purpose, deadline_ns)
+    opening = _Opening(rank, hosts, set(calls) | set(answers), key, purpose, deadline_ns, is_secret)
     try:
         for listener in listeners:
             opening.listen(listener)
@@ -93,8 +102,8 @@ def open_connections(
             opening.call(slot, address)
         opening.run()
     except BaseException:
-        for sock in opening.done.values():
-            sock.close()
+        for connection in opening.done.values():
+            connection.sock.close()
         raise
     finally:
         opening.close()
@@ -103,9 +112,16 @@ def open_connections(
 
 class _Opening:
     def __init__(
-        self, rank: int, hosts: list[str], missing: set[Slot], key: JobKey, purpose: str, deadline_ns: int
+        self,
+        rank: int,
+        hosts: list[str],
+        missing: set[Slot],
+        key: JobKey,
+        purpose: str,
+        deadline_ns: int,
+        is_secret: bool,
     ) -> None:
-        self.done: dict[Slot, socket.socket] = {}
+        self.done: dict[Slot, Connection] = {}
         self._rank = rank
         self._hosts = hosts
         self._missing = missing
@@ -113,6 +129,7 @@ class _Opening:
         self._key = key
         self._purpose = purpose
         self._deadline_ns = deadline_ns
+        self._is_secret = is_secret
         self._started_ns = time.monotonic_ns()
         self._strangers: dict[_Pending, None] = {}
         self._max_strangers = len(missing) + MAX_STRANGERS
@@ -134,7 +151,7 @@ class _Opening:
         endpoint = resolve(address)[0]
         sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
         label = _LABEL.pack(self._rank, slot.channel, slot.stream)
-        pending = _Pending(sock, Handshake(Role.CLIENT, self._key, self._purpose, label), slot)
+        pending = _Pending(sock, self._handshake(Role.CLIENT, sock, label), slot)
         try:
             if address.is_unix:
                 self._connect_unix(sock, endpoint.sockaddr)
@@ -150,6 +167,9 @@ class _Opening:
             sock.close()
             raise self._unreachable(slot, error) from None
         self._selector.register(sock, selectors.EVENT_WRITE, pending)
+
+    def _handshake(self, role: Role, sock: socket.socket, label: bytes) -> Handshake:
+        return Handshake(role, self._key, self._purpose, protection_of(sock, self._is_secret), label)
 
     def _connect_unix(self, sock: socket.socket, sockaddr: object) -> None:
         """Connect within the deadline. A Unix socket whose queue is full can only be waited for by blocking.
@@ -185,7 +205,7 @@ class _Opening:
                 continue  # that one connection broke before we took it
             sock.setblocking(False)
             label = _LABEL.pack(self._rank, 0, 0)
-            pending = _Pending(sock, Handshake(Role.SERVER, self._key, self._purpose, label), None)
+            pending = _Pending(sock, self._handshake(Role.SERVER, sock, label), None)
             self._selector.register(sock, selectors.EVENT_READ, pending)
             self._strangers[pending] = None
             try:
@@ -255,13 +275,13 @@ class _Opening:
             raise AuthenticationError(f"rank {peer} answered in its place")
         self._strangers.pop(pending, None)
         self._selector.unregister(pending.sock)
-        self.done[slot] = pending.sock
+        self.done[slot] = Connection(pending.sock, pending.handshake.keys)
         self._missing.remove(slot)
         if slot.channel is Channel.CONTROL:
             self._selector.register(pending.sock, selectors.EVENT_READ, slot)
 
     def _look_whether_alive(self, slot: Slot) -> None:
-        sock = self.done[slot]
+        sock = self.done[slot].sock
         try:
             if not sock.recv(1, socket.MSG_PEEK):
                 raise ConnectionResetError(errno.ECONNRESET, "it hung up")

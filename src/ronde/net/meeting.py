@@ -9,6 +9,7 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net import addresses
 from ronde.net.job_keys import find_job_key
+from ronde.net.protection import SECRET
 from ronde.net.stores.base import Store
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import Settings, environment
@@ -55,9 +56,11 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
 
         store: Store = TorchStore(target.host, target.port, f"ronde/{point.job}", timeout_ns)
         return Meeting(store, key, _data_address(settings, target))
-    server = StoreServer(point.address, key) if point.served_by == rank else None
+    is_secret = settings.protection == SECRET
+    is_server = point.served_by == rank
+    server = StoreServer(point.address, key, is_secret=is_secret) if is_server else None
     try:
-        store = StoreClient(point.address, key, timeout_ns)
+        store = StoreClient(point.address, key, timeout_ns, is_secret=is_secret)
         try:
             return Meeting(store, key, _data_address(settings, target), server)
         except BaseException:

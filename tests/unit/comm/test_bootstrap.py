@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.comm.bootstrap import Wiring, exchange_through, wire
+from ronde.comm.bootstrap import Wire, Wiring, exchange_through, wire
 from ronde.errors import AuthenticationError, MismatchError, PeerLostError, TimeoutError
 from ronde.net.stores.memory import MemoryStore
 from ronde.settings import JobKey, Settings
@@ -88,11 +88,18 @@ def closing(wirings: list[Wiring]) -> Iterator[list[Wiring]]:
             wiring.close()
 
 
-def check_connected(one: int, other: int) -> None:
-    """The two descriptors are the ends of one connection, and do not block."""
+def check_connected(here: Wire, there: Wire) -> None:
+    """The two are the ends of one connection, and do not block; they have keys for it unless it is a Unix socket."""
+    one, other = here.descriptor, there.descriptor
     assert not os.get_blocking(one)
     assert not os.get_blocking(other)
     with socket.socket(fileno=os.dup(one)) as left, socket.socket(fileno=os.dup(other)) as right:
+        if left.family == socket.AF_UNIX:
+            assert here.keys is there.keys is None
+        else:
+            assert here.keys
+            assert there.keys
+            assert (here.keys.outgoing, here.keys.incoming) == (there.keys.incoming, there.keys.outgoing)
         right.settimeout(30)
         left.send(b"ping")
         assert right.recv(16) == b"ping"

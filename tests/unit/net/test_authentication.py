@@ -11,10 +11,12 @@ import pytest
 from ronde.errors import AuthenticationError, VersionError
 from ronde.net import authentication
 from ronde.net.authentication import LABEL_BYTES, Handshake, Role, authenticate
+from ronde.net.protection import ConnectionKeys, Protection
 from ronde.settings import JobKey
 
 KEY = JobKey.generate()
-HELLO_BYTES, PROOF_BYTES = 4 + 2 + LABEL_BYTES + 32, 32
+HELLO_BYTES, PROOF_BYTES = 4 + 2 + 1 + LABEL_BYTES + 31, 32
+KERNEL, SEALED, SECRET = Protection
 
 
 def soon() -> int:
@@ -41,8 +43,8 @@ def both(client: Handshake, server: Handshake) -> None:
 
 def test_both_ends_learn_the_others_label() -> None:
     client, server = (
-        Handshake(Role.CLIENT, KEY, "store", b"rank 3"),
-        Handshake(Role.SERVER, KEY, "store", b"rank 0"),
+        Handshake(Role.CLIENT, KEY, "store", SEALED, b"rank 3"),
+        Handshake(Role.SERVER, KEY, "store", SEALED, b"rank 0"),
     )
     both(client, server)
     assert client.peer_label == b"rank 0".ljust(LABEL_BYTES, b"\0")
@@ -51,12 +53,12 @@ def test_both_ends_learn_the_others_label() -> None:
 
 def test_over_a_socket_nothing_beyond_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
     def client() -> None:
-        authenticate(pair[0], Role.CLIENT, KEY, "store", soon(), b"me")
+        authenticate(pair[0], Role.CLIENT, KEY, "store", SEALED, soon(), b"me")
         pair[0].send(b"payload")
 
     thread = threading.Thread(target=client)
     thread.start()
-    assert authenticate(pair[1], Role.SERVER, KEY, "store", soon()).startswith(b"me\0")
+    assert authenticate(pair[1], Role.SERVER, KEY, "store", SEALED, soon()).peer_label.startswith(b"me\0")
     thread.join()
     assert pair[1].recv(100) == b"payload"
 
@@ -66,11 +68,14 @@ def test_over_a_socket_nothing_beyond_is_read(pair: tuple[socket.socket, socket.
 )
 def test_another_key_or_purpose_is_refused(key: JobKey, purpose: str) -> None:
     with pytest.raises(AuthenticationError, match="does not know the job key"):
-        both(Handshake(Role.CLIENT, KEY, "store"), Handshake(Role.SERVER, key, purpose))
+        both(Handshake(Role.CLIENT, KEY, "store", SEALED), Handshake(Role.SERVER, key, purpose, SEALED))
 
 
 def test_a_server_finds_out_a_client_that_cannot_prove() -> None:
-    client, server = Handshake(Role.CLIENT, KEY, "store"), Handshake(Role.SERVER, KEY, "store")
+    client, server = (
+        Handshake(Role.CLIENT, KEY, "store", SEALED),
+        Handshake(Role.SERVER, KEY, "store", SEALED),
+    )
     server.advance(client.greeting())
     with pytest.raises(AuthenticationError):
         server.advance(bytes(PROOF_BYTES))
@@ -78,27 +83,33 @@ def test_a_server_finds_out_a_client_that_cannot_prove() -> None:
 
 def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
     """A client that does not know the key answers with what the server itself has said."""
-    server = Handshake(Role.SERVER, KEY, "store")
-    answer = server.advance(Handshake(Role.CLIENT, JobKey.generate(), "store").greeting())
+    server = Handshake(Role.SERVER, KEY, "store", SEALED)
+    answer = server.advance(Handshake(Role.CLIENT, JobKey.generate(), "store", SEALED).greeting())
     with pytest.raises(AuthenticationError):
         server.advance(answer[HELLO_BYTES:])
 
 
 def test_a_recorded_handshake_is_worthless() -> None:
-    client, server = Handshake(Role.CLIENT, KEY, "store"), Handshake(Role.SERVER, KEY, "store")
+    client, server = (
+        Handshake(Role.CLIENT, KEY, "store", SEALED),
+        Handshake(Role.SERVER, KEY, "store", SEALED),
+    )
     hello = client.greeting()
     answer = server.advance(hello)
     client.advance(answer[:HELLO_BYTES])
     proof = client.advance(answer[HELLO_BYTES:])
     server.advance(proof)
-    again = Handshake(Role.SERVER, KEY, "store")
+    again = Handshake(Role.SERVER, KEY, "store", SEALED)
     again.advance(hello)
     with pytest.raises(AuthenticationError):
         again.advance(proof)
 
 
 def test_a_changed_label_is_noticed() -> None:
-    client, server = Handshake(Role.CLIENT, KEY, "store", b"rank 3"), Handshake(Role.SERVER, KEY, "store")
+    client, server = (
+        Handshake(Role.CLIENT, KEY, "store", SEALED, b"rank 3"),
+        Handshake(Role.SERVER, KEY, "store", SEALED),
+    )
     answer = server.advance(client.greeting().replace(b"rank 3", b"rank 4"))
     client.advance(answer[:HELLO_BYTES])
     with pytest.raises(AuthenticationError):
@@ -106,7 +117,7 @@ def test_a_changed_label_is_noticed() -> None:
 
 
 def test_a_server_says_nothing_to_a_stranger() -> None:
-    server = Handshake(Role.SERVER, KEY, "store")
+    server = Handshake(Role.SERVER, KEY, "store", SEALED)
     assert server.greeting() == b""
     assert server.wanted == HELLO_BYTES
     with pytest.raises(AuthenticationError, match="does not speak Ronde's protocol"):
@@ -115,22 +126,68 @@ def test_a_server_says_nothing_to_a_stranger() -> None:
 
 def test_both_ends_tell_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "PROTOCOL_VERSION", 7)
-    client, server = Handshake(Role.CLIENT, KEY, "store"), Handshake(Role.SERVER, KEY, "store")
+    client, server = (
+        Handshake(Role.CLIENT, KEY, "store", SEALED),
+        Handshake(Role.SERVER, KEY, "store", SEALED),
+    )
     monkeypatch.undo()
     with pytest.raises(
-        VersionError, match="speaks version 7 of Ronde's protocol, this one 1; install the same"
+        VersionError, match="speaks version 7 of Ronde's protocol, this one 2; install the same"
     ):
-        both(client, Handshake(Role.SERVER, KEY, "store"))
+        both(client, Handshake(Role.SERVER, KEY, "store", SEALED))
     with pytest.raises(VersionError, match="speaks version 7"):
-        both(Handshake(Role.CLIENT, KEY, "store"), server)
+        both(Handshake(Role.CLIENT, KEY, "store", SEALED), server)
 
 
 def test_a_silent_peer_holds_nobody(pair: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(builtins.TimeoutError):
-        authenticate(pair[0], Role.SERVER, KEY, "store", time.monotonic_ns() + 10**7)
+        authenticate(pair[0], Role.SERVER, KEY, "store", SEALED, time.monotonic_ns() + 10**7)
 
 
 def test_a_peer_that_hangs_up(pair: tuple[socket.socket, socket.socket]) -> None:
     pair[1].close()
     with pytest.raises(ConnectionError):
-        authenticate(pair[0], Role.SERVER, KEY, "store", soon())
+        authenticate(pair[0], Role.SERVER, KEY, "store", SEALED, soon())
+
+
+def keys_of(client: Protection, server: Protection) -> tuple[ConnectionKeys, ConnectionKeys]:
+    ends = Handshake(Role.CLIENT, KEY, "store", client), Handshake(Role.SERVER, KEY, "store", server)
+    both(*ends)
+    assert ends[0].keys
+    assert ends[1].keys
+    return ends[0].keys, ends[1].keys
+
+
+def test_each_connection_has_keys_of_its_own_for_each_direction() -> None:
+    client, server = keys_of(SEALED, SEALED)
+    other, _ = keys_of(SEALED, SEALED)
+    assert (client.outgoing, client.incoming) == (server.incoming, server.outgoing)
+    assert len({client.outgoing, client.incoming, other.outgoing, other.incoming}) == 4
+    assert client.outgoing.hex() not in repr(client)
+    assert not client.conceals
+
+
+@pytest.mark.parametrize(("client", "server"), [(SECRET, SECRET), (SECRET, SEALED), (SEALED, SECRET)])
+def test_a_connection_is_secret_if_either_end_asks_for_it(client: Protection, server: Protection) -> None:
+    assert all(keys.conceals for keys in keys_of(client, server))
+
+
+def test_nobody_weakens_the_protection_on_the_way() -> None:
+    client, server = (
+        Handshake(Role.CLIENT, KEY, "store", SECRET),
+        Handshake(Role.SERVER, KEY, "store", SEALED),
+    )
+    hello = bytearray(client.greeting())
+    hello[6] = SEALED
+    answer = server.advance(bytes(hello))
+    client.advance(answer[:HELLO_BYTES])
+    with pytest.raises(AuthenticationError):
+        client.advance(answer[HELLO_BYTES:])
+
+
+def test_a_unix_socket_at_one_end_only_is_refused() -> None:
+    with pytest.raises(AuthenticationError, match="somebody in between"):
+        keys_of(KERNEL, SEALED)
+    ends = Handshake(Role.CLIENT, KEY, "store", KERNEL), Handshake(Role.SERVER, KEY, "store", KERNEL)
+    both(*ends)
+    assert ends[0].keys is ends[1].keys is None

@@ -13,6 +13,7 @@ from ronde.errors import AuthenticationError, TimeoutError
 from ronde.net.addresses import Address, listen, parse, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.connections import Channel, Slot, open_connections
+from ronde.net.protection import protection_of
 from ronde.net.stores.reception import STORE_PURPOSE
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
@@ -28,7 +29,9 @@ def shake_hands(address: str) -> None:
     endpoint = resolve(parse(address))[0]
     with socket.socket(endpoint.family) as sock:
         sock.connect(endpoint.sockaddr)
-        authenticate(sock, Role.CLIENT, KEY, STORE_PURPOSE, time.monotonic_ns() + LONG)
+        authenticate(
+            sock, Role.CLIENT, KEY, STORE_PURPOSE, protection_of(sock, False), time.monotonic_ns() + LONG
+        )
 
 
 def test_a_store_at_a_unix_socket_turns_other_users_away() -> None:

@@ -25,6 +25,7 @@ from ronde.job_key import JobKey
 from ronde.net.addresses import Address
 from ronde.net.authentication import Handshake, Role
 from ronde.net.callers import Caller, accept_caller, is_shortage
+from ronde.net.protection import protection_of
 from ronde.net.stores.doors import notice_loss, raise_limit_of_files
 
 __all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "STORE_PURPOSE", "Newcomer", "Reception"]
@@ -73,14 +74,23 @@ class _Stranger:
 
 
 class Reception:
-    """Takes in strangers at the listening sockets of the store at `address`. It owns these, the caller the poll."""
+    """Takes in strangers at the listening sockets of the store at `address`. It owns these, the caller the poll.
+
+    `is_secret`: the store wants connections to be encrypted.
+    """
 
     def __init__(
-        self, listeners: Sequence[socket.socket], address: Address, key: JobKey, epoll: select.epoll
+        self,
+        listeners: Sequence[socket.socket],
+        address: Address,
+        key: JobKey,
+        epoll: select.epoll,
+        is_secret: bool,
     ) -> None:
         self._address = address
         self._key = key
         self._epoll = epoll
+        self._is_secret = is_secret
         self._listeners = {each.fd: each for each in map(_Listener, listeners)}
         self._strangers: dict[int, _Stranger] = {}  # the oldest first
         self._is_full = False
@@ -194,7 +204,9 @@ class Reception:
         listener.sock.close()
 
     def _take_in(self, listener: _Listener, caller: Caller, now_ns: int) -> None:
-        stranger = _Stranger(caller, listener, Handshake(Role.SERVER, self._key, STORE_PURPOSE), now_ns)
+        protection = protection_of(caller.sock, self._is_secret)
+        handshake = Handshake(Role.SERVER, self._key, STORE_PURPOSE, protection)
+        stranger = _Stranger(caller, listener, handshake, now_ns)
         try:
             if caller.sock.family != socket.AF_UNIX:
                 notice_loss(caller.sock)

@@ -9,7 +9,8 @@ The rules:
      it; its last answer is kept, for it may come back.
   5. A turn of the loop takes whole requests from several members and sends all answers at its end, in one native call
      each (cpp/bind_store_server.cc). What else comes, such as pieces of requests, is received here.
-  6. With a journal, the answers of a turn leave only when its changes are on the disk. If they cannot be written, they
+  6. Over TCP every message is sealed (net/protection.py). One that was altered on its way only ends its connection.
+  7. With a journal, the answers of a turn leave only when its changes are on the disk. If they cannot be written, they
      are taken back and refused, and the store goes on with what it has.
 """
 
@@ -26,10 +27,11 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from ronde._native import read_request, send_answers, take_requests
+from ronde._native import new_seals, read_request, send_answers, set_seals, take_requests
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse
+from ronde.net.protection import secrecy_is_wanted
 from ronde.net.stores.desk import Desk, Session
 from ronde.net.stores.doors import MAX_CLIENTS, listen_for_clients
 from ronde.net.stores.reception import Newcomer, Reception
@@ -73,7 +75,8 @@ class StoreServer:
     With a `journal` it goes on with what is in that file, and writes every change to it before it answers. With a
     `seed` it begins with what is in that journal of another store, on whatever node that was; its journal must be empty
     then. A `listener` that waits at the address already becomes the server's. Raises UsageError if the address is taken
-    or not ours, or a file cannot be used.
+    or not ours, or a file cannot be used. Connections are encrypted if either end asks for it: this one by `is_secret`,
+    or by the environment.
     """
 
     def __init__(
@@ -83,11 +86,13 @@ class StoreServer:
         journal: Path | None = None,
         seed: Path | None = None,
         listener: socket.socket | None = None,
+        is_secret: bool | None = None,
     ) -> None:
         self._desk = Desk()
         listeners, self._address = listen_for_clients(parse(address), key, listener)
         self._epoll = select.epoll()
-        self._reception = Reception(listeners, self._address, key, self._epoll)
+        is_secret = secrecy_is_wanted() if is_secret is None else is_secret
+        self._reception = Reception(listeners, self._address, key, self._epoll, is_secret)
         try:
             self._journal = self._open_journal(journal, seed)
         except BaseException:
@@ -98,6 +103,7 @@ class StoreServer:
         self._clients: dict[int, _Client] = {}
         # 1 for each descriptor of a member with nothing half received or half sent.
         self._at_rest = bytearray(256)
+        self._seals = new_seals()
         self._gone: list[Session] = []
         self._timers: list[tuple[int, int, _Client]] = []
         self._timer_count = 0
@@ -177,7 +183,7 @@ class StoreServer:
                 most = min(MOST_IN_A_TURN, len(self._clients) // 2)
                 wake_ns = self._reception.wake_ns
                 timeout_ms = self._ms_to_next_timer(wake_ns) if self._timers or wake_ns is not None else -1
-                going_on = self._turn(*take_requests(epoll, timeout_ms, most, self._at_rest))
+                going_on = self._turn(*take_requests(epoll, timeout_ms, most, self._at_rest, self._seals))
         except BaseException:
             _log.exception("the store at %s has broken down", self._address)
             raise
@@ -239,6 +245,8 @@ class StoreServer:
         if client.fd >= len(self._at_rest):
             self._at_rest.extend(bytes(client.fd))
         self._at_rest[client.fd] = 1
+        if newcomer.handshake.keys:
+            set_seals(self._seals, client.fd, *newcomer.handshake.keys.parts())
         if old is not None:  # its client has given it up before we saw that it is broken
             self._drop(old)
         if len(self._clients) >= MAX_CLIENTS:
@@ -248,6 +256,7 @@ class StoreServer:
         del self._clients[client.fd]
         self._answers.pop(client.fd, None)
         self._at_rest[client.fd] = 0
+        set_seals(self._seals, client.fd)
         client.timer = 0
         client.sock.close()  # epoll forgets it with that
         session = client.session
@@ -301,9 +310,9 @@ class StoreServer:
         if client.outbox:
             raise ProtocolError("a client of the store asks again before it has taken its answer")
         client.inbox = bytearray()
-        request = read_request(client.fd, bytes(inbox))
+        request = read_request(client.fd, bytes(inbox), self._seals)
         if request is None:
-            raise ProtocolError("a request to the store is too short, or has a key of the wrong length")
+            raise ProtocolError("a request makes no sense, or was altered, repeated or left out on its way")
         self._answer([request])
 
     def _answer(self, requests: list[_Request]) -> None:
@@ -338,11 +347,12 @@ class StoreServer:
         if not self._answers:
             return
         answers, self._answers = self._answers, {}
-        for fd, sent in send_answers(answers).items():  # those that could not be sent in whole
-            if sent < 0:
+        # What is left of those that could not be sent in whole.
+        for fd, left in send_answers(answers, self._seals).items():
+            if left is None:
                 self._drop(self._clients[fd])
             else:
-                self._send_later(self._clients[fd], answers[fd][sent:])
+                self._send_later(self._clients[fd], left)
 
     def _send_later(self, client: _Client, data: bytes) -> None:
         client.outbox = data

@@ -5,12 +5,15 @@ The rules of a client:
   2. If the connection breaks, the client connects again and repeats the request under its number, so that it is done
      once, whether or not the server had done it before. It does so for as long as its patience lasts.
   3. It holds its keys again first.
-  4. A forked child lets go of the connection at once, or it would hide the death of its parent. If it goes on using the
+  4. Over TCP every message is sealed (net/protection.py). One that somebody has altered on the way ends the connection,
+     and rule 2 applies.
+  5. A forked child lets go of the connection at once, or it would hide the death of its parent. If it goes on using the
      client, that is another client from then on.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -23,12 +26,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ronde import errors
-from ronde._native import StoreLine, ask_store
+from ronde._native import StoreLine
 from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.peers import check_user
+from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.doors import notice_loss, short_ways
@@ -55,16 +59,25 @@ class StoreClient(StoreLine):
 
     Several addresses with commas between are places where the store may be served, at one of them at a time; they are
     tried in turn. When the connection breaks, the client tries for `patience_ns` to get another one; then the call
-    raises PeerLostError, and so does every later one at once. With 0, the first break is the end.
+    raises PeerLostError, and so does every later one at once. With 0, the first break is the end. Connections are
+    encrypted if either end asks for it: this one by `is_secret`, or by the environment.
 
     Raises TimeoutError with the last reason, AuthenticationError or VersionError at once. `close` may be called while
     another thread waits in a call, which then raises UsageError.
     """
 
-    def __init__(self, address: str, key: JobKey, timeout_ns: int, patience_ns: int = PATIENCE_NS) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: JobKey,
+        timeout_ns: int,
+        patience_ns: int = PATIENCE_NS,
+        is_secret: bool | None = None,
+    ) -> None:
         self._targets = [parse(each) for each in address.split(",")]
         self._key = key
         self._patience_ns = patience_ns
+        self._is_secret = secrecy_is_wanted() if is_secret is None else is_secret
         self._id = secrets.token_bytes(LABEL_BYTES)
         self._held: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
@@ -84,7 +97,8 @@ class StoreClient(StoreLine):
         """Return another client of the same store, for a thread of its own; it is closed by itself."""
         if self._closed:
             raise UsageError(f"the connection to the store at {self.address} has been closed")
-        return StoreClient(self.address, self._key, max(self._patience_ns, HANDSHAKE_NS), self._patience_ns)
+        timeout_ns = max(self._patience_ns, HANDSHAKE_NS)
+        return StoreClient(self.address, self._key, timeout_ns, self._patience_ns, self._is_secret)
 
     def close(self) -> None:
         self._closed = True
@@ -97,7 +111,7 @@ class StoreClient(StoreLine):
         with self._lock:
             if self._sock:
                 with suppress(OSError):  # it may have broken before
-                    self._sock.send(wire.request(Operation.BYE), socket.MSG_DONTWAIT)
+                    self._sock.send(self._sealed(wire.request(Operation.BYE)), socket.MSG_DONTWAIT)
             self._hang_up()
 
     # The operations
@@ -217,19 +231,21 @@ class StoreClient(StoreLine):
                 if self._lost or self._patience_ns == 0:
                     self._lost = self._lost or reason
                     raise PeerLostError(f"lost the store at {self.address}: {self._lost}") from error
-                _log.info("lost the connection to the store at %s: %s", self.address, reason)
+                is_attack = isinstance(error, OSError) and error.errno == errno.EBADMSG
+                level = logging.WARNING if is_attack else logging.INFO
+                _log.log(level, "lost the connection to the store at %s: %s", self.address, reason)
                 try:
-                    fd = self._use(self._connect(give_up_ns, self._patience_ns))
+                    self._use(self._connect(give_up_ns, self._patience_ns))
                     connected_ns = time.monotonic_ns()
                     for held in self._held.items():
-                        ask_store(fd, Operation.HOLD, 0, 0, *held)
+                        self._ask_once(Operation.HOLD, 0, 0, *held)
                     left_ns = max(0, began_ns + timeout_ns - connected_ns)
-                    status, value = ask_store(fd, operation, number, left_ns, key, argument)
+                    status, value = self._ask_once(operation, number, left_ns, key, argument)
                     break
                 except errors.TimeoutError as failure:
                     self._lost = f"{reason}; {failure}"
                 except OSError as failure:
-                    reason = str(failure)
+                    error, reason = failure, str(failure)
                     now_ns = time.monotonic_ns()
                     if now_ns - connected_ns > self._patience_ns:  # one that broke sooner does not count
                         give_up_ns = now_ns + self._patience_ns
@@ -250,10 +266,9 @@ class StoreClient(StoreLine):
         self._held = {}
         self._hang_up()
 
-    def _use(self, sock: socket.socket) -> int:
+    def _use(self, sock: socket.socket) -> None:
         self._sock = sock
         self._fd = sock.fileno()
-        return self._fd
 
     def _hang_up(self) -> None:
         self._fd = -1
@@ -310,7 +325,11 @@ class StoreClient(StoreLine):
             check_user(sock)
             if endpoint.family != socket.AF_UNIX:
                 notice_loss(sock)
-            authenticate(sock, Role.CLIENT, self._key, STORE_PURPOSE, attempt_ns, self._id)
+            protection = protection_of(sock, self._is_secret)
+            keys = authenticate(
+                sock, Role.CLIENT, self._key, STORE_PURPOSE, protection, attempt_ns, self._id
+            ).keys
+            self._use_keys(*(keys.parts() if keys else ()))
             # From here on the kernel keeps the time: one system call to send, one to receive.
             sock.settimeout(None)
             limit = _TIMEVAL.pack(ANSWER_NS // 10**9, 0)

@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.unit.net.stores.members import Member
 
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse, resolve
-from ronde.net.authentication import Role, authenticate
-from ronde.net.frames import frame, receive_frame
+from ronde.net.frames import frame
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
-from ronde.net.stores.reception import MAX_STRANGERS, STORE_PURPOSE
+from ronde.net.stores.reception import MAX_STRANGERS
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.net.stores.wire import Operation, pack_keys, pack_known, pack_pairs, pairs_from, request
 from ronde.settings import JobKey
@@ -52,10 +52,8 @@ def stranger(server: StoreServer) -> socket.socket:
     return sock
 
 
-def member(server: StoreServer) -> socket.socket:
-    sock = stranger(server)
-    authenticate(sock, Role.CLIENT, KEY, STORE_PURPOSE, time.monotonic_ns() + LONG)
-    return sock
+def member(server: StoreServer) -> Member:
+    return Member(stranger(server), KEY)
 
 
 def is_hung_up(sock: socket.socket) -> bool:
@@ -113,16 +111,16 @@ def test_a_member_that_talks_nonsense_is_dropped(
     server: StoreServer, client: StoreClient, words: bytes
 ) -> None:
     with member(server) as sock:
-        sock.sendall(words)
-        assert is_hung_up(sock)
+        sock.send(words)
+        assert is_hung_up(sock.sock)
     client.set("still", b"here")
 
 
 def test_a_member_may_write_in_any_pieces(server: StoreServer) -> None:
     with member(server) as sock:
-        for byte in request(Operation.SET, b"key", b"value"):
-            sock.send(bytes([byte]))
-        assert receive_frame(sock, 100, time.monotonic_ns() + LONG) == b"\0"
+        for byte in sock.sealed(request(Operation.SET, b"key", b"value")):
+            sock.sock.send(bytes([byte]))
+        assert sock.receive(100) == b"\0"
 
 
 def test_strangers_that_dawdle_keep_nobody_out(server: StoreServer, client: StoreClient) -> None:
@@ -132,23 +130,23 @@ def test_strangers_that_dawdle_keep_nobody_out(server: StoreServer, client: Stor
         dawdlers[-1].send(b"RNDE")
     with member(server) as sock:
         sock.send(request(Operation.SET, b"key", b"value"))
-        assert receive_frame(sock, 100, time.monotonic_ns() + LONG) == b"\0"
+        assert sock.receive(100) == b"\0"
     client.set("still", b"here")
-    for sock in dawdlers:
-        sock.close()
+    for dawdler in dawdlers:
+        dawdler.close()
 
 
 def test_a_member_that_takes_no_answers_costs_only_itself(server: StoreServer, client: StoreClient) -> None:
     client.set("key", b"v" * VALUE_LIMIT_BYTES)
     with member(server) as sock:
-        sock.setblocking(False)
+        sock.sock.setblocking(False)
         asked = request(Operation.MULTI_GET, b"", pack_keys([b"key"] * 30))
 
         def ask() -> None:
             while True:
                 client.set("still", b"here")
                 with suppress(BlockingIOError):
-                    sock.send(asked)
+                    sock.sock.send(sock.sealed(asked))
 
         with pytest.raises(ConnectionError):
             ask()
@@ -164,13 +162,13 @@ def test_a_thousand_wait_for_one_key(server: StoreServer, client: StoreClient) -
     client.queue_push("queue", b"")  # when this is answered, most of them are parked
     client.set("key", b"value")
     for sock in waiting[::2]:
-        assert receive_frame(sock, 100, time.monotonic_ns() + LONG) == b"\0value"
+        assert sock.receive(100) == b"\0value"
     for sock in waiting[1::2]:
-        answer = receive_frame(sock, 100, time.monotonic_ns() + LONG)
+        answer = sock.receive(100)
         assert pairs_from(answer[1:]) == {b"key": b"value"}
     assert client.get("key", 0) == b"value"
     for sock in waiting:
-        sock.close()
+        sock.sock.close()
 
 
 def test_a_waiter_that_died_is_forgotten(server: StoreServer, client: StoreClient) -> None:
@@ -186,7 +184,7 @@ def test_a_slow_reader_gets_all(server: StoreServer, client: StoreClient) -> Non
     with member(server) as sock:
         sock.send(request(Operation.GET, b"key"))
         client.set("other", b"meanwhile")
-        assert receive_frame(sock, 1 << 21, time.monotonic_ns() + LONG) == b"\0" + value
+        assert sock.receive(1 << 21) == b"\0" + value
 
 
 def test_a_client_may_come_before_its_server() -> None:

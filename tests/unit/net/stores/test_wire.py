@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ronde._native import read_request
+from ronde._native import new_seals, read_request
 from ronde.errors import ProtocolError
 from ronde.net.stores import wire
 from ronde.net.stores.desk import Desk
@@ -40,6 +40,7 @@ def test_nonsense_is_a_protocol_error(operation: int) -> None:
     desk = Desk()
     session = desk.welcome(b"i" * 16)
     session.connection = object()
+    seals = new_seals()
     for _ in range(2000):
         body = chance.randbytes(chance.randrange(30))
         if chance.random() < 0.5:
@@ -47,7 +48,7 @@ def test_nonsense_is_a_protocol_error(operation: int) -> None:
         frame = bytearray(request(operation, b"k" * chance.randrange(3), body, chance.choice([0, 1, 10**9])))
         if chance.random() < 0.3:
             frame[chance.randrange(4, HEAD.size)] = chance.randrange(256)
-        read = read_request(0, bytes(frame))
+        read = read_request(0, bytes(frame), seals)
         if read is None:
             continue
         try:

@@ -1,0 +1,31 @@
+// The keys of a connection (ronde/net/protection.py) as they come over the border.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cstring>
+#include <optional>
+
+#include "sealer.h"
+
+namespace ronde {
+
+inline bool read_key(PyObject* object, AeadKey& key) {
+  if (!PyBytes_Check(object) || PyBytes_Size(object) != static_cast<Py_ssize_t>(key.size())) return false;
+  std::memcpy(key.data(), PyBytes_AsString(object), key.size());
+  return true;
+}
+
+// From (outgoing, incoming, conceals); nothing, with an exception set, if that is not what they are.
+inline std::optional<ConnectionKeys> connection_keys(PyObject* const* arguments, Py_ssize_t count) {
+  ConnectionKeys keys;
+  if (count != 3 || !read_key(arguments[0], keys.outgoing) || !read_key(arguments[1], keys.incoming)) {
+    PyErr_SetString(PyExc_TypeError, "the keys of a connection are two of 32 bytes, and whether it conceals");
+    return std::nullopt;
+  }
+  keys.conceals = PyObject_IsTrue(arguments[2]) == 1;
+  return keys;
+}
+
+}  // namespace ronde
