@@ -37,12 +37,29 @@ __all__ = [
 HELLO = b"ronde agent "
 NAME_NS = 2 * 10**9  # for a name server to say whether a name is ours
 
-# What an agent elsewhere needs to know of our environment. What belongs to this machine or this process alone (devices,
-# threads, addresses, secrets) does not travel.
-_TRAVELS = re.compile(
-    r"PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON\w+|(RONDE|HOROVOD|PET|NCCL|GLOO|TORCH|OMP|MKL)_\w+"
-)
-_STAYS = re.compile(r"RONDE_JOB_KEY|RONDE_STORE|RONDE_HOST_ID|PET_NODE_RANK|HOROVOD_HOSTNAME")
+# What an agent elsewhere gets of our environment. What belongs to this machine or this process alone (devices,
+# addresses) does not travel, and a prefix counts only where all that bears it is a setting: other programs keep secrets
+# under theirs.
+_TRAVELS = frozenset((
+    "PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
+    "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH",
+    "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE",
+    "PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONWARNINGS",
+    "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONFAULTHANDLER", "PYTHONMALLOC",
+    "PYTHONTRACEMALLOC", "PYTHONASYNCIODEBUG", "PYTHONDEVMODE", "PYTHON_GIL",
+    "GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT",
+    "TORCH_HOME", "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL",
+    "TORCH_SHOW_CPP_STACKTRACES",
+    "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_SCHEDULE", "OMP_DYNAMIC",
+    "OMP_WAIT_POLICY", "OMP_STACKSIZE", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS",
+    "OMP_DISPLAY_ENV",
+    "MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "MKL_DYNAMIC", "MKL_CBWR",
+    "MKL_VERBOSE", "MKL_THREADING_LAYER", "MKL_INTERFACE_LAYER",
+    "MKL_ENABLE_INSTRUCTIONS", "MKL_SERVICE_FORCE_INTEL",
+))  # fmt: skip
+_PREFIXES = ("RONDE_", "HOROVOD_", "PET_", "NCCL_", "TORCH_NCCL_")
+_STAYS = frozenset(("RONDE_STORE", "RONDE_HOST_ID", "PET_NODE_RANK", "HOROVOD_HOSTNAME"))
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?KEY|KEY|AUTH)(_|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -100,12 +117,14 @@ def is_here(name: str, own_addresses: list[str]) -> bool:
 
 
 def travelling(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what of our environment an agent on another host gets."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if _TRAVELS.fullmatch(name) and not _STAYS.fullmatch(name)
-    }
+    """Return what of our environment an agent on another host gets; nothing that is named like a secret."""
+    return {name: value for name, value in environment.items() if _travels(name)}
+
+
+def _travels(name: str) -> bool:
+    if name in _TRAVELS:
+        return True
+    return name.startswith(_PREFIXES) and name not in _STAYS and not _SECRET.search(name)
 
 
 def agent_command() -> list[str]:
@@ -122,7 +141,7 @@ def ssh_command(
     """Return the command that starts an agent on another host. Raises UsageError if there is no `ssh`.
 
     It asks nothing, checks host keys as the user has configured it, and ends by itself when the host is silent for as
-    long as a node may be.
+    long as a node may be. It lends the host neither our ssh agent (-a) nor our display (-x).
     """
     program = shutil.which("ssh", path=environment.get("PATH"))
     if program is None:
@@ -136,7 +155,7 @@ def ssh_command(
         "ServerAliveInterval": max(1, rendezvous.heartbeat_ns // 10**9),
         "ServerAliveCountMax": rendezvous.missing_beats,
     }
-    words = [program, "-T", *(f"-o{option}={value}" for option, value in options.items())]
+    words = [program, "-T", "-a", "-x", *(f"-o{option}={value}" for option, value in options.items())]
     if ssh.port is not None:
         words.append(f"-p{ssh.port}")
     if ssh.identity_file is not None:

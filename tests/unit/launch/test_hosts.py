@@ -26,7 +26,7 @@ def test_the_command_asks_nothing_and_holds_no_secret() -> None:
         "RONDE_LOG": "1",
     }
     words = ssh_command("me@b", Ssh(2222, "/keys/id"), CONFIG, environment, 20)
-    assert words[:2] == ["/usr/bin/ssh", "-T"]
+    assert words[:4] == ["/usr/bin/ssh", "-T", "-a", "-x"]  # neither our agent's keys nor our display
     options = {"BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=2", "ServerAliveCountMax=3"}
     assert {word.removeprefix("-o") for word in words if word.startswith("-o")} == options
     assert "-p2222" in words
@@ -45,10 +45,21 @@ def test_without_ssh_there_are_no_other_hosts() -> None:
 
 def test_what_travels() -> None:
     environment = dict.fromkeys(
-        ["PATH", "PYTHONPATH", "RONDE_LOG_LEVEL", "HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "OMP_NUM_THREADS"], "1"
+        ["PATH", "PYTHONPATH", "RONDE_LOG_LEVEL", "HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "OMP_NUM_THREADS"]
+        + ["NCCL_IB_PKEY", "RONDE_AUTOTUNE", "TORCH_NCCL_BLOCKING_WAIT", "MKL_NUM_THREADS", "PYTHONHASHSEED"],
+        "1",
     )
     stays = dict.fromkeys(
-        ["RONDE_JOB_KEY", "RONDE_STORE", "RONDE_HOST_ID", "HOME", "CUDA_VISIBLE_DEVICES", "SSH_AUTH_SOCK"],
+        ["RONDE_JOB_KEY", "RONDE_JOB_KEY_FILE", "RONDE_JOB_KEY_FD", "RONDE_STORE", "RONDE_HOST_ID", "HOME"]
+        + [
+            "CUDA_VISIBLE_DEVICES",
+            "SSH_AUTH_SOCK",
+            "TORCH_HUB_TOKEN",
+            "MKL_SECRET",
+            "OMP_X",
+            "PYTHON_KEYRING_BACKEND",
+        ]
+        + ["HOROVOD_SECRET_KEY", "NCCL_TOKEN", "PET_PASSWORD", "GLOO_AUTH", "RONDE_API_KEY"],
         "1",
     )
     assert travelling({**environment, **stays}) == environment
