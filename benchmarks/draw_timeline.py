@@ -30,6 +30,15 @@ RANK_COLOURS = ("#d1495b", "#3d348b", "#00798c", "#edae49", "#66a182", "#8d5a97"
 ROW_INCHES, WIDTH_INCHES = 0.19, 11.0
 
 
+def phase_of(name: str) -> str:
+    """The phase that a record's name means: some are called by the kind of operation (NEGOTIATE_ALLREDUCE)."""
+    if name.startswith("NEGOTIATE_"):
+        return "negotiate"
+    if name.startswith("MEMCPY_"):
+        return "fuse" if "_IN_" in name else "unfuse"
+    return "operation" if name.isupper() else name
+
+
 class Span(NamedTuple):
     """A phase: on which row, what, and from when for how long (milliseconds)."""
 
@@ -58,12 +67,12 @@ def spans_of(records: list[Record]) -> Iterator[Span]:
         row = (record["pid"], record.get("tid", 0))
         match record["ph"]:
             case "X":
-                yield Span(row, record["name"], record["ts"] / 1e3, record["dur"] / 1e3)
+                yield Span(row, phase_of(record["name"]), record["ts"] / 1e3, record["dur"] / 1e3)
             case "B":
                 opened[row] = record
             case "E" if row in opened:
                 begin_us = opened.pop(row)["ts"]
-                yield Span(row, record["name"], begin_us / 1e3, (record["ts"] - begin_us) / 1e3)
+                yield Span(row, phase_of(record["name"]), begin_us / 1e3, (record["ts"] - begin_us) / 1e3)
 
 
 def windows_of(spans: list[Span], options: argparse.Namespace) -> list[tuple[float, float]]:

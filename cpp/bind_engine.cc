@@ -233,8 +233,8 @@ void bind_recording(nb::class_<PyCycle>& cycle) {
               const std::vector<int>& world_ranks) {
              self.cycle().recorder().record_into(std::move(timeline), std::move(label), world_ranks);
            })
-      .def("record_submitted",
-           [](PyCycle& self, std::string_view name) { self.cycle().recorder().submitted_cold(name); })
+      .def("record_submitted", [](PyCycle& self, std::string_view name,
+                                  int kind) { self.cycle().recorder().submitted_cold(name, static_cast<Kind>(kind)); })
       .def("record_decided", [](PyCycle& self, std::string_view name) { self.cycle().recorder().decided_cold(name); })
       .def("record_refused", [](PyCycle& self, std::string_view name) { self.cycle().recorder().refused(name); });
 }

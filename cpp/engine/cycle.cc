@@ -101,7 +101,7 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     completion = slot.completion = std::make_shared<Completion>();
     for (size_t i = 0; i < memory.size(); ++i) slot.tensors[i].memory = memory[i];
     if (board_.is_timed()) [[unlikely]]
-      recorder_.submitted(index, name);
+      recorder_.submitted(index, name, signature.kind);
     slot.is_metered = meter_.is_on();
     if (slot.is_metered) meter_.submitted();
     const bool is_ready = board_.flip(index);

@@ -14,7 +14,7 @@ namespace ronde {
 
 struct Event {
   enum class What : uint8_t {
-    kSubmitted,   // track, ns
+    kSubmitted,   // track, ns; detail: what (Kind)
     kTick,        // track, ns; value: the rank that submitted it then
     kDecided,     // track, ns; value: the place in the log of what decided it
     kRefused,     // track, ns: the ranks disagree about it

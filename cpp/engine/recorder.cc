@@ -48,10 +48,10 @@ uint32_t Recorder::track_of(uint32_t slot, std::string_view name) {
   return track;
 }
 
-void Recorder::submitted(uint32_t slot, std::string_view name) {
+void Recorder::submitted(uint32_t slot, std::string_view name, Kind kind) {
   const int64_t now = Timeline::now_ns();
   board_.stamp(slot, now);
-  if (is_on()) timeline_->push({now, 0, track_of(slot, name), Event::What::kSubmitted, 0});
+  if (is_on()) push_submitted(now, track_of(slot, name), kind);
 }
 
 void Recorder::record_decision(std::span<const uint32_t> slots, FunctionRef<std::string_view(uint32_t)> name_of,

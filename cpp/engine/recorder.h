@@ -41,9 +41,9 @@ class Recorder {
 
   // This rank submits a tensor, by its slot (before it flips its bit) or without one; for the board of a host where
   // some timeline is on.
-  void submitted(uint32_t slot, std::string_view name);
-  void submitted_cold(std::string_view name) {
-    if (is_on()) push(Event::What::kSubmitted, track_of(name));
+  void submitted(uint32_t slot, std::string_view name, Kind kind);
+  void submitted_cold(std::string_view name, Kind kind) {
+    if (is_on()) push_submitted(Timeline::now_ns(), track_of(name), kind);
   }
   // What all have submitted runs next. `place`: of the decision in the log.
   template <class NameOf>
@@ -88,6 +88,9 @@ class Recorder {
   bool is_on() const { return timeline_ != nullptr && timeline_->is_on(); }
   void push(Event::What what, uint32_t track, uint64_t value = 0) const {
     timeline_->push({Timeline::now_ns(), value, track, what, 0});
+  }
+  void push_submitted(int64_t now_ns, uint32_t track, Kind kind) const {
+    timeline_->push({now_ns, 0, track, Event::What::kSubmitted, static_cast<uint8_t>(kind)});
   }
   void engine_event(Event::What what) {
     if (is_on()) [[unlikely]]

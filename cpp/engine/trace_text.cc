@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <iterator>
 
 #include "types.h"
 
@@ -11,7 +12,12 @@ namespace {
 
 constexpr size_t kLongestName = 500;  // bytes; a name may become six times as long when it is written
 
-constexpr std::string_view kNames[] = {"", "negotiate", "queue", "fuse", "operation", "unfuse", "cold round"};
+// By phase. Those in capitals are Horovod's, for programs that read its timelines; NEGOTIATE_ ends with the
+// kind of the operation, and an operation is its kind alone.
+constexpr std::string_view kNames[] = {
+    "", "NEGOTIATE_", "queue", "MEMCPY_IN_FUSION_BUFFER", "", "MEMCPY_OUT_FUSION_BUFFER", "cold round"};
+constexpr std::string_view kKinds[] = {"BARRIER", "ALLREDUCE", "REDUCE",   "REDUCESCATTER", "ALLGATHER", "BROADCAST",
+                                       "GATHER",  "SCATTER",   "ALLTOALL", "SENDRECV",      "EMPTY"};
 
 // The text of one record as it grows, in memory that is long enough for all of them.
 class Pen {
@@ -122,7 +128,9 @@ void TraceText::take(const Event& event) {
   Track& track = tracks_[event.track];
   switch (event.what) {
     case What::kSubmitted:
-      return begin(track, Phase::kNegotiate, event.ns);
+      begin(track, Phase::kNegotiate, event.ns);
+      track.kind = event.detail;
+      return;
     case What::kTick:  // who has not submitted it, because it has run out of data, has stamped it long ago
       if (event.ns >= track.decided_ns) tick_rank(track, event.value, event.ns);
       return;
@@ -153,7 +161,7 @@ void TraceText::take(const Event& event) {
       pass_on(track, Phase::kNone, event.ns);
       return track.members.clear();
     case What::kCycle:
-      return tick(track, "cycle", event.ns);
+      return tick(track, "CYCLE_START", event.ns);
     case What::kRoundBegan:
       track.decision = event.value;
       return begin(track, Phase::kRound, event.ns);
@@ -215,6 +223,9 @@ void TraceText::add(char type, const Track& track, int64_t ns) {
   record.put_time((type == 'E' ? ns : track.since_ns) - who_.begin_ns);
   if (type == 'X') record.put(R"(,"dur":)").put_time(ns - track.since_ns);
   record.put(R"(,"name":")").put(kNames[static_cast<size_t>(phase)]);
+  if (phase == Phase::kNegotiate || phase == Phase::kOperation) {
+    record.put(track.kind < std::size(kKinds) ? kKinds[track.kind] : "UNKNOWN");
+  }
   if (phase == Phase::kOperation) {
     record.put(R"(","args":{"kind":")").put(name_of(static_cast<Kind>(track.kind))).put(R"(","bytes":)");
     record.put(track.bytes).put(R"(,"tensors":)").put(track.tensors).put("}}");

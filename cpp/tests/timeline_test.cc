@@ -200,8 +200,8 @@ constexpr auto kAllreduce = static_cast<uint8_t>(Kind::kAllreduce);
 
 void test_phases_of_a_fused_pair() {
   const std::vector<std::string> records = records_for({
-      {2000, 0, 1, What::kSubmitted, 0},
-      {2500, 0, 2, What::kSubmitted, 0},
+      {2000, 0, 1, What::kSubmitted, kAllreduce},
+      {2500, 0, 2, What::kSubmitted, kAllreduce},
       {2100, 0, 1, What::kTick, 0},
       {3000, 7, 1, What::kDecided, 0},
       {2600, 0, 2, What::kTick, 0},
@@ -216,12 +216,12 @@ void test_phases_of_a_fused_pair() {
   const std::vector<std::string> expected{
       R"({"ph":"i","pid":1,"tid":2,"ts":1.100,"name":"rank 0"})",
       R"({"ph":"i","pid":1,"tid":2,"ts":1.000,"name":"rank 1"})",
-      R"({"ph":"X","pid":1,"tid":2,"ts":1.000,"dur":1.000,"name":"negotiate","args":{"decision":7}})",
+      R"({"ph":"X","pid":1,"tid":2,"ts":1.000,"dur":1.000,"name":"NEGOTIATE_ALLREDUCE","args":{"decision":7}})",
       R"({"ph":"X","pid":1,"tid":2,"ts":2.000,"dur":0.500,"name":"queue"})",
-      R"({"ph":"X","pid":1,"tid":2,"ts":2.500,"dur":0.500,"name":"fuse"})",
-      R"({"ph":"X","pid":1,"tid":2,"ts":3.000,"dur":1.000,"name":"operation","args":{"kind":"allreduce","bytes":40,"tensors":2}})",
-      R"({"ph":"X","pid":1,"tid":2,"ts":4.000,"dur":0.001,"name":"unfuse"})",
-      R"({"ph":"X","pid":1,"tid":1,"ts":3.000,"dur":1.000,"name":"operation","args":{"kind":"allreduce","bytes":100,"tensors":2}})",
+      R"({"ph":"X","pid":1,"tid":2,"ts":2.500,"dur":0.500,"name":"MEMCPY_IN_FUSION_BUFFER"})",
+      R"({"ph":"X","pid":1,"tid":2,"ts":3.000,"dur":1.000,"name":"ALLREDUCE","args":{"kind":"allreduce","bytes":40,"tensors":2}})",
+      R"({"ph":"X","pid":1,"tid":2,"ts":4.000,"dur":0.001,"name":"MEMCPY_OUT_FUSION_BUFFER"})",
+      R"({"ph":"X","pid":1,"tid":1,"ts":3.000,"dur":1.000,"name":"ALLREDUCE","args":{"kind":"allreduce","bytes":100,"tensors":2}})",
   };
   for (const std::string& each : expected) {
     CHECK(std::find(records.begin(), records.end(), each) != records.end());
@@ -231,7 +231,7 @@ void test_phases_of_a_fused_pair() {
 
 // A group of two tensors has one name; and a rank that has not submitted it has an old stamp.
 void test_two_tensors_of_one_name() {
-  const std::vector<std::string> records = records_for({{2000, 0, 1, What::kSubmitted, 0},
+  const std::vector<std::string> records = records_for({{2000, 0, 1, What::kSubmitted, kAllreduce},
                                                         {2000, 1, 1, What::kDecided, 0},
                                                         {2000, 2, 0, What::kStarted, kAllreduce},
                                                         {40, 0, 1, What::kMember, 0},
@@ -241,15 +241,15 @@ void test_two_tensors_of_one_name() {
                                                         {3000, 0, 0, What::kEnded, 0},
                                                         {1500, 0, 1, What::kTick, 0}});
   CHECK(records.size() == 1 + 5 + 3);
-  const char* const operation = R"("name":"operation","args":{"kind":"allreduce","bytes":100,"tensors":2}})";
+  const char* const operation = R"("name":"ALLREDUCE","args":{"kind":"allreduce","bytes":100,"tensors":2}})";
   CHECK(std::count_if(records.begin(), records.end(), [&](const auto& each) { return each.ends_with(operation); }) ==
         2);
 }
 
 void test_what_lasts_is_opened_and_closed() {
-  std::vector<Event> events{{2000, 0, 1, What::kSubmitted, 0}, {9000, 0, 2, What::kSubmitted, 0}};
+  std::vector<Event> events{{2000, 0, 1, What::kSubmitted, kAllreduce}, {9000, 0, 2, What::kSubmitted, kAllreduce}};
   CHECK(records_for(events).empty());
-  const std::string opened = R"({"ph":"B","pid":1,"tid":2,"ts":1.000,"name":"negotiate"})";
+  const std::string opened = R"({"ph":"B","pid":1,"tid":2,"ts":1.000,"name":"NEGOTIATE_ALLREDUCE"})";
   CHECK(records_for(events, 5000) == std::vector<std::string>{opened});
 
   const std::string path = scratch_path();
@@ -261,7 +261,8 @@ void test_what_lasts_is_opened_and_closed() {
   CHECK(!text.open_what_lasts(1000) && text.open_what_lasts(3000));
   text.take({4000, 3, 1, What::kDecided, 0});
   file.close();
-  CHECK(text_of(path).find(R"({"ph":"E","pid":0,"tid":2,"ts":4.000,"name":"negotiate","args":{"decision":3}})") !=
+  CHECK(text_of(path).find(
+            R"({"ph":"E","pid":0,"tid":2,"ts":4.000,"name":"NEGOTIATE_ALLREDUCE","args":{"decision":3}})") !=
         std::string::npos);
   unlink(path.c_str());
 }
@@ -273,13 +274,14 @@ void test_events_out_of_nowhere() {
                      {2000, 0, 0, What::kEnded, 0},
                      {10, 0, 1, What::kMember, 0},
                      {10, 99, 1, What::kMember, 0},
-                     {2000, 0, 99, What::kSubmitted, 0},
+                     {2000, 0, 99, What::kSubmitted, kAllreduce},
                      {2000, 0, 1, What::kRoundEnded, 0},
                      {500, 0, 1, What::kTick, 0}})
             .empty());
   // Submitted twice, because what came between was lost.
-  CHECK(records_for(
-            {{2000, 0, 1, What::kSubmitted, 0}, {3000, 0, 1, What::kSubmitted, 0}, {4000, 0, 1, What::kDecided, 0}})
+  CHECK(records_for({{2000, 0, 1, What::kSubmitted, kAllreduce},
+                     {3000, 0, 1, What::kSubmitted, kAllreduce},
+                     {4000, 0, 1, What::kDecided, 0}})
             .size() == 2);
 }
 

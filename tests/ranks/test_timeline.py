@@ -21,7 +21,12 @@ from ronde.testing.ranks import tell
 Record = dict[str, Any]
 
 ROUNDS = 60  # on a busy machine few of them are fused
-PHASES = ["negotiate", "queue", "fuse", "operation", "unfuse"]
+NEGOTIATE, OPERATION, UNFUSED = (
+    "NEGOTIATE_ALLREDUCE",
+    "ALLREDUCE",
+    ["NEGOTIATE_ALLREDUCE", "queue", "ALLREDUCE"],
+)
+PHASES = [NEGOTIATE, "queue", "MEMCPY_IN_FUSION_BUFFER", OPERATION, "MEMCPY_OUT_FUSION_BUFFER"]
 ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
 
 
@@ -104,23 +109,24 @@ def check_rounds(of_rank: dict[str, list[Record]]) -> None:
     fused = 0
     for i in range(5):
         mine = spans(of_rank[f"grad {i}"])
-        assert sum(span["name"] == "negotiate" for span in mine) == ROUNDS
+        assert sum(span["name"] == NEGOTIATE for span in mine) == ROUNDS
         rounds: list[list[str]] = []
         for span, following in zip(mine, [*mine[1:], None]):
-            if span["name"] == "negotiate":
+            if span["name"] == NEGOTIATE:
                 rounds.append([])
             rounds[-1].append(span["name"])
-            if following is not None and following["name"] != "negotiate":
+            if following is not None and following["name"] != NEGOTIATE:
                 assert span["ts"] + span["dur"] == pytest.approx(following["ts"], abs=0.01)
-            if span["name"] == "operation":
+            if span["name"] == OPERATION:
                 assert span["args"]["kind"] == "allreduce"
                 assert span["args"]["bytes"] == 400
-                assert (span["args"]["tensors"] > 1) == ("fuse" in rounds[-1])
+                assert (span["args"]["tensors"] > 1) == ("MEMCPY_IN_FUSION_BUFFER" in rounds[-1])
         for names in rounds:
-            assert names in (PHASES, ["negotiate", "queue", "operation"])
+            assert names in (PHASES, UNFUSED)
         fused += rounds.count(PHASES)
     assert fused > 0
-    assert [span["name"] for span in spans(of_rank["last"])] == ["negotiate", "queue", "operation"]
+    of_last = [span["name"] for span in spans(of_rank["last"])]
+    assert of_last == ["NEGOTIATE_BROADCAST", "queue", "BROADCAST"]
 
 
 def check_ticks(track: list[Record]) -> None:
@@ -131,9 +137,9 @@ def check_ticks(track: list[Record]) -> None:
     for record in track:
         if record["ph"] == "i":
             before.append(record)
-        elif record["name"] == "negotiate" and record["ph"] == "B":
+        elif record["name"].startswith("NEGOTIATE_") and record["ph"] == "B":
             begin_us = record["ts"]
-        elif record["name"] == "negotiate":
+        elif record["name"].startswith("NEGOTIATE_"):
             begin_us = record["ts"] if record["ph"] == "X" else begin_us
             end_us = record["ts"] + record.get("dur", 0)
             assert sorted(tick["name"] for tick in before) == ["rank 0", "rank 1"]
@@ -176,10 +182,10 @@ def test_start_and_stop_at_run_time(tmp_path: Path) -> None:
     once, again = read(tmp_path / "one-1.json"), read(tmp_path / "more/again-1.json")
     for records, rounds in ((once, 5), (again, 2)):
         names = [span["name"] for span in spans(tracks(records, 1)["grad 0"])]
-        assert names.count("negotiate") == names.count("operation") == rounds
+        assert names.count(NEGOTIATE) == names.count(OPERATION) == rounds
         assert ticks(tracks(records, 1)["grad 0"]).keys() == {"rank 0", "rank 1"}
-    assert any(record["name"] == "cycle" for record in once)
-    assert not any(record["name"] == "cycle" for record in again)
+    assert any(record["name"] == "CYCLE_START" for record in once)
+    assert not any(record["name"] == "CYCLE_START" for record in again)
     assert ticks(tracks(again, 1)["differs"]).keys() == {"refused"}
 
 
@@ -224,7 +230,7 @@ def test_what_hangs_is_shown(tmp_path: Path) -> None:
             time.sleep(0.05)
         for pid in job.pids:
             faults.kill(pid)
-    assert [(r["ph"], r["name"]) for r in tracks(read(path), 1)["alone"]] == [("B", "negotiate")]
+    assert [(r["ph"], r["name"]) for r in tracks(read(path), 1)["alone"]] == [("B", NEGOTIATE)]
 
 
 def fork_in_the_middle(folder: str) -> int:
@@ -243,4 +249,4 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
     assert ranks.run(fork_in_the_middle, 2, f"{tmp_path}/") == [0, 0]
     for rank in range(2):
         names = [span["name"] for span in spans(tracks(read(tmp_path / f"rank-{rank}.json"), rank)["grad 0"])]
-        assert names.count("negotiate") == 4
+        assert names.count(NEGOTIATE) == 4

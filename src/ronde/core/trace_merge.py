@@ -124,7 +124,7 @@ def offset_at(clocks: Sequence[Clock], steady_ns: int) -> int:
 
 
 def retime(lines: Iterable[str], mine: Survey, surveys: Sequence[Survey], common: Common) -> Iterator[Record]:
-    """Yield a file's records on the common clock; every `negotiate` gets a tick for each rank that is known."""
+    """Yield a file's records on the common clock; every `NEGOTIATE_...` gets a tick for each rank that is known."""
     tracks = _Tracks()
     for record in records(lines):
         if record is None:
@@ -173,7 +173,7 @@ class _Tracks:
         tid, kind = record.get("tid", 0), record.get("ph")
         if record.get("name") == "thread_name":
             self._names[tid] = record["args"]["name"]
-        if record.get("name") != "negotiate":
+        if not record.get("name", "").startswith("NEGOTIATE_"):
             return None, 0.0
         if kind == "B":
             self._opened_us[tid] = record["ts"]

@@ -142,7 +142,7 @@ class Negotiator:
         self._member.submit(submission.terms.request(submission.name))
         handle = Handle(self._cycle)
         handle.inputs = submission
-        self._cycle.record_submitted(submission.name)
+        self._cycle.record_submitted(submission.name, submission.terms.kind)
         self._add_cold(submission, handle)
         return handle
 

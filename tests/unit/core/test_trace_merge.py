@@ -25,7 +25,14 @@ def timeline(rank: int, steady_ns: int, clocks: list[Clock], *more: Record, wall
 
 def negotiate(rank: int, ts: float, dur: float, decision: int) -> Record:
     place = {"pid": rank, "tid": 7 + rank}
-    return {"ph": "X", **place, "ts": ts, "dur": dur, "name": "negotiate", "args": {"decision": decision}}
+    return {
+        "ph": "X",
+        **place,
+        "ts": ts,
+        "dur": dur,
+        "name": "NEGOTIATE_ALLREDUCE",
+        "args": {"decision": decision},
+    }
 
 
 def merged(*files: list[str]) -> list[Record]:
@@ -42,7 +49,7 @@ def test_times_are_those_of_rank_0() -> None:
     # Rank 1's clock is 5 ms behind and its file began 1 ms after rank 0's.
     zero = timeline(0, 100_000_000, [Clock(100_000_000, 0, 0)], negotiate(0, 10.0, 2000.0, 3))
     one = timeline(1, 96_000_000, [Clock(96_000_000, 5_000_000, 900)], negotiate(1, 500.0, 510.0, 3))
-    spans = {each["pid"]: each for each in merged(zero, one) if each["name"] == "negotiate"}
+    spans = {each["pid"]: each for each in merged(zero, one) if each["name"] == "NEGOTIATE_ALLREDUCE"}
     assert (spans[0]["ts"], spans[1]["ts"], spans[1]["dur"]) == (10.0, 1500.0, 510.0)
 
 
@@ -56,7 +63,7 @@ def test_every_negotiation_has_a_tick_for_every_rank() -> None:
         {**tick, "name": "rank 2"},  # of the same host; its file is not there
         negotiate(0, 10.0, 90.0, 3),
         negotiate(0, 200.0, 50.0, 4),  # rank 1 has no record of that
-        {**tick, "name": "cycle"},
+        {**tick, "name": "CYCLE_START"},
     )
     one = timeline(1, 0, [Clock(0, 30_000, 0)], negotiate(1, 20.0, 51.0, 3))
     records = merged(zero, one)
@@ -64,14 +71,14 @@ def test_every_negotiation_has_a_tick_for_every_rank() -> None:
         "rank 0": 10.0,
         "rank 1": 50.0,
         "rank 2": 12.0,
-        "cycle": 12.0,
+        "CYCLE_START": 12.0,
     }
     assert ticks(records, 1) == {"rank 0": 10.0, "rank 1": 50.0}
     assert [each["ts"] for each in records if each["name"] == "rank 0" and each["pid"] == 0] == [10.0, 200.0]
 
 
 def test_negotiations_that_were_opened_before_they_were_over() -> None:
-    place = {"pid": 0, "tid": 7, "name": "negotiate"}
+    place = {"pid": 0, "tid": 7, "name": "NEGOTIATE_ALLREDUCE"}
     opened, closed = {"ph": "B", **place, "ts": 10.0}, {"ph": "E", **place, "ts": 900.0}
     zero = timeline(
         0, 0, [Clock(0, 0, 0)], opened, {**closed, "args": {"decision": 5}}, {**opened, "ts": 950.0}
