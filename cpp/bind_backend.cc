@@ -51,19 +51,20 @@ class PythonBackend final : public Backend {
     carrier_.reset();
   }
 
-  void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op) override {
+  void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor) override {
     const size_t bytes = count * size_of(dtype);
     call({.count = count, .kind = Kind::kAllreduce, .dtype = dtype, .op = op}, "allreduce", [&](auto&& invoke) {
       const nb::object source = bytes_at(in, bytes);
-      invoke(source, in == out ? source : bytes_at(out, bytes), static_cast<int>(dtype), static_cast<int>(op));
+      invoke(source, in == out ? source : bytes_at(out, bytes), static_cast<int>(dtype), static_cast<int>(op), divisor);
     });
   }
 
-  void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op) override {
+  void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op,
+                      int divisor) override {
     const size_t total = sum(counts), own = counts[static_cast<size_t>(communicator_.rank())];
     call({.count = total, .kind = Kind::kReduceScatter, .dtype = dtype, .op = op}, "reducescatter", [&](auto&& invoke) {
       invoke(bytes_at(in, total * size_of(dtype)), bytes_at(out, own * size_of(dtype)), list(counts),
-             static_cast<int>(dtype), static_cast<int>(op));
+             static_cast<int>(dtype), static_cast<int>(op), divisor);
     });
   }
 

@@ -12,6 +12,7 @@
 
 #include "algorithms/adasum.h"
 #include "algorithms/hierarchical.h"
+#include "algorithms/partial_sums.h"
 #include "reduce.h"
 #include "shm_link.h"
 #include "tcp_link.h"
@@ -213,8 +214,9 @@ void Communicator::fail(const Failure& failure) {
   throw failure_.failure();
 }
 
-Hierarchy Communicator::hierarchy() {
-  return {*host_, *mesh_, ranks_of_host_, host_of_[rank_], scratch_, options_.switch_over};
+Hierarchy Communicator::hierarchy(int divisor) {
+  return {*host_,   *mesh_,    ranks_of_host_,           host_of_[rank_],
+          scratch_, partials_, divisor_or_size(divisor), options_.switch_over};
 }
 
 bool Communicator::gathers_by_rails() {
@@ -228,29 +230,33 @@ void Communicator::check_root(int root) const {
   }
 }
 
-void Communicator::allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op) {
+void Communicator::allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor) {
   if (op == ReduceOp::kAdasum) return adasum(in, out, std::span(&count, 1), dtype);
   check_reduction(dtype, op);
   Call call = make_call(Kind::kAllreduce, dtype, count, -1, op);
-  const Algorithm algorithm =
-      select_allreduce(options_.allreduce, options_.switch_over, count * size_of(dtype), dtype, size(), host_count());
+  const Algorithm algorithm = select_allreduce(options_.allreduce, options_.switch_over, count * size_of(dtype), dtype,
+                                               op, size(), host_count());
   call.algorithm = static_cast<uint8_t>(algorithm);
-  const Reduction reduction{dtype, op, size()};
+  const Reduction reduction{dtype, op, divisor_or_size(divisor)};
   run(call, [&](const Call& call) {
     switch (algorithm) {
       case Algorithm::kAuto:
       case Algorithm::kInHost:
         return host_->allreduce(call, reduction, in, out, count);
       case Algorithm::kHierarchical: {
-        Hierarchy hierarchy = this->hierarchy();
+        Hierarchy hierarchy = this->hierarchy(divisor);
         return hierarchical_allreduce(hierarchy, call, in, out);
       }
       case Algorithm::kDirect:
-        return allreduce_direct(*mesh_, call, in, out, size(), scratch_);
+        return allreduce_direct(*mesh_, call, in, out, reduction, scratch_);
       case Algorithm::kRing:
-        return allreduce_ring(*mesh_, call, in, out, size(), scratch_);
+        return with_partial_sums(reduction, in, out, count, partials_, [&](const Reduction& wide, auto from, auto to) {
+          allreduce_ring(*mesh_, call, from, to, wide, scratch_);
+        });
       case Algorithm::kDoubling:
-        return allreduce_doubling(*mesh_, call, in, out, size(), scratch_);
+        return with_partial_sums(reduction, in, out, count, partials_, [&](const Reduction& wide, auto from, auto to) {
+          allreduce_doubling(*mesh_, call, from, to, wide, scratch_);
+        });
       case Algorithm::kAdasum:
       case Algorithm::kHierarchicalAdasum:
       case Algorithm::kElsewhere:
@@ -296,18 +302,22 @@ void Communicator::reduce(const void* in, void* out, size_t count, DType dtype, 
   const Reduction reduction{dtype, op, size()};
   run(make_call(Kind::kReduce, dtype, count, root, op), [&](const Call& call) {
     if (is_one_host()) return host_->reduce(call, reduction, in, out, count, root);
+    if (host_count() == size() || needs_all_at_once(dtype, op)) {
+      return reduce_to_root(*mesh_, call, in, out, root, reduction, scratch_);
+    }
     Hierarchy hierarchy = this->hierarchy();
     hierarchical_reduce(hierarchy, call, in, out);
   });
 }
 
-void Communicator::reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op) {
+void Communicator::reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op,
+                                  int divisor) {
   check_reduction(dtype, op);
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-  const Reduction reduction{dtype, op, size()};
+  const Reduction reduction{dtype, op, divisor_or_size(divisor)};
   run(make_call(Kind::kReduceScatter, dtype, total, -1, op), [&](const Call& call) {
     if (is_one_host()) return host_->reduce_scatter(call, reduction, in, counts, out);
-    reduce_scatterv(*mesh_, call, in, counts, out, size(), scratch_);
+    reduce_scatterv(*mesh_, call, in, counts, out, reduction, scratch_);
   });
 }
 

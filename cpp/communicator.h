@@ -69,13 +69,15 @@ class Communicator : private Waiter::Listener {
   const std::string& host(int rank) const { return hosts_[rank]; }
 
   // Collectives. Counts are elements, sizes are bytes; spans have one entry per rank. All throw as said above.
-  void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op);
+  // `divisor`: of an average; 0: the number of ranks.
+  void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor = 0);
   // All-reduce with kAdasum of several vectors that lie one behind the other, each combined by itself.
   void adasum(const void* in, void* out, std::span<const size_t> counts, DType dtype);
   // Throws UsageError unless this communicator can combine such values by Adasum.
   void check_adasum(DType dtype) const;
   void reduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int root);
-  void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op);
+  void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op,
+                      int divisor = 0);
   void allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype);
   // `kind` names the operation that this broadcast is a part of, for comparing calls.
   void broadcast(void* data, size_t count, DType dtype, int root, Kind kind = Kind::kBroadcast);
@@ -155,7 +157,8 @@ class Communicator : private Waiter::Listener {
   // Whether Adasum combines hosts instead of ranks.
   bool gathers_by_rails();
   bool adasum_is_hierarchical() const { return options_.adasum_hierarchical && host_count() < size(); }
-  Hierarchy hierarchy();
+  Hierarchy hierarchy(int divisor = 0);
+  int divisor_or_size(int divisor) const { return divisor > 0 ? divisor : size(); }
 
   int rank_;
   std::vector<std::string> hosts_;
@@ -174,7 +177,7 @@ class Communicator : private Waiter::Listener {
   std::unique_ptr<HostGroup> host_;
   std::unique_ptr<Mesh> mesh_;
   std::unique_ptr<Watch> watch_;
-  Scratch scratch_;
+  Scratch scratch_, partials_;
 
   std::mutex mutex_;                      // one call at a time
   std::atomic<std::thread::id> owner_{};  // the thread that has it

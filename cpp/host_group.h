@@ -59,7 +59,8 @@ class HostGroup {
   // Every rank's `value`, in rank order.
   void exchange(const Call& call, uint64_t value, std::span<uint64_t> values);
 
-  // Element-wise reduction over all ranks; `out` on all of them. in == out is allowed, other overlap is not.
+  // Element-wise reduction over all ranks; `out` on all of them. in == out is allowed, other overlap is not. The result
+  // may be of another type than the input in what fits into kSmallBytes, and in reduce_scatter(); then no overlap is.
   void allreduce(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count);
   // The same with the result at local rank `root` only (`out` may be null elsewhere).
   void reduce(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count, int root);

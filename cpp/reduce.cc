@@ -58,10 +58,14 @@ const Kernels& best_kernels() {
 }
 
 // nullptr if `op` makes no sense for `dtype`, or either is no number of ours.
-Kernel find_kernel(DType dtype, ReduceOp op) {
-  const int row = static_cast<int>(dtype);
-  const int column = static_cast<int>(op);
-  return row < kDTypeCount && column < kReduceOpCount ? best_kernels().table[row][column] : nullptr;
+Kernel find_kernel(const Reduction& reduction) {
+  const auto in = [&](const Kernel(&table)[kDTypeCount][kReduceOpCount], DType dtype) -> Kernel {
+    const int row = static_cast<int>(dtype), column = static_cast<int>(reduction.op);
+    return row < kDTypeCount && column < kReduceOpCount ? table[row][column] : nullptr;
+  };
+  if (reduction.dtype == reduction.result) return in(best_kernels().table, reduction.dtype);
+  if (reduction.result == DType::kFloat32) return in(best_kernels().widening, reduction.dtype);
+  return reduction.dtype == DType::kFloat32 ? in(best_kernels().narrowing, reduction.result) : nullptr;
 }
 
 }  // namespace
@@ -71,20 +75,20 @@ std::span<const Kernels* const> available_kernels() {
   return available;
 }
 
-bool is_supported(DType dtype, ReduceOp op) { return find_kernel(dtype, op) != nullptr; }
+bool is_supported(DType dtype, ReduceOp op) { return find_kernel({dtype, op, 1}) != nullptr; }
 
-void reduce(DType dtype, ReduceOp op, void* destination, const void* const* sources, int source_count, size_t count,
-            int divisor) {
-  reduce_to_all(dtype, op, &destination, 1, sources, source_count, count, divisor);
+void reduce(const Reduction& reduction, void* destination, const void* const* sources, int source_count, size_t count) {
+  reduce_to_all(reduction, &destination, 1, sources, source_count, count);
 }
 
-void reduce_to_all(DType dtype, ReduceOp op, void* const* destinations, int destination_count,
-                   const void* const* sources, int source_count, size_t count, int divisor) {
-  const Kernel kernel = find_kernel(dtype, op);
+void reduce_to_all(const Reduction& reduction, void* const* destinations, int destination_count,
+                   const void* const* sources, int source_count, size_t count) {
+  const Kernel kernel = find_kernel(reduction);
   if (kernel == nullptr) {
-    throw UsageError(std::string("the reduction ") + name_of(op) + " is not defined for " + name_of(dtype));
+    throw UsageError(std::string("the reduction ") + name_of(reduction.op) + " is not defined for " +
+                     name_of(reduction.dtype));
   }
-  kernel(destinations, destination_count, sources, source_count, count, divisor);
+  kernel(destinations, destination_count, sources, source_count, count, reduction.divisor);
 }
 
 bool has_dot_products(DType dtype) {

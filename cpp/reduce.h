@@ -7,26 +7,27 @@
 
 #include <cstddef>
 
+#include "reduction.h"
 #include "types.h"
 
 namespace ronde {
 
-// True if `op` makes sense for `dtype`: averages need floating point or complex numbers, order (min, max) needs real
-// ones, bit operations need integers or bool. Bool behaves as in NumPy: sum and max are "or", product and min "and".
+// True if `op` makes sense for `dtype`: order (min, max) needs real numbers, bit operations need integers or bool, and
+// there is no average of bool. Bool behaves as in NumPy: sum and max are "or", product and min "and".
 bool is_supported(DType dtype, ReduceOp op);
 
-// destination[i] = sources[0][i] (op) sources[1][i] (op) ... in that order, for `count` elements.
-// With kAverage the sum is divided by `divisor` (the number of ranks) at the end; the other operations ignore it.
-// 16-bit floats are accumulated in float32 across all sources and rounded once. NaN wins in min and max, as in NumPy.
-// `destination` may be equal to any one of the sources, or overlap none of them. At least one source (and destination).
-// Throws UsageError unless is_supported(dtype, op).
-void reduce(DType dtype, ReduceOp op, void* destination, const void* const* sources, int source_count, size_t count,
-            int divisor);
+// destination[i] = sources[0][i] (op) sources[1][i] (op) ... in that order, for `count` elements of reduction.dtype;
+// the results are of reduction.result. With kAverage the sum is divided by the divisor (the number of ranks) at the
+// end; the other operations ignore it. The average of integers is summed without wrapping around, and divided towards
+// zero. 16-bit floats are accumulated in float32 across all sources and rounded once. NaN wins in min and max, as in
+// NumPy. `destination` may be equal to any one of the sources if the result has their type, or overlap none of them. At
+// least one source (and destination). Throws UsageError unless is_supported(dtype, op).
+void reduce(const Reduction& reduction, void* destination, const void* const* sources, int source_count, size_t count);
 
 // The same, with the result written to several destinations (each of which may be equal to any of the sources, no two
 // to each other): what reducing in symmetric memory needs. Every source is read once, every destination written once.
-void reduce_to_all(DType dtype, ReduceOp op, void* const* destinations, int destination_count,
-                   const void* const* sources, int source_count, size_t count, int divisor);
+void reduce_to_all(const Reduction& reduction, void* const* destinations, int destination_count,
+                   const void* const* sources, int source_count, size_t count);
 
 // What Adasum is made of (algorithms/adasum.h), for the four real floating point types and nothing else. The two
 // vectors have `count` elements each.

@@ -57,14 +57,15 @@ template <class V>
   std::memcpy(to, &vector, sizeof vector);
 }
 
-// An element type says how kVectorBytes of memory (`kBytes` for each number) get into an accumulator and back, and in
-// which type (`Value`) it computes. Those of real numbers also have load_doubles(): kDoubles of them, in their order.
+// An element type says how kItems numbers of memory (`kBytes` for each) get into an accumulator and back, and in which
+// type (`Value`) it computes. Those of real numbers also have load_doubles(): kDoubles of them, in their order.
 
 template <class T>
 struct Plain {
   using Value = T;
   using Accumulator = Vector<T>;
   static constexpr size_t kBytes = sizeof(T);
+  static constexpr size_t kItems = kVectorBytes / kBytes;
   static Accumulator load(const char* from) { return load_vector<Accumulator>(from); }
   static void store(char* to, Accumulator vector) { store_vector(to, vector); }
   static Doubles load_doubles(const char* from) {
@@ -88,11 +89,54 @@ struct FloatPair {
   }
 };
 
-// The even elements in one vector and the odd ones in the other: what masks and shifts do without any shuffle.
-struct Bfloat16 {
+// How a pair lies in memory as float32 numbers.
+
+// One half after the other.
+struct Halves {
+  static FloatPair load_floats(const char* from) {
+    return {load_vector<Floats>(from), load_vector<Floats>(from + kVectorBytes)};
+  }
+  static void store_floats(char* to, FloatPair pair) {
+    store_vector(to, pair.first);
+    store_vector(to + kVectorBytes, pair.second);
+  }
+};
+
+// The even elements in one vector and the odd ones in the other: what masks and shifts of 16-bit numbers give without
+// any shuffle.
+struct Alternating {
+  static FloatPair load_floats(const char* from) {
+    float lying[2 * kFloats], first[kFloats], second[kFloats];
+    std::memcpy(lying, from, sizeof lying);
+    for (int i = 0; i < kFloats; ++i) {
+      first[i] = lying[2 * i];
+      second[i] = lying[2 * i + 1];
+    }
+    FloatPair pair;
+    std::memcpy(&pair.first, first, sizeof first);
+    std::memcpy(&pair.second, second, sizeof second);
+    return pair;
+  }
+  static void store_floats(char* to, FloatPair pair) {
+    float lying[2 * kFloats], first[kFloats], second[kFloats];
+    std::memcpy(first, &pair.first, sizeof first);
+    std::memcpy(second, &pair.second, sizeof second);
+    for (int i = 0; i < kFloats; ++i) {
+      lying[2 * i] = first[i];
+      lying[2 * i + 1] = second[i];
+    }
+    std::memcpy(to, lying, sizeof lying);
+  }
+
+ private:
+  static constexpr int kFloats = kVectorBytes / sizeof(float);
+};
+
+struct Bfloat16 : Alternating {
   using Value = float;
   using Accumulator = FloatPair;
   static constexpr size_t kBytes = 2;
+  static constexpr size_t kItems = kVectorBytes / kBytes;
 
   static FloatPair load(const char* from) {
     const Words words = load_vector<Words>(from);
@@ -115,10 +159,17 @@ struct Bfloat16 {
   }
 };
 
-struct Float16 {
+#if defined(__AVX2__) || defined(__aarch64__)
+using Float16Order = Halves;
+#else
+using Float16Order = Alternating;
+#endif
+
+struct Float16 : Float16Order {
   using Value = float;
   using Accumulator = FloatPair;
   static constexpr size_t kBytes = 2;
+  static constexpr size_t kItems = kVectorBytes / kBytes;
 
 #if defined(__AVX512F__)
   // Masked with all ones: GCC 12 warns about an uninitialised value inside the plain intrinsics.
@@ -197,6 +248,18 @@ struct Float16 {
     return (Words)(magnitude < ((127 + 16) << 23) ? finite : not_finite) | ((Words)floats & 0x80000000) >> 16;
   }
 #endif
+};
+
+// What numbers of a 16-bit type add up to before it is rounded: float32 numbers.
+template <class Small>
+struct PartialOf {
+  using Value = float;
+  using Accumulator = FloatPair;
+  static constexpr size_t kBytes = 4;
+  static constexpr size_t kItems = Small::kItems;
+
+  static FloatPair load(const char* from) { return Small::load_floats(from); }
+  static void store(char* to, FloatPair pair) { Small::store_floats(to, pair); }
 };
 
 }  // namespace

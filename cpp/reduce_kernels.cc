@@ -128,54 +128,88 @@ template <class Element, class Op, int kVectors, class Load, class Store>
   }
 }
 
-// As many steps of kVectors as fit between the bytes `offset` and `end`; returns where it stopped.
-template <class Element, class Op, int kVectors>
+// As many steps of kVectors accumulators as fit between the elements `first` and `count`; returns where it stopped.
+template <class Source, class Destination, class Op, int kVectors>
 [[gnu::always_inline]] inline size_t steps(void* const* destinations, int destination_count, const void* const* sources,
-                                           int source_count, size_t offset, size_t end, int divisor) {
-  constexpr size_t kStepBytes = size_t{kVectors} * kVectorBytes;
-  for (; end - offset >= kStepBytes; offset += kStepBytes) {
-    step<Element, Op, kVectors>(
+                                           int source_count, size_t first, size_t count, int divisor) {
+  constexpr size_t kItems = Source::kItems;
+  for (; count - first >= kVectors * kItems; first += kVectors * kItems) {
+    step<Source, Op, kVectors>(
         destination_count, source_count, divisor,
         [=](int source, int k) __attribute__((always_inline)) {
-          return Element::load(static_cast<const char*>(sources[source]) + offset + k * kVectorBytes);
+          return Source::load(static_cast<const char*>(sources[source]) + (first + k * kItems) * Source::kBytes);
         },
-        [=](int destination, int k, typename Element::Accumulator vector) __attribute__((always_inline)) {
-          Element::store(static_cast<char*>(destinations[destination]) + offset + k * kVectorBytes, vector);
+        [=](int destination, int k, typename Source::Accumulator vector) __attribute__((always_inline)) {
+          Destination::store(static_cast<char*>(destinations[destination]) + (first + k * kItems) * Destination::kBytes,
+                             vector);
         });
   }
-  return offset;
+  return first;
+}
+
+// From elements of one type to those of another, or of the same, whose numbers lie in accumulators alike.
+template <class Source, class Destination, class Op>
+void run_between(void* const* destinations, int destination_count, const void* const* sources, int source_count,
+                 size_t count, int divisor) {
+  static_assert(Source::kItems == Destination::kItems);
+  size_t first = 0;
+  if (source_count == 2 && destination_count <= 2) {
+    // Two ranks: constant numbers and pointers in registers.
+    const void* const two_sources[] = {sources[0], sources[1]};
+    void* const two_destinations[] = {destinations[0], destinations[destination_count - 1]};
+    first =
+        destination_count == 1
+            ? steps<Source, Destination, Op, kChunkVectors>(two_destinations, 1, two_sources, 2, first, count, divisor)
+            : steps<Source, Destination, Op, kChunkVectors>(two_destinations, 2, two_sources, 2, first, count, divisor);
+  } else {
+    first = steps<Source, Destination, Op, kChunkVectors>(destinations, destination_count, sources, source_count, first,
+                                                          count, divisor);
+  }
+  first =
+      steps<Source, Destination, Op, 1>(destinations, destination_count, sources, source_count, first, count, divisor);
+  if (first == count) return;
+  step<Source, Op, 1>(
+      destination_count, source_count, divisor,
+      [=](int source, int) {
+        char padded[Source::kItems * Source::kBytes] = {};
+        std::memcpy(padded, static_cast<const char*>(sources[source]) + first * Source::kBytes,
+                    (count - first) * Source::kBytes);
+        return Source::load(padded);
+      },
+      [=](int destination, int, typename Source::Accumulator vector) {
+        char padded[Destination::kItems * Destination::kBytes];
+        Destination::store(padded, vector);
+        std::memcpy(static_cast<char*>(destinations[destination]) + first * Destination::kBytes, padded,
+                    (count - first) * Destination::kBytes);
+      });
 }
 
 template <class Element, class Op>
 void run(void* const* destinations, int destination_count, const void* const* sources, int source_count, size_t count,
          int divisor) {
-  const size_t end = count * Element::kBytes;
-  size_t offset = 0;
-  if (source_count == 2 && destination_count <= 2) {
-    // Two ranks: constant numbers and pointers in registers.
-    const void* const two_sources[] = {sources[0], sources[1]};
-    void* const two_destinations[] = {destinations[0], destinations[destination_count - 1]};
-    offset = destination_count == 1
-                 ? steps<Element, Op, kChunkVectors>(two_destinations, 1, two_sources, 2, offset, end, divisor)
-                 : steps<Element, Op, kChunkVectors>(two_destinations, 2, two_sources, 2, offset, end, divisor);
-  } else {
-    offset =
-        steps<Element, Op, kChunkVectors>(destinations, destination_count, sources, source_count, offset, end, divisor);
+  run_between<Element, Element, Op>(destinations, destination_count, sources, source_count, count, divisor);
+}
+
+// The average of integers: added up in integers that have room for the sum, and divided towards zero.
+template <class Integer>
+void average_integers(void* const* destinations, int destination_count, const void* const* sources, int source_count,
+                      size_t count, int divisor) {
+  __extension__ using Wide128 = __int128;
+  using Wide = std::conditional_t<sizeof(Integer) < 8, int64_t, Wide128>;
+  constexpr size_t kBlock = 256;
+  for (size_t first = 0; first < count; first += kBlock) {
+    const size_t items = count - first < kBlock ? count - first : kBlock;
+    Wide sums[kBlock] = {};
+    Integer numbers[kBlock];
+    for (int source = 0; source < source_count; ++source) {
+      std::memcpy(numbers, static_cast<const Integer*>(sources[source]) + first, items * sizeof(Integer));
+      for (size_t i = 0; i < items; ++i) sums[i] += numbers[i];
+    }
+    for (size_t i = 0; i < items; ++i) numbers[i] = static_cast<Integer>(sums[i] / divisor);
+    for (int destination = 0; destination < destination_count; ++destination) {
+      std::memcpy(static_cast<Integer*>(destinations[destination]) + first, numbers, items * sizeof(Integer));
+    }
   }
-  offset = steps<Element, Op, 1>(destinations, destination_count, sources, source_count, offset, end, divisor);
-  if (offset == end) return;
-  step<Element, Op, 1>(
-      destination_count, source_count, divisor,
-      [=](int source, int) {
-        char padded[kVectorBytes] = {};
-        std::memcpy(padded, static_cast<const char*>(sources[source]) + offset, end - offset);
-        return Element::load(padded);
-      },
-      [=](int destination, int, typename Element::Accumulator vector) {
-        char padded[kVectorBytes];
-        Element::store(padded, vector);
-        std::memcpy(static_cast<char*>(destinations[destination]) + offset, padded, end - offset);
-      });
 }
 
 // The kernel of a smaller type, used for a type that consists of kTimes of it.
@@ -200,6 +234,19 @@ constexpr void set_real(Kernels& kernels, DType dtype) {
   set(kernels, dtype, ReduceOp::kProduct, run<Element, Product>);
 }
 
+template <class Small>
+constexpr void set_small(Kernels& kernels, DType dtype) {
+  set_real<Small>(kernels, dtype);
+  const int row = static_cast<int>(dtype);
+  const int sum = static_cast<int>(ReduceOp::kSum), average = static_cast<int>(ReduceOp::kAverage),
+            product = static_cast<int>(ReduceOp::kProduct);
+  kernels.widening[row][sum] = run_between<Small, PartialOf<Small>, Sum>;
+  kernels.widening[row][product] = run_between<Small, PartialOf<Small>, Product>;
+  kernels.narrowing[row][sum] = run_between<PartialOf<Small>, Small, Sum>;
+  kernels.narrowing[row][average] = run_between<PartialOf<Small>, Small, Average>;
+  kernels.narrowing[row][product] = run_between<PartialOf<Small>, Small, Product>;
+}
+
 template <class Part>
 constexpr void set_complex(Kernels& kernels, DType dtype) {
   set(kernels, dtype, ReduceOp::kSum, run_parts<run<Plain<Part>, Sum>, 2>);
@@ -212,6 +259,7 @@ template <class Integer>
 constexpr void set_integer(Kernels& kernels, DType dtype) {
   using Unsigned = std::make_unsigned_t<Integer>;
   set(kernels, dtype, ReduceOp::kSum, run<Plain<Unsigned>, Sum>);
+  set(kernels, dtype, ReduceOp::kAverage, average_integers<Integer>);
   set(kernels, dtype, ReduceOp::kMin, run<Plain<Integer>, Min>);
   set(kernels, dtype, ReduceOp::kMax, run<Plain<Integer>, Max>);
   set(kernels, dtype, ReduceOp::kProduct, run<Plain<Unsigned>, Product>);
@@ -243,8 +291,8 @@ constexpr Kernels make_kernels(const char* instruction_set) {
   set_integer<int16_t>(kernels, DType::kInt16);
   set_integer<int32_t>(kernels, DType::kInt32);
   set_integer<int64_t>(kernels, DType::kInt64);
-  set_real<Float16>(kernels, DType::kFloat16);
-  set_real<Bfloat16>(kernels, DType::kBfloat16);
+  set_small<Float16>(kernels, DType::kFloat16);
+  set_small<Bfloat16>(kernels, DType::kBfloat16);
   set_real<Plain<float>>(kernels, DType::kFloat32);
   set_real<Plain<double>>(kernels, DType::kFloat64);
   set_complex<float>(kernels, DType::kComplex64);

@@ -26,6 +26,9 @@ struct Kernels {
   const char* instruction_set;
   const AdasumKernels* adasum;
   Kernel table[kDTypeCount][kReduceOpCount];  // nullptr: the operation has no meaning for the dtype
+  // Of 16-bit floats, by their type: the result is float32, or the sources are.
+  Kernel widening[kDTypeCount][kReduceOpCount];
+  Kernel narrowing[kDTypeCount][kReduceOpCount];
 };
 
 // What this machine can run, the best first. Never empty; each gives the same results.

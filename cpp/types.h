@@ -60,6 +60,8 @@ constexpr size_t size_of(DType dtype) {
   return kBytes[static_cast<int>(dtype)];
 }
 
+constexpr bool is_integer(DType dtype) { return dtype >= DType::kUint8 && dtype <= DType::kInt64; }
+
 const char* name_of(DType dtype);
 const char* name_of(ReduceOp op);
 const char* name_of(Kind kind);

@@ -9,12 +9,12 @@
 
 namespace ronde {
 
-void allreduce_direct(const Group& group, const Call& call, const void* in, void* out, int divisor, Scratch& scratch,
-                      size_t segment_bytes) {
+void allreduce_direct(const Group& group, const Call& call, const void* in, void* out, const Reduction& reduction,
+                      Scratch& scratch, size_t segment_bytes) {
   const Chunks chunks = Chunks::even(call.count, group.size());
   std::byte* all = static_cast<std::byte*>(out);
-  std::byte* own = all + chunks[group.rank()].begin * size_of(call.dtype);
-  reduce_by_owners(group, call, chunks, in, {kEverybody, own, all}, divisor, scratch, segment_bytes);
+  std::byte* own = all + chunks[group.rank()].begin * reduction.result_bytes();
+  reduce_by_owners(group, call, chunks, in, {kEverybody, own, all}, reduction, scratch, segment_bytes);
 }
 
 }  // namespace ronde

@@ -15,19 +15,18 @@
 
 namespace ronde {
 
-void allreduce_doubling(const Group& group, const Call& call, const void* in, void* out, int divisor,
+void allreduce_doubling(const Group& group, const Call& call, const void* in, void* out, const Reduction& reduction,
                         Scratch& scratch) {
-  if (group.size() == 1) return reduce(call.dtype, call.op, out, &in, 1, call.count, divisor);
+  if (group.size() == 1) return reduce(reduction, out, &in, 1, call.count);
   const int rank = group.rank();
   const int players = static_cast<int>(std::bit_floor(static_cast<unsigned>(group.size())));
   const int extra = group.size() - players;
-  const size_t bytes = call.count * size_of(call.dtype);
+  const size_t bytes = call.count * reduction.item_bytes();
   std::byte* received = scratch.get(bytes);
 
   const auto combine = [&](const void* lower, const void* upper, bool last) {
-    const ReduceOp op = call.op == ReduceOp::kAverage && !last ? ReduceOp::kSum : call.op;
     const void* sources[] = {lower, upper};
-    reduce(call.dtype, op, out, sources, 2, call.count, divisor);
+    reduce(last ? reduction : part_of(reduction), out, sources, 2, call.count);
   };
 
   const bool folded = rank < 2 * extra;

@@ -25,17 +25,17 @@ constexpr size_t kDepth = 4;
 
 class Ring {
  public:
-  Ring(const Group& group, const Call& call, const void* in, void* out, int divisor, Scratch& scratch,
+  Ring(const Group& group, const Call& call, const void* in, void* out, const Reduction& reduction, Scratch& scratch,
        size_t segment_bytes)
       : group_(group),
         call_(call),
         in_(static_cast<const std::byte*>(in)),
         out_(static_cast<std::byte*>(out)),
-        divisor_(divisor),
+        reduction_(reduction),
         rank_(group.rank()),
         size_(group.size()),
         chunks_(Chunks::even(call.count, group.size())),
-        element_bytes_(size_of(call.dtype)) {
+        element_bytes_(reduction.item_bytes()) {
     const size_t longest = std::max<size_t>(chunks_[0].count, 1);
     segment_count_ = std::clamp<size_t>(segment_bytes / element_bytes_, 1, longest);
     segments_ = (longest + segment_count_ - 1) / segment_count_;
@@ -86,16 +86,15 @@ class Ring {
   void combine(size_t t) {
     const Range range = segment(step(t) + 1, t);
     const bool last = step(t) + 1 == static_cast<size_t>(size_ - 1);
-    const ReduceOp op = call_.op == ReduceOp::kAverage && !last ? ReduceOp::kSum : call_.op;
     const std::array<const void*, 2> sources{slot(t), in_ + offset(range)};
-    reduce(call_.dtype, op, out_ + offset(range), sources.data(), 2, range.count, divisor_);
+    reduce(last ? reduction_ : part_of(reduction_), out_ + offset(range), sources.data(), 2, range.count);
   }
 
   const Group& group_;
   const Call& call_;
   const std::byte* in_;
   std::byte* out_;
-  const int divisor_;
+  const Reduction reduction_;
   const int rank_;
   const int size_;
   const Chunks chunks_;
@@ -111,10 +110,10 @@ class Ring {
 
 }  // namespace
 
-void allreduce_ring(const Group& group, const Call& call, const void* in, void* out, int divisor, Scratch& scratch,
-                    size_t segment_bytes) {
-  if (group.size() == 1) return reduce(call.dtype, call.op, out, &in, 1, call.count, divisor);
-  Ring(group, call, in, out, divisor, scratch, segment_bytes).run();
+void allreduce_ring(const Group& group, const Call& call, const void* in, void* out, const Reduction& reduction,
+                    Scratch& scratch, size_t segment_bytes) {
+  if (group.size() == 1) return reduce(reduction, out, &in, 1, call.count);
+  Ring(group, call, in, out, reduction, scratch, segment_bytes).run();
 }
 
 }  // namespace ronde

@@ -3,9 +3,10 @@
 // Every rank owns one chunk of the buffer. First step, *contribute*: each rank sends to each owner what it has of the
 // owner's chunk; the owner combines all contributions in rank order. Second step, *result*: each owner sends its chunk
 // to whoever shall have it. No byte travels twice, and no sum is ever rounded before it is complete, so that the result
-// depends neither on segments nor on timing. It is the reduce-scatter by pairwise exchange of Thakur, Rabenseifner,
-// Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005, section on reduce-scatter,
-// with all partners served at once, followed by a direct exchange of the results.
+// depends neither on segments nor on timing. Contributions and results may be of different types (reduction.h). It is
+// the reduce-scatter by pairwise exchange of Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication
+// Operations in MPICH", IJHPCA 19(1), 2005, section on reduce-scatter, with all partners served at once, followed by a
+// direct exchange of the results.
 //
 // Both steps are cut into segments and overlap. Sender and receiver of a link must agree on the order of its messages
 // without asking, so there is one schedule: at tick t every rank finishes its own segment t - depth (waits for all
@@ -31,23 +32,24 @@ constexpr size_t kMinSegmentBytes = 32 << 10;
 class DirectReduction {
  public:
   DirectReduction(const Group& group, const Call& call, const Chunks& chunks, const void* in, const Results& results,
-                  int divisor, Scratch& scratch, size_t segment_bytes)
+                  const Reduction& reduction, Scratch& scratch, size_t segment_bytes)
       : group_(group),
         call_(call),
         chunks_(chunks),
         in_(static_cast<const std::byte*>(in)),
         results_(results),
-        divisor_(divisor),
+        reduction_(reduction),
         rank_(group.rank()),
         size_(group.size()),
-        element_bytes_(size_of(call.dtype)) {
+        element_bytes_(reduction.item_bytes()),
+        result_bytes_(reduction.result_bytes()) {
     const size_t fair_bytes = std::max(kScratchBytes / (kDepth * size_), kMinSegmentBytes);
     size_t longest = 1;
     for (int owner = 0; owner < size_; ++owner) longest = std::max(longest, chunks[owner].count);
     segment_count_ = std::clamp<size_t>(std::min(segment_bytes, fair_bytes) / element_bytes_, 1, longest);
     ticks_ = 0;
     for (int owner = 0; owner < size_; ++owner) ticks_ = std::max(ticks_, segments_of(owner));
-    slots_ = scratch.get(kDepth * size_ * segment_count_ * element_bytes_);
+    slots_ = scratch.get(kDepth * size_ * segment_count_ * std::max(element_bytes_, result_bytes_));
     contributions_.resize(kDepth * size_);
     sends_.resize(size_);
     receives_.resize(size_);
@@ -80,7 +82,7 @@ class DirectReduction {
 
   size_t slot_index(size_t tick, int rank) const { return tick % kDepth * size_ + rank; }
   std::byte* slot(size_t tick, int rank) const {
-    return slots_ + slot_index(tick, rank) * segment_count_ * element_bytes_;
+    return slots_ + slot_index(tick, rank) * segment_count_ * std::max(element_bytes_, result_bytes_);
   }
 
   // Everyone begins with the next rank, so that not all talk to rank 0 first.
@@ -107,7 +109,7 @@ class DirectReduction {
       const std::byte* result = reduce_own(tick);
       for_each_peer([&](int peer) {
         if (!receives_results(peer)) return;
-        sends_[peer] = group_.send(peer, call_, result, bytes(segment(rank_, tick)));
+        sends_[peer] = group_.send(peer, call_, result, segment(rank_, tick).count * result_bytes_);
         departures_[tick % kDepth] = sends_[peer];
       });
     }
@@ -116,7 +118,8 @@ class DirectReduction {
       if (tick >= segments_of(peer)) return;
       // In place this overwrites what was sent to the owner: it has it, or there would be no result.
       const Range theirs = segment(peer, tick);
-      receives_[peer] = group_.recv(peer, call_, results_.all + offset(theirs), bytes(theirs));
+      std::byte* const to = results_.all + theirs.begin * result_bytes_;
+      receives_[peer] = group_.recv(peer, call_, to, theirs.count * result_bytes_);
     });
   }
 
@@ -127,13 +130,13 @@ class DirectReduction {
     sources_[rank_] = in_ + offset(own);
     std::byte* result;
     if (results_.own != nullptr) {
-      result = results_.own + (own.begin - chunks_[rank_].begin) * element_bytes_;
+      result = results_.own + (own.begin - chunks_[rank_].begin) * result_bytes_;
     } else {
       // The own slot is free for it, once what it held before is on its way.
       result = slot(tick, rank_);
       group_.wait(departures_[tick % kDepth]);
     }
-    reduce(call_.dtype, call_.op, result, sources_.data(), size_, own.count, divisor_);
+    reduce(reduction_, result, sources_.data(), size_, own.count);
     return result;
   }
 
@@ -142,10 +145,11 @@ class DirectReduction {
   const Chunks& chunks_;
   const std::byte* in_;
   const Results& results_;
-  const int divisor_;
+  const Reduction reduction_;
   const int rank_;
   const int size_;
   const size_t element_bytes_;
+  const size_t result_bytes_;
   size_t segment_count_;  // elements of a full segment
   size_t ticks_;          // segments of the longest chunk
   std::byte* slots_;
@@ -159,8 +163,8 @@ class DirectReduction {
 }  // namespace
 
 void reduce_by_owners(const Group& group, const Call& call, const Chunks& chunks, const void* in,
-                      const Results& results, int divisor, Scratch& scratch, size_t segment_bytes) {
-  DirectReduction(group, call, chunks, in, results, divisor, scratch, segment_bytes).run();
+                      const Results& results, const Reduction& reduction, Scratch& scratch, size_t segment_bytes) {
+  DirectReduction(group, call, chunks, in, results, reduction, scratch, segment_bytes).run();
 }
 
 }  // namespace ronde

@@ -18,6 +18,6 @@ struct Results {
 
 // Rank r reduces chunk r of everybody's `in`, in rank order, and passes it on as `results` says.
 void reduce_by_owners(const Group& group, const Call& call, const Chunks& chunks, const void* in,
-                      const Results& results, int divisor, Scratch& scratch, size_t segment_bytes);
+                      const Results& results, const Reduction& reduction, Scratch& scratch, size_t segment_bytes);
 
 }  // namespace ronde

@@ -6,7 +6,12 @@
 // Small messages save two of the three steps: every rank sums its whole host (one meeting in shared memory) and then
 // the whole message across its rail.
 //
-// The rooted operations work with one *leader* per host: the root on its own host, the first rank elsewhere.
+// A reduction to a root goes the same way, but the shards arrive at the ranks of the root's host, and from them at the
+// root. What is small, and a broadcast, takes one *leader* per host: the root on its own host, the first rank
+// elsewhere.
+//
+// The hosts exchange partial sums. Those of 16-bit floats are float32 numbers on their way to the rank that completes
+// them, which rounds them: 6 bytes per element and direction instead of 4.
 //
 // Source of the idea: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
 // IJHPCA 19(1), 2005, section 5 (clusters of SMPs), with all ranks instead of one per host on the wire.
@@ -38,25 +43,46 @@ int position(const std::vector<int>& ranks, int rank) {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-// Averages divide once, at the very end: inside the host they are sums.
-Reduction inside_host(const Call& call) {
-  return {call.dtype, call.op == ReduceOp::kAverage ? ReduceOp::kSum : call.op, 1};
+int host_of(const Hierarchy& hierarchy, int rank) {
+  int host = 0;
+  while (std::ranges::find(hierarchy.ranks_of_host[host], rank) == hierarchy.ranks_of_host[host].end()) ++host;
+  return host;
 }
 
-// Of `count` elements, the whole buffer or a shard of it.
-void allreduce_across(Hierarchy& hierarchy, Call call, const std::vector<int>& members, void* data, size_t count) {
+// The two stages. Averages divide once, at the very end; 16-bit floats are rounded once, there.
+Reduction inside_host(const Call& call) { return part_of({call.dtype, call.op, 1, partial_type(call.dtype, call.op)}); }
+Reduction across_hosts(const Hierarchy& hierarchy, const Call& call) {
+  return {partial_type(call.dtype, call.op), call.op, hierarchy.divisor, call.dtype};
+}
+
+// `count` elements, of the whole buffer or a shard of it. `in` is `out` unless the types differ.
+void allreduce_across(Hierarchy& hierarchy, Call call, const std::vector<int>& members, const void* in, void* out,
+                      size_t count) {
   call.count = count;
   const Group group(hierarchy.mesh, members);
-  const int divisor = hierarchy.mesh.size();
+  const Reduction across = across_hosts(hierarchy, call);
   const Algorithm algorithm = select_allreduce(Algorithm::kAuto, hierarchy.over, count * size_of(call.dtype),
-                                               call.dtype, group.size(), group.size());
-  if (algorithm == Algorithm::kDirect) {
-    allreduce_direct(group, call, data, data, divisor, hierarchy.scratch);
+                                               call.dtype, call.op, group.size(), group.size());
+  if (algorithm == Algorithm::kDirect || across.dtype != across.result) {
+    allreduce_direct(group, call, in, out, across, hierarchy.scratch);
   } else if (algorithm == Algorithm::kRing) {
-    allreduce_ring(group, call, data, data, divisor, hierarchy.scratch);
+    allreduce_ring(group, call, in, out, across, hierarchy.scratch);
   } else {
-    allreduce_doubling(group, call, data, data, divisor, hierarchy.scratch);
+    allreduce_doubling(group, call, in, out, across, hierarchy.scratch);
   }
+}
+
+// Whole messages: the leaders sum their hosts.
+void reduce_by_leaders(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {
+  const std::vector<int> members = leaders(hierarchy, call.root);
+  const std::vector<int>& mine = hierarchy.ranks_of_host[hierarchy.my_host];
+  const int leader = members[hierarchy.my_host];
+  const Reduction across = across_hosts(hierarchy, call);
+  std::byte* const sum = hierarchy.partials.get(call.count * across.item_bytes());
+  hierarchy.host.reduce(call, inside_host(call), in, sum, call.count, position(mine, leader));
+  if (leader != hierarchy.mesh.rank()) return;
+  reduce_to_root(Group(hierarchy.mesh, members), call, sum, out, position(members, call.root), across,
+                 hierarchy.scratch);
 }
 
 }  // namespace
@@ -99,35 +125,50 @@ Shards shards_of(const Hierarchy& hierarchy, const Call& call) {
 void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {
   HostGroup& host = hierarchy.host;
   const size_t count = call.count;
-  const size_t item = size_of(call.dtype);
-  if (count * item <= kSmallBytes && is_homogeneous(hierarchy)) {
-    host.allreduce(call, inside_host(call), in, out, count);
-    allreduce_across(hierarchy, call, rail(hierarchy, host.index()), out, count);
+  const Reduction inside = inside_host(call);
+  // Partial sums that are of another type than the result need memory of their own.
+  const auto memory_for = [&](size_t elements, std::byte* result) {
+    return inside.result == call.dtype ? result : hierarchy.partials.get(elements * inside.result_bytes());
+  };
+  if (count * size_of(call.dtype) <= kSmallBytes && is_homogeneous(hierarchy)) {
+    std::byte* const sum = memory_for(count, static_cast<std::byte*>(out));
+    host.allreduce(call, inside, in, sum, count);
+    allreduce_across(hierarchy, call, rail(hierarchy, host.index()), sum, out, count);
     return;
   }
 
   const Shards shards = shards_of(hierarchy, call);
   const size_t index = static_cast<size_t>(host.index());
-  std::byte* shard = static_cast<std::byte*>(out) + shards.offsets[index];
-  host.reduce_scatter(call, inside_host(call), in, shards.counts, shard);
+  std::byte* const shard = static_cast<std::byte*>(out) + shards.offsets[index];
+  std::byte* const sum = memory_for(shards.counts[index], shard);
+  host.reduce_scatter(call, inside, in, shards.counts, sum);
   if (host.index() < rail_count(hierarchy)) {
-    allreduce_across(hierarchy, call, rail(hierarchy, host.index()), shard, shards.counts[index]);
+    allreduce_across(hierarchy, call, rail(hierarchy, host.index()), sum, shard, shards.counts[index]);
   }
   host.share(call, shard, out, {shards.sizes, shards.offsets});
 }
 
 void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {
-  const int root = call.root;
-  const std::vector<int> members = leaders(hierarchy, root);
-  const std::vector<int>& mine = hierarchy.ranks_of_host[hierarchy.my_host];
-  const int leader = members[hierarchy.my_host];
-  const bool leads = leader == hierarchy.mesh.rank();
-  // The scratch memory is that of the reduction across.
-  const auto sum = std::make_unique_for_overwrite<std::byte[]>(leads ? call.count * size_of(call.dtype) : 0);
-  hierarchy.host.reduce(call, inside_host(call), in, sum.get(), call.count, position(mine, leader));
-  if (!leads) return;
-  reduce_to_root(Group(hierarchy.mesh, members), call, sum.get(), out, position(members, root), hierarchy.mesh.size(),
-                 hierarchy.scratch);
+  HostGroup& host = hierarchy.host;
+  if (call.count * size_of(call.dtype) <= kSmallBytes) return reduce_by_leaders(hierarchy, call, in, out);
+
+  const Shards shards = shards_of(hierarchy, call);
+  const size_t index = static_cast<size_t>(host.index());
+  const Reduction across = across_hosts(hierarchy, call);
+  const size_t sum_bytes = (shards.counts[index] * across.item_bytes() + kLine - 1) / kLine * kLine;
+  std::byte* const sum = hierarchy.partials.get(sum_bytes + shards.sizes[index]);
+  std::byte* const shard = sum + sum_bytes;
+  host.reduce_scatter(call, inside_host(call), in, shards.counts, sum);
+  const int root_host = host_of(hierarchy, call.root);
+  if (host.index() < rail_count(hierarchy)) {
+    Call part = call;
+    part.count = shards.counts[index];
+    const std::vector<int> members = rail(hierarchy, host.index());
+    reduce_to_root(Group(hierarchy.mesh, members), part, sum, shard, root_host, across, hierarchy.scratch);
+  }
+  if (hierarchy.my_host != root_host) return;
+  const int root = position(hierarchy.ranks_of_host[root_host], call.root);
+  host.share(call, shard, out, {shards.sizes, shards.offsets}, root);
 }
 
 void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) {

@@ -19,6 +19,8 @@ struct Hierarchy {
   const std::vector<std::vector<int>>& ranks_of_host;  // by host number, each ascending
   int my_host;
   Scratch& scratch;
+  Scratch& partials;  // of the sums inside the host
+  int divisor;        // of an average
   SwitchOver over;
 };
 

@@ -80,7 +80,7 @@ void HostGroup::reduce_small(const Reduction& reduction, const void* in, void* o
   for (int local = 0; local < size(); ++local) {
     sources[local] = local == index_ ? in : announcement(local).payload(bytes);
   }
-  ronde::reduce(reduction.dtype, reduction.op, out, sources, size(), count, reduction.divisor);
+  ronde::reduce(reduction, out, sources, size(), count);
   if (size() == 2) take_over(announcement(1 - index_).payload(bytes), bytes);
 }
 
@@ -93,7 +93,7 @@ void HostGroup::reduce_symmetric(const Reduction& reduction, size_t count) {
     sources[local] = symmetric_.resolve(announcement(local).in, local) + offset;
     destinations[local] = symmetric_.resolve(announcement(local).out, local) + offset;
   }
-  reduce_to_all(reduction.dtype, reduction.op, destinations, size(), sources, size(), own.count, reduction.divisor);
+  reduce_to_all(reduction, destinations, size(), sources, size(), own.count);
   finish_symmetric();
 }
 
@@ -127,7 +127,7 @@ void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, s
     }
     sources[index_] = in + range.begin * item;
     if (wants_result) destinations[index_] = out + range.begin * item;  // its own lane is of no use to anybody
-    reduce_to_all(reduction.dtype, reduction.op, destinations, size(), sources, size(), range.count, reduction.divisor);
+    reduce_to_all(reduction, destinations, size(), sources, size(), range.count);
     publish(&Slot::consumed, windows_ + w + 1);
   };
   const auto collect = [&](uint64_t w) {
@@ -168,7 +168,7 @@ void HostGroup::reduce_scatter(const Call& call, const Reduction& reduction, con
   for (int local = 0; local < size(); ++local) {
     sources[local] = symmetric_.resolve(announcement(local).in, local) + offsets[index_] * item;
   }
-  ronde::reduce(reduction.dtype, reduction.op, out, sources, size(), counts[index_], reduction.divisor);
+  ronde::reduce(reduction, out, sources, size(), counts[index_]);
   finish_symmetric();
 }
 
@@ -198,8 +198,7 @@ void HostGroup::reduce_scatter_staged(const Reduction& reduction, const std::byt
       wait_for(&Slot::staged, p, windows_ + w + 1);
       sources[p] = p == index_ ? in + (offsets[p] + range.begin) * item : lane(p, windows_ + w, index_);
     }
-    ronde::reduce(reduction.dtype, reduction.op, out + range.begin * item, sources, size(), range.count,
-                  reduction.divisor);
+    ronde::reduce(reduction, out + range.begin * reduction.result_bytes(), sources, size(), range.count);
     for (int p = 0; p < size(); ++p) {
       if (p != index_) take_over(lane(p, windows_ + w, index_), range.count * item);
     }

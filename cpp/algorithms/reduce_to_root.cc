@@ -22,16 +22,15 @@ Chunks owners(size_t count, size_t element_bytes, int size, int root) {
 
 }  // namespace
 
-void reduce_to_root(const Group& group, const Call& call, const void* in, void* out, int root, int divisor,
-                    Scratch& scratch, size_t segment_bytes) {
-  const size_t element_bytes = size_of(call.dtype);
-  const Chunks chunks = owners(call.count, element_bytes, group.size(), root);
+void reduce_to_root(const Group& group, const Call& call, const void* in, void* out, int root,
+                    const Reduction& reduction, Scratch& scratch, size_t segment_bytes) {
+  const Chunks chunks = owners(call.count, reduction.item_bytes(), group.size(), root);
   Results results{.receiver = root, .own = nullptr, .all = nullptr};
   if (group.rank() == root) {
     results.all = static_cast<std::byte*>(out);
-    results.own = results.all + chunks[root].begin * element_bytes;
+    results.own = results.all + chunks[root].begin * reduction.result_bytes();
   }
-  reduce_by_owners(group, call, chunks, in, results, divisor, scratch, segment_bytes);
+  reduce_by_owners(group, call, chunks, in, results, reduction, scratch, segment_bytes);
 }
 
 }  // namespace ronde

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "reduction.h"
 #include "types.h"
 
 namespace ronde {
@@ -31,16 +32,17 @@ struct SwitchOver {
   size_t ring_bytes = kByRanks;       // from this size on a ring; by default with more than kDirectRanks
 };
 
-inline Algorithm select_allreduce(Algorithm wanted, const SwitchOver& over, size_t bytes, DType dtype, int size,
-                                  int hosts) {
+inline Algorithm select_allreduce(Algorithm wanted, const SwitchOver& over, size_t bytes, DType dtype, ReduceOp op,
+                                  int size, int hosts) {
+  if (needs_all_at_once(dtype, op)) return hosts == 1 ? Algorithm::kInHost : Algorithm::kDirect;
   if (wanted != Algorithm::kAuto && wanted != Algorithm::kHierarchical) return wanted;
   if (hosts == 1) return Algorithm::kInHost;
   if (hosts < size && (wanted == Algorithm::kHierarchical || bytes >= over.hierarchical_bytes)) {
     return Algorithm::kHierarchical;
   }
-  // As if there was one rank per host. Doubling and ring round a 16-bit sum at every hop, direct only once.
+  // As if there was one rank per host. Doubling and ring have to pass on sums of 16-bit floats as float32 numbers.
   constexpr int kDirectRanks = 16;  // direct talks to all at once
-  if (size_of(dtype) == 2) return Algorithm::kDirect;
+  if (partial_type(dtype, op) != dtype) return Algorithm::kDirect;
   if (bytes <= over.doubling_bytes) return Algorithm::kDoubling;
   const bool is_ring = over.ring_bytes == SwitchOver::kByRanks ? size > kDirectRanks : bytes >= over.ring_bytes;
   return is_ring ? Algorithm::kRing : Algorithm::kDirect;

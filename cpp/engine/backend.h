@@ -18,12 +18,14 @@
 namespace ronde {
 
 // Counts are elements, sizes are bytes; spans have one entry per rank. All ranks make the same calls in the same order,
-// one thread at a time, which need not be the same one every time. All throw what the communicator throws.
+// one thread at a time, which need not be the same one every time. An average divides by `divisor`, the ranks that
+// really contribute. All throw what the communicator throws.
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op) = 0;
-  virtual void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op) = 0;
+  virtual void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor) = 0;
+  virtual void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op,
+                              int divisor) = 0;
   virtual void allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype) = 0;
   virtual void broadcast(void* data, size_t count, DType dtype, int root) = 0;
   virtual void alltoall(const void* in, std::span<const size_t> in_sizes, void* out, std::span<const size_t> out_sizes,
@@ -34,11 +36,12 @@ class Backend {
 class NativeBackend final : public Backend {
  public:
   explicit NativeBackend(Communicator& communicator) : communicator_(communicator) {}
-  void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op) override {
-    communicator_.allreduce(in, out, count, dtype, op);
+  void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor) override {
+    communicator_.allreduce(in, out, count, dtype, op, divisor);
   }
-  void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op) override {
-    communicator_.reduce_scatter(in, out, counts, dtype, op);
+  void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op,
+                      int divisor) override {
+    communicator_.reduce_scatter(in, out, counts, dtype, op, divisor);
   }
   void allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype) override {
     communicator_.allgather(in, out, sizes, dtype);

@@ -21,6 +21,15 @@ constexpr size_t kNoLimit = size_t{1} << 62;
 
 bool is_reduction(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kReduceScatter; }
 
+// In which type a reduction is computed, and lies in the buffer. 16-bit floats with a factor are float32 from the first
+// factor to the last, and rounded once: in 16 bits what lies between might be too large for them.
+DType working_type(const Signature& signature) {
+  const bool is_scaled = signature.prescale != 1.0 || signature.postscale != 1.0;
+  return is_reduction(signature.kind) && is_scaled && is_small_float(signature.dtype) ? DType::kFloat32
+                                                                                      : signature.dtype;
+}
+size_t working_bytes(const Signature& signature) { return signature.count() * size_of(working_type(signature)); }
+
 }  // namespace
 
 Runner::Runner(Communicator& communicator, Recorder& recorder, std::byte* buffer, size_t buffer_bytes,
@@ -67,15 +76,15 @@ void Runner::run(std::span<const Work> batch, const std::function<void(const Wor
 
 // What it takes up in the buffer; the same on all ranks.
 size_t Runner::buffered_bytes(const Work& work) const {
-  if (work.signature->kind != Kind::kAllgather) return work.signature->bytes();
+  if (work.signature->kind != Kind::kAllgather) return working_bytes(*work.signature);
   return std::accumulate(work.rows->begin(), work.rows->end(), size_t{0}) * work.signature->row_bytes();
 }
 
 // Adasum in one host looks at everything twice, which it does in symmetric memory only if it may: to copy a tensor
 // there and back costs less than that. (Small ones do not pass through memory at all.)
 bool Runner::passes_through_buffer(const Signature& signature) const {
-  return signature.op == ReduceOp::kAdasum && signature.bytes() > largest_fused_ &&
-         padded(signature.bytes()) <= buffer_bytes_;
+  const size_t bytes = working_bytes(signature);
+  return signature.op == ReduceOp::kAdasum && bytes > largest_fused_ && padded(bytes) <= buffer_bytes_;
 }
 
 // Whether another tensor joins a bundle of so many bytes that begins with `first`.
@@ -127,83 +136,75 @@ void Runner::run_fused(Bundle bundle) {
 
 // --- Reductions ----------------------------------------------------------------------------------------------------
 
-// An average of integers is a sum, divided and rounded down afterwards; so is, of any type, one to which not all ranks
-// contribute.
-ReduceOp Runner::operation(const Work& work) const {
-  const Signature& signature = *work.signature;
-  const bool is_plain = work.contributors == communicator_.size() && !is_integer(signature.dtype);
-  return signature.op == ReduceOp::kAverage && !is_plain ? ReduceOp::kSum : signature.op;
-}
-
-void Runner::finish(const Work& work, void* out, size_t count) {
-  const Signature& signature = *work.signature;
-  if (signature.op == ReduceOp::kAverage && is_integer(signature.dtype)) {
-    floor_divide(signature.dtype, out, count, work.contributors);
-  } else if (operation(work) != signature.op) {
-    scale(signature.dtype, out, out, count, 1.0 / work.contributors);
-  }
-  if (signature.postscale != 1.0) scale(signature.dtype, out, out, count, signature.postscale);
-}
-
-// The input, times the factor that comes before the sum. `into` may be the input itself.
-const void* Runner::prescaled(const Work& work, void* into) {
-  const Signature& signature = *work.signature;
-  if (signature.prescale == 1.0) return work.in;
-  scale(signature.dtype, into, work.in, signature.count(), signature.prescale);
-  return into;
-}
-
-// What this rank contributes, at its place in the buffer.
+// What this rank contributes, at its place in the buffer: in the working type, and times the factor that comes first.
 void Runner::put_in(const Work& work, std::byte* place) {
   const Signature& signature = *work.signature;
-  if (work.is_absent) return fill_neutral(signature.dtype, signature.op, place, signature.count());
-  if (prescaled(work, place) != place && signature.count() > 0) std::memcpy(place, work.in, signature.bytes());
+  const DType working = working_type(signature);
+  if (work.is_absent) return fill_neutral(working, signature.op, place, signature.count());
+  if (working != signature.dtype) {
+    auto* const wide = reinterpret_cast<float*>(place);
+    return scale_to_float32(signature.dtype, wide, work.in, signature.count(), signature.prescale);
+  }
+  scale(signature.dtype, place, work.in, signature.count(), signature.prescale);
+}
+
+// What comes out, `count` elements of the working type, times the last factor, where the program wants it. The two may
+// be the same memory.
+void Runner::take_out(const Work& work, const std::byte* result, size_t count) {
+  const Signature& signature = *work.signature;
+  if (work.is_absent) return;
+  if (working_type(signature) != signature.dtype) {
+    const auto* const wide = reinterpret_cast<const float*>(result);
+    return scale_from_float32(signature.dtype, work.out, wide, count, signature.postscale);
+  }
+  scale(signature.dtype, work.out, result, count, signature.postscale);
 }
 
 void Runner::allreduce(const Work& work) {
   const Signature& signature = *work.signature;
+  const bool is_plain = !work.is_absent && working_type(signature) == signature.dtype;
   const void* in = work.in;
-  void* out = work.out;
-  if (work.is_absent) {
-    absent_.resize(std::max(absent_.size(), signature.bytes()));
-    in = out = absent_.data();
-    put_in(work, absent_.data());
-  } else {
-    in = prescaled(work, out);
+  auto* out = static_cast<std::byte*>(work.out);
+  if (!is_plain || signature.prescale != 1.0) {
+    std::vector<std::byte>& memory = work.is_absent ? absent_ : scratch_;
+    if (!is_plain) {
+      memory.resize(std::max(memory.size(), working_bytes(signature)));
+      out = memory.data();
+    }
+    put_in(work, out);
+    in = out;
   }
-  backends_.of(*work.signature).allreduce(in, out, signature.count(), signature.dtype, operation(work));
-  if (!work.is_absent) finish(work, out, signature.count());
+  backends_.of(signature).allreduce(in, out, signature.count(), working_type(signature), signature.op,
+                                    work.contributors);
+  take_out(work, out, signature.count());
 }
 
 void Runner::allreduce_fused(Bundle bundle) {
   const Work& first = *bundle.front();
-  const DType dtype = first.signature->dtype;
+  const DType dtype = working_type(*first.signature);
   const bool is_adasum = first.signature->op == ReduceOp::kAdasum;
   counts_.clear();
   size_t offset = 0;
   for (const Work* work : bundle) {
     std::byte* const place = buffer_ + offset;
-    const size_t bytes = work->signature->bytes();
+    const size_t bytes = buffered_bytes(*work);
     put_in(*work, place);
     if (is_adasum) std::memset(place + bytes, 0, padded(bytes) - bytes);  // it counts in the products
     counts_.push_back(padded(bytes) / size_of(dtype));
     offset += padded(bytes);
   }
   recorder_.fused();
-  const size_t count = offset / size_of(dtype);
   if (is_adasum) {
     communicator_.adasum(buffer_, buffer_, counts_, dtype);
   } else {
-    backends_.of(*first.signature).allreduce(buffer_, buffer_, count, dtype, operation(first));
+    backends_.of(*first.signature)
+        .allreduce(buffer_, buffer_, offset / size_of(dtype), dtype, first.signature->op, first.contributors);
   }
-  finish(first, buffer_, count);
   recorder_.ran();
   offset = 0;
   for (const Work* work : bundle) {
-    if (!work->is_absent && work->signature->count() > 0) {
-      std::memcpy(work->out, buffer_ + offset, work->signature->bytes());
-    }
-    offset += padded(work->signature->bytes());
+    take_out(*work, buffer_ + offset, work->signature->count());
+    offset += padded(buffered_bytes(*work));
   }
 }
 
@@ -216,59 +217,59 @@ size_t Runner::rows_of(const Work& work, int rank) const {
 
 void Runner::reduce_scatter(const Work& work) {
   const Signature& signature = *work.signature;
-  const int size = communicator_.size();
+  const DType working = working_type(signature);
   std::vector<size_t> counts;
-  for (int rank = 0; rank < size; ++rank) counts.push_back(rows_of(work, rank) * signature.row_items());
+  for (int rank = 0; rank < communicator_.size(); ++rank) {
+    counts.push_back(rows_of(work, rank) * signature.row_items());
+  }
   const size_t own = counts[communicator_.rank()];
   const void* in = work.in;
-  void* out = work.out;
-  if (work.is_absent) {
-    absent_.resize(std::max(absent_.size(), signature.bytes() + own * size_of(signature.dtype)));
-    put_in(work, absent_.data());
-    in = absent_.data();
-    out = absent_.data() + signature.bytes();
-  } else if (signature.prescale != 1.0) {
-    scratch_.resize(std::max(scratch_.size(), signature.bytes()));
-    in = prescaled(work, scratch_.data());
+  auto* out = static_cast<std::byte*>(work.out);
+  if (work.is_absent || working != signature.dtype || signature.prescale != 1.0) {
+    std::vector<std::byte>& memory = work.is_absent ? absent_ : scratch_;
+    const size_t in_bytes = padded(working_bytes(signature));
+    memory.resize(std::max(memory.size(), in_bytes + own * size_of(working)));
+    put_in(work, memory.data());
+    in = memory.data();
+    if (work.is_absent || working != signature.dtype) out = memory.data() + in_bytes;
   }
-  backends_.of(*work.signature).reduce_scatter(in, out, counts, signature.dtype, operation(work));
-  if (!work.is_absent) finish(work, out, own);
+  backends_.of(signature).reduce_scatter(in, out, counts, working, signature.op, work.contributors);
+  take_out(work, out, own);
 }
 
 // In the buffer lies what goes to rank 0, of every tensor, then what goes to rank 1, and so on.
 void Runner::reduce_scatter_fused(Bundle bundle) {
   const Work& first = *bundle.front();
-  const DType dtype = first.signature->dtype;
-  const int size = communicator_.size();
+  const DType dtype = working_type(*first.signature);
+  const int size = communicator_.size(), own = communicator_.rank();
+  const auto items_of = [&](const Work& work, int rank) { return rows_of(work, rank) * work.signature->row_items(); };
   std::vector<size_t> counts(size);
   size_t largest = 0;
   for (const Work* work : bundle) {
-    largest = std::max(largest, work->signature->bytes());
-    for (int rank = 0; rank < size; ++rank) counts[rank] += rows_of(*work, rank) * work->signature->row_items();
+    largest = std::max(largest, buffered_bytes(*work));
+    for (int rank = 0; rank < size; ++rank) counts[rank] += items_of(*work, rank);
   }
   std::vector<size_t> offsets(size);  // bytes
   for (int rank = 1; rank < size; ++rank) offsets[rank] = offsets[rank - 1] + counts[rank - 1] * size_of(dtype);
-  const size_t own_bytes = counts[communicator_.rank()] * size_of(dtype);
-  scratch_.resize(std::max({scratch_.size(), largest, own_bytes}));
+  scratch_.resize(std::max({scratch_.size(), largest, counts[own] * size_of(dtype)}));
   for (const Work* work : bundle) {
     put_in(*work, scratch_.data());
     const std::byte* from = scratch_.data();
     for (int rank = 0; rank < size; ++rank) {
-      const size_t bytes = rows_of(*work, rank) * work->signature->row_bytes();
+      const size_t bytes = items_of(*work, rank) * size_of(dtype);
       if (bytes > 0) std::memcpy(buffer_ + offsets[rank], from, bytes);
       offsets[rank] += bytes;
       from += bytes;
     }
   }
   recorder_.fused();
-  backends_.of(*first.signature).reduce_scatter(buffer_, scratch_.data(), counts, dtype, operation(first));
-  finish(first, scratch_.data(), counts[communicator_.rank()]);
+  backends_.of(*first.signature)
+      .reduce_scatter(buffer_, scratch_.data(), counts, dtype, first.signature->op, first.contributors);
   recorder_.ran();
   const std::byte* from = scratch_.data();
   for (const Work* work : bundle) {
-    const size_t bytes = rows_of(*work, communicator_.rank()) * work->signature->row_bytes();
-    if (!work->is_absent && bytes > 0) std::memcpy(work->out, from, bytes);
-    from += bytes;
+    take_out(*work, from, items_of(*work, own));
+    from += items_of(*work, own) * size_of(dtype);
   }
 }
 

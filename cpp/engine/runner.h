@@ -66,10 +66,8 @@ class Runner {
   void alltoall(const Work& work);
   void broadcast(const Work& work);
   size_t rows_of(const Work& work, int rank) const;
-  ReduceOp operation(const Work& work) const;
-  const void* prescaled(const Work& work, void* into);
   void put_in(const Work& work, std::byte* place);
-  void finish(const Work& work, void* out, size_t count);
+  void take_out(const Work& work, const std::byte* result, size_t count);
 
   Communicator& communicator_;
   Backends backends_;

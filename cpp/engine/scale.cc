@@ -1,12 +1,12 @@
 #include "engine/scale.h"
 
 #include <bit>
+#include <cmath>
 #include <complex>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
-
-#include "error.h"
 
 namespace ronde {
 namespace {
@@ -85,11 +85,25 @@ void with_type(DType dtype, Body&& body) {
   }
 }
 
+// Cut off, and kept within the type's limits.
+template <class T>
+T whole(double value) {
+  using Limits = std::numeric_limits<T>;
+  if (value != value) return 0;
+  // The largest number may not be a double: then what is not below its successor is too large.
+  if (value >= std::ldexp(1.0, Limits::digits)) return Limits::max();
+  if (value <= static_cast<double>(Limits::lowest())) return Limits::lowest();
+  return static_cast<T>(value);
+}
+
+template <class T>
+constexpr bool kIsSmall = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
+
 template <class T>
 T times(T value, double factor) {
   if constexpr (std::is_integral_v<T>) {
-    return static_cast<T>(static_cast<double>(value) * factor);
-  } else if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>) {
+    return whole<T>(static_cast<double>(value) * factor);
+  } else if constexpr (kIsSmall<T>) {
     return T::round(static_cast<float>(value) * static_cast<float>(factor));
   } else if constexpr (std::is_floating_point_v<T>) {
     return value * static_cast<T>(factor);
@@ -112,11 +126,9 @@ void store(void* to, size_t index, T value) {
 
 }  // namespace
 
-bool is_integer(DType dtype) { return dtype >= DType::kUint8 && dtype <= DType::kInt64; }
-
 void scale(DType dtype, void* destination, const void* source, size_t count, double factor) {
-  if (dtype == DType::kBool) {
-    if (destination != source) std::memcpy(destination, source, count);
+  if (dtype == DType::kBool || factor == 1.0) {
+    if (destination != source && count > 0) std::memcpy(destination, source, count * size_of(dtype));
     return;
   }
   with_type(dtype, [&](auto type) {
@@ -125,18 +137,22 @@ void scale(DType dtype, void* destination, const void* source, size_t count, dou
   });
 }
 
-void floor_divide(DType dtype, void* values, size_t count, int divisor) {
-  if (!is_integer(dtype)) throw UsageError(std::string("floor_divide is for integers, not ") + name_of(dtype));
+void scale_to_float32(DType dtype, float* destination, const void* source, size_t count, double factor) {
   with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    if constexpr (std::is_integral_v<T>) {
-      for (size_t i = 0; i < count; ++i) {
-        const T value = load<T>(values, i);
-        const auto by = static_cast<std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>(divisor);
-        auto quotient = value / by;
-        if (value % by != 0 && value < 0) --quotient;
-        store<T>(values, i, static_cast<T>(quotient));
-      }
+    if constexpr (kIsSmall<T>) {
+      const auto by = static_cast<float>(factor);
+      for (size_t i = 0; i < count; ++i) destination[i] = static_cast<float>(load<T>(source, i)) * by;
+    }
+  });
+}
+
+void scale_from_float32(DType dtype, void* destination, const float* source, size_t count, double factor) {
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    if constexpr (kIsSmall<T>) {
+      const auto by = static_cast<float>(factor);
+      for (size_t i = 0; i < count; ++i) store<T>(destination, i, T::round(source[i] * by));
     }
   });
 }

@@ -328,7 +328,7 @@ void test_neutral_elements_change_nothing() {
       fill_neutral(type, operation, neutral.data(), 3);
       std::vector<unsigned char> result = neutral;
       const void* const sources[] = {neutral.data(), values.data()};
-      reduce(type, operation, result.data(), sources, 2, 3, 1);
+      reduce({type, operation, 1}, result.data(), sources, 2, 3);
       CHECK(result == values);
     }
   }
@@ -425,12 +425,16 @@ void test_scale() {
   std::vector<int32_t> integers = {7, -7, 4};
   scale(DType::kInt32, integers.data(), integers.data(), 3, 0.5);
   CHECK(integers == std::vector<int32_t>({3, -3, 2}));
-  std::vector<int8_t> bytes = {7, -7, -6};
-  floor_divide(DType::kInt8, bytes.data(), 3, 2);
-  CHECK(bytes == std::vector<int8_t>({3, -4, -3}));
-  std::vector<uint64_t> large = {UINT64_MAX};
-  floor_divide(DType::kUint64, large.data(), 1, 2);
-  CHECK(large[0] == UINT64_MAX / 2);
+  std::vector<uint8_t> bytes = {100, 200, 7};
+  scale(DType::kUint8, bytes.data(), bytes.data(), 3, 2.0);
+  CHECK(bytes == std::vector<uint8_t>({200, 255, 14}));  // not 144
+  scale(DType::kUint8, bytes.data(), bytes.data(), 3, -1.0);
+  CHECK(bytes == std::vector<uint8_t>({0, 0, 0}));
+  std::vector<int64_t> large = {INT64_MAX, INT64_MIN, 5};
+  scale(DType::kInt64, large.data(), large.data(), 3, 1e300);
+  CHECK(large == std::vector<int64_t>({INT64_MAX, INT64_MIN, INT64_MAX}));
+  scale(DType::kInt64, large.data(), large.data(), 3, std::nan(""));
+  CHECK(large == std::vector<int64_t>({0, 0, 0}));
   // Every 16-bit float times one is itself; NaN stays NaN.
   for (DType dtype : {DType::kFloat16, DType::kBfloat16}) {
     const uint32_t infinity = dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;

@@ -18,15 +18,18 @@ constexpr size_t kCounts[] = {0, 1, 6, 1009, 100'003};  // the last: larger than
 constexpr size_t kManySegments = 4096;
 
 using Values = std::vector<float>;
-using Allreduce = void (*)(const Group&, const Call&, const void*, void*, int, Scratch&, size_t);
+using Allreduce = void (*)(const Group&, const Call&, const void*, void*, const Reduction&, Scratch&, size_t);
 
-void doubling(const Group& group, const Call& call, const void* in, void* out, int divisor, Scratch& scratch, size_t) {
-  allreduce_doubling(group, call, in, out, divisor, scratch);
+void doubling(const Group& group, const Call& call, const void* in, void* out, const Reduction& reduction,
+              Scratch& scratch, size_t) {
+  allreduce_doubling(group, call, in, out, reduction, scratch);
 }
 
 Call call_of(Kind kind, size_t count, ReduceOp op = ReduceOp::kSum, DType dtype = DType::kFloat32) {
   return {.sequence = 1, .count = count, .kind = kind, .dtype = dtype, .op = op};
 }
+
+Reduction reduction_of(const Call& call, int size) { return {call.dtype, call.op, size}; }
 
 // Values whose sum depends on the order.
 Values values_of(int rank, size_t count) {
@@ -44,7 +47,8 @@ Values reduced(const std::vector<int>& ranks, size_t count, ReduceOp op) {
   for (const int rank : ranks) all.push_back(values_of(rank, count));
   for (const Values& values : all) sources.push_back(values.data());
   Values sum(count);
-  reduce(DType::kFloat32, op, sum.data(), sources.data(), int(sources.size()), count, int(sources.size()));
+  const auto size = int(sources.size());
+  reduce({DType::kFloat32, op, size}, sum.data(), sources.data(), size, count);
   return sum;
 }
 
@@ -74,8 +78,8 @@ void check_allreduce(Ranks& ranks, Allreduce allreduce, size_t count, ReduceOp o
     Scratch scratch;
     const Values in = values_of(mesh.rank(), count);
     Values out(count), in_place = in;
-    allreduce(mesh, call, in.data(), out.data(), size, scratch, segment_bytes);
-    allreduce(mesh, call, in_place.data(), in_place.data(), size, scratch, segment_bytes);
+    allreduce(mesh, call, in.data(), out.data(), reduction_of(call, size), scratch, segment_bytes);
+    allreduce(mesh, call, in_place.data(), in_place.data(), reduction_of(call, size), scratch, segment_bytes);
     CHECK(same_bits(out, in_place) && same_bits(in, values_of(mesh.rank(), count)));
     results[mesh.rank()] = out;
   });
@@ -97,16 +101,16 @@ void check_allreduce_dtypes(Ranks& ranks) {
     for (int rank = 0; rank < size; ++rank) all.emplace_back(501, static_cast<uint16_t>(0x3f80 + rank));
     for (const auto& values : all) sources.push_back(values.data());
     std::vector<uint16_t> expected(501);
-    reduce(DType::kBfloat16, ReduceOp::kAverage, expected.data(), sources.data(), size, 501, size);
+    reduce({DType::kBfloat16, ReduceOp::kAverage, size}, expected.data(), sources.data(), size, 501);
     const Call call = call_of(Kind::kAllreduce, 501, ReduceOp::kAverage, DType::kBfloat16);
-    allreduce_direct(mesh, call, halves.data(), out.data(), size, scratch, 64);
+    allreduce_direct(mesh, call, halves.data(), out.data(), reduction_of(call, size), scratch, 64);
     CHECK(out == expected);
 
     for (const Allreduce allreduce : {Allreduce{allreduce_direct}, Allreduce{allreduce_ring}, Allreduce{doubling}}) {
       std::vector<int64_t> numbers(777);
       for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = int64_t(i) << 40 | mesh.rank();
-      allreduce(mesh, call_of(Kind::kAllreduce, 777, ReduceOp::kSum, DType::kInt64), numbers.data(), numbers.data(),
-                size, scratch, 100);
+      const Call sum = call_of(Kind::kAllreduce, 777, ReduceOp::kSum, DType::kInt64);
+      allreduce(mesh, sum, numbers.data(), numbers.data(), reduction_of(sum, size), scratch, 100);
       for (size_t i = 0; i < numbers.size(); ++i) {
         CHECK(numbers[i] == (int64_t(i) << 40) * size + size * (size - 1) / 2);
       }
@@ -122,8 +126,9 @@ void check_reduce_to_root(Ranks& ranks, size_t count, size_t segment_bytes) {
       const Values in = values_of(mesh.rank(), count);
       Values out(mesh.rank() == root ? count : 0), in_place = in;
       const Call call = call_of(Kind::kReduce, count, ReduceOp::kAverage);
-      reduce_to_root(mesh, call, in.data(), out.data(), root, mesh.size(), scratch, segment_bytes);
-      reduce_to_root(mesh, call, in_place.data(), in_place.data(), root, mesh.size(), scratch, segment_bytes);
+      reduce_to_root(mesh, call, in.data(), out.data(), root, reduction_of(call, mesh.size()), scratch, segment_bytes);
+      reduce_to_root(mesh, call, in_place.data(), in_place.data(), root, reduction_of(call, mesh.size()), scratch,
+                     segment_bytes);
       CHECK(same_bits(in, values_of(mesh.rank(), count)));
       if (mesh.rank() == root) CHECK(same_bits(out, expected) && same_bits(in_place, expected));
     });
@@ -153,9 +158,10 @@ void check_reduce_scatterv(Ranks& ranks, size_t count, size_t segment_bytes) {
     Values out(own);
     const Values piece(expected.begin() + begin, expected.begin() + begin + own);
     const Call call = call_of(Kind::kReduceScatter, count);
-    reduce_scatterv(mesh, call, in.data(), counts, out.data(), mesh.size(), scratch, segment_bytes);
+    reduce_scatterv(mesh, call, in.data(), counts, out.data(), reduction_of(call, mesh.size()), scratch, segment_bytes);
     CHECK(same_bits(out, piece));
-    reduce_scatterv(mesh, call, in.data(), counts, in.data() + begin, mesh.size(), scratch, segment_bytes);
+    reduce_scatterv(mesh, call, in.data(), counts, in.data() + begin, reduction_of(call, mesh.size()), scratch,
+                    segment_bytes);
     CHECK(same_bits(Values(in.begin() + begin, in.begin() + begin + own), piece));
   });
 }
@@ -273,13 +279,14 @@ void check_groups() {
     const Values expected = reduced(members, kCount, ReduceOp::kSum);
     Values out(kCount);
     const Call call = call_of(Kind::kAllreduce, kCount);
-    allreduce_direct(group, call, in.data(), out.data(), size, scratch, kManySegments);
+    const Reduction sum = reduction_of(call, size);
+    allreduce_direct(group, call, in.data(), out.data(), sum, scratch, kManySegments);
     CHECK(same_bits(out, expected));
-    allreduce_ring(group, call, in.data(), out.data(), size, scratch, kManySegments);
+    allreduce_ring(group, call, in.data(), out.data(), sum, scratch, kManySegments);
     CHECK(close_to(out, expected));
-    allreduce_doubling(group, call, in.data(), out.data(), size, scratch);
+    allreduce_doubling(group, call, in.data(), out.data(), sum, scratch);
     CHECK(close_to(out, expected));
-    reduce_to_root(group, call, in.data(), out.data(), size - 1, size, scratch);
+    reduce_to_root(group, call, in.data(), out.data(), size - 1, sum, scratch);
     if (group.rank() == size - 1) CHECK(same_bits(out, expected));
     broadcast(group, call, out.data(), kCount * sizeof(float), size - 1);
     CHECK(same_bits(out, expected));
@@ -325,8 +332,8 @@ void check_mismatch(Wire wire, size_t count, size_t other_count, ReduceOp other_
       const bool odd_one = mesh.rank() == 2;
       const size_t own = odd_one ? other_count : count;
       Values data(own);
-      allreduce(mesh, call_of(Kind::kAllreduce, own, odd_one ? other_op : ReduceOp::kSum), data.data(), data.data(), 4,
-                scratch, kManySegments);
+      const Call call = call_of(Kind::kAllreduce, own, odd_one ? other_op : ReduceOp::kSum);
+      allreduce(mesh, call, data.data(), data.data(), reduction_of(call, 4), scratch, kManySegments);
     });
     for (const std::string& text : texts) {
       CHECK(contains(std::runtime_error(text), "rank 2 called") && contains(std::runtime_error(text), "but rank"));
@@ -341,9 +348,9 @@ void check_lost_peer(Wire wire, int streams) {
     const auto texts = failures_of(ranks, [&](Mesh& mesh) {
       Scratch scratch;
       Values data(3'000'000);
+      const Call call = call_of(Kind::kAllreduce, data.size());
       if (mesh.rank() == 1) {
         // A part of what it would send, then the end.
-        const Call call = call_of(Kind::kAllreduce, data.size());
         for (const int peer : {0, 2, 3}) {
           mesh.link(peer).send(call, data.data(), data.size());
           mesh.link(peer).progress();
@@ -351,7 +358,7 @@ void check_lost_peer(Wire wire, int streams) {
         ranks.leave(1);
         return;
       }
-      allreduce(mesh, call_of(Kind::kAllreduce, data.size()), data.data(), data.data(), 4, scratch, data.size());
+      allreduce(mesh, call, data.data(), data.data(), reduction_of(call, 4), scratch, data.size());
     });
     for (const int rank : {0, 2, 3}) CHECK(contains(std::runtime_error(texts[rank]), "rank 1"));
   }
@@ -363,7 +370,8 @@ void check_abort(Wire wire) {
     if (mesh.rank() == 1) throw Failure(FailureKind::kAborted, 1, "rank 1 called abort()");
     Scratch scratch;
     Values data(1000);
-    allreduce_direct(mesh, call_of(Kind::kAllreduce, data.size()), data.data(), data.data(), 3, scratch);
+    const Call call = call_of(Kind::kAllreduce, data.size());
+    allreduce_direct(mesh, call, data.data(), data.data(), reduction_of(call, 3), scratch);
   });
   for (const std::string& text : texts) CHECK(text == "rank 1 called abort()");
 }

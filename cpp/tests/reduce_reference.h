@@ -158,6 +158,23 @@ Bytes expected_of(ReduceOp op, const std::vector<Bytes>& sources, int divisor) {
   return result;
 }
 
+// Added up where nothing wraps, cut off towards zero.
+template <class T>
+Bytes average_of_integers(const std::vector<Bytes>& sources, int divisor) {
+  Bytes result(sources[0].size());
+  for (size_t offset = 0; offset < result.size(); offset += sizeof(T)) {
+    __extension__ __int128 sum = 0;
+    T element;
+    for (const Bytes& source : sources) {
+      std::memcpy(&element, &source[offset], sizeof element);
+      sum += element;
+    }
+    element = static_cast<T>(sum / divisor);
+    std::memcpy(&result[offset], &element, sizeof element);
+  }
+  return result;
+}
+
 // Calls function(T()) with the reference's type for dtype.
 template <class Function>
 auto with_type(DType dtype, Function function) {
@@ -197,7 +214,13 @@ auto with_type(DType dtype, Function function) {
 }
 
 inline Bytes expected_of(DType dtype, ReduceOp op, const std::vector<Bytes>& sources, int divisor) {
-  return with_type(dtype, [&](auto type) { return expected_of<decltype(type)>(op, sources, divisor); });
+  return with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    if constexpr (kIsInteger<T>) {
+      if (op == ReduceOp::kAverage) return average_of_integers<T>(sources, divisor);
+    }
+    return expected_of<T>(op, sources, divisor);
+  });
 }
 
 template <class T>

@@ -218,6 +218,39 @@ void test_small_float_rounding() {
   }
 }
 
+// What is passed on between the stages of a reduction: float32 sums of 16-bit floats, rounded when they are complete.
+void test_partial_sums(DType dtype) {
+  const DType wide = DType::kFloat32;
+  for (const size_t count : {0, 1, 7, 15, 16, 31, 32, 33, 100, 1001}) {
+    std::vector<Bytes> sources;
+    std::vector<const void*> all;
+    for (int source = 0; source < 5; ++source) sources.push_back(random_bytes(dtype, count));
+    for (const Bytes& source : sources) all.push_back(source.data());
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kProduct}) {
+      const ReduceOp part = op == ReduceOp::kAverage ? ReduceOp::kSum : op;
+      const Bytes expected = expected_of(dtype, op, sources, 5);
+      for (const Kernels* kernels : available_kernels()) {
+        // Two, then the others one by one, which is rank order: the same bits as at once.
+        Bytes sum(count * size_of(wide)), next(sum.size()), result(count * size_of(dtype));
+        void* to = sum.data();
+        const int row = static_cast<int>(dtype);
+        kernels->widening[row][static_cast<int>(part)](&to, 1, all.data(), 2, count, 1);
+        for (int source = 2; source < 5; ++source) {
+          to = next.data();
+          kernels->widening[row][static_cast<int>(ReduceOp::kSum)](&to, 1, &all[source], 1, count, 1);
+          const bool is_last = source == 4;
+          const void* both[] = {sum.data(), next.data()};
+          to = is_last ? result.data() : sum.data();
+          const Kernel combine = is_last ? kernels->narrowing[row][static_cast<int>(op)]
+                                         : kernels->table[static_cast<int>(wide)][static_cast<int>(part)];
+          combine(&to, 1, both, 2, count, 5);
+        }
+        CHECK(same(dtype, result.data(), expected.data(), expected.size()));
+      }
+    }
+  }
+}
+
 // --- The public functions -------------------------------------------------------------------------------------------
 
 void test_supported() {
@@ -226,7 +259,7 @@ void test_supported() {
     const bool is_integer = dtype <= DType::kInt64;  // or bool
     const bool is_complex = dtype >= DType::kComplex64;
     CHECK(is_supported(dtype, ReduceOp::kSum) && is_supported(dtype, ReduceOp::kProduct));
-    CHECK(is_supported(dtype, ReduceOp::kAverage) == !is_integer);
+    CHECK(is_supported(dtype, ReduceOp::kAverage) == (dtype != DType::kBool));
     CHECK(is_supported(dtype, ReduceOp::kMin) == !is_complex);
     CHECK(is_supported(dtype, ReduceOp::kMax) == !is_complex);
     CHECK(is_supported(dtype, ReduceOp::kBitAnd) == is_integer);
@@ -237,7 +270,7 @@ void test_supported() {
   CHECK(!is_supported(DType::kFloat32, static_cast<ReduceOp>(kReduceOpCount)));
   float number = 1;
   const void* source = &number;
-  CHECK_THROWS(reduce(DType::kFloat32, ReduceOp::kBitOr, &number, &source, 1, 1, 1), UsageError);
+  CHECK_THROWS(reduce({DType::kFloat32, ReduceOp::kBitOr, 1}, &number, &source, 1, 1), UsageError);
 }
 
 void test_public_functions() {
@@ -246,10 +279,10 @@ void test_public_functions() {
   std::vector<float> b = {10, 20, 30, std::numeric_limits<float>::quiet_NaN(), 50};
   const void* sources[] = {a.data(), b.data()};
   std::vector<float> result(5);
-  reduce(DType::kFloat32, ReduceOp::kMax, result.data(), sources, 2, 5, 2);
+  reduce({DType::kFloat32, ReduceOp::kMax, 2}, result.data(), sources, 2, 5);
   CHECK(result[0] == 10 && result[4] == 50 && std::isnan(result[2]) && std::isnan(result[3]));
   void* both[] = {b.data(), a.data()};
-  reduce_to_all(DType::kFloat32, ReduceOp::kAverage, both, 2, sources, 2, 5, 4);
+  reduce_to_all({DType::kFloat32, ReduceOp::kAverage, 4}, both, 2, sources, 2, 5);
   CHECK(a[0] == 2.75f && b[0] == 2.75f && a[4] == 13.75f && b[4] == 13.75f);
 }
 
@@ -271,7 +304,7 @@ void test_huge_count() {
   numbers[count - 1] = 7;
   numbers[count] = 7;
   const void* sources[] = {numbers, numbers};
-  reduce(DType::kUint8, ReduceOp::kSum, numbers, sources, 2, count, 1);
+  reduce({DType::kUint8, ReduceOp::kSum, 1}, numbers, sources, 2, count);
   CHECK(numbers[count - 1] == 14 && numbers[count] == 7);
   munmap(reserved, bytes);
   close(file);
@@ -286,6 +319,8 @@ int main() {
   ronde::test_small_float_rounding();
   ronde::test_every_small_float(ronde::DType::kFloat16, 0x7c00, 0x0200);
   ronde::test_every_small_float(ronde::DType::kBfloat16, 0x7f80, 0x0040);
+  ronde::test_partial_sums(ronde::DType::kFloat16);
+  ronde::test_partial_sums(ronde::DType::kBfloat16);
   ronde::test_all_kernels();
   ronde::test_huge_count();
 }

@@ -115,14 +115,22 @@ def sums_of_16_bit_floats_are_rounded_once() -> None:
 
 
 @case
-def averages_of_integers_are_rounded_down() -> None:
+def averages_of_integers_do_not_wrap_and_are_cut_off_towards_zero() -> None:
     rank, size = ronde.rank(), ronde.size()
-    for dtype in ("int8", "int32", "int64", "uint8"):
-        x = np.array([rank, rank + 1, 3 * rank], dtype)
-        total = sum(np.array([r, r + 1, 3 * r], dtype) for r in range(size))
-        same(ronde.allreduce(x, name=f"average {dtype}"), np.asarray(np.floor_divide(total, size), dtype))
-    x = np.full(5, -1 if rank == 0 else 0, np.int32)
-    same(ronde.allreduce(x, name="below zero"), np.full(5, -1, np.int32))
+    for dtype in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+        limits = np.iinfo(dtype)
+        everyones = [[limits.max, limits.max - r, limits.min, limits.min + r, r, 3 * r] for r in range(size)]
+        if limits.min < 0:
+            for r, numbers in enumerate(everyones):
+                numbers += [-r, -3 * r - 1, -1 if r == 0 else 0]
+        totals = [sum(column) for column in zip(*everyones)]
+        expected = np.array([abs(total) // size * (1 if total >= 0 else -1) for total in totals], dtype)
+        x = np.array(everyones[rank], dtype)
+        same(ronde.allreduce(x, name=f"average {dtype}"), expected)
+        same(
+            ronde.reducescatter(x, name=f"shares of {dtype}", op=ronde.Average),
+            np.array_split(expected, size)[rank],
+        )
 
 
 @case

@@ -37,7 +37,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 def supports(name: str, op: Any) -> bool:
     """Whether the reduction makes sense for the type; see cpp/reduce.h."""
     if op is ronde.Average:
-        return name in (*FLOATS, *COMPLEX)
+        return name != "bool"
     if op in (ronde.Min, ronde.Max):
         return name not in COMPLEX
     if op in (ronde.BitAnd, ronde.BitOr, ronde.BitXor):
@@ -67,6 +67,9 @@ def values(name: str, shape: tuple[int, ...], seed: int, rank: int, op: Any = No
 
 def reduced(inputs: list[Array], op: Any) -> Array:
     """What the reduction of all ranks' arrays gives."""
+    if op is ronde.Average and inputs[0].dtype.kind in "iu":  # exact, and cut off towards zero
+        exact: Any = sum(x.astype(object) for x in inputs)
+        return np.asarray(np.sign(exact) * (abs(exact) // len(inputs)), inputs[0].dtype)
     total = functools.reduce(UFUNCS[op], inputs)
     if op is ronde.Average:
         wide = np.float32 if total.dtype.itemsize == 2 else total.dtype

@@ -86,7 +86,7 @@ REFUSED: list[tuple[Call, str]] = [
     (lambda w: w.send(X, 1 - w.rank, tag=-1), "a tag is a number from 0 to 2147483647, not -1"),
     (lambda w: w.send(X, 1 - w.rank, tag=2**31), "a tag is a number from 0 to 2147483647, not 2147483648"),
     (lambda w: w.recv(X, 1 - w.rank, tag=-1), "a tag is a number from 0 to 2147483647, not -1"),
-    (lambda w: w.allreduce(np.ones(3, int), ronde.Average), "there is no average of int64 values"),
+    (lambda w: w.allreduce(np.ones(3, bool), ronde.Average), "there is no average of bool values"),
     (lambda w: w.reduce(np.ones(3, bool), 0, ronde.Average), "there is no average of bool values"),
     (lambda w: w.allreduce(np.ones(3, complex), ronde.Min), "there is no min of complex128 values"),
     (lambda w: w.reducescatter(np.ones(4, complex), ronde.Max), "there is no max of complex128 values"),

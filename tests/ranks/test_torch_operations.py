@@ -59,7 +59,7 @@ def reductions(rank: int, size: int) -> None:
     for dtype in (*INTEGERS, *FLOATS):
         mine, everyone = numbers(rank, dtype), of_all(size, dtype=dtype)
         total = functools.reduce(operator.add, [x.to(torch.float64) for x in everyone])
-        mean = total / size if dtype in FLOATS else (total / size).floor()
+        mean = total / size if dtype in FLOATS else (total / size).trunc()
         same(hvd.allreduce(mine), mean.to(mine.dtype))
         same(hvd.allreduce(mine, op=hvd.Average, name="mean"), mean.to(mine.dtype))
         same(hvd.allreduce(mine, op=hvd.Sum), total.to(mine.dtype))

@@ -43,7 +43,7 @@ def types(rank: int, size: int) -> None:
             mine = scattered(rank, dtype, dense)
             expected = total(size, dtype=dtype, dense=dense)
             same(hvd.allreduce(mine, op=hvd.Sum), expected, dtype)
-            mean = expected / size if dtype.is_floating_point else (expected / size).floor()
+            mean = expected / size if dtype.is_floating_point else (expected / size).trunc()
             same(hvd.synchronize(hvd.sparse_allreduce_async(mine, "mean", hvd.Average)), mean, dtype)
 
 

@@ -26,7 +26,10 @@ __all__ = ["Carrier", "DeviceCarrier"]
 
 
 class Carrier:
-    """Called by cpp/bind_backend.cc, with memory as arrays of bytes and enums as their numbers."""
+    """Called by cpp/bind_backend.cc, with memory as arrays of bytes and enums as their numbers.
+
+    `divisor`: of an average, the ranks that contribute.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -38,8 +41,8 @@ class Carrier:
             return self._backend.is_enabled(kind, form.dtype, form.op)
         return self._backend.is_enabled(kind, dtype, op)
 
-    def allreduce(self, x: Any, out: Any, dtype: int, op: int) -> None:
-        given, form = DType(dtype), form_of(DType(dtype), ReduceOp(op), self._backend.place.size)
+    def allreduce(self, x: Any, out: Any, dtype: int, op: int, divisor: int) -> None:
+        given, form = DType(dtype), form_of(DType(dtype), ReduceOp(op), divisor)
         if form.pack is None:
             place = out.view(form.dtype.name)
             self._backend.allreduce(place if x is out else x.view(form.dtype.name), place, form.op)
@@ -50,13 +53,15 @@ class Carrier:
         if form.unpack is not None:
             form.unpack(carried, typed(out, given))
 
-    def reducescatter(self, x: Any, out: Any, counts: Sequence[int], dtype: int, op: int) -> None:
-        given, form = DType(dtype), form_of(DType(dtype), ReduceOp(op), self._backend.place.size)
+    def reducescatter(
+        self, x: Any, out: Any, counts: Sequence[int], dtype: int, op: int, divisor: int
+    ) -> None:
+        given, form = DType(dtype), form_of(DType(dtype), ReduceOp(op), divisor)
         if form.pack is None:
             carried, share = _apart(x, out).view(form.dtype.name), out.view(form.dtype.name)
         else:
             carried = form.pack(typed(x, given))
-            share = np.empty(counts[self._backend.place.rank], carried.dtype)
+            share = np.empty(counts[self._backend.place.rank] * form.parts, carried.dtype)
         self._backend.reducescatter(carried, share, [count * form.parts for count in counts], form.op)
         if form.unpack is not None:
             form.unpack(share, typed(out, given))
@@ -82,7 +87,10 @@ def _apart(x: Any, out: Any) -> Any:
 
 
 class DeviceCarrier:
-    """The same for memory of a device: what looks like arrays of bytes may not be read here, only asked where it is."""
+    """The same for memory of a device: what looks like arrays of bytes may not be read here, only asked where it is.
+
+    An average is the library's own, of all ranks: every rank contributes to tensors in a device's memory.
+    """
 
     def __init__(self, backend: DeviceBackend) -> None:
         self._backend = backend
@@ -93,12 +101,14 @@ class DeviceCarrier:
             dtype, op, _ = _device_form(dtype, op)
         return self._backend.is_enabled(kind, dtype, op)
 
-    def allreduce(self, x: Any, out: Any, dtype: int, op: int) -> None:
+    def allreduce(self, x: Any, out: Any, dtype: int, op: int, divisor: int) -> None:
         carried, carried_op, _ = _device_form(DType(dtype), ReduceOp(op))
         result = self._view(out, carried)
         self._backend.allreduce(result if x is out else self._view(x, carried), result, carried_op)
 
-    def reducescatter(self, x: Any, out: Any, counts: Sequence[int], dtype: int, op: int) -> None:
+    def reducescatter(
+        self, x: Any, out: Any, counts: Sequence[int], dtype: int, op: int, divisor: int
+    ) -> None:
         carried, carried_op, parts = _device_form(DType(dtype), ReduceOp(op))
         shares = [count * parts for count in counts]
         self._backend.reducescatter(self._view(x, carried), self._view(out, carried), shares, carried_op)

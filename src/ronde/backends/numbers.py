@@ -6,7 +6,8 @@ sums. So a reduction is *carried* in another form where that is necessary, and b
     every ReduceOp but Average of int32 and int64; Sum and Product of float32 and float64; Product of complex numbers;
     Min, Max and BitXor of int8
 
-  - Average is a sum, divided afterwards.
+  - Average is a sum, divided afterwards. Integers of up to 32 bits are added up as int64; larger ones as two int64, of
+    their upper and their lower half, so that no sum wraps around. The quotient is cut off towards zero.
   - 16-bit floats are widened to float32, and rounded once at the end; 8-bit and 16-bit integers are widened to int32
     (Open MPI's sum of the former stops at the largest one instead of wrapping around).
   - The sum of complex numbers is that of their parts.
@@ -48,13 +49,15 @@ def typed(data: Array, dtype: DType) -> Array:
     return data.view(np.uint16 if dtype is DType.bfloat16 else dtype.name)
 
 
-def form_of(dtype: DType, op: ReduceOp, size: int) -> Form:
-    """Return the form for a reduction among `size` ranks that the native data plane knows."""
+def form_of(dtype: DType, op: ReduceOp, divisor: int) -> Form:
+    """Return the form for a reduction that the native data plane knows; `divisor`: of an average."""
     if op is Average:
-        return _averaged(form_of(dtype, Sum, size), size)
+        if DType.uint8 <= dtype <= DType.int64:
+            return _averaged_integers(dtype, divisor)
+        return _averaged(form_of(dtype, Sum, divisor), divisor)
     if dtype in (DType.float16, DType.bfloat16):
         narrow, widen = (_to_half, _half) if dtype is DType.float16 else (_to_bfloat16, _bfloat16)
-        return _wrapped(form_of(DType.float32, op, size), widen, narrow)
+        return _wrapped(form_of(DType.float32, op, divisor), widen, narrow)
     if dtype is DType.bool:
         return Form(DType.int8, _of_truth(op), 1, lambda x: (x.view(np.uint8) != 0).view(np.int8), _to_bool)
     if dtype in (DType.complex64, DType.complex128) and op is Sum:
@@ -81,15 +84,39 @@ def form_of(dtype: DType, op: ReduceOp, size: int) -> Form:
 _SIGNED = {DType.uint32: DType.int32, DType.uint64: DType.int64}
 
 
-def _averaged(summed: Form, size: int) -> Form:
+def _averaged(summed: Form, divisor: int) -> Form:
     after = summed.unpack
 
     def unpack(carried: Array, out: Array) -> None:
-        np.true_divide(carried, carried.dtype.type(size), out=carried)
+        np.true_divide(carried, carried.dtype.type(divisor), out=carried)
         if after is not None:
             after(carried, out)
 
     return summed._replace(unpack=unpack)
+
+
+def _averaged_integers(dtype: DType, divisor: int) -> Form:
+    def cut_off(quotients: Array, is_inexact: Array) -> Array:
+        return quotients + (is_inexact & (quotients < 0))
+
+    def unpack(carried: Array, out: Array) -> None:
+        out[:] = cut_off(carried // divisor, carried % divisor != 0).astype(out.dtype)
+
+    if dtype.itemsize < 8:
+        return Form(DType.int64, Sum, 1, lambda x: x.astype(np.int64), unpack)
+
+    def halves(x: Array) -> Array:
+        return np.stack([(x >> 32).view(np.int64), (x & 0xFFFFFFFF).view(np.int64)], axis=1).reshape(-1)
+
+    def unpack_halves(carried: Array, out: Array) -> None:
+        upper, rest = np.divmod(carried[::2], divisor)
+        rest = (rest << 32) + carried[1::2]
+        quotients = ((upper << 32) + rest // divisor).view(
+            out.dtype
+        )  # an unsigned one may have the highest bit
+        out[:] = cut_off(quotients, rest % divisor != 0).astype(out.dtype)
+
+    return Form(DType.int64, Sum, 2, halves, unpack_halves)
 
 
 def _wrapped(inner: Form, widen: Callable[[Array], Array], narrow: Callable[[Array, Array], None]) -> Form:

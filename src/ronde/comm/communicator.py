@@ -118,10 +118,11 @@ class Communicator:
     def allreduce(self, x: Any, op: ReduceOp = Sum, out: Any = None) -> Any:
         """Combine the arrays of all ranks element by element and return the result on every rank.
 
-        `x`: any shape, the same on all ranks; `op`: Sum, Average (floating point and complex only), Min, Max, Product,
-        BitAnd, BitOr, BitXor, or Adasum (real floating point only, a power of two of ranks), for which the whole array
-        is one vector. Min and Max propagate NaN; 16-bit floats are summed in float32. Inside a host, and with the
-        `direct` algorithm everywhere, sums are taken in the order of ranks: bitwise the same in every run.
+        `x`: any shape, the same on all ranks. `op`: Sum, Average (of integers: cut off towards zero), Min, Max,
+        Product, BitAnd, BitOr, BitXor, or Adasum (real floating point only, a power of two of ranks), for which the
+        whole array is one vector. Min and Max propagate NaN; 16-bit floats are summed in float32 and rounded once.
+        Inside a host, and with the `direct` algorithm everywhere, sums are taken in the order of ranks: bitwise the
+        same in every run.
         Nothing is copied if `x` and `out` lie in symmetric memory (`empty`) at the same place on all ranks.
         """
         if op.__class__ is not ReduceOp:

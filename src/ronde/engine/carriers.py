@@ -25,7 +25,7 @@ from ronde.comm.communicator import Communicator
 from ronde.comm.world import meeting
 from ronde.errors import MismatchError, UsageError
 from ronde.settings import Settings
-from ronde.types import Allreduce, Average, DType, Kind, ReduceOp, Reducescatter, Sum
+from ronde.types import Allreduce, Average, DType, Kind, ReduceOp, Reducescatter
 
 __all__ = ["Carriers"]
 
@@ -148,14 +148,12 @@ class Carriers:
             return _NOBODY
 
         for kind, dtype, op in product(OPERATIONS, DType, ReduceOp):
-            carried = op
-            if kind in (Allreduce, Reducescatter):
-                if op is Average and not _native.is_supported(dtype, op):
-                    carried = Sum  # of integers: the native side divides
-                if not _native.is_supported(dtype, carried):
-                    continue
-            self._table[_place_of(kind, dtype, op, False)] = choose(kind, dtype, carried, False)
-            if carried is op:
+            if kind in (Allreduce, Reducescatter) and not _native.is_supported(dtype, op):
+                continue
+            self._table[_place_of(kind, dtype, op, False)] = choose(kind, dtype, op, False)
+            if (
+                op is not Average or not DType.uint8 <= dtype <= DType.int64
+            ):  # torch/on_device.py divides those
                 self._table[_place_of(kind, dtype, op, True)] = choose(kind, dtype, op, True)
 
 

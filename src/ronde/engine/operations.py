@@ -64,8 +64,8 @@ def allreduce(
 ) -> Any:
     """Return the arrays of all ranks, combined element by element; `out=x` works in place.
 
-    The input is multiplied by `prescale_factor`, the result by `postscale_factor`. The average of integers is rounded
-    down. `op=Adasum` takes the array as one vector.
+    The input is multiplied by `prescale_factor`, the result by `postscale_factor`. The average of integers is cut off
+    towards zero. `op=Adasum` takes the array as one vector.
     """
     handle = engine(process_set).submit(
         Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, True

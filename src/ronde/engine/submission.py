@@ -17,7 +17,6 @@ from ronde.types import (
     Allgather,
     Allreduce,
     Alltoall,
-    Average,
     Broadcast,
     DType,
     Kind,
@@ -39,7 +38,6 @@ __all__ = [
 ]
 
 _REDUCTIONS = (Allreduce, Reducescatter)
-_INTEGERS = range(DType.uint8, DType.int64 + 1)
 
 
 class Terms(NamedTuple):
@@ -241,8 +239,6 @@ def check_reduction(dtype: DType, op: ReduceOp) -> None:
         )
     if op is Adasum:
         raise UnsupportedError("Adasum combines whole vectors: only allreduce has it")
-    if op is Average and dtype in _INTEGERS:
-        return  # a sum, divided and rounded down
     if not _native.is_supported(dtype, op):
         raise UsageError(f"there is no {op.name} of {dtype.name} values")
 

@@ -42,7 +42,9 @@ def start_on_device(
     from ronde.backends.nccl import make_ready
 
     given = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    x = given if prescale == 1.0 else _scaled(given, prescale)
+    x = given.to(_working_type(tensor, op, prescale != 1.0 or postscale != 1.0))
+    if prescale != 1.0:
+        x = _scaled(x, prescale)
     keeps_shape = kind is Kind.allreduce or kind is Kind.broadcast
     result = None
     if keeps_shape:
@@ -57,9 +59,10 @@ def start_on_device(
 
     def finish(reduced: Any) -> Any:
         if op is Average and not _divides(tensor):
-            reduced.copy_(torch.div(reduced, engine(process_set).size, rounding_mode="floor"))
+            reduced.copy_(torch.div(reduced, engine(process_set).size, rounding_mode="trunc"))
         if postscale != 1.0:
             reduced.copy_(_scaled(reduced, postscale))
+        reduced = reduced.to(tensor.dtype)
         if not in_place:
             return reduced
         if reduced.data_ptr() != tensor.data_ptr():
@@ -99,9 +102,15 @@ def _divides(tensor: Any) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
+def _working_type(tensor: Any, op: ReduceOp, is_scaled: bool) -> Any:
+    """The type in which a reduction neither wraps around nor is rounded on its way, as the engine has it."""
+    if tensor.dtype in (torch.float16, torch.bfloat16) and is_scaled:
+        return torch.float32
+    return torch.int64 if op is Average and not _divides(tensor) else tensor.dtype
+
+
 def _scaled(tensor: Any, factor: float) -> Any:
     """As the engine does it: integers in float64, and cut off; bool stays as it is."""
     if _divides(tensor):
-        wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
-        return (tensor.to(wide) * factor).to(tensor.dtype)
+        return tensor * factor
     return tensor.clone() if tensor.dtype is torch.bool else (tensor.double() * factor).to(tensor.dtype)

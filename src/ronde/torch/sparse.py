@@ -143,6 +143,6 @@ class SparseHandle:
                 values.mul_(factor)
             return
         if self._factor != 1:
-            values.copy_((values.double() * self._factor).floor_())
+            values.copy_((values.double() * self._factor).trunc_())
         if self._op is Average:
-            values.copy_(values.div(contributors, rounding_mode="floor"))
+            values.copy_(values.div(contributors, rounding_mode="trunc"))

@@ -1,0 +1,27 @@
+// What algorithms that pass partial sums on do about 16-bit floats: a sum that is rounded at every hop is another one
+// than that in float32, and overflows where an average does not.
+#pragma once
+
+#include <cstddef>
+
+#include "reduce.h"
+#include "reduction.h"
+#include "scratch.h"
+
+namespace ronde {
+
+// Calls run(reduction, in, out) with a type that has room for partial sums: the given one, or float32 numbers in
+// `partials` (twice the memory, and twice the bytes between ranks), which are rounded once, at the end.
+template <class Run>
+void with_partial_sums(const Reduction& reduction, const void* in, void* out, size_t count, Scratch& partials,
+                       Run&& run) {
+  const DType wide = partial_type(reduction.dtype, reduction.op);
+  if (wide == reduction.dtype) return run(reduction, in, out);
+  void* const sums = partials.get(count * size_of(wide));
+  reduce({reduction.dtype, ReduceOp::kSum, 1, wide}, sums, &in, 1, count);
+  run(Reduction{wide, reduction.op, reduction.divisor}, sums, sums);
+  const void* const complete = sums;
+  reduce({wide, ReduceOp::kSum, 1, reduction.dtype}, out, &complete, 1, count);
+}
+
+}  // namespace ronde
