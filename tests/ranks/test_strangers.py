@@ -18,7 +18,7 @@ from ronde.net.addresses import parse, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.processes import free_port
 from ronde.net.protection import protection_of
-from ronde.net.stores.reception import STORE_PURPOSE
+from ronde.net.stores.server import STORE_PURPOSE
 from ronde.net.stores.tcp import StoreClient
 from ronde.settings import JobKey
 

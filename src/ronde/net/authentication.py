@@ -3,6 +3,7 @@
     client -> server   hello: magic, version, protection, label, nonce
     server -> client   hello, proof
     client -> server   proof
+    server -> client   welcome
 
 A proof is HMAC-SHA256 over (role, purpose, client's hello, server's hello) under the job key. Fresh nonces from both
 sides make a recorded proof worthless, the role keeps a proof from being sent back to its maker, and the purpose keeps
@@ -14,6 +15,9 @@ What follows is bound to the two ends by keys of its own (`Handshake.keys`), one
 protection its sender needs, and the connection gets the stronger of both. A Unix socket needs none. A connection that
 is one at one end only has somebody in between, and is refused.
 
+Only the welcome tells the client that it is in: a server with a crowd of strangers may hang up before it has read the
+proof. A client that finds the server's proof wrong sends zeros for its own, so that people at the server learn of it.
+
 This module does no input or output, except for `authenticate`, which drives one handshake over a blocking socket.
 """
 
@@ -22,12 +26,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from contextlib import suppress
 from enum import Enum
 
-from ronde.errors import AuthenticationError, VersionError
+from ronde.errors import AuthenticationError, ProtocolError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.foreign import describe_foreign_hello
-from ronde.net.frames import receive_exactly, send_all
+from ronde.net.frames import receive_some, send_all
 from ronde.net.protection import ConnectionKeys, Protection
 
 __all__ = ["LABEL_BYTES", "PROTOCOL_VERSION", "Handshake", "Role", "authenticate"]
@@ -37,6 +42,7 @@ MAGIC = b"RNDE"
 LABEL_BYTES = 16
 NONCE_BYTES = 31
 PROOF_BYTES = 32
+WELCOME = b"\1"
 # As long in all versions, with the version in the same place, so that two of them can tell each other apart.
 _HELLO = struct.Struct(f"!4sHB{LABEL_BYTES}s{NONCE_BYTES}s")
 
@@ -68,6 +74,7 @@ class Handshake:
         self._peer_protection = 0
         self.peer_label = b""
         self.keys: ConnectionKeys | None = None
+        self._has_proved = False
         self.wanted = _HELLO.size
 
     def greeting(self) -> bytes:
@@ -88,14 +95,24 @@ class Handshake:
 
         if not self._peer_hello:
             return self._take_hello(data)
+        if self._has_proved:
+            return self._take_welcome(data)
         # A client hangs up on a server of another version. A server answers first, so that the client can say why.
         self._check_version()
         peer = Role.CLIENT if self._role is Role.SERVER else Role.SERVER
         if not hmac.compare_digest(data, self._proof(peer)):
             raise AuthenticationError(self._key.refusal())
-        self.wanted = 0
         self.keys = self._derive_keys()
-        return self._proof(Role.CLIENT) if self._role is Role.CLIENT else b""
+        if self._role is Role.SERVER:
+            self.wanted = 0
+            return WELCOME
+        self._has_proved = True
+        self.wanted = len(WELCOME)
+        return self._proof(Role.CLIENT)
+
+    def farewell(self) -> bytes:
+        """Return what to send after an error of `advance`, before hanging up."""
+        return bytes(PROOF_BYTES) if self._role is Role.CLIENT and self._peer_hello else b""
 
     def _take_hello(self, data: bytes) -> bytes:
         magic, self._peer_version, self._peer_protection, self.peer_label, _ = _HELLO.unpack(data)
@@ -106,6 +123,12 @@ class Handshake:
         if self._role is Role.SERVER:
             return self._hello + self._proof(Role.SERVER)
         self._check_version()
+        return b""
+
+    def _take_welcome(self, data: bytes) -> bytes:
+        if data != WELCOME:
+            raise AuthenticationError("the other end does not take our proof of the job key (RONDE_JOB_KEY)")
+        self.wanted = 0
         return b""
 
     def _check_version(self) -> None:
@@ -157,6 +180,20 @@ def authenticate(
     handshake = Handshake(role, key, purpose, protection, label)
     send_all(sock, handshake.greeting(), deadline_ns)
     while handshake.wanted:
-        answer = handshake.advance(receive_exactly(sock, handshake.wanted, deadline_ns))
+        try:
+            answer = handshake.advance(_receive(sock, handshake, deadline_ns))
+        except ProtocolError:
+            with suppress(OSError):
+                send_all(sock, handshake.farewell(), deadline_ns)
+            raise
         send_all(sock, answer, deadline_ns)
     return handshake
+
+
+def _receive(sock: socket.socket, handshake: Handshake, deadline_ns: int | None) -> bytes:
+    """Read what the handshake wants, as long as it may become that: other services may say less, and then wait."""
+    data = b""
+    while len(data) < handshake.wanted:
+        data += receive_some(sock, handshake.wanted - len(data), deadline_ns)
+        handshake.check_beginning(data)
+    return data

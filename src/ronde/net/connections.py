@@ -2,10 +2,11 @@
 
 The rules:
   1. One loop over all sockets, none of which blocks; it ends when every slot has its connection, at the deadline, or
-     when a peer turns out to be gone.
+     when a peer turns out to be gone: only its machine's refusal of a call says that for certain.
   2. Both ends prove that they know the job key before a connection counts. The label in the proven hello says which
-     slot it is for. A connection that proves nothing is dropped and costs nobody anything.
-  3. A control connection that has been established is watched for its end while others are still missing.
+     slot it is for. A connection that proves nothing is dropped and costs nobody anything (reception.py).
+  3. A call that breaks before it counts is made again until the deadline: the peer may have a crowd of strangers.
+  4. A control connection that has been established is watched for its end while others are still missing.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import selectors
+import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -27,10 +29,13 @@ from ronde.net.addresses import Address, resolve
 from ronde.net.authentication import Handshake, Role
 from ronde.net.peers import check_user
 from ronde.net.protection import ConnectionKeys, protection_of
+from ronde.net.reception import Newcomer, Reception
 
 __all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 
-MAX_STRANGERS = 256
+FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 10 * 10**6, 500 * 10**6  # before a broken call is made again
+# What breaks a call that its peer may take when it is made again.
+_BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 _LABEL = struct.Struct("!IHH8x")
 _log = logging.getLogger(__name__)
@@ -59,13 +64,15 @@ class Connection(NamedTuple):
     keys: ConnectionKeys | None
 
 
-class _Pending:
-    """A connection whose handshake is not done; `slot` is None if the other end opened it."""
+class _Call:
+    """A slot that we open, and the connection on which the handshake for it is not done yet."""
 
-    def __init__(self, sock: socket.socket, handshake: Handshake, slot: Slot | None) -> None:
-        self.sock = sock
-        self.handshake = handshake
+    def __init__(self, slot: Slot, address: Address) -> None:
         self.slot = slot
+        self.address = address
+        self.pause_ns = FIRST_PAUSE_NS
+        self.sock: socket.socket | None = None
+        self.handshake: Handshake | None = None
         self.inbox = b""
 
 
@@ -94,12 +101,12 @@ def open_connections(
     open; `deadline_ns` a value of `time.monotonic_ns()`; with `is_secret` they are encrypted. Raises TimeoutError that
     names the missing ranks, PeerLostError, AuthenticationError or VersionError; then no connection is left open.
     """
-    opening = _Opening(rank, hosts, set(calls) | set(answers), key, purpose, deadline_ns, is_secret)
+    opening = _Opening(
+        rank, hosts, listeners, set(calls) | set(answers), key, purpose, deadline_ns, is_secret
+    )
     try:
-        for listener in listeners:
-            opening.listen(listener)
         for slot, address in calls.items():
-            opening.call(slot, address)
+            opening.call(_Call(slot, address))
         opening.run()
     except BaseException:
         for connection in opening.done.values():
@@ -115,6 +122,7 @@ class _Opening:
         self,
         rank: int,
         hosts: list[str],
+        listeners: Iterable[socket.socket],
         missing: set[Slot],
         key: JobKey,
         purpose: str,
@@ -125,51 +133,56 @@ class _Opening:
         self._rank = rank
         self._hosts = hosts
         self._missing = missing
-        self._calls: dict[Slot, Address] = {}
+        self._addresses: dict[Slot, Address] = {}  # of those that we call
         self._key = key
         self._purpose = purpose
         self._deadline_ns = deadline_ns
         self._is_secret = is_secret
         self._started_ns = time.monotonic_ns()
-        self._strangers: dict[_Pending, None] = {}
-        self._max_strangers = len(missing) + MAX_STRANGERS
-        self._turned_away = ""
-        self._selector = selectors.DefaultSelector()
+        self._calls: dict[int, _Call] = {}  # under way, by descriptor
+        self._broken_calls: list[tuple[int, _Call]] = []  # with the time when they are made again
+        self._watched: dict[int, Slot] = {}
+        self._epoll = select.epoll()
+        self._reception = Reception(
+            listeners, f"rank {rank}", lambda sock: self._handshake(Role.SERVER, sock), _raise, self._epoll
+        )
 
     def close(self) -> None:
-        """Close what never became a connection, and the selector."""
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, _Pending):
-                key.data.sock.close()
-        self._selector.close()
+        """Close what never became a connection, and the poll."""
+        for call in self._calls.values():
+            if call.sock:
+                call.sock.close()
+        self._reception.close()
+        self._epoll.close()
 
-    def listen(self, listener: socket.socket) -> None:
-        self._selector.register(listener, selectors.EVENT_READ, listener)
-
-    def call(self, slot: Slot, address: Address) -> None:
-        self._calls[slot] = address
-        endpoint = resolve(address)[0]
-        sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
-        label = _LABEL.pack(self._rank, slot.channel, slot.stream)
-        pending = _Pending(sock, self._handshake(Role.CLIENT, sock, label), slot)
-        try:
-            if address.is_unix:
-                self._connect_unix(sock, endpoint.sockaddr)
-                check_user(sock)
-            sock.setblocking(False)
-            error = 0 if address.is_unix else sock.connect_ex(endpoint.sockaddr)
-            if error not in (0, errno.EINPROGRESS):
-                raise OSError(error, os.strerror(error))
-        except AuthenticationError as error:
-            sock.close()
-            raise AuthenticationError(f"{self._described(slot)}: {error}") from None
-        except OSError as error:
-            sock.close()
-            raise self._unreachable(slot, error) from None
-        self._selector.register(sock, selectors.EVENT_WRITE, pending)
-
-    def _handshake(self, role: Role, sock: socket.socket, label: bytes) -> Handshake:
+    def _handshake(self, role: Role, sock: socket.socket, slot: Slot | None = None) -> Handshake:
+        label = _LABEL.pack(self._rank, slot.channel, slot.stream) if slot else _LABEL.pack(self._rank, 0, 0)
         return Handshake(role, self._key, self._purpose, protection_of(sock, self._is_secret), label)
+
+    # Calls
+
+    def call(self, call: _Call) -> None:
+        """Begin to connect."""
+        self._addresses[call.slot] = call.address
+        endpoint = resolve(call.address)[0]
+        sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
+        try:
+            with self._described_errors(call.slot):
+                if call.address.is_unix:
+                    self._connect_unix(sock, endpoint.sockaddr)
+                    check_user(sock)
+                sock.setblocking(False)
+                error = 0 if call.address.is_unix else sock.connect_ex(endpoint.sockaddr)
+                if error not in (0, errno.EINPROGRESS):
+                    raise OSError(error, os.strerror(error))
+        except BaseException:
+            sock.close()
+            raise
+        call.sock = sock
+        call.handshake = self._handshake(Role.CLIENT, sock, call.slot)
+        call.inbox = b""
+        self._calls[sock.fileno()] = call
+        self._epoll.register(sock.fileno(), select.EPOLLOUT)
 
     def _connect_unix(self, sock: socket.socket, sockaddr: object) -> None:
         """Connect within the deadline. A Unix socket whose queue is full can only be waited for by blocking.
@@ -180,105 +193,103 @@ class _Opening:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@qq", *divmod(left_us, 10**6)))
         sock.connect(sockaddr)  # type: ignore[arg-type]
 
-    def run(self) -> None:
-        while self._missing:
-            left_ns = self._deadline_ns - time.monotonic_ns()
-            if left_ns <= 0:
-                raise self._timeout()
-            for key, _ in self._selector.select(left_ns / 1e9):
-                if isinstance(key.data, _Pending):
-                    self._advance(key.data, key.events)
-                elif isinstance(key.data, Slot):
-                    self._look_whether_alive(key.data)
+    def _advance(self, call: _Call, events: int) -> None:
+        assert call.sock
+        assert call.handshake
+        with self._described_errors(call.slot):
+            try:
+                if events & select.EPOLLOUT:
+                    self._greet(call.sock, call.handshake)
                 else:
-                    self._accept(key.data)
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
+                    self._read(call, call.sock, call.handshake)
             except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    raise
-                continue  # that one connection broke before we took it
-            sock.setblocking(False)
-            label = _LABEL.pack(self._rank, 0, 0)
-            pending = _Pending(sock, self._handshake(Role.SERVER, sock, label), None)
-            self._selector.register(sock, selectors.EVENT_READ, pending)
-            self._strangers[pending] = None
-            try:
-                check_user(sock)
-            except AuthenticationError as error:
-                self._drop(pending, str(error))
-            if len(self._strangers) > self._max_strangers:
-                self._drop(next(iter(self._strangers)), "too many strangers call")
+                pass
+            except _BROKEN:
+                self._forget(call).close()
+                self._broken_calls.append((time.monotonic_ns() + call.pause_ns, call))
+                call.pause_ns = min(2 * call.pause_ns, LONGEST_PAUSE_NS)
+            except ProtocolError:
+                with suppress(OSError):
+                    call.sock.send(call.handshake.farewell())
+                raise
 
-    def _drop(self, pending: _Pending, reason: str) -> None:
-        self._turned_away = reason
-        _log.warning("rank %d turned a connection away: %s", self._rank, reason)
-        self._strangers.pop(pending, None)
-        self._selector.unregister(pending.sock)
-        pending.sock.close()
-
-    def _advance(self, pending: _Pending, events: int) -> None:
-        if pending.slot is None and pending not in self._strangers:
-            return  # dropped earlier in this round
-        try:
-            if events & selectors.EVENT_WRITE:
-                self._greet(pending)
-            else:
-                self._read(pending)
-        except BlockingIOError:
-            pass
-        except (OSError, ProtocolError) as error:
-            if pending.slot is None:
-                self._drop(pending, str(error))
-            elif isinstance(error, ProtocolError):
-                raise type(error)(f"{self._described(pending.slot)}: {error}") from None
-            else:
-                raise self._unreachable(pending.slot, error) from None
-
-    def _greet(self, pending: _Pending) -> None:
-        """The connection that we opened stands, or has failed."""
-        error = pending.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    def _greet(self, sock: socket.socket, handshake: Handshake) -> None:
+        """The connection stands, or has failed."""
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
-        pending.sock.sendall(pending.handshake.greeting())  # far smaller than an empty socket's buffer
-        self._selector.modify(pending.sock, selectors.EVENT_READ, pending)
+        sock.sendall(handshake.greeting())  # far smaller than an empty socket's buffer
+        self._epoll.modify(sock.fileno(), select.EPOLLIN)
 
-    def _read(self, pending: _Pending) -> None:
-        handshake = pending.handshake
-        data = pending.sock.recv(handshake.wanted - len(pending.inbox))
+    def _read(self, call: _Call, sock: socket.socket, handshake: Handshake) -> None:
+        data = sock.recv(handshake.wanted - len(call.inbox))
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "it hung up")
-        pending.inbox += data
-        if len(pending.inbox) == handshake.wanted:
-            pending.sock.sendall(handshake.advance(pending.inbox))
-            pending.inbox = b""
-        if not handshake.wanted:
-            self._establish(pending)
-
-    def _establish(self, pending: _Pending) -> None:
-        peer, channel, stream = _LABEL.unpack(pending.handshake.peer_label)
-        slot = pending.slot
-        if slot is None:
-            slot = Slot(peer, channel, stream)
-            if slot not in self._missing or slot in self._calls:
-                self._drop(
-                    pending, f"rank {peer} is not expected to call (channel {channel}, stream {stream})"
-                )
-                return
-            slot = Slot(peer, Channel(channel), stream)
-        elif peer != slot.peer:
+        call.inbox += data
+        if len(call.inbox) < handshake.wanted:
+            handshake.check_beginning(call.inbox)
+            return
+        sock.sendall(handshake.advance(call.inbox))
+        call.inbox = b""
+        if handshake.wanted:
+            return
+        peer = _LABEL.unpack(handshake.peer_label)[0]
+        if peer != call.slot.peer:
             raise AuthenticationError(f"rank {peer} answered in its place")
-        self._strangers.pop(pending, None)
-        self._selector.unregister(pending.sock)
-        self.done[slot] = Connection(pending.sock, pending.handshake.keys)
+        self._establish(call.slot, self._forget(call), handshake)
+
+    def _forget(self, call: _Call) -> socket.socket:
+        sock, call.sock = call.sock, None
+        assert sock
+        del self._calls[sock.fileno()]
+        self._epoll.unregister(sock.fileno())
+        return sock
+
+    # All connections
+
+    def run(self) -> None:
+        while self._missing:
+            now_ns = time.monotonic_ns()
+            if now_ns >= self._deadline_ns:
+                raise self._timeout()
+            for fd, events in self._epoll.poll((self._wake_ns() - now_ns) / 1e9):
+                if (call := self._calls.get(fd)) is not None:
+                    self._advance(call, events)
+                elif (slot := self._watched.get(fd)) is not None:
+                    self._look_whether_alive(slot)
+                elif fd in self._reception and (newcomer := self._reception.serve(fd)):
+                    self._welcome(newcomer)
+            now_ns = time.monotonic_ns()
+            self._reception.tick(now_ns)
+            due = [call for at_ns, call in self._broken_calls if at_ns <= now_ns]
+            self._broken_calls = [entry for entry in self._broken_calls if entry[0] > now_ns]
+            for call in due:
+                self.call(call)
+
+    def _wake_ns(self) -> int:
+        """When to look again, though no socket is ready."""
+        times = [self._deadline_ns, *(at_ns for at_ns, _ in self._broken_calls)]
+        if (wake_ns := self._reception.wake_ns) is not None:
+            times.append(wake_ns)
+        return max(min(times), time.monotonic_ns())
+
+    def _welcome(self, newcomer: Newcomer) -> None:
+        """A peer has called."""
+        peer, channel, stream = _LABEL.unpack(newcomer.handshake.peer_label)
+        slot = Slot(peer, channel, stream)
+        self._epoll.unregister(newcomer.sock.fileno())
+        if slot in self._missing and slot not in self._addresses:
+            self._establish(Slot(peer, Channel(channel), stream), *newcomer)
+            return
+        _log.warning("rank %d did not expect a call of rank %d (channel %d, stream %d)", self._rank, *slot)
+        newcomer.sock.close()
+
+    def _establish(self, slot: Slot, sock: socket.socket, handshake: Handshake) -> None:
+        self.done[slot] = Connection(sock, handshake.keys)
         self._missing.remove(slot)
         if slot.channel is Channel.CONTROL:
-            self._selector.register(pending.sock, selectors.EVENT_READ, slot)
+            self._watched[sock.fileno()] = slot
+            self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _look_whether_alive(self, slot: Slot) -> None:
         sock = self.done[slot].sock
@@ -287,12 +298,22 @@ class _Opening:
                 raise ConnectionResetError(errno.ECONNRESET, "it hung up")
         except OSError as error:
             raise self._unreachable(slot, error) from None
-        self._selector.unregister(
-            sock
-        )  # it is ready before us and speaks already: that is for others to read
+        # It is ready before us and speaks already: that is for others to read.
+        del self._watched[sock.fileno()]
+        self._epoll.unregister(sock.fileno())
+
+    @contextmanager
+    def _described_errors(self, slot: Slot) -> Iterator[None]:
+        """Let errors say which peer they are about."""
+        try:
+            yield
+        except ProtocolError as error:
+            raise type(error)(f"{self._described(slot)}: {error}") from None
+        except OSError as error:
+            raise self._unreachable(slot, error) from None
 
     def _described(self, slot: Slot) -> str:
-        address = f" at {self._calls[slot]}" if slot in self._calls else ""
+        address = f" at {self._addresses[slot]}" if slot in self._addresses else ""
         return f"rank {slot.peer} on {self._hosts[slot.peer]}{address}"
 
     def _unreachable(self, slot: Slot, error: OSError) -> PeerLostError:
@@ -302,12 +323,17 @@ class _Opening:
     def _timeout(self) -> TimeoutError:
         waited_ns = time.monotonic_ns() - self._started_ns
         missing = sorted({slot.peer for slot in self._missing})
-        called = sorted({self._described(slot) for slot in self._missing if slot in self._calls})
+        called = sorted({self._described(slot) for slot in self._missing if slot in self._addresses})
         message = (
             f"waited {waited_ns / 1e9:.3g} s for {named_ranks(missing)} of {len(self._hosts)} to connect"
         )
         if called:
             message += f"; no answer from {called[0]}"
-        if self._turned_away:
-            message += f"; a connection was turned away: {self._turned_away}"
+        if self._reception.refusals.summary:
+            message += f"; this rank {self._reception.refusals.summary}"
         return TimeoutError(message, operation="init", waited_ns=waited_ns, missing=tuple(missing))
+
+
+def _raise(error: OSError) -> None:
+    """Let a listener that cannot accept be the end: nobody else would make room."""
+    raise error

@@ -11,7 +11,15 @@ import time
 
 from ronde.errors import ProtocolError
 
-__all__ = ["FrameReader", "frame", "receive_exactly", "receive_frame", "send_all", "set_deadline"]
+__all__ = [
+    "FrameReader",
+    "frame",
+    "receive_exactly",
+    "receive_frame",
+    "receive_some",
+    "send_all",
+    "set_deadline",
+]
 
 _LENGTH = struct.Struct("!I")
 
@@ -71,12 +79,17 @@ def receive_exactly(sock: socket.socket, length: int, deadline_ns: int | None) -
     """Read `length` bytes. Raises builtins.TimeoutError at the deadline, ConnectionError at the end of the stream."""
     data = bytearray()
     while len(data) < length:
-        set_deadline(sock, deadline_ns)
-        piece = sock.recv(length - len(data))
-        if not piece:
-            raise ConnectionResetError("the connection was closed by the other end")
-        data += piece
+        data += receive_some(sock, length - len(data), deadline_ns)
     return bytes(data)
+
+
+def receive_some(sock: socket.socket, most: int, deadline_ns: int | None) -> bytes:
+    """Read what has come, at least one byte and at most `most`. Raises as `receive_exactly`."""
+    set_deadline(sock, deadline_ns)
+    data = sock.recv(most)
+    if not data:
+        raise ConnectionResetError("the connection was closed by the other end")
+    return data
 
 
 def receive_frame(sock: socket.socket, limit_bytes: int, deadline_ns: int | None) -> bytes:

@@ -234,7 +234,8 @@ def test_a_rank_with_another_key_is_turned_away(transport: str) -> None:
     assert "job key" in str(second)
     assert isinstance(first, TimeoutError)
     assert first.missing == (1,)
-    assert "for rank 1 of 2 to connect; a connection was turned away" in str(first)
+    assert "for rank 1 of 2 to connect; this rank turned away a connection from " in str(first)
+    assert str(first).endswith("does not know the job key (RONDE_JOB_KEY) of this job")
 
 
 @pytest.mark.parametrize(

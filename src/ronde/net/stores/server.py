@@ -1,7 +1,7 @@
 """Serves a store over TCP or a Unix socket, from one thread of its own.
 
 The rules:
-  1. A connection is a stranger until it has proved that it knows the job key; until then it is not here (reception.py).
+  1. A connection is a stranger until it has proved that it knows the job key; until then it is in net/reception.
   2. A member has one request at a time, and takes its answer before it asks again. A request that must wait is parked
      (see desk.py) and answered by whoever changes what it waits for, or by its timer; nobody polls.
   3. Whatever one client does wrong costs that client its connection and nobody else anything.
@@ -31,10 +31,12 @@ from ronde._native import new_seals, read_request, send_answers, set_seals, take
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse
-from ronde.net.protection import secrecy_is_wanted
+from ronde.net.authentication import Handshake, Role
+from ronde.net.callers import is_shortage
+from ronde.net.protection import protection_of, secrecy_is_wanted
+from ronde.net.reception import Newcomer, Reception
 from ronde.net.stores.desk import Desk, Session
-from ronde.net.stores.doors import MAX_CLIENTS, listen_for_clients
-from ronde.net.stores.reception import Newcomer, Reception
+from ronde.net.stores.doors import MAX_CLIENTS, listen_for_clients, notice_loss, raise_limit_of_files
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 
 if TYPE_CHECKING:
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
 
     from ronde.net.stores.journal import Journal
 
-__all__ = ["StoreServer"]
+__all__ = ["STORE_PURPOSE", "StoreServer"]
+
+STORE_PURPOSE = "store"
 
 MOST_IN_A_TURN = 16
 LONGEST_SLEEP_MS = 3600 * 1000
@@ -90,9 +94,13 @@ class StoreServer:
     ) -> None:
         self._desk = Desk()
         listeners, self._address = listen_for_clients(parse(address), key, listener)
+        self._key = key
         self._epoll = select.epoll()
-        is_secret = secrecy_is_wanted() if is_secret is None else is_secret
-        self._reception = Reception(listeners, self._address, key, self._epoll, is_secret)
+        self._is_secret = secrecy_is_wanted() if is_secret is None else is_secret
+        self._listeners = listeners
+        self._reception = Reception(
+            listeners, f"the store at {self._address}", self._greet, self._report_listener, self._epoll
+        )
         try:
             self._journal = self._open_journal(journal, seed)
         except BaseException:
@@ -168,6 +176,8 @@ class StoreServer:
         for client in self._clients.values():
             client.sock.close()
         self._reception.let_go()
+        for listener in self._listeners:
+            listener.close()
         self._epoll.close()
         if self._journal:
             self._journal.close()
@@ -230,10 +240,24 @@ class StoreServer:
 
     def _close_reception(self) -> None:
         self._reception.close()
+        for listener in self._listeners:
+            listener.close()
         if self._address.path.startswith("/"):
             os.unlink(self._address.path)
 
     # Connections
+
+    def _greet(self, sock: socket.socket) -> Handshake:
+        if sock.family != socket.AF_UNIX:
+            notice_loss(sock)
+        return Handshake(Role.SERVER, self._key, STORE_PURPOSE, protection_of(sock, self._is_secret))
+
+    def _report_listener(self, error: OSError) -> None:
+        """Say that a listener cannot accept, unless there may be more descriptors."""
+        if not (is_shortage(error) and raise_limit_of_files()):
+            _log.error(
+                "the store at %s cannot accept connections and tries again: %s", self._address, error.strerror
+            )
 
     def _welcome(self, newcomer: Newcomer) -> None:
         """Let a connection be a member's."""

@@ -33,11 +33,11 @@ from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.peers import check_user
 from ronde.net.protection import protection_of, secrecy_is_wanted
+from ronde.net.reception import HANDSHAKE_NS
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.doors import notice_loss, short_ways
-from ronde.net.stores.reception import HANDSHAKE_NS, STORE_PURPOSE
-from ronde.net.stores.server import StoreServer
+from ronde.net.stores.server import STORE_PURPOSE, StoreServer
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Operation, Status
 
 __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]

@@ -10,7 +10,7 @@ from ronde.job_key import JobKey
 from ronde.net.authentication import Role, authenticate
 from ronde.net.frames import receive_frame
 from ronde.net.protection import protection_of
-from ronde.net.stores.reception import STORE_PURPOSE
+from ronde.net.stores.server import STORE_PURPOSE
 
 __all__ = ["Member"]
 

@@ -19,8 +19,8 @@ from tests.unit.net.stores.members import Member
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse, resolve
 from ronde.net.frames import frame
+from ronde.net.reception import MAX_STRANGERS
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
-from ronde.net.stores.reception import MAX_STRANGERS
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.net.stores.wire import Operation, pack_keys, pack_known, pack_pairs, pairs_from, request
 from ronde.settings import JobKey

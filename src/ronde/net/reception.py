@@ -1,10 +1,10 @@
-"""Where strangers become members of a served store: its listeners, and the connections that have proved nothing yet.
+"""Takes in strangers at listening sockets, and gives back those connections whose other end has proved the job key.
 
 The rules:
   1. Of what a stranger sends, nothing but the fixed-size handshake is read, and it has ten seconds for that.
   2. Each listener has its own limit of strangers. More of them wait in its queue, until one of those inside is done,
      or makes room for them as `core/admission` decides.
-  3. A turn of the loop takes in only a few callers, so that a crowd does not delay members.
+  3. A turn of the loop takes in only a few callers, so that a crowd does not delay those who have proved the key.
   4. `core/refusals` limits what is logged about strangers, `core/accept_failures` how often a broken listener is tried.
 """
 
@@ -14,23 +14,18 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ronde.core.accept_failures import AcceptFailures
 from ronde.core.admission import Strangers
 from ronde.core.refusals import Refusals
 from ronde.errors import ProtocolError
-from ronde.job_key import JobKey
-from ronde.net.addresses import Address
-from ronde.net.authentication import Handshake, Role
+from ronde.net.authentication import Handshake
 from ronde.net.callers import Caller, accept_caller, is_shortage
-from ronde.net.protection import protection_of
-from ronde.net.stores.doors import notice_loss, raise_limit_of_files
 
-__all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "STORE_PURPOSE", "Newcomer", "Reception"]
+__all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "Newcomer", "Reception"]
 
-STORE_PURPOSE = "store"
 MAX_STRANGERS = 512  # of each listener
 HANDSHAKE_NS = 10 * 10**9
 MOST_IN_A_TURN = 16
@@ -74,23 +69,24 @@ class _Stranger:
 
 
 class Reception:
-    """Takes in strangers at the listening sockets of the store at `address`. It owns these, the caller the poll.
+    """The strangers of one service, which log lines call `owner`; its caller owns listeners and poll.
 
-    `is_secret`: the store wants connections to be encrypted.
+    `greet` begins the handshake on a new connection. `report` gets the OSError of a listener that cannot accept, once
+    until it works again; what it raises comes out of `serve`.
     """
 
     def __init__(
         self,
-        listeners: Sequence[socket.socket],
-        address: Address,
-        key: JobKey,
+        listeners: Iterable[socket.socket],
+        owner: str,
+        greet: Callable[[socket.socket], Handshake],
+        report: Callable[[OSError], None],
         epoll: select.epoll,
-        is_secret: bool,
     ) -> None:
-        self._address = address
-        self._key = key
+        self._owner = owner
+        self._greet = greet
+        self._report = report
         self._epoll = epoll
-        self._is_secret = is_secret
         self._listeners = {each.fd: each for each in map(_Listener, listeners)}
         self._strangers: dict[int, _Stranger] = {}  # the oldest first
         self._is_full = False
@@ -142,16 +138,14 @@ class Reception:
                 self._open(listener)
 
     def close(self) -> None:
-        """Hang up on all strangers and stop listening."""
+        """Hang up on all strangers."""
         self._say(self.refusals.close())
         self.let_go()
 
     def let_go(self) -> None:
-        """Close the sockets and do nothing else, as a forked child must."""
+        """Close the strangers' sockets and do nothing else, as a forked child must."""
         for stranger in self._strangers.values():
             stranger.sock.close()
-        for listener in self._listeners.values():
-            listener.sock.close()
 
     # Listeners
 
@@ -188,31 +182,22 @@ class Reception:
 
     def _bear(self, listener: _Listener, error: OSError, now_ns: int) -> None:
         """The listener cannot accept: try again later, or never."""
-        if is_shortage(error) and raise_limit_of_files():
-            return
         verdict = listener.failures.fail(is_shortage(error), now_ns)
         if verdict.is_new:
-            _log.error(
-                "the store at %s cannot accept connections and tries again: %s", self._address, error.strerror
-            )
-        if not verdict.is_final:
-            self._shut(listener, now_ns + verdict.pause_ns)
-            return
-        _log.error("the store at %s accepts no more connections: %s", self._address, error.strerror)
-        self._shut(listener, None)
-        del self._listeners[listener.fd]
-        listener.sock.close()
+            self._report(error)
+        self._shut(listener, now_ns + verdict.pause_ns)
+        if verdict.is_final:
+            _log.error("%s accepts no more connections: %s", self._owner, error.strerror)
+            del self._listeners[listener.fd]
+            listener.sock.close()
 
     def _take_in(self, listener: _Listener, caller: Caller, now_ns: int) -> None:
-        protection = protection_of(caller.sock, self._is_secret)
-        handshake = Handshake(Role.SERVER, self._key, STORE_PURPOSE, protection)
-        stranger = _Stranger(caller, listener, handshake, now_ns)
         try:
-            if caller.sock.family != socket.AF_UNIX:
-                notice_loss(caller.sock)
+            handshake = self._greet(caller.sock)
         except OSError:  # it has broken meanwhile
             caller.sock.close()
             return
+        stranger = _Stranger(caller, listener, handshake, now_ns)
         self._strangers[stranger.fd] = stranger
         listener.strangers.enter(stranger, caller.source, now_ns)
         self._epoll.register(stranger.fd, select.EPOLLIN)
@@ -265,4 +250,4 @@ class Reception:
 
     def _say(self, lines: list[str]) -> None:
         for line in lines:
-            _log.warning("the store at %s %s", self._address, line)
+            _log.warning("%s %s", self._owner, line)
