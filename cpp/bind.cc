@@ -330,6 +330,7 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communi
   auto owner = std::make_unique<Owner>(Owner{communicator.symmetric(), number});
   std::byte* data = owner->segments->own_part(number);
   const nb::capsule capsule(owner.release(), [](void* pointer) noexcept {
+    if (static_cast<Owner*>(pointer)->segments->is_inherited()) return;
     const std::unique_ptr<Owner> owner(static_cast<Owner*>(pointer));
     owner->segments->drop(owner->number);
   });
@@ -401,7 +402,7 @@ NB_MODULE(_native, module) {
       .def("map_symmetric", &ronde::map_symmetric)
       .def("abort", [](Communicator& self, const std::string& reason) { self.abort(reason); })
       .def("shutdown", [](Communicator& self) { ronde::without_gil(self, [&] { self.shutdown(); }); })
-      .def("abandon", &Communicator::abandon)
+      .def("abandon", &ronde::abandon_for_good<Communicator>)
       .def("is_crowded", &Communicator::is_crowded)
       .def("has_failed", &Communicator::has_failed);
   ronde::bind_store(module);

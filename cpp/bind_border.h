@@ -21,6 +21,14 @@ void bind_store(nb::module_& module);
 void bind_store_server(nb::module_& module);
 void bind_timeline(nb::module_& module);
 
+// In a forked child: abandons the object, and keeps it for ever, since other threads of the parent may have been
+// changing it at the fork: not even its destructor may look into it.
+template <class Class>
+void abandon_for_good(nb::handle_t<Class> self) {
+  nb::inst_ptr<Class>(self)->abandon();
+  self.inc_ref();
+}
+
 template <class... Args>
 [[noreturn]] void raise(const char* name, Args&&... args) {
   const nb::object type = nb::module_::import_("ronde.errors").attr(name);

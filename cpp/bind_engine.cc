@@ -59,6 +59,7 @@ class PyCycle {
   }
 
   Cycle& cycle() { return *cycle_; }
+  void abandon() { cycle_->abandon(); }
   const Cycle& cycle() const { return *cycle_; }
   Communicator& communicator() { return communicator_; }
 
@@ -264,7 +265,7 @@ void bind_cycle(nb::module_& module) {
            })
       .def("run",
            [](PyCycle& self) { return guarded(self, [&] { return self.cycle().run() == Cycle::Event::kCold; }); })
-      .def("abandon", [](PyCycle& self) { self.cycle().abandon(); })
+      .def("abandon", &abandon_for_good<PyCycle>)
       .def("is_stepping", [](const PyCycle& self) { return self.cycle().is_stepping(); })
       .def("release", &PyCycle::release)
       .def("stop", [](PyCycle& self) { self.cycle().stop(); })

@@ -86,7 +86,7 @@ void bind_stalls(nb::module_& module) {
                             std::string preface) { self.use_stacks(StackTaker(signal, file), std::move(preface)); })
       .def("survey", &survey)
       .def("process_of", &Stalls::process_of)
-      .def("abandon", &Stalls::abandon);
+      .def("abandon", &abandon_for_good<Stalls>);
 }
 
 }  // namespace ronde

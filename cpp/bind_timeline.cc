@@ -42,7 +42,7 @@ void bind_timeline(nb::module_& module) {
       .def("start", &start, "path"_a, "rank"_a, "size"_a, "host"_a, "marks_cycles"_a)
       .def("stop", &Timeline::stop, nb::call_guard<ReleaseGil>())
       .def("is_on", &Timeline::is_on)
-      .def("abandon", &Timeline::abandon);
+      .def("abandon", &abandon_for_good<Timeline>);
 }
 
 }  // namespace ronde

@@ -106,10 +106,7 @@ Communicator::Communicator(Wiring wiring, const Options& options)
   watch_ = std::make_unique<Watch>(rank_, std::move(names), std::move(wiring.controls), own, failure_);
 }
 
-Communicator::~Communicator() {
-  if (is_abandoned_.load()) return;
-  close_now();
-}
+Communicator::~Communicator() { close_now(); }
 
 std::string Communicator::name_of_rank(int rank) const {
   return "rank " + std::to_string(rank) + " on " + hosts_[rank];
@@ -475,6 +472,7 @@ void Communicator::close_now() {
   // cause.
   if (failure_.failed()) watch_->tell_all(failure_.failure());
   watch_->say_goodbye(calls_made_);
+  is_closing_.store(true);
   watch_->stop();
   mesh_.reset();
   host_.reset();
@@ -484,10 +482,10 @@ void Communicator::close_now() {
 }
 
 void Communicator::abandon() {
-  is_abandoned_.store(true);
+  if (is_abandoned_.exchange(true) || is_closing_.load()) return;  // the parent has closed all of it, or is about to
   watch_->abandon();
-  mesh_.reset();
-  bells_.clear();
+  mesh_->abandon();
+  for (Descriptor& bell : bells_) bell.reset();
 }
 
 }  // namespace ronde

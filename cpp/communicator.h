@@ -113,7 +113,8 @@ class Communicator : private Waiter::Listener {
   // in this one (a signal handler), it is aborted first.
   void shutdown();
   // In a forked child: lets go of everything and says nothing, since the parent is the rank. Later calls throw
-  // UsageError.
+  // UsageError. Takes no lock and changes no container, as other threads may have been at both at the fork; nor may the
+  // destructor: whoever owns it lets it leak.
   void abandon();
   bool has_failed() const { return failure_.failed(); }
 
@@ -184,6 +185,7 @@ class Communicator : private Waiter::Listener {
   std::mutex closing_;                    // between abort() and close_now()
   bool is_open_ = true;                   // guarded by mutex_; written under closing_ too
   bool close_after_call_ = false;
+  std::atomic<bool> is_closing_{false};  // close_now() has begun to take it apart
   std::atomic<bool> is_abandoned_{false};
   uint64_t calls_made_ = 0;
   Call current_;

@@ -43,6 +43,9 @@ class Link {
   // True while a send or receive is unfinished.
   virtual bool pending() const = 0;
 
+  // In a forked child: closes what it has open, and touches nothing that may have been changing at the fork.
+  virtual void abandon() {}
+
   // What to poll(2) for before progress() can move anything. Links in shared memory add nothing: they ring the
   // sleeper's bell (bell.h) instead.
   virtual void add_poll(std::vector<pollfd>& fds) const = 0;

@@ -39,6 +39,12 @@ class Mesh {
     }
   }
 
+  void abandon() {
+    for (auto& link : links_) {
+      if (link) link->abandon();
+    }
+  }
+
   // The peers with unfinished messages; for reports.
   std::vector<int> waiting_for() const {
     std::vector<int> peers;

@@ -14,6 +14,7 @@ uint32_t SymmetricSegments::add(std::shared_ptr<Mapping> mapping, size_t part_by
 }
 
 void SymmetricSegments::drop(uint32_t number) {
+  if (is_inherited()) return;
   std::lock_guard lock(mutex_);
   std::erase_if(segments_, [number](const Segment& segment) { return segment.number == number; });
 }

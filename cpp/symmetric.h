@@ -13,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "inherited.h"
 #include "mapping.h"
 
 namespace ronde {
@@ -29,6 +30,8 @@ class SymmetricSegments {
   // number. All ranks of the communicator call it in the same order.
   uint32_t add(std::shared_ptr<Mapping> mapping, size_t part_bytes, int own);
   void drop(uint32_t number);
+  // In a forked child, where nothing here may be touched, not even to destroy it: its owners let it leak.
+  bool is_inherited() const { return birthplace_.is_inherited(); }
   std::byte* own_part(uint32_t number) const;
 
   // Where [data, data + bytes) lies; private memory unless it lies in this rank's part of a segment as a whole.
@@ -45,6 +48,7 @@ class SymmetricSegments {
   };
   const Segment& find(uint32_t number) const;
 
+  Birthplace birthplace_;
   mutable std::mutex mutex_;  // arrays are dropped by any thread
   std::vector<Segment> segments_;
   uint32_t next_ = 1;

@@ -41,6 +41,10 @@ TcpLink::~TcpLink() {
   for (const Stream& stream : streams_) close(stream.fd);
 }
 
+void TcpLink::abandon() {
+  for (Stream& stream : streams_) close(std::exchange(stream.fd, -1));
+}
+
 Ticket TcpLink::send(const Call& call, const void* data, size_t bytes) {
   return outgoing_.push(call, static_cast<std::byte*>(const_cast<void*>(data)), bytes);
 }

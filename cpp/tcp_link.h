@@ -38,6 +38,7 @@ class TcpLink final : public Link {
   bool progress() override;
   bool pending() const override { return !outgoing_.empty() || !incoming_.empty(); }
   void add_poll(std::vector<pollfd>& fds) const override;
+  void abandon() override;
 
  private:
   static constexpr size_t kStagingBytes = 4096;

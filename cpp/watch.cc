@@ -62,8 +62,7 @@ void Watch::stop() {
 
 void Watch::abandon() {
   is_abandoned_ = true;
-  thread_.release();  // leaks a handle to a thread of another process: nothing can be done with it here
-  controls_.clear();
+  for (auto& [peer, control] : controls_) control.reset();
   wake_.reset();
 }
 

@@ -89,7 +89,8 @@ class Watch {
   void say_goodbye(uint64_t calls_made);
   // Ends the thread and closes the connections: to the others this looks like a death unless say_goodbye() came first.
   void stop();
-  // In a forked child, where the thread does not exist: closes the connections and says nothing. Takes no lock.
+  // In a forked child, where the thread does not exist: closes the connections and says nothing. Takes no lock, and
+  // must not be destroyed afterwards.
   void abandon();
 
  private:

@@ -29,9 +29,7 @@ int64_t Timeline::now_ns() {
       .count();
 }
 
-Timeline::~Timeline() {
-  if (!is_abandoned_.load()) stop();
-}
+Timeline::~Timeline() { stop(); }
 
 // --- On and off ----------------------------------------------------------------------------------------------------
 
@@ -59,6 +57,7 @@ void Timeline::start(const Options& options) {
 }
 
 std::string Timeline::stop() {
+  if (is_abandoned_.load()) return {};
   std::lock_guard lock(switching_);
   if (!writer_) return {};
   is_on_.store(false, std::memory_order_release);
@@ -80,7 +79,6 @@ std::string Timeline::stop() {
 void Timeline::abandon() {
   is_on_.store(false);
   is_abandoned_.store(true);
-  static_cast<void>(writer_.release());
 }
 
 void Timeline::attach(Recorder& recorder) {
