@@ -27,6 +27,7 @@ from ronde.torch.handles import wait_all
 from ronde.torch.members import is_member, size_of
 from ronde.torch.names import named_by_parameter, names_of, parameters_of
 from ronde.torch.reductions import Reduction
+from ronde.torch.same_parameters import require_same_parameters
 from ronde.torch.symmetric import Place, symmetric_places
 from ronde.types import Adasum, Average, ReduceOp
 
@@ -63,7 +64,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     ranks need to call it, and on others the optimizer is a plain one. `symmetric_gradients`: keep gradients of CPU
     parameters in memory that the ranks of a host share, so that reducing them copies nothing; without a process set.
 
-    Raises ValueError for arguments that make no sense and for names that are missing or not unique.
+    Raises MismatchError on all ranks if a parameter's name, shape or type differs between them, and says which one and
+    how; ValueError for arguments that make no sense and for names that are missing or not unique.
     """
     ranks = size_of(process_set)
     if gradient_predivide_factor != 1.0 and op != Average:
@@ -81,6 +83,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
     if base is DistributedAdasum:
         distributed._distribute(named_parameters, compression, backward_passes_per_step, process_set)
+        trained = [parameter for parameter in parameters_of(distributed).values() if parameter.requires_grad]
+        require_same_parameters(trained, distributed._names, process_set)
         return distributed
     reduction = Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
     treatment = Treatment(reduction, compression, backward_passes_per_step, sparse_as_dense, process_set)
@@ -109,6 +113,8 @@ class _Distributed:
         """Reduce the gradients of all parameters that have one."""
         followed = [parameter for parameter in parameters_of(self).values() if parameter.requires_grad]
         treatment = self._treatment
+        # Where the order differs, names still say what belongs together, but not the order in one memory.
+        symmetric &= require_same_parameters(followed, self._names, treatment.process_set)
         places: list[Place | None] = [None] * len(followed)
         is_of_all = treatment.process_set is None or treatment.process_set is global_process_set
         if symmetric and is_of_all and treatment.compression is Compression.none:
