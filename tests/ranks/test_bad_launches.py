@@ -197,7 +197,7 @@ def test_a_port_that_is_taken(here: Path, stranger: int, options: str) -> None:
 
 
 def test_another_job_key(here: Path, port: int) -> None:
-    """The one that is right waits on; the other one is told at once."""
+    """The one that is right waits on, and says who was turned away; the other one is told at once."""
     line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port}"
     right = subprocess.Popen(
         command(*line.split(), "train.py"),
@@ -213,6 +213,8 @@ def test_another_job_key(here: Path, port: int) -> None:
         (sentence,) = refuse(here, f"{line} --rdzv-conf is_host=false", RONDE_JOB_KEY="22" * 32)
         assert "does not know the job key (RONDE_JOB_KEY) of this job; is that another job's?" in sentence
         assert "22" * 32 not in sentence
+        refused = right.stderr.readline()
+        assert re.search(r"turned away a connection from 127.0.0.1:\d+: .*does not know the job key", refused)
         assert right.poll() is None
     finally:
         right.terminate()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from ronde.errors import UsageError
 from ronde.net.names import Answer, Names
+from ronde.net.peers import process_and_user
 from ronde.records import dataclass
 
 __all__ = [
@@ -164,10 +165,24 @@ def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Addres
     except OSError as error:
         listener.close()
         hint = _HINTS.get(error.errno or 0, "")
+        if address.is_unix and error.errno == errno.EADDRINUSE:
+            hint += _holder(endpoint)
         raise UsageError(f"cannot serve at {address}: {error.strerror}{hint}") from None
     if address.is_unix:
         return listener, address
     return listener, Address(host=address.host, port=listener.getsockname()[1])
+
+
+def _holder(endpoint: Endpoint) -> str:
+    """Return which process listens at a Unix socket, as far as that can be found out."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            probe.connect(endpoint.sockaddr)
+            process, user = process_and_user(probe)
+    except OSError:  # it does not listen, or its queue is full
+        return ""
+    return f" (process {process} of user {user} listens there)"
 
 
 def _is_numeric(host: str) -> bool:

@@ -84,7 +84,7 @@ class Handshake:
     def check_beginning(self, data: bytes) -> None:
         """Take fewer than `wanted` bytes, and forget them. Raises AuthenticationError if no hello begins like this."""
         if not self._peer_hello and data[: len(MAGIC)] != MAGIC[: len(data)]:
-            raise AuthenticationError(describe_foreign_hello(data))
+            raise self._foreign(data)
 
     def advance(self, data: bytes) -> bytes:
         """Take exactly `wanted` bytes; return what to send, possibly nothing.
@@ -117,13 +117,20 @@ class Handshake:
     def _take_hello(self, data: bytes) -> bytes:
         magic, self._peer_version, self._peer_protection, self.peer_label, _ = _HELLO.unpack(data)
         if magic != MAGIC:
-            raise AuthenticationError(describe_foreign_hello(data))
+            raise self._foreign(data)
         self._peer_hello = data
         self.wanted = PROOF_BYTES
         if self._role is Role.SERVER:
             return self._hello + self._proof(Role.SERVER)
         self._check_version()
         return b""
+
+    def _foreign(self, data: bytes) -> AuthenticationError:
+        if self._role is Role.SERVER:
+            return AuthenticationError(describe_foreign_hello(data))
+        return AuthenticationError(
+            "the other end does not speak Ronde's protocol: an incompatible server answers at this address"
+        )
 
     def _take_welcome(self, data: bytes) -> bytes:
         if data != WELCOME:

@@ -13,6 +13,7 @@ The rules of a client:
 
 from __future__ import annotations
 
+import builtins
 import errno
 import logging
 import os
@@ -27,10 +28,11 @@ from contextlib import suppress
 
 from ronde import errors
 from ronde._native import StoreLine
-from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, UsageError
+from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse, resolve
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
+from ronde.net.foreign import is_torch_store
 from ronde.net.peers import check_user
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.reception import HANDSHAKE_NS
@@ -44,6 +46,13 @@ __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
 
 PATIENCE_NS = 10 * 10**9
 ANSWER_NS = 60 * 10**9  # how often the kernel lets a call look at the clock
+FIRST_ANSWER_NS = 2 * 10**9  # after which somebody should know that something else may be there
+SHORT_WAY_NS = 10**9  # for the handshake on the way that costs less; a squatter may have taken its name
+PROBE_AFTER_NS, PROBE_S = 10**9 // 2, 0.5
+TORCH_ANSWERS = (
+    "an incompatible server answers there, torch.distributed's TCPStore, probably of a node started by torchrun: start "
+    "all nodes of the job with ronde run, or all with torchrun, or choose another port"
+)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
 _TIMEVAL = struct.Struct("@ll")
 
@@ -279,23 +288,30 @@ class StoreClient(StoreLine):
     def _connect(self, deadline_ns: int, timeout_ns: int) -> socket.socket:
         """Try until it works. A server that is not there yet cannot be waited for, only asked again."""
         pause_s = FIRST_PAUSE_S
+        patience_ns = min(FIRST_ANSWER_NS, max(0, deadline_ns - time.monotonic_ns()) * 3 // 4)
+        began_ns, has_warned = time.monotonic_ns(), False
         while True:
             try:
-                return self._try_all(deadline_ns)
+                return self._try_all(deadline_ns, patience_ns)
             except ProtocolError as error:
                 raise type(error)(f"the store at {self.address}: {error}") from None
             except OSError as error:
                 reason = error.strerror or str(error)
+                is_mute = isinstance(error, _NoAnswerError)
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
             if left_s <= 0 or self._closed:
                 message = f"waited {timeout_ns / 1e9:g} s for the store at {self.address}: {reason}"
                 raise errors.TimeoutError(message, operation="store", waited_ns=timeout_ns)
-            if pause_s < LONGEST_PAUSE_S <= 2 * pause_s:
+            if is_mute and not has_warned and time.monotonic_ns() - began_ns >= FIRST_ANSWER_NS:
+                _log.warning("waiting for the store at %s: %s", self.address, reason)
+                has_warned = True
+            elif pause_s < LONGEST_PAUSE_S <= 2 * pause_s:
                 _log.info("waiting for the store at %s: %s", self.address, reason)
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            patience_ns = HANDSHAKE_NS
 
-    def _try_all(self, deadline_ns: int) -> socket.socket:
+    def _try_all(self, deadline_ns: int, patience_ns: int) -> socket.socket:
         failure = OSError(f"nothing is known of {self.address}")
         for target in self._targets:
             try:
@@ -305,10 +321,11 @@ class StoreClient(StoreLine):
                 continue
             for endpoint in endpoints:
                 for shorter in short_ways(endpoint, self._key):
-                    with suppress(OSError, AuthenticationError):  # somebody else may have taken the name
-                        return self._open(shorter, deadline_ns)
+                    left_ns = deadline_ns - time.monotonic_ns()
+                    with suppress(OSError, ProtocolError):  # somebody else may have taken the name
+                        return self._open(shorter, deadline_ns, min(SHORT_WAY_NS, left_ns // 4))
                 try:
-                    return self._open(endpoint, deadline_ns)
+                    return self._open(endpoint, deadline_ns, patience_ns)
                 except OSError as error:
                     failure = error
         try:
@@ -316,20 +333,16 @@ class StoreClient(StoreLine):
         finally:
             del failure  # its traceback has this frame, and would keep alive what the callers' frames hold
 
-    def _open(self, endpoint: Endpoint, deadline_ns: int) -> socket.socket:
+    def _open(self, endpoint: Endpoint, deadline_ns: int, patience_ns: int) -> socket.socket:
         sock = self._opening = socket.socket(endpoint.family, socket.SOCK_STREAM)
         try:
-            attempt_ns = min(deadline_ns, time.monotonic_ns() + HANDSHAKE_NS)
+            attempt_ns = min(deadline_ns, time.monotonic_ns() + patience_ns)
             sock.settimeout(max(0.001, (attempt_ns - time.monotonic_ns()) / 1e9))
             sock.connect(endpoint.sockaddr)
             check_user(sock)
             if endpoint.family != socket.AF_UNIX:
                 notice_loss(sock)
-            protection = protection_of(sock, self._is_secret)
-            keys = authenticate(
-                sock, Role.CLIENT, self._key, STORE_PURPOSE, protection, attempt_ns, self._id
-            ).keys
-            self._use_keys(*(keys.parts() if keys else ()))
+            self._authenticate(sock, endpoint, attempt_ns)
             # From here on the kernel keeps the time: one system call to send, one to receive.
             sock.settimeout(None)
             limit = _TIMEVAL.pack(ANSWER_NS // 10**9, 0)
@@ -339,6 +352,37 @@ class StoreClient(StoreLine):
             sock.close()
             raise
         return sock
+
+    def _authenticate(self, sock: socket.socket, endpoint: Endpoint, deadline_ns: int) -> None:
+        """Do the handshake. Raises ProtocolError if the other end is known to be something else."""
+        began_ns = time.monotonic_ns()
+        protection = protection_of(sock, self._is_secret)
+        try:
+            keys = authenticate(
+                sock, Role.CLIENT, self._key, STORE_PURPOSE, protection, deadline_ns, self._id
+            ).keys
+        except (ConnectionResetError, BrokenPipeError):
+            _refuse_torch(endpoint)
+            raise _NoAnswerError("it hung up on our greeting; is it a store of Ronde's?") from None
+        except builtins.TimeoutError:
+            waited_ns = time.monotonic_ns() - began_ns
+            if waited_ns >= PROBE_AFTER_NS:  # else a store that has much to do would have more
+                _refuse_torch(endpoint)
+            reason = (
+                f"it has not answered our greeting for {waited_ns / 1e9:.2g} s; is it a store of Ronde's?"
+            )
+            raise _NoAnswerError(reason) from None
+        self._use_keys(*(keys.parts() if keys else ()))
+
+
+def _refuse_torch(endpoint: Endpoint) -> None:
+    """Raise ProtocolError if torch's store is there."""
+    if endpoint.family != socket.AF_UNIX and is_torch_store(endpoint, PROBE_S):
+        raise ProtocolError(TORCH_ANSWERS)
+
+
+class _NoAnswerError(OSError):
+    """Something takes connections there, and does not take part in the handshake."""
 
 
 _clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
