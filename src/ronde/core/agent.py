@@ -23,6 +23,8 @@ Rules
    node, and not its life: the others go on if they may. That node is told to go, by being left out, because a later
    failure may be only a consequence. Whoever has placed the nodes sees to the rest.
 8. Every ending has one reason, and nothing is decided after it.
+9. Workers of a node that the others take for dead are killed at once. The others start theirs when the node's lease has
+   run out (`core/rendezvous/lease`), and what the old workers would save then might replace what the new ones save.
 
 Theory of operation
 
@@ -144,9 +146,10 @@ class StartWorkers(NamedTuple):
 
 
 class StopWorkers(NamedTuple):
-    """End the workers; `Gone` comes of it."""
+    """End the workers; `Gone` comes of it. `at_once`: leave them no time to save anything (rule 9)."""
 
     reason: str
+    at_once: bool = False
 
 
 class Fail(NamedTuple):
@@ -313,18 +316,19 @@ class Agent:
         if self._failure and self._gives_way and not (self._exit or self._interrupted):
             exit = Exit(_exit_code(self._failure), self._failure.message, self._failure, gave_way=True)
             return self._leave_for_good(exit, stop=False)
-        return [Say(reason), *self._again()]
+        return [Say(reason), *self._again(at_once=True)]
 
-    def _again(self) -> list[Effect]:
+    def _again(self, at_once: bool = False) -> list[Effect]:
         """Join again, once the workers are gone."""
         self._round, self._failure, self._deadline_ns = None, None, None
-        if self._exit or self._interrupted:
-            return []
+        stop = StopWorkers("the others may have gone on" if at_once else "the round is over", at_once)
+        if self._exit or self._interrupted:  # the workers are ending already, though perhaps not in time
+            return [stop] if at_once and self._alive else []
         self.state = State.STOPPED
         if not self._alive:
             return [Join()]
         self._rejoin = True
-        return [StopWorkers("the round is over")]
+        return [stop]
 
     def _closed(self, event: JobClosed) -> list[Effect]:
         if self._interrupted or self._exit:

@@ -20,7 +20,8 @@ Rules
 5. A worker is gone when its own process has exited and no process of its group is left. Processes that outlive the
    last worker have a moment to end by themselves, as helpers of Python's multiprocessing do, and are then ended like
    workers that outlive a failure. They decide nothing.
-6. A `Stop` ends everybody by SIGTERM, and after the patience by SIGKILL. What fails afterwards is no failure.
+6. A `Stop` ends everybody by SIGTERM, and after the patience by SIGKILL; one `at_once` by SIGKILL. What fails
+   afterwards is no failure.
 7. Every wait ends: what SIGKILL does not remove within the patience is reported and left.
 
 Theory of operation
@@ -140,9 +141,10 @@ class Interrupt(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Whoever supervises does not want these workers any more."""
+    """Whoever supervises does not want these workers any more; `at_once`: not even for as long as SIGTERM takes."""
 
     reason: str
+    at_once: bool = False
 
 
 class Timer(NamedTuple):
@@ -312,9 +314,12 @@ class WorkerGroup:
                 effects = []
             case Interrupt():
                 effects = self._interrupted(now_ns, event.signum)
-            case Stop():
-                stops = self._phase < Phase.STOPPING
-                effects = self._stop(now_ns, self._asking, event.reason, spare=True) if stops else []
+            case Stop(reason, at_once):
+                effects = []
+                if at_once and self._phase < Phase.KILLING:
+                    effects = self._kill(now_ns, reason)
+                elif self._phase < Phase.STOPPING:
+                    effects = self._stop(now_ns, self._asking, reason, spare=True)
             case Timer():
                 effects = self._timer(now_ns)
         if not self._unstarted and not self._remaining():

@@ -315,9 +315,9 @@ class _Shell:
                     self._join()
                 case machine.StartWorkers(round, again):
                     self._start(round, again)
-                case machine.StopWorkers(reason):
+                case machine.StopWorkers(reason, at_once):
                     if self._alive and self._supervisor:
-                        self._supervisor.stop(reason)
+                        self._supervisor.stop(reason, at_once)
                 case machine.Say(text):
                     self._say(text)
                 case machine.SetTimer(at_ns):

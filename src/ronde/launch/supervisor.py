@@ -96,9 +96,9 @@ class Supervisor:
         """Pass on a signal that we got."""
         self._tell(Interrupt(signum))
 
-    def stop(self, reason: str) -> None:
-        """End the workers."""
-        self._tell(Stop(reason))
+    def stop(self, reason: str, at_once: bool = False) -> None:
+        """End the workers; `at_once`: by SIGKILL."""
+        self._tell(Stop(reason, at_once))
 
     def raised(self, rank: int) -> None:
         """Hear that a worker has raised an exception that nobody catches, and is going to end."""

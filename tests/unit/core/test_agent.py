@@ -253,8 +253,17 @@ def test_who_has_come_back_is_lost_no_more() -> None:
 
 def test_who_was_taken_for_dead_comes_back() -> None:
     story = running()
-    assert story.after(Ejected("silent for 15 s")) == [StopWorkers("the round is over")]
+    assert story.after(Ejected("silent for 15 s")) == [
+        StopWorkers("the others may have gone on", at_once=True)
+    ]
     assert story.after(Gone(143, "")) == [Join()]
+
+
+def test_workers_that_may_save_are_killed_if_the_others_take_the_node_for_dead() -> None:
+    story = running()
+    assert story.after(Interrupt(SIGTERM, "SIGTERM")) == [Leave("SIGTERM")]
+    (stop,) = story.after(Ejected("silent for 15 s"))
+    assert stop == StopWorkers("the others may have gone on", at_once=True)
 
 
 def test_ctrl_c_ends_the_job_and_sigterm_this_node() -> None:

@@ -184,6 +184,13 @@ def test_workers_that_are_not_wanted_any_more() -> None:
     assert story.at(6.1, Exited(1, -SIGKILL)) == ["finish 0"]
 
 
+def test_workers_that_others_may_have_replaced_get_no_time() -> None:
+    story = Story(2)
+    assert story.at(1, Stop("a node is lost")) == ["signal 15 to ranks 0, 1", "timer at 6"]
+    assert story.at(2, Stop("the others go on", at_once=True)) == ["signal 9 to ranks 0, 1", "timer at 7"]
+    assert story.at(3, Stop("the others go on", at_once=True)) == []
+
+
 def test_who_was_told_to_end_is_not_the_cause() -> None:
     story = Story(2)
     story.at(1, Exited(0, 5, blames_peer=True))
