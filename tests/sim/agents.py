@@ -5,7 +5,8 @@
 
 The world is that of `rendezvous`, with all that happens there; only that joining, stopping and telling is decided by
 `ronde.core.agent`. Checked is, beside what is checked there: a node never runs two sets of workers at once; it starts
-them in a round only; every agent that lives ends, with the exit code that fits what has become of the job.
+them in a round only; no node has workers of an earlier round when a later one begins, unless it is frozen or leaves;
+every agent that lives ends, with the exit code that fits what has become of the job.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class AgentNode(SimNode):
         super().__init__(sim, host, start)
         self.agent = Agent(sim.budget, FOREVER_NS)
         self.workers = False  # whether there are processes
+        self.worked_in = -1  # the round that they are of
         self.last: RendezvousEvent | None = None  # after which there is nothing more
         self.interrupted = False
         self.has_exited = False
@@ -100,8 +102,12 @@ class AgentNode(SimNode):
                 case StartWorkers(round):
                     require(not self.workers, self.name, "has workers twice")
                     self.sim.checks.began(self, round)
-                    self.round, self.workers = round, True
+                    assert isinstance(self.sim, AgentSimulation)
+                    self.sim.check_alone(round.number)
+                    self.round, self.workers, self.worked_in = round, True, round.number
                     self.plan(*self.sim.draw_work(self))
+                case StopWorkers(_, at_once=True):
+                    self.end_workers(STOPPED, None, S // 10)
                 case StopWorkers():
                     require(self.workers, self.name, "has no workers to stop")
                     slow = self.sim.rng.random() < 0.02 / self.sim.crowd
@@ -169,6 +175,14 @@ class AgentNode(SimNode):
 class AgentSimulation(Simulation):
     node_type = AgentNode
     module = "tests.sim.agents"
+
+    def check_alone(self, number: int) -> None:
+        """No node has workers of an earlier round, but for those that are frozen, or leave and may take their time."""
+        for other in self.nodes if self.rules.has_leases else ():
+            assert isinstance(other, AgentNode)
+            if other.workers and other.is_alive and other.worked_in < number:
+                excused = other.is_frozen or other.is_leaving or other.thawed_ns + S > self.now_ns
+                require(excused, other.name, "still has workers of round", other.worked_in, "in", number)
 
     def leave(self) -> None:
         if node := self.victim():

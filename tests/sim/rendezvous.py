@@ -63,6 +63,7 @@ class Simulation:
             spares=rng.choice((0, 1)),
             join_timeout_ns=JOIN_TIMEOUT_NS,
             last_call_ns=rng.choice((0, S, 20 * S)),
+            has_leases=seed % 3 > 0,
         )
         self.budget = Budget(rng.choice((0, 2, 10)), rng.choice((-1, -1, -1, 3)))
         self.checks = Checks(self.rules, self.budget)

@@ -68,6 +68,7 @@ class SimNode:
         self.participant = Participant(sim.rules)
         self.is_alive = True
         self.is_frozen = False
+        self.thawed_ns = -(10**18)
         self.postponed: list[Callable[[], None]] = []
         self.operations: deque[Effect] = deque()
         self.is_busy = False
@@ -194,7 +195,7 @@ class SimNode:
             assert isinstance(result, dict)
             self.step(Seen(effect.known, result))
         elif isinstance(effect, Set):
-            self.step(Stored())
+            self.step(Stored(effect.values))
         elif isinstance(effect, Compare):
             assert isinstance(result, bytes)
             if self.has_ended_job and result == effect.desired:
@@ -345,7 +346,7 @@ class SimNode:
 
     def thaw(self) -> None:
         self.is_frozen = False
-        self.joined_ns = self.well_ns = self.sim.now_ns
+        self.thawed_ns = self.joined_ns = self.well_ns = self.sim.now_ns
         postponed, self.postponed = self.postponed, []
         for do in postponed:
             self.sim.at(self.sim.now_ns, do)

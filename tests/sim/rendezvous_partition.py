@@ -28,7 +28,7 @@ from tests.sim.rendezvous_store import SimStore, Values
 from ronde.core.rendezvous.effects import Compare, Effect, Knock, Knocked, Tell
 from ronde.core.rendezvous.state import STATE, Cause, Phase, State
 from ronde.core.rendezvous.text import decode_roster, decode_state
-from ronde.core.round import Budget
+from ronde.core.round import Budget, Round
 
 SILENCE_NS = 6 * S  # after which a connection breaks
 SEARCH_NS = 60 * S
@@ -57,6 +57,14 @@ class PartitionChecks(Checks):
     """Nodes may give up for more reasons here: that is counted, not judged. Each side sees an end of its own, and who
     does not see that the job has completed may go on.
     """
+
+    def began(self, node: SimNode, round: Round) -> None:
+        super().began(node, round)
+        now_ns = node.sim.now_ns
+        for other in node.sim.nodes:
+            if other.is_alive and other.round and other.round.number < round.number:
+                excused = other.is_frozen or other.is_leaving or other.thawed_ns + S > now_ns
+                require(excused, other.name, "still works in round", other.round.number, "in", round.number)
 
     def ended(self, node: SimNode, number: int, cause: Cause) -> None:
         self.causes.clear()
@@ -205,7 +213,8 @@ class Partition(Simulation):
 
     def draw_fates(self, nodes: int) -> None:
         rng = self.rng
-        self.rules = replace(self.rules, rehost=True, min_nodes=min(self.rules.min_nodes, max(1, nodes // 2)))
+        least = min(self.rules.min_nodes, max(1, nodes // 2))
+        self.rules = replace(self.rules, rehost=True, has_leases=True, min_nodes=least)
         self.budget = Budget(10, -1)
         self.checks = PartitionChecks(self.rules, self.budget)
         self.failing = 0.0

@@ -46,7 +46,7 @@ class Hold(NamedTuple):
 
 
 class Set(NamedTuple):
-    """Set these keys; comes to `Stored`."""
+    """Set these keys; comes to `Stored` with the same."""
 
     values: Mapping[str, bytes]
 
@@ -121,7 +121,9 @@ class Tick(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Keys have been set: the store answers."""
+    """These keys have been set."""
+
+    values: Mapping[str, bytes]
 
 
 class Seen(NamedTuple):

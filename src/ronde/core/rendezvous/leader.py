@@ -14,7 +14,8 @@ Rules
 5. A node that succeeded and dies is no loss. When all have succeeded the job is completed.
 6. A held key that is gone is a death at once. Silence is one after `missing_beats` heartbeats (`pulses`).
 7. Survivors get a place before others do; who cannot have one is refused (`applicants`).
-8. Where others may go on elsewhere, a round begins with enough nodes of the last one only (`quorum`).
+8. Where others may go on elsewhere, a round begins with enough nodes of the last one only (`quorum`). It begins when no
+   lost node can have workers any more (`lease`).
 9. What a node says counts once (its `seq` grows), and only if it is about the present round.
 """
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass, replace
 
 from ronde.core.rank_set import RankSet
 from ronde.core.rendezvous.applicants import Applicants
+from ronde.core.rendezvous.lease import Remains
 from ronde.core.rendezvous.places import assign_places
 from ronde.core.rendezvous.pulses import Pulses
 from ronde.core.rendezvous.quorum import Quorum
@@ -81,6 +83,7 @@ class Leader:
         self.departed: set[str] = set()  # who has gone, and left a beat that may still have to be read
         self._seqs: dict[str, int] = {}
         self._pulses = Pulses(rules, self._by_id, now_ns)
+        self.remains = Remains(rules)
         self._doubt: _Doubt | None = None
         self._formed_ns = now_ns  # since when the present round is formed
         self._last_call_ns: int | None = None  # until when
@@ -91,6 +94,7 @@ class Leader:
         self.unwatched: set[str] = set(self._by_id)  # who came since this was cleared
         if state.phase == Phase.FORMING and isinstance(state.cause, NodesLost):
             for node in state.cause.ids(self.roster):
+                self.remains.add(node, now_ns)
                 self._survivors.pop(node, None)
                 self._pulses.end(node)
                 self.departed.add(node)
@@ -128,6 +132,8 @@ class Leader:
     def _deadline_ns(self) -> int | None:
         waits = (Phase.FORMING, Phase.RUNNING)
         deadlines = [self._last_call_ns] if self.state.phase in waits else []
+        if self.state.phase == Phase.FORMING:
+            deadlines.append(self.remains.until_ns)
         if self.state.phase == Phase.FORMING and self._has_stragglers():
             deadlines.append(self._formed_ns + self._straggler_ns())
         return min((each for each in deadlines if each is not None and each > self._ticked_ns), default=None)
@@ -138,12 +144,12 @@ class Leader:
         """These beats have been read, of those `asked` for that were not the known ones."""
         for node, beat in beats.items():
             if node in self._pulses.nodes:
-                shows_life = self._pulses.hear(node, beat)
+                shows_life = self._pulses.hear(now_ns, node, beat)
                 if shows_life:
                     self.quorum.see((node,))
                 self._hear_beat(now_ns, node, beat, shows_life)
         if silent := self._pulses.silent(asked, beats):
-            self.lose(now_ns, silent, f"was silent for {self._rules.silence_ns / 1e9:g} s")
+            self.lose(now_ns, silent, f"was silent for {self._rules.silence_ns / 1e9:g} s", may_work=True)
 
     def see_here(self, now_ns: int, nodes: Collection[str]) -> None:
         """These nodes hold their keys here."""
@@ -176,6 +182,7 @@ class Leader:
             case Leave(_, _, _, reason):
                 self.quorum.end({sender})
                 self.departed.add(sender)
+                self.remains.discard({sender})
                 self.lose(now_ns, {sender}, f"left: {reason}" if reason else "left")
         self._decide(now_ns)
 
@@ -198,6 +205,7 @@ class Leader:
             self.state = replace(self.state, number=join.after + 1)  # our store had lost its memory
         if self.state.phase in (Phase.FORMING, Phase.RUNNING):
             self._applicants.add(node)
+            self.remains.discard({node.id})
             is_promised = self.state.roster is not None and self.state.roster.number == join.promised
             self.quorum.promise(node.id, is_promised)
             self.departed.discard(node.id)
@@ -230,10 +238,16 @@ class Leader:
                 self.state = replace(self.state, phase=Phase.COMPLETED)
                 self.is_urgent = True
 
-    def lose(self, now_ns: int, nodes: Iterable[str], how: str) -> None:
-        """These nodes are gone; `how` says in what way. Their last beats have been heard: they may have succeeded."""
+    def lose(self, now_ns: int, nodes: Iterable[str], how: str, may_work: bool = False) -> None:
+        """These nodes are gone; `how` says in what way, and `may_work` that nobody knows whether their workers are.
+
+        Their last beats have been heard: they may have succeeded.
+        """
         gone = [node for node in nodes if node in self._pulses.nodes]
         lost = [self._by_id[node] for node in gone if node in self._survivors and node not in self._succeeded]
+        for each in lost if may_work else ():
+            if each.id not in self._applicants.ids:
+                self.remains.add(each.id, self._pulses.heard_ns(each.id))
         for node in gone:
             self._pulses.end(node)
             self._survivors.pop(node, None)
@@ -257,6 +271,7 @@ class Leader:
     def know_ended(self, now_ns: int, nodes: Collection[str], how: str) -> None:
         """The agents of these nodes have ended for certain, and before they could go elsewhere."""
         self.quorum.end(nodes)
+        self.remains.discard(nodes)
         self.lose(now_ns, nodes, how)
 
     def doors_of_all(self, now_ns: int) -> dict[str, str]:
@@ -305,6 +320,8 @@ class Leader:
         if self._count_missing(self._applicants.ids):
             self._last_call_ns = None
             return
+        if now_ns < self.remains.until_ns:
+            return
         if size < rules.max_nodes and self._too_few:
             if self._last_call_ns is None:
                 self._last_call_ns = now_ns + rules.last_call_ns
@@ -326,6 +343,7 @@ class Leader:
             self._pulses.end(node)
             self.departed.add(node)
         self._by_id = {node.id: node for node in self.roster}
+        self.remains = Remains(self._rules)
         self._survivors = dict(self._by_id)
         for node in self._by_id:
             self._applicants.drop(node)

@@ -74,7 +74,8 @@ class _Ending(NamedTuple):
 
 class Member:
     """The machine. `says` and `tells` collect what is to be said to the leader and to the agent; take them after each
-    call. `wants_roster`: the state cannot be understood without the roster that it names.
+    call. `wants_roster`: the state cannot be understood without the roster that it names. `wants_lease`: a round with
+    this node has begun, but its lease has run out (`lease`); then `see` tells the agent, once there is another.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -102,6 +103,8 @@ class Member:
         self.says: list[Message] = []
         self.tells: list[RendezvousEvent] = []
         self.wants_roster = False
+        self.wants_lease = False
+        self.has_lease = True
 
     @property
     def node(self) -> Node | None:
@@ -124,6 +127,11 @@ class Member:
     def may_lead(self) -> bool:
         """Whether this node takes part, so that it can take over."""
         return self._node is not None and not self.is_over and not isinstance(self._wish, Leave)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether this node may have workers in a round."""
+        return self._place == _Place.WORKING
 
     @property
     def is_over(self) -> bool:
@@ -318,6 +326,9 @@ class Member:
                 return
             ids = [node.id for node in roster]
             if self._node.id in ids:
+                self.wants_lease = not self.has_lease
+                if self.wants_lease:
+                    return
                 self._begin(state, tuple(roster), ids.index(self._node.id))
                 return
         self._say_join(state, state.number)

@@ -105,7 +105,8 @@ class Office:
         """This leader takes the place of a lost one."""
         self._see(now_ns, {}, {beat_key(loss.leader): loss.last_beat})
         if loss.is_silent:
-            self.leader.lose(now_ns, {loss.leader}, f"was silent for {self._rules.silence_ns / 1e9:g} s")
+            how = f"was silent for {self._rules.silence_ns / 1e9:g} s"
+            self.leader.lose(now_ns, {loss.leader}, how, may_work=True)
         elif loss.was_sighted:
             self._sighted.add(loss.leader)
             self._look_at({loss.leader})
@@ -178,7 +179,7 @@ class Office:
             key.partition("/")[2] for key, value in held.items() if value is None and asked[key] is not None
         }
         if lost:
-            self.leader.lose(now_ns, lost, CONNECTION_LOST)
+            self.leader.lose(now_ns, lost, CONNECTION_LOST, may_work=True)
             if doors := self.leader.quorum.doors(lost):
                 self.effects.append(Knock(doors))
 

@@ -41,6 +41,7 @@ from ronde.core.rendezvous.effects import (
     Popped,
     Push,
     Seen,
+    Stored,
     Tell,
     Tick,
     Values,
@@ -92,6 +93,7 @@ class Participant:
         """Take part in the next round."""
         is_first = not self._presence.id
         self._presence.id = node.id
+        self._presence.lease.begin(now_ns)
         self._member.join(now_ns, node, budget)
         if is_first:
             self._lookout.revive(now_ns)
@@ -216,12 +218,15 @@ class Participant:
             elif self._record.writing is None:
                 wake_ns = self._office.leader.wake_ns
         soonest_ns = self._presence.beat_ns if wake_ns is None else min(wake_ns, self._presence.beat_ns)
+        if self._rules.has_leases and self._member.is_working and (ends_ns := self._presence.lease.ends_ns):
+            soonest_ns = min(soonest_ns, ends_ns)
         return soonest_ns if self._member.wake_ns is None else min(soonest_ns, self._member.wake_ns)
 
     # What happens
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Return what to do about the event."""
+        self._member.has_lease = not self._is_cut_off(now_ns)
         if not isinstance(event, Tick):
             self.contact.hear(now_ns)
         try:
@@ -232,13 +237,18 @@ class Participant:
                     self._see(now_ns, asked, changed)
                 case Compared(value):
                     self._compared(now_ns, value)
+                case Stored(values):
+                    self._presence.note_stored(values)
                 case Popped() | Knocked():
                     if self._office:
                         self._office.put(event)
         except ProtocolError as error:  # what is there was written by another version, say
             self._member.give_up(str(error))
+        self._renew_lease(now_ns)
         self._end_job()
         self._lead(now_ns)
+        if self._member.wants_lease and not self._presence.lease.is_asked_for(now_ns):
+            self._effects += self._presence.beat(now_ns)
         return self._take()
 
     def _take(self) -> list[Effect]:
@@ -266,10 +276,27 @@ class Participant:
             if self.venue.is_unclear and self._record.writing is None:
                 self._effects.append(self._look_at_state())
         self._member.tick(now_ns)
-        if self.contact.is_cut_off(now_ns):
+        if self._is_cut_off(now_ns):
             self._member.cut_off(f"the store has not answered for {self._rules.silence_ns / 1e9:g} s")
         if self._record.is_open and not self._office and self._lookout.must_judge(now_ns):
             self._look_at_leader()
+
+    def _renew_lease(self, now_ns: int) -> None:
+        """As far as heartbeats were stored where all others of the last round look for them (`quorum`)."""
+        state = self._record.state
+        if state is None or state.has_moved or self.venue.is_unclear or self.venue.is_elsewhere:
+            return
+        if not self._presence.renew_lease():
+            return
+        self._member.has_lease = not self._is_cut_off(now_ns)
+        if self._member.wants_lease and self._member.has_lease:
+            self._member.see(state, self._record.roster if self._record.is_whole else None)
+
+    def _is_cut_off(self, now_ns: int) -> bool:
+        """Whether the others may have gone on without this node, so that it must not have workers."""
+        if self._rules.has_leases:
+            return self._presence.lease.has_ended(now_ns)
+        return self.contact.is_cut_off(now_ns)
 
     # Looking
 

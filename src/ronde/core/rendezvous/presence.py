@@ -15,7 +15,10 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ronde.core.rendezvous.effects import Delete, Effect, Hold, Set, Values
+from ronde.core.rendezvous.lease import Lease
 from ronde.core.rendezvous.state import ALIVE, Beat, Rules, alive_key, beat_key
 from ronde.core.rendezvous.text import encode
 
@@ -34,6 +37,8 @@ class Presence:
         self.beat_ns = 0
         self._rules = rules
         self.grip: dict[str, bytes] = {}
+        self.lease = Lease(rules)
+        self._stored: bytes | None = None  # the last heartbeat that the store has, if that is news
         self._grip_key = ""
         self._arrivals = 0
         self._beats = 0
@@ -43,6 +48,7 @@ class Presence:
     def arrive(self, now_ns: int) -> list[Effect]:
         """Hold what is held, which another store may have to learn."""
         self._arrivals += 1
+        self._stored = None
         self._grip_key = f"grip/{self.id}"
         self.grip = {self._grip_key: b"%d" % self._arrivals}
         holds = [Hold(alive_key(self.id), ALIVE), Hold(self._grip_key, HELD)]
@@ -54,7 +60,19 @@ class Presence:
         self._beats += 1
         self.beat_ns = now_ns + self._rules.heartbeat_ns
         beat = encode(Beat(self._beats, self._succeeded))
+        self.lease.send(now_ns, beat)
         return [] if self._has_ended else [Set({beat_key(self.id): beat})]
+
+    def note_stored(self, values: Mapping[str, bytes]) -> None:
+        """The store has these values."""
+        self._stored = values.get(beat_key(self.id), self._stored)
+
+    def renew_lease(self) -> bool:
+        """The store is the one where the others look for our heartbeats. Returns whether it has a new one."""
+        stored, self._stored = self._stored, None
+        if stored is not None:
+            self.lease.confirm(stored)
+        return stored is not None
 
     def end(self) -> list[Effect]:
         """The job is over: nobody looks for beats any more."""

@@ -17,7 +17,8 @@ __all__ = ["Pulses"]
 @dataclass(slots=True)
 class _Pulse:
     beat: Beat | None
-    seen_ns: int
+    seen_ns: int  # when was it asked for that has shown that the node lives
+    heard_ns: int  # when did we know of the last beat
 
 
 class Pulses:
@@ -27,7 +28,7 @@ class Pulses:
         self.silence_ns = (2 * rules.missing_beats - 1) * rules.heartbeat_ns // 2
         self.read_ns = self.asked_ns = now_ns
         self._heartbeat_ns = rules.heartbeat_ns
-        self._of = {node: _Pulse(None, now_ns) for node in nodes}
+        self._of = {node: _Pulse(None, now_ns, now_ns) for node in nodes}
         self._judged: set[str] = set()  # they are looked at once more
 
     @property
@@ -37,7 +38,7 @@ class Pulses:
 
     def begin(self, now_ns: int, node: str) -> None:
         """Look after this node from now on, whatever was known of it."""
-        self._of[node] = _Pulse(None, now_ns)
+        self._of[node] = _Pulse(None, now_ns, now_ns)
 
     def renew(self, now_ns: int, nodes: Iterable[str]) -> None:
         """There is another reason to believe that these live."""
@@ -63,10 +64,14 @@ class Pulses:
         """Who is silent for too long is lost if the beats that are read now show nothing new."""
         self._judged = {node for node, pulse in self._of.items() if now_ns - pulse.seen_ns >= self.silence_ns}
 
-    def hear(self, node: str, beat: Beat | None) -> bool:
+    def heard_ns(self, node: str) -> int:
+        """Return when the last beat of this node came; it was sent before."""
+        return self._of[node].heard_ns
+
+    def hear(self, now_ns: int, node: str, beat: Beat | None) -> bool:
         """A beat was read that is not the known one. Returns whether that shows that the node lives."""
         pulse = self._of[node]
-        shows_life, pulse.beat = pulse.beat is not None, beat
+        shows_life, pulse.beat, pulse.heard_ns = pulse.beat is not None, beat, now_ns
         if shows_life:
             pulse.seen_ns = self.asked_ns
         return shows_life

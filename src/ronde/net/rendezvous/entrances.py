@@ -321,7 +321,7 @@ def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
     of the store is the end of the job.
     """
     entrance = TcpEntrance(endpoint_of(config), key, config.truth("is_host"), config)
-    rules = config.rules(rehost=may_rehost(config))
+    rules = config.rules(rehost=may_rehost(config), has_leases=may_rehost(config))
     return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
 
 
@@ -344,7 +344,8 @@ def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
         entrance = TcpEntrance(ours, key, config.node_rank == 0, config)
     except UsageError as error:
         raise UsageError(f"{error} (where the nodes meet whose workers have port {endpoint.port})") from None
-    rules = config.rules(places_are_given=True, rehost=may_rehost(config))
+    rehost = may_rehost(config)
+    rules = config.rules(places_are_given=True, rehost=rehost, has_leases=rehost)
     return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
 
 
@@ -374,9 +375,8 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
     from ronde.net.stores.etcd_gateway import parse_endpoints
 
     parse_endpoints(etcd_endpoint(config), "", "", "")  # says now what is wrong with it
-    return OverStore(
-        config.rules(), EtcdEntrance(config, _prefix(config)), config.node_rank, config.start_timeout_ns
-    )
+    rules = config.rules(has_leases=config.max_nodes > 1)  # a key that is gone may be that of a node cut off
+    return OverStore(rules, EtcdEntrance(config, _prefix(config)), config.node_rank, config.start_timeout_ns)
 
 
 def etcd_endpoint(config: RendezvousConfig) -> str:

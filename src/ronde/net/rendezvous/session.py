@@ -172,7 +172,7 @@ def _do(store: Store, effect: Effect) -> Event | None:
             else:
                 for key, value in values.items():  # together they may be too large
                     store.set(key, value)
-            return Stored()
+            return Stored(values)
         case Hold(key, value):
             store.hold(key, value)
         case Push(inbox, value):

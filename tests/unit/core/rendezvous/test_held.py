@@ -82,7 +82,7 @@ class Shell:
             assert isinstance(result, dict)
             self.step(Seen(effect.known, result))
         elif isinstance(effect, Set):
-            self.step(Stored())
+            self.step(Stored(effect.values))
         elif isinstance(effect, Compare):
             assert isinstance(result, bytes)
             self.step(Compared(result))
