@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=0.3"
 
 SCRIPT = """
 import os, socket, time
+beats = open(f"round-{int(os.environ['RONDE_ROUND'])}.{socket.gethostname()}", "w")
 print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} on {socket.gethostname()}", flush=True)
 while not os.path.exists("done"):
+    print(time.monotonic_ns(), file=beats, flush=True)  # all hosts of the test have one clock
     time.sleep(0.02)
 """
 
@@ -63,6 +66,14 @@ class World:
                 for receiver in (host for other in sides if other != side for host in other):
                     getattr(self.hosts, how)(sender, receiver)
 
+    def rounds(self) -> dict[int, tuple[int, int]]:
+        """For each round, when a worker of it has first shown that it works, and when last, in nanoseconds."""
+        shown: dict[int, list[int]] = {}
+        for path in self.folder.glob("round-*"):
+            number = int(path.stem.removeprefix("round-"))
+            shown.setdefault(number, []).extend(map(int, path.read_text().split()))
+        return {number: (min(times), max(times)) for number, times in sorted(shown.items()) if times}
+
     def done(self) -> None:
         """Let the workers succeed."""
         (self.folder / "done").touch()
@@ -93,3 +104,22 @@ def test_most_nodes_go_on_without_the_store_and_its_host_takes_nobody_back(world
     for agent in world.agents.values():
         code, _, err = agent.end()
         assert code == 0, err
+
+
+@pytest.mark.parametrize("cut", [(0,), (2,)], ids=["the host with the store", "another host"])
+def test_no_two_rounds_work_at_the_same_time(world: World, cut: tuple[int, ...]) -> None:
+    """Of three hosts one is cut off. The two others go on, but only when the workers there have certainly ended."""
+    for host in range(3):
+        world.start(host, "1:3")
+    world.works(0, 1, 2)
+    left = tuple(host for host in range(3) if host not in cut)
+    world.part(cut, left)
+    world.works(*left)
+    rounds = list(world.rounds().values())
+    overlaps_ns = [ended_ns - began_ns for (_, ended_ns), (began_ns, _) in pairwise(rounds)]
+    assert max(overlaps_ns) < 0, f"one round was still at work when the next had begun: {overlaps_ns} ns"
+    world.part(cut, left, how="unblock")
+    world.works(0, 1, 2)
+    world.done()
+    for agent in world.agents.values():
+        assert agent.end()[0] == 0

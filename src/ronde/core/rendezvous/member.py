@@ -335,7 +335,7 @@ class Member:
 
     def _begin(self, state: State, roster: tuple[Node, ...], group_rank: int) -> None:
         self._number, self._roster_key, self._nodes = state.number, state.roster, roster
-        began = Round(state.number, roster, group_rank, state.restarts, state.changes)
+        began = Round(state.number, roster, group_rank, state.restarts, state.changes, state.job)
         self._tell(RoundBegan(began), _Place.WORKING)
 
     def _consider_working(self, state: State) -> None:

@@ -177,6 +177,11 @@ class Participant:
         """Whether this node leads, as far as it knows."""
         return self._office is not None
 
+    def must_end_workers(self, now_ns: int) -> bool:
+        """Return whether this node is in a round, and the others may have gone on without it."""
+        ended = self._presence.lease.has_ended if self._rules.has_leases else self.contact.is_cut_off
+        return self._member.is_working and ended(now_ns)
+
     @property
     def is_ending(self) -> bool:
         """Whether this node ends the job, and the others cannot know yet."""
@@ -211,22 +216,21 @@ class Participant:
     @property
     def wake_ns(self) -> int:
         """When the next `Tick` is due."""
-        wake_ns: int | None = None
+        times = [self._presence.beat_ns, self._member.wake_ns]
         if self._record.is_open:
             if not self._office:
-                wake_ns = self._lookout.wake_ns
+                times.append(self._lookout.wake_ns)
             elif self._record.writing is None:
-                wake_ns = self._office.leader.wake_ns
-        soonest_ns = self._presence.beat_ns if wake_ns is None else min(wake_ns, self._presence.beat_ns)
-        if self._rules.has_leases and self._member.is_working and (ends_ns := self._presence.lease.ends_ns):
-            soonest_ns = min(soonest_ns, ends_ns)
-        return soonest_ns if self._member.wake_ns is None else min(soonest_ns, self._member.wake_ns)
+                times.append(self._office.leader.wake_ns)
+        if self._rules.has_leases and self._member.is_working:
+            times.append(self._presence.lease.ends_ns)
+        return min(each for each in times if each is not None)
 
     # What happens
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Return what to do about the event."""
-        self._member.has_lease = not self._is_cut_off(now_ns)
+        self._member.has_lease = self._presence.has_lease(now_ns)
         if not isinstance(event, Tick):
             self.contact.hear(now_ns)
         try:
@@ -247,8 +251,6 @@ class Participant:
         self._renew_lease(now_ns)
         self._end_job()
         self._lead(now_ns)
-        if self._member.wants_lease and not self._presence.lease.is_asked_for(now_ns):
-            self._effects += self._presence.beat(now_ns)
         return self._take()
 
     def _take(self) -> list[Effect]:
@@ -276,27 +278,20 @@ class Participant:
             if self.venue.is_unclear and self._record.writing is None:
                 self._effects.append(self._look_at_state())
         self._member.tick(now_ns)
-        if self._is_cut_off(now_ns):
+        if self.must_end_workers(now_ns):
             self._member.cut_off(f"the store has not answered for {self._rules.silence_ns / 1e9:g} s")
         if self._record.is_open and not self._office and self._lookout.must_judge(now_ns):
             self._look_at_leader()
 
     def _renew_lease(self, now_ns: int) -> None:
         """As far as heartbeats were stored where all others of the last round look for them (`quorum`)."""
-        state = self._record.state
-        if state is None or state.has_moved or self.venue.is_unclear or self.venue.is_elsewhere:
-            return
-        if not self._presence.renew_lease():
-            return
-        self._member.has_lease = not self._is_cut_off(now_ns)
-        if self._member.wants_lease and self._member.has_lease:
-            self._member.see(state, self._record.roster if self._record.is_whole else None)
-
-    def _is_cut_off(self, now_ns: int) -> bool:
-        """Whether the others may have gone on without this node, so that it must not have workers."""
-        if self._rules.has_leases:
-            return self._presence.lease.has_ended(now_ns)
-        return self.contact.is_cut_off(now_ns)
+        member, presence, state = self._member, self._presence, self._record.state
+        if member.wants_lease and not presence.lease.is_asked_for(now_ns):
+            self._effects += presence.beat(now_ns)
+        if state and not (self.venue.is_away or state.has_moved) and presence.renew_lease():
+            member.has_lease = presence.has_lease(now_ns)
+            if member.wants_lease and member.has_lease:
+                member.see(state, self._record.roster if self._record.is_whole else None)
 
     # Looking
 
@@ -384,7 +379,9 @@ class Participant:
     def _found(self) -> None:
         """There is no state: make the first one."""
         if self._member.terms and self._record.writing is None:
-            self._effects += self._record.write(State(self._member.terms, self._presence.id))
+            self._effects += self._record.write(
+                State(self._member.terms, self._presence.id, job=self._presence.id)
+            )
             self._claim = _Claim()
 
     def _take_over(self) -> None:

@@ -34,6 +34,11 @@ class Venue:
         self._record = record
         self._may_wait = False  # for others who know more
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the others may look for this node at another store."""
+        return self.is_unclear or self.is_elsewhere
+
     def begin_again(self) -> None:
         """Nothing is known of the store."""
         self._may_wait = self.is_unclear = True

@@ -360,9 +360,7 @@ class OverStore:
         if self._participant.has_joined and not self._is_lost:
             wait_ns = self._participant.wake_ns - time.monotonic_ns()
             if wait_ns <= 0:  # first, for news may never end
-                effects = self._participant.step(time.monotonic_ns(), Tick())
-                self._look_after_the_store()
-                self._perform(effects)
+                self._tick(time.monotonic_ns())
         if self._is_closing:
             wait_ns = min(wait_ns, self._close_by_ns - time.monotonic_ns())
         try:
@@ -378,7 +376,14 @@ class OverStore:
             self._entrance.call(self._participant.venue.is_calling)
         return True
 
-    def _look_after_the_store(self) -> None:
+    def _tick(self, now_ns: int) -> None:
+        # Before the agent asks for a place in the next round: whoever has asked there does not count elsewhere.
+        must_leave = self._participant.must_end_workers(now_ns)
+        effects = self._participant.step(now_ns, Tick())
+        self._look_after_the_store(must_leave)
+        self._perform(effects)
+
+    def _look_after_the_store(self, must_leave: bool = False) -> None:
         """Say that it does not answer. If that lasts for so long that the others take us for dead, it may be lost."""
         session, now_ns = self._session, time.monotonic_ns()
         if session is None or self._participant.is_over:
@@ -390,7 +395,7 @@ class OverStore:
             then = f"; after {limit_s:g} s the workers here would be ended" if is_silent else ""
             self._events.put(Notice(f"the store at {session.store.address} {what}{then}"))
             self._has_told = is_silent
-        if self._rules.rehost and self._participant.contact.is_cut_off(now_ns):
+        if self._rules.rehost and (must_leave or self._participant.contact.is_cut_off(now_ns)):
             self._perform(
                 self._recover(
                     session,
