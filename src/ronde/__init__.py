@@ -26,6 +26,7 @@ from ronde.errors import (
     ProtocolError,
     RemoteError,
     RondeError,
+    StaleRoundError,
     TimeoutError,
     UnsupportedError,
     UsageError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     __version__: str
 
     from ronde._native import Handle
+    from ronde.checkpoints import Checkpoints
     from ronde.comm.communicator import Communicator
     from ronde.comm.queries import (
         cross_rank,
@@ -94,6 +96,7 @@ __all__ = [
     "BitAnd",
     "BitOr",
     "BitXor",
+    "Checkpoints",
     "Communicator",
     "Handle",
     "Max",
@@ -108,6 +111,7 @@ __all__ = [
     "ReduceOp",
     "RemoteError",
     "RondeError",
+    "StaleRoundError",
     "Sum",
     "TimeoutError",
     "UnsupportedError",
@@ -193,6 +197,7 @@ _OF_THE_PROCESS = (
 )
 
 _LAZY = {
+    "Checkpoints": "ronde.checkpoints",
     "Communicator": "ronde.comm.communicator",
     **dict.fromkeys(("is_initialized", "world"), "ronde.comm.world"),
     "Handle": "ronde._native",

@@ -10,6 +10,7 @@ RondeError
 │   ├── AbortedError                 a rank gave up on purpose: `.rank`, `.host`
 │   ├── TimeoutError                 waited longer than a setting allows: `.operation`, `.waited_ns`, `.missing`
 │   └── RemoteError                  user code failed on another rank: `.rank`, `.traceback_text`, `.exit_codes`
+├── StaleRoundError (RuntimeError)   the job has gone on without this process; it must not save anything any more
 └── ProtocolError (RuntimeError)     the other end does not speak our language
     ├── AuthenticationError          wrong or missing job key
     └── VersionError                 another, incompatible version of Ronde
@@ -30,6 +31,7 @@ __all__ = [
     "ProtocolError",
     "RemoteError",
     "RondeError",
+    "StaleRoundError",
     "TimeoutError",
     "UnsupportedError",
     "UsageError",
@@ -130,6 +132,10 @@ class RemoteError(PeerError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.rank, self.traceback_text, self.exit_codes)
+
+
+class StaleRoundError(RondeError, RuntimeError):
+    """The job has gone on in a later round, without this process, which should save nothing any more and end."""
 
 
 class ProtocolError(RondeError, RuntimeError):

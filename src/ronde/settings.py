@@ -455,8 +455,11 @@ def _refuse(field: dataclasses.Field[Any], origin: str, given: object) -> NoRetu
     raise UsageError(f"{origin}={shown} makes no sense: it should be {right}") from None
 
 
+_OF_THE_LAUNCHER = ("RONDE_JOB_ID", "RONDE_ROUND")  # what it tells workers beside settings
+
+
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
-    known = [field.metadata["variable"] for field in _FIELDS.values()]
+    known = [*(field.metadata["variable"] for field in _FIELDS.values()), *_OF_THE_LAUNCHER]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             _warn(f"{name} is set, but Ronde knows no such variable{_nearest(name, known)}")

@@ -83,7 +83,7 @@ class Round:
     """One gathering: its nodes by group rank, and which of them is this one.
 
     `restarts` counts the rounds that a failure of a worker has ended so far, and `changes` those that a lost or new
-    node has; both are the same on all nodes.
+    node has; both are the same on all nodes. `job` is the same in all rounds of a job, and another for each start.
     """
 
     number: int
@@ -91,6 +91,7 @@ class Round:
     group_rank: int
     restarts: int = 0
     changes: int = 0
+    job: str = ""
 
 
 # Why a round has ended.

@@ -314,12 +314,8 @@ class WorkerGroup:
                 effects = []
             case Interrupt():
                 effects = self._interrupted(now_ns, event.signum)
-            case Stop(reason, at_once):
-                effects = []
-                if at_once and self._phase < Phase.KILLING:
-                    effects = self._kill(now_ns, reason)
-                elif self._phase < Phase.STOPPING:
-                    effects = self._stop(now_ns, self._asking, reason, spare=True)
+            case Stop():
+                effects = self._unwanted(now_ns, event)
             case Timer():
                 effects = self._timer(now_ns)
         if not self._unstarted and not self._remaining():
@@ -391,6 +387,12 @@ class WorkerGroup:
         asking = self._asking if signum == SIGPIPE else signum
         given_ns = self._policy.patience_ns if signum in HASTY else self._policy.farewell_ns
         return self._stop(now_ns, asking, describe_interrupt(signum), given_ns)
+
+    def _unwanted(self, now_ns: int, event: Stop) -> list[Effect]:
+        if event.at_once and self._phase < Phase.KILLING:
+            return self._kill(now_ns, event.reason)
+        stops = self._phase < Phase.STOPPING
+        return self._stop(now_ns, self._asking, event.reason, spare=True) if stops else []
 
     def _timer(self, now_ns: int) -> list[Effect]:
         if self._phase == Phase.RUNNING:

@@ -23,7 +23,15 @@ from ronde.records import dataclass, field
 __all__ = ["MpiPlan", "plan_here", "plan_mpi", "run_here"]
 
 # What another launcher, around us, may have said to us and not to these ranks.
-_OF_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RONDE_STORE")
+_OF_OTHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "RONDE_STORE",
+    "RONDE_JOB_ID",
+    "RONDE_ROUND",
+)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ OURS = frozenset((
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "RONDE_STORE", JOB_KEY, JOB_KEY_FD,
+    "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "RONDE_STORE", "RONDE_JOB_ID", "RONDE_ROUND",
+    JOB_KEY, JOB_KEY_FD,
 ))  # fmt: skip
 HIDDEN = "<hidden>"
 LOCAL_RANK_MACRO = "${local_rank}"
@@ -98,6 +99,8 @@ def plan_workers(
         "GROUP_WORLD_SIZE": str(any_worker.group_size),
         "ROLE_NAME": any_worker.role,
         "ROLE_WORLD_SIZE": str(any_worker.role_size),
+        "RONDE_JOB_ID": round.job,
+        "RONDE_ROUND": str(round.number),
         "TORCHELASTIC_RESTART_COUNT": str(round.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,

@@ -35,7 +35,7 @@ def plan(
         WorkerSpec(
             argv, workers, environment=mine or {}, max_restarts=3, virtual_local_rank=virtual_local_rank
         ),
-        round or Round(0, (alone,), 0),
+        round or Round(0, (alone,), 0, job="f00d"),
         environment=environment or {},
         cores=8,
         job_key=KEY,
@@ -62,6 +62,8 @@ def test_workers_find_the_variables_of_torchrun_and_ours() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "job",
+        "RONDE_JOB_ID": "f00d",
+        "RONDE_ROUND": "0",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
@@ -152,7 +154,9 @@ environment of every worker:
     PYTHONUNBUFFERED=1
     ROLE_NAME=default
     ROLE_WORLD_SIZE=2
+    RONDE_JOB_ID=f00d
     RONDE_JOB_KEY=<hidden>
+    RONDE_ROUND=0
     RONDE_STORE=unix:@ronde-1
     TORCHELASTIC_MAX_RESTARTS=3
     TORCHELASTIC_RESTART_COUNT=0

@@ -172,7 +172,8 @@ class State:
     most nodes that a round has had. `joined` and `waiting` (how many nodes wait while others form or run a round) may
     lag behind, and so may `missing`: so many nodes of the last round must come before the next one can begin.
     `has_moved`: the last round began at another place, where others may still be (`quorum`). `spares`: ids
-    of those who wait without limit.
+    of those who wait without limit. `job`: the id of the node that made the first state, or another text that no other
+    start of a job has.
     """
 
     terms: Terms
@@ -194,6 +195,7 @@ class State:
     failure: Failure | None = None
     has_moved: bool = False
     missing: int = 0
+    job: str = ""
 
     @property
     def is_open(self) -> bool:

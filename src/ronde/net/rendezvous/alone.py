@@ -54,7 +54,11 @@ class Alone:
             return
         self._budget, self._running = budget, True
         last = self._round
-        self._round = replace(last, number=last.number + 1, nodes=(node,)) if last else Round(0, (node,), 0)
+        self._round = (
+            replace(last, number=last.number + 1, nodes=(node,))
+            if last
+            else Round(0, (node,), 0, job=node.id)
+        )
         self._happened.put(RoundBegan(self._round))
 
     def fail(self, failure: Failure) -> None:

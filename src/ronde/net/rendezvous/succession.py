@@ -51,7 +51,8 @@ def succeed_ended_job(store: Store, terms: Terms, patience_ns: int, go_on: Calla
         if left and left_ns <= 0:
             return _too_late(state, sorted({host for host in left.values() if host}))
     if not left:
-        began = State(terms, NOBODY, term=state.term + 1, version=state.version + 1)
+        job = f"{state.job}+{state.term + 1}"
+        began = State(terms, NOBODY, term=state.term + 1, version=state.version + 1, job=job)
         if store.compare_set(STATE, raw, encode(began)) == encode(began) and state.roster:
             store.delete_prefix(state.roster.prefix)
     return ""

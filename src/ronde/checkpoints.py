@@ -1,0 +1,186 @@
+"""Checkpoints in a folder that all rounds of a job share, safe from workers of earlier rounds.
+
+A worker whose node was taken for dead may be frozen, and thaw when the job has long gone on without it. No lock keeps
+it from writing then, so names do:
+
+1. A checkpoint is a file of its own, `fence-000004.step-000000120`, written beside and renamed when it is complete.
+   Nothing is ever overwritten.
+2. A *fence* is a number that grows with every round that opens the folder. The first rank of a round to do so links a
+   file `fence-000004` into it, which names the job and the round; the other ranks of the round find it.
+3. A round that finds a fence above its own is over: opening and saving raise StaleRoundError.
+4. Of all checkpoints the one with the highest fence counts, and among these the one with the highest step. So even what
+   a worker of an earlier round writes between its last look and its renaming replaces nothing.
+
+Source: the fencing tokens of Kleppmann, Designing Data-Intensive Applications, chapter 8, "The leader and the lock".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ronde.environment import environment
+from ronde.errors import StaleRoundError, UsageError
+
+__all__ = ["Checkpoints"]
+
+_FENCE = re.compile(r"fence-(\d{6,})")
+_CHECKPOINT = re.compile(r"fence-(\d{6,})\.step-(\d{9,})")
+
+
+class _Round(NamedTuple):
+    """A round of a job, as the launcher numbers them; `job` is unique for each start of a job."""
+
+    job: str
+    number: int
+
+
+class Checkpoints:
+    """The checkpoints in a folder, for the round in which this process runs.
+
+        checkpoints = ronde.Checkpoints("checkpoints/")
+        if latest := checkpoints.latest():
+            model.load_state_dict(torch.load(latest))
+        ...
+        if ronde.rank() == 0:
+            with checkpoints.writing(step) as path:
+                torch.save(model.state_dict(), path)
+
+    Ranks may open the folder at any time and in any order; usually all read and rank 0 writes. The folder must be on a
+    file system that all nodes share and that has hard links (NFS, Lustre and local ones do). Under a launcher other
+    than `ronde run` there are no rounds: then nothing is refused.
+
+    Args:
+        folder: made if it is missing.
+        keep: how many complete checkpoints to keep; older ones are deleted after each save.
+
+    Raises:
+        StaleRoundError: a later round of the job, or another job, uses the folder by now.
+        UsageError: `keep` is less than 1.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
+        if keep < 1:
+            raise UsageError(f"keep is {keep}: at least one checkpoint must be kept")
+        self.folder = Path(folder)
+        self._keep = keep
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._round = _this_round()
+        self._fence = self._open()
+
+    def latest(self) -> Path | None:
+        """Return the newest complete checkpoint, None if there is none."""
+        found = self._checkpoints()
+        return found[-1] if found else None
+
+    def step_of(self, checkpoint: Path) -> int:
+        """Return the step that a checkpoint of this folder was saved at. Raises UsageError if it is none."""
+        if match := _CHECKPOINT.fullmatch(checkpoint.name):
+            return int(match[2])
+        raise UsageError(f"{checkpoint} is not named like a checkpoint (fence-000000.step-000000000)")
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]:
+        """Yield a path to write a checkpoint to; it counts when the block has ended without an exception.
+
+        Only one process at a time writes a step. Raises StaleRoundError, before or after the block, if this round is
+        over; then nothing has changed. Raises OSError if the file cannot be written.
+        """
+        self._refuse_if_stale()
+        draft = self.folder / f"draft-{secrets.token_hex(8)}"
+        try:
+            yield draft
+            _flush(draft)
+            self._refuse_if_stale()
+            draft.rename(self.folder / f"fence-{self._fence:06}.step-{step:09}")
+        finally:
+            draft.unlink(missing_ok=True)
+        _flush(self.folder)
+        fences = [self.folder / f"fence-{number:06}" for number in self._fences() if number < self._fence]
+        for old in [*self._checkpoints()[: -self._keep], *fences]:
+            old.unlink(missing_ok=True)
+
+    # Fences
+
+    def _open(self) -> int:
+        """Return the number of this round's fence; make it if this is the first rank."""
+        while True:
+            fences = self._fences()
+            if self._round is None:
+                return max(fences, default=0)
+            for number, owner in fences.items():
+                if owner == self._round:
+                    self._refuse_if_above(number, fences)
+                    return number
+            later = [owner for owner in fences.values() if owner.job == self._round.job]
+            if any(owner.number > self._round.number for owner in later):
+                raise self._stale(max(later))
+            self._link(max(fences, default=0) + 1, self._round)
+
+    def _link(self, number: int, owner: _Round) -> None:
+        """Make the fence, complete from the start, unless another rank was faster."""
+        draft = self.folder / f"draft-{secrets.token_hex(8)}"
+        try:
+            draft.write_text(f"{owner.job} {owner.number}\n", encoding="utf-8")
+            _flush(draft)
+            with suppress(FileExistsError):
+                os.link(draft, self.folder / f"fence-{number:06}")
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _fences(self) -> dict[int, _Round]:
+        found = {}
+        for path in self.folder.iterdir():
+            if match := _FENCE.fullmatch(path.name):
+                job, _, number = path.read_text(encoding="utf-8").rpartition(" ")
+                found[int(match[1])] = _Round(job, int(number))
+        return found
+
+    def _refuse_if_stale(self) -> None:
+        if self._round is not None:
+            self._refuse_if_above(self._fence, self._fences())
+
+    def _refuse_if_above(self, number: int, fences: dict[int, _Round]) -> None:
+        if (highest := max(fences, default=number)) > number:
+            raise self._stale(fences[highest])
+
+    def _stale(self, owner: _Round) -> StaleRoundError:
+        assert self._round
+        if owner.job == self._round.job:
+            who = f"round {owner.number} of this job uses {self.folder} by now"
+        else:
+            who = f"another job, started later, uses {self.folder} by now"
+        return StaleRoundError(
+            f"{who}, but this process belongs to round {self._round.number}: "
+            "it may write no more checkpoints and should end"
+        )
+
+    def _checkpoints(self) -> list[Path]:
+        """Return the complete ones, the newest last."""
+        found = [
+            (int(match[1]), int(match[2]), path)
+            for path in self.folder.iterdir()
+            if (match := _CHECKPOINT.fullmatch(path.name))
+        ]
+        return [path for _, _, path in sorted(found)]
+
+
+def _this_round() -> _Round | None:
+    """Return the round of this process, None under a launcher that has no rounds."""
+    found = environment()
+    job = found.get("RONDE_JOB_ID")
+    return _Round(job, int(found["RONDE_ROUND"])) if job else None
+
+
+def _flush(path: Path) -> None:
+    """Have the disk take what was written to a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
