@@ -18,8 +18,9 @@
 #include "bind_backend.h"
 #include "bind_border.h"
 #include "engine/cycle.h"
-#include "engine/stalls.h"
+#include "engine/cycle_waits.h"
 #include "reduce.h"
+#include "stalls.h"
 
 namespace ronde {
 namespace {
@@ -302,7 +303,11 @@ void bind_cycle(nb::module_& module) {
              self.cycle().pending().add_miss(std::move(name), static_cast<Kind>(kind), handle.completion);
            })
       .def(
-          "watch_stalls", [](PyCycle& self) { return std::make_unique<Stalls>(self.communicator(), self.cycle()); },
+          "watch_stalls",
+          [](PyCycle& self, std::shared_ptr<StallHub> hub, const std::string& label) {
+            return std::make_unique<Stalls>(self.communicator(), std::make_unique<CycleWaits>(self.cycle()),
+                                            std::move(hub), label);
+          },
           nb::keep_alive<0, 1>());
 }
 

@@ -1,10 +1,13 @@
-// The border to Python of the inspection of stalls; ronde/engine/stalls.py is the thread that uses it.
+// The border to Python of the inspection of stalls; ronde/comm/stalls.py is the thread that uses it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -12,7 +15,9 @@
 #include <vector>
 
 #include "bind_border.h"
-#include "engine/stalls.h"
+#include "call_waits.h"
+#include "stall_hub.h"
+#include "stalls.h"
 
 namespace ronde {
 namespace {
@@ -22,42 +27,44 @@ using Ids = std::vector<uint64_t>;
 nb::tuple look(Stalls& self, int64_t before_ns, const Ids& ids) {
   const Stalls::Look found = self.look(before_ns, ids);
   nb::list items;
-  for (const Stalls::Item& item : found.items) {
-    items.append(nb::make_tuple(item.id, item.name, name_of(item.kind), item.since_ns, item.is_running));
+  for (const Waits::Item& item : found.items) {
+    items.append(nb::make_tuple(item.id, item.name, item.kind, item.since_ns, item.is_running, item.is_awaited));
   }
   return nb::make_tuple(items, found.next_ns);
 }
 
-// Bytes, because what a signal handler has written is not always a text.
-nb::tuple as_tuple(const Stalls::Event& event) {
+// Bytes, because what a signal handler has written is not always a text, and an answer's text may be cut off anywhere.
+nb::tuple as_tuple(const StallHub::Event& event) {
+  using Type = StallHub::Event::Type;
   const int type = static_cast<int>(event.type);
+  const nb::bytes text(event.text.data(), event.text.size());
   switch (event.type) {
-    case Stalls::Event::Type::kAsked:
-      return nb::make_tuple(type, event.rank, event.inquiry, event.ids);
-    case Stalls::Event::Type::kAnswer:
-      return nb::make_tuple(type, event.rank, event.inquiry, event.calls, event.is_in_cold_round, event.has);
-    case Stalls::Event::Type::kStacks:
-      return nb::make_tuple(type, event.rank, event.inquiry, nb::bytes(event.text.data(), event.text.size()),
-                            event.is_raw);
+    case Type::kAsked:
+      return nb::make_tuple(event.member, type, event.rank, event.inquiry, event.ids);
+    case Type::kAnswer:
+      return nb::make_tuple(event.member, type, event.rank, event.inquiry, event.calls, event.is_in_cold_round,
+                            event.has, text, event.waits_for_us);
+    case Type::kStacks:
+      return nb::make_tuple(event.member, type, event.rank, event.inquiry, text, event.is_raw);
     default:
-      return nb::make_tuple(type, event.rank, event.inquiry);
+      return nb::make_tuple(event.member, type, event.rank, event.inquiry);
   }
 }
 
-nb::object next(Stalls& self, int64_t at_ns) {
-  std::optional<std::vector<Stalls::Event>> events;
+nb::object next(StallHub& self, int64_t at_ns) {
+  std::optional<std::vector<StallHub::Event>> events;
   {
     const ReleaseGil released;
     events = self.next(at_ns);
   }
   if (!events) return nb::none();
   nb::list list;
-  for (const Stalls::Event& event : *events) list.append(as_tuple(event));
+  for (const StallHub::Event& event : *events) list.append(as_tuple(event));
   return list;
 }
 
 std::vector<std::optional<std::tuple<uint64_t, uint64_t, int64_t>>> survey(Stalls& self, int64_t timeout_ns) {
-  std::vector<std::optional<Cycle::Arrivals>> answers;
+  std::vector<std::optional<Waits::Arrivals>> answers;
   {
     const ReleaseGil released;
     answers = self.survey(timeout_ns);
@@ -75,18 +82,36 @@ void bind_stalls(nb::module_& module) {
   using namespace nb::literals;
   module.def("has_handler", [](int signal) { return StackTaker::handler_of(signal) != SIG_DFL; });
 
-  nb::class_<Stalls>(module, "Stalls")
-      .def("look", &look)
+  nb::class_<StallHub>(module, "StallHub")
+      .def(nb::init<>())
       .def("next", &next)
-      .def("stop", &Stalls::stop)
-      .def("ask", [](Stalls& self, uint32_t inquiry, const Ids& ids) { self.ask(inquiry, ids); })
+      .def("stop", &StallHub::stop)
+      .def("wake", &StallHub::wake)
+      .def("abandon", &abandon_for_good<StallHub>)
+      .def("use_stacks", [](StallHub& self, int signal, int file, std::string preface) {
+        self.use_stacks(StackTaker(signal, file), std::move(preface));
+      });
+
+  nb::class_<Stalls>(module, "Stalls")
+      .def_prop_ro("member", &Stalls::member)
+      .def("look", &look)
+      .def("ask", [](Stalls& self, uint32_t inquiry, const Ids& ids,
+                     bool leads_to_report) { self.ask(inquiry, ids, leads_to_report); })
       .def("ask_for_stacks", &Stalls::ask_for_stacks)
       .def("answer_stacks", &Stalls::answer_stacks)
-      .def("use_stacks", [](Stalls& self, int signal, int file,
-                            std::string preface) { self.use_stacks(StackTaker(signal, file), std::move(preface)); })
       .def("survey", &survey)
       .def("process_of", &Stalls::process_of)
+      .def("abort", &Stalls::abort)
+      .def("close", &Stalls::close)
       .def("abandon", &abandon_for_good<Stalls>);
+
+  module.def(
+      "watch_calls",
+      [](Communicator& communicator, std::shared_ptr<StallHub> hub, const std::string& label) {
+        return std::make_unique<Stalls>(communicator, std::make_unique<CallWaits>(communicator, label), std::move(hub),
+                                        label);
+      },
+      nb::keep_alive<0, 1>());
 }
 
 }  // namespace ronde

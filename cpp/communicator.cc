@@ -120,10 +120,12 @@ std::vector<int> Communicator::waiting_for() const {
   return ranks;
 }
 
-void Communicator::wait_is_long() {
+void Communicator::wait_is_long(int64_t since_ns) {
   Call call = current_;
   if (call.kind == Kind::kSendRecv) call.sequence = calls_made_;
-  watch_->tell_call(call, current_talk_);
+  if (!is_long_) is_long_since_ns_ = since_ns;
+  is_long_ = true;
+  watch_->tell_call(call, current_talk_, is_long_since_ns_);
 }
 
 void Communicator::wait_is_over() {
@@ -150,6 +152,9 @@ class Communicator::Turn {
   }
   ~Turn() {
     communicator_.owner_.store({});
+    if (std::exchange(communicator_.is_long_, false)) [[unlikely]] {
+      communicator_.watch_->end_call();
+    }
     if (communicator_.close_after_call_) communicator_.close_now();
   }
   Turn(const Turn&) = delete;

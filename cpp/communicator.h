@@ -148,7 +148,7 @@ class Communicator : private Waiter::Listener {
   void await_verdict(int patience_ms = 300);
   void close_now();
   void check_root(int root) const;
-  void wait_is_long() override;
+  void wait_is_long(int64_t since_ns) override;
   void wait_is_over() override;
   std::vector<int> waiting_for() const;
   std::string name_of_rank(int rank) const;
@@ -190,6 +190,8 @@ class Communicator : private Waiter::Listener {
   uint64_t calls_made_ = 0;
   Call current_;
   Watch::Talk current_talk_;  // of send and receive
+  bool is_long_ = false;      // the watch has told everyone of it
+  int64_t is_long_since_ns_ = 0;
 };
 
 }  // namespace ronde

@@ -38,7 +38,7 @@ void Waiter::check(Patience& patience, bool interrupted) {
   }
   if (becomes_long) {
     patience.is_long = true;
-    if (listener_ != nullptr) listener_->wait_is_long();
+    if (listener_ != nullptr) listener_->wait_is_long(patience.started_ns);
   }
   failure_.check();
   if (policy_.timeout_ns > 0 && waited_ns >= policy_.timeout_ns) {

@@ -52,8 +52,8 @@ class Waiter {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // A wait has lasted a second, and perhaps will for ever: once per wait.
-    virtual void wait_is_long() = 0;
+    // A wait that began at `since_ns` has lasted a second, and perhaps will for ever: once per wait.
+    virtual void wait_is_long(int64_t since_ns) = 0;
     // The time limit is over: throws the Failure that it is.
     virtual void wait_is_over() = 0;
   };

@@ -139,12 +139,13 @@ std::optional<Failure> Watch::departed(uint64_t number) const {
   return std::nullopt;
 }
 
-void Watch::tell_call(const Call& call, Talk talk) {
-  const LongCall ours{call, talk, messages(talk)};
+void Watch::tell_call(const Call& call, Talk talk, int64_t since_ns) {
+  const LongCall ours{call, talk, messages(talk), since_ns};
   std::map<int, LongCall> theirs;
   {
     std::lock_guard lock(calls_);
     long_call_ = ours;
+    is_in_long_call_ = true;
     theirs = long_calls_;
   }
   for (const auto& [rank, other] : theirs) compare(rank, other, ours);
@@ -155,6 +156,19 @@ void Watch::tell_call(const Call& call, Talk talk) {
   message.missing_count = talk.sends ? 1 : 0;
   message.calls_made = ours.number;
   send_to_all(message);
+  std::lock_guard lock(listening_);
+  Listener* const listener = listeners_[static_cast<int>(Channel::kStalls)];
+  if (listener != nullptr) listener->on_long_call();
+}
+
+void Watch::end_call() {
+  std::lock_guard lock(calls_);
+  is_in_long_call_ = false;
+}
+
+std::optional<Watch::LongCall> Watch::long_call() {
+  std::lock_guard lock(calls_);
+  return is_in_long_call_ ? long_call_ : std::nullopt;
 }
 
 // Calls of the same number must be the same. A rank that is in an earlier or later one may well be on its way. Send and

@@ -49,7 +49,21 @@ class Watch {
     int peer = -1;
     bool sends = false;
   };
-  void tell_call(const Call& call, Talk talk);
+  void tell_call(const Call& call, Talk talk, int64_t since_ns);
+  // The call of which tell_call() has told is over.
+  void end_call();
+  struct LongCall {
+    Call call;
+    Talk talk;
+    uint64_t number;       // of send and receive: so many messages have gone that way before
+    int64_t since_ns = 0;  // of this rank's: when the wait began
+  };
+  // The call in progress, if it takes long.
+  std::optional<LongCall> long_call();
+  // How many messages have been sent or received that way.
+  uint64_t messages(Talk talk) const {
+    return talk.peer < 0 ? 0 : (talk.sends ? sent_to_ : received_from_)[talk.peer].load();
+  }
   // A message has been sent or received.
   void note_talk(Talk talk) { (talk.sends ? sent_to_ : received_from_)[talk.peer].fetch_add(1); }
   // True if `rank` has said goodbye: it will neither send nor receive any more.
@@ -66,6 +80,8 @@ class Watch {
     virtual void on_change() = 0;
     // The time that set_alarm() named has come.
     virtual void on_alarm() {}
+    // This rank's call takes long: of the channel kStalls, called by the thread that waits.
+    virtual void on_long_call() {}
   };
   enum class Channel { kEngine, kStalls };
   void set_listener(Listener* listener, Channel channel = Channel::kEngine);
@@ -118,14 +134,6 @@ class Watch {
   void ring_alarm();
   void wake_thread() const;
   void note_departure(int peer, uint64_t calls_made);
-  struct LongCall {
-    Call call;
-    Talk talk;
-    uint64_t number;  // of send and receive: so many messages have gone that way before
-  };
-  uint64_t messages(Talk talk) const {
-    return talk.peer < 0 ? 0 : (talk.sends ? sent_to_ : received_from_)[talk.peer].load();
-  }
   void compare(int peer, const LongCall& theirs, const LongCall& ours);
   std::string departure_reason(int peer) const;
 
@@ -145,9 +153,10 @@ class Watch {
   std::atomic<int> left_count_{0};
   std::vector<std::atomic<uint64_t>> sent_to_, received_from_;  // by rank: messages of send and receive
   std::atomic<uint64_t> calls_begun_{0};
-  std::mutex calls_;                    // guards the two below
+  std::mutex calls_;                    // guards the three below
   std::map<int, LongCall> long_calls_;  // by rank: the last one that it told of
-  std::optional<LongCall> long_call_;   // this rank's
+  std::optional<LongCall> long_call_;   // this rank's last one
+  bool is_in_long_call_ = false;
   std::unique_ptr<std::thread> thread_;
   bool is_abandoned_ = false;
 };

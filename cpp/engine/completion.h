@@ -27,6 +27,8 @@ class Completion {
     return now_ns - since_ns_;
   }
   bool is_running() const { return is_running_.load(std::memory_order_relaxed); }
+  // Whether a thread sleeps until it is finished.
+  bool is_awaited() const { return sleepers_.load(std::memory_order_relaxed) > 0; }
 
   void finish(bool ok) {
     state_.store(ok ? kDone : kFailed, std::memory_order_seq_cst);

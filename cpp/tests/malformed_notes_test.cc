@@ -9,9 +9,10 @@
 
 #include "check.h"
 #include "engine/cycle.h"
+#include "engine/cycle_waits.h"
 #include "engine/rows.h"
-#include "engine/stalls.h"
 #include "rank_communicators.h"
+#include "stalls.h"
 
 namespace ronde {
 namespace {
@@ -37,7 +38,7 @@ void check(const Case& each) {
     Signature signature;
     signature.shape = {1};
     for (uint32_t slot = 0; slot < kCapacity; ++slot) cycle.insert(slot, std::to_string(slot), signature, {});
-    Stalls stalls(communicator, cycle);
+    Stalls stalls(communicator, std::make_unique<CycleWaits>(cycle), std::make_shared<StallHub>(), "engine");
     ready.arrive_and_wait();
     if (communicator.rank() == each.from) communicator.watch().send_note(each.to, each.words, each.channel);
     try {
@@ -137,6 +138,11 @@ int main() {
       {2, 0, {1, 1}, "a question about stalls", Watch::Channel::kStalls},
       {2, 0, {2, 1, 9, 9}, "an answer about stalls", Watch::Channel::kStalls},
       {2, 0, {2, 1, 2000, 0, 0, 0, 0, 0, 0, 0, 0, 0}, "an answer about stalls", Watch::Channel::kStalls},
+      {2,
+       0,
+       {2, 1, 0, 0, 4000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+       "an answer about stalls without its text",
+       Watch::Channel::kStalls},
       {2, 0, {4, 1, 0}, "stacks", Watch::Channel::kStalls},
       {2, 0, {4, 1, 0, 0, 4000, 1}, "stacks", Watch::Channel::kStalls},
   };

@@ -1,6 +1,6 @@
 // Questions and answers about stalls, with threads as ranks: who has submitted what and how far everybody is, in one
 // note or many; stacks by the interpreter or without it; a sleep that ends with a submission.
-#include "engine/stalls.h"
+#include "stalls.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +10,9 @@
 #include <thread>
 #include <vector>
 
+#include "call_waits.h"
 #include "check.h"
+#include "engine/cycle_waits.h"
 #include "rank_communicators.h"
 
 namespace ronde {
@@ -36,7 +38,8 @@ class Rank {
     cycle_ = std::make_unique<Cycle>(communicator, communicator.symmetric()->own_part(segment), kCapacity, nullptr, 0,
                                      0, false, 8);
     for (uint32_t slot = 0; slot < kCapacity; ++slot) cycle_->insert(slot, name(slot), one_float(), {});
-    stalls_ = std::make_unique<Stalls>(communicator, *cycle_);
+    hub_ = std::make_shared<StallHub>();
+    stalls_ = std::make_unique<Stalls>(communicator, std::make_unique<CycleWaits>(*cycle_), hub_, "engine");
     communicator.barrier();
   }
   static std::string name(uint32_t slot) { return "tensor " + std::to_string(slot); }
@@ -45,6 +48,7 @@ class Rank {
     CHECK(cycle_->submit(name(slot), one_float(), {&memory, 1}, false).answer == Cycle::Answer::kHit);
   }
   Stalls& stalls() { return *stalls_; }
+  StallHub& hub() { return *hub_; }
   Cycle& cycle() { return *cycle_; }
   std::vector<uint64_t> ids() {
     std::vector<uint64_t> ids;
@@ -55,7 +59,7 @@ class Rank {
   std::vector<Stalls::Event> events(Stalls::Event::Type type, size_t count) {
     std::vector<Stalls::Event> found;
     while (found.size() < count) {
-      const auto events = stalls_->next(-1);
+      const auto events = hub_->next(-1);
       CHECK(events.has_value());
       for (const auto& event : *events) {
         if (event.type == type) found.push_back(event);
@@ -67,6 +71,7 @@ class Rank {
  private:
   Communicator& communicator_;
   std::unique_ptr<Cycle> cycle_;
+  std::shared_ptr<StallHub> hub_;
   std::unique_ptr<Stalls> stalls_;
   float value_ = 0;
 };
@@ -88,7 +93,7 @@ void test_who_has_submitted_what() {
       if (asks) {
         const auto ids = rank.ids();
         CHECK(ids.size() == kCapacity + 1);
-        rank.stalls().ask(5, ids);
+        rank.stalls().ask(5, ids, true);
         auto answers = rank.events(Type::kAnswer, host_of.size());
         std::sort(answers.begin(), answers.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
         for (size_t other = 0; other < answers.size(); ++other) {
@@ -142,11 +147,11 @@ void test_a_sleep_ends_with_a_submission() {
         continue;
       }
       std::thread submitting([&] { rank.submit(slot); });
-      CHECK(rank.stalls().next(-1).has_value());
+      CHECK(rank.hub().next(-1).has_value());
       submitting.join();
     }
-    rank.stalls().stop();
-    CHECK(!rank.stalls().next(-1).has_value());
+    rank.hub().stop();
+    CHECK(!rank.hub().next(-1).has_value());
   });
 }
 

@@ -347,8 +347,8 @@ class Settings:
     )
     stall_warning_ns: int = _setting(
         "RONDE_STALL_WARNING",
-        60 * 10**9,
-        "A tensor that waits so long for other ranks is reported, with where they are; 0 reports nothing.",
+        10 * 10**9,
+        "A tensor or call that waits so long for other ranks is reported, with where they are; 0 reports nothing.",
         **seconds_or("never"),
         also="HOROVOD_STALL_CHECK_TIME_SECONDS",
         off="HOROVOD_STALL_CHECK_DISABLE",
@@ -356,7 +356,7 @@ class Settings:
     stall_shutdown_ns: int = _setting(
         "RONDE_STALL_SHUTDOWN",
         0,
-        "After so long the world is aborted, with an error on every rank; 0 waits for ever.",
+        "What waits so long for other ranks ends with an error on every rank; 0 waits for ever.",
         **seconds_or("never"),
         also="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )

@@ -27,11 +27,13 @@ LIMIT_NS = 10**9
 class Reports(logging.Handler):
     """Collects what is reported; each report also lets a rank go on that waits at the pipe."""
 
-    def __init__(self, pipe: int = -1, and_then: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, pipe: int = -1, and_then: Callable[[], object] = lambda: None, logger: str = "ronde.engine"
+    ) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
         self._pipe, self._and_then = pipe, and_then
-        logging.getLogger("ronde.engine").addHandler(self)
+        logging.getLogger(logger).addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())

@@ -181,7 +181,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--stall-check",),
-        "report tensors that wait long for other ranks, or do not (default: report)",
+        "report tensors and calls that wait long for other ranks, or do not (default: report)",
         off=("--no-stall-check",),
         variable="RONDE_STALL_WARNING",
         place="stall_check.enabled",
@@ -189,7 +189,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--stall-check-warning-time-seconds",),
-        "how long they may wait before that (default: 60)",
+        "how long they may wait before that (default: 10)",
         metavar="S",
         parse=plain_seconds,
         right="a number of seconds",

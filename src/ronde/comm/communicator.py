@@ -11,6 +11,7 @@ The rules:
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 import os
@@ -22,8 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ronde import _native
 from ronde.comm import arrays
 from ronde.comm.arrays import Operand, late_target, operand, target
+from ronde.comm.stalls import StallWatch
+from ronde.core.stall_report import CALLS
 from ronde.errors import MismatchError, RondeError, UnsupportedError, UsageError
 from ronde.foreign_names import advice
 from ronde.types import DType, Kind, ReduceOp, Sum
@@ -31,11 +35,13 @@ from ronde.types import DType, Kind, ReduceOp, Sum
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ronde import _native
     from ronde.comm.lanes import Lanes
     from ronde.core.placement import Topology
+    from ronde.settings import Settings
 
 __all__ = ["Communicator"]
+
+_log = logging.getLogger("ronde.comm")
 
 _WORD = 8  # bytes of a size on its way to other ranks
 _SHAPE_WORDS = 66  # what scatter tells about its input: type, number of axes, at most 64 of them
@@ -51,8 +57,13 @@ class Communicator:
         topology: Topology,
         lanes: Lanes,
         connect: Callable[[Communicator, list[int], int, bool], Communicator],
+        label: str,
+        names: Sequence[int],
     ) -> None:
+        """`label`: how messages call it, the same on all ranks and of no other. `names`: of its ranks in the world."""
         self._native = native
+        self.label, self.names = label, names
+        self._stalls: StallWatch | None = None
         self._topology = topology
         self._lanes = lanes
         self._connect = connect
@@ -323,10 +334,24 @@ class Communicator:
         """
         self._native.abort(reason)
 
+    def watch_stalls(self, settings: Settings) -> None:
+        """Begin to report calls that wait too long."""
+        self._stalls = StallWatch(
+            lambda hub: _native.watch_calls(self._native, hub, self.label),
+            CALLS._replace(where=self.label),
+            *(_log, settings, self.rank, self.hosts, self.names),
+        )
+
+    def leave_stalls(self) -> None:
+        """Report no calls any more: an engine takes the communicator, and watches its tensors."""
+        if self._stalls is not None:
+            self._stalls.close()
+
     def shutdown(self) -> None:
         """Take leave: the other ranks can finish what they do not need this one for. Later calls raise UsageError."""
         for child in list(self._children):
             child.shutdown()
+        self.leave_stalls()
         self._native.shutdown()
         self._lanes.close()
 
@@ -360,6 +385,8 @@ class Communicator:
 
     def _abandon(self) -> None:
         """In a forked child: let go of what belongs to the parent's rank."""
+        if self._stalls is not None:
+            self._stalls.abandon()
         self._native.abandon()
         self._lanes.close()
 

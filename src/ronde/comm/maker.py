@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from ronde import _native
 from ronde.comm.affinity import core_of, starting_threads_on
 from ronde.comm.bootstrap import RECORD_LIMIT_BYTES, Exchange, Wiring, wire
 from ronde.comm.communicator import Communicator
+from ronde.core.stall_report import ranks_text
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.settings import Settings
@@ -43,10 +45,13 @@ class CommunicatorMaker:
         exchange: Exchange,
         purpose: str,
         twin: _native.Communicator | None = None,
+        label: str = "world",
+        names: Sequence[int] | None = None,
     ) -> Communicator:
         """Return the communicator that its ranks make together; `purpose` is its name, alike on all, used once.
 
-        `twin`: one of the same ranks, whose symmetric memory it shares.
+        `twin`: one of the same ranks, whose symmetric memory it shares. `label`: how messages call it. `names`: of its
+        ranks in the world, None: it is the world.
         """
         wiring = wire(rank, size, exchange, self.wanted, self.key, self._segment_bytes, purpose, self.address)
         maker = self if self.core is not None else self._pinned(wiring)
@@ -55,7 +60,13 @@ class CommunicatorMaker:
         except BaseException:
             wiring.lanes.close()
             raise
-        return Communicator(native, wiring.topology, wiring.lanes, _Splitter(maker, purpose))
+        splitter = _Splitter(maker, purpose)
+        made = Communicator(
+            native, wiring.topology, wiring.lanes, splitter, label, range(size) if names is None else names
+        )
+        with starting_threads_on(maker.core):
+            made.watch_stalls(maker.wanted)
+        return made
 
     def _pinned(self, wiring: Wiring) -> CommunicatorMaker:
         """Return the same with the core that the settings give this rank of the world."""
@@ -108,8 +119,13 @@ class _Splitter:
         # Groups that are split off at once have the same number; their ranks tell them apart.
         purpose = f"{self._purpose} / {number} of {','.join(map(str, ranks))}"
         twin = parent._native if is_twin else None
+        names = [parent.names[rank] for rank in ranks]
+        label = f"{'duplicate' if is_twin else 'group'} {number} of {parent.label}"
+        if not is_twin:
+            label += f" ({ranks_text(names)})"
         return self._maker.make(
-            ranks.index(parent.rank), len(ranks), _exchange_among(parent, ranks), purpose, twin
+            *(ranks.index(parent.rank), len(ranks), _exchange_among(parent, ranks), purpose),
+            *(twin, label, names),
         )
 
 

@@ -1,19 +1,26 @@
-"""When tensors count as stalled, whom to ask about them, and what to report or give up. One `Inspector` per rank. Pure.
+"""When something counts as stalled, whom to ask about it, what to report or give up. One `Inspector` per rank. Pure.
+
+What stalls is a tensor of the engine, or a call on a communicator: both are a `Tensor` here.
 
 Rules
 
 1. Every rank watches what it has submitted itself. What has been pending for `warning_ns` is stalled: the rank asks all
    others (their watch threads answer without their interpreters), then those that hold things up for their stacks, and
-   reports once. It reports again only if something else stalls.
-2. Several ranks notice at about the same time. Whoever is asked about a tensor before it has asked itself leaves the
-   report to the one that asks; of those that have asked each other the lowest reports.
-3. After `shutdown_ns` the world is aborted. No rank leaves that to another one.
+   reports. It reports the same again after `GROWTH` times as long, and so on; if something else stalls, at once.
+2. Several ranks notice at about the same time. A rank that is asked about a tensor before it has asked itself leaves
+   the report to the one that asks; of those that have asked each other the lowest reports.
+3. After `shutdown_ns` the communicator is aborted. No rank leaves that to another one.
 4. Who holds things up: a rank that has not submitted the tensor; a rank whose engine is behind the others', because its
    thread has come to fewer collective calls and rounds of negotiation, or is still in one (the interpreter does not let
    it on); a rank that does not answer at all, whose process must be stopped. If one does not answer, those that are
-   behind may be waiting for it.
+   behind may be waiting for it. If none does, the tensor may just take long: the first report is left out.
 5. The own view may be old: a rank that finds itself behind, or in the middle of a round in which tensors are run, asks
-   again a second later. What is no longer pending when the answers are there is not reported.
+   again a second later, and so does one whose interpreter kept it from looking in time (`look_later`). What is no
+   longer pending when the answers are there is not reported.
+6. Two ranks that wait for each other are reported at once: a thread of this rank sleeps for a tensor that another rank
+   has not submitted, and a thread of that rank sleeps for something that this one has not begun. To find out, a rank
+   asks about what it has awaited for `SUSPICION_NS`, then at doubling distances. Unless another thread submits what is
+   missing, that is a deadlock; so it is a report and no error. The lower rank of the two reports.
 
 Theory of operation
 
@@ -24,177 +31,61 @@ by which it wants to be called again even if nothing happens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import NamedTuple
 
-__all__ = [
-    "MOST_STACKS",
-    "Abort",
-    "Answer",
-    "Ask",
-    "AskForStacks",
-    "Asked",
-    "Effect",
-    "Event",
-    "Inspector",
-    "Pending",
-    "Report",
-    "Stacks",
-    "Stall",
-    "Tensor",
-    "Waiting",
-]
+from ronde.core.stall_events import (
+    Abort,
+    Answer,
+    Ask,
+    Asked,
+    AskForStacks,
+    Effect,
+    Event,
+    Pending,
+    Report,
+    Stall,
+    Tensor,
+    Waiting,
+)
+
+__all__ = ["MOST_STACKS", "Inspector"]
 
 ANSWER_PATIENCE_NS = 2 * 10**9  # a watch thread that can run answers within milliseconds
 STACKS_PATIENCE_NS = 2 * 10**9
 AGAIN_NS = 10**9
 SLACK_NS = 10**9  # tensors that stall within a second of each other stall together
+SUSPICION_NS = 10**9
+GROWTH = 6  # with 10 s: reports after 10 s, 1 min, 6 min, 36 min
 MOST_STACKS = 8  # of so many ranks; a report is to be read by people
-MOST_TENSORS = 2048  # Stalls::kMostIds of cpp/engine/stalls.h
+MOST_TENSORS = 1024  # Stalls::kMostIds of cpp/stalls.h
 
 
-class Tensor(NamedTuple):
-    """Submitted by this rank and pending. `id` stands for the name; `is_running`: all ranks have submitted it."""
-
-    id: int
-    name: str
-    kind: str
-    since_ns: int
-    is_running: bool = False
-
-
-class Pending(NamedTuple):
-    """What this rank waits for: tensors that are old or known to the inspector, and when the next oldest came."""
-
-    tensors: Sequence[Tensor] = ()
-    next_ns: int = -1
-
-
-# Events
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Another rank asks about these tensors."""
-
-    rank: int
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A rank, or this one itself, says what it has of the tensors asked about, in their order.
-
-    `calls`: collective calls and rounds of negotiation that its engine's thread has come to. `is_in_round`: it is in a
-    round of negotiation, or should be.
-    """
-
-    rank: int
-    inquiry: int
-    calls: int
-    is_in_round: bool
-    has: tuple[bool, ...]
-
-    @property
-    def progress(self) -> tuple[int, bool]:
-        """Which grows as the engine goes on."""
-        return self.calls, not self.is_in_round
-
-
-@dataclass(frozen=True, slots=True)
-class Stacks:
-    """A rank's stacks have arrived."""
-
-    rank: int
-    inquiry: int
-    text: str
-
-
-Event = Asked | Answer | Stacks
-
-
-# Effects
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask all ranks, this one too, about these tensors."""
-
-    inquiry: int
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AskForStacks:
-    """Ask this rank where its threads are."""
-
-    inquiry: int
-    rank: int
-
-
-class Waiting(NamedTuple):
-    """A stalled tensor; of ranks that have answered, those that have submitted it and those that have not."""
-
-    tensor: Tensor
-    submitted: tuple[int, ...]
-    missing: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """What is to be told. `age_ns`: of the oldest tensor. `behind`, `silent`: ranks; `stacks`: by rank."""
-
-    age_ns: int
-    tensors: tuple[Waiting, ...]
-    behind: tuple[int, ...] = ()
-    silent: tuple[int, ...] = ()
-    stacks: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def culprits(self) -> tuple[int, ...]:
-        """The ranks that hold things up and answer."""
-        missing = {rank for waiting in self.tensors for rank in waiting.missing}
-        return tuple(sorted(missing | set(self.behind)))
-
-    def renamed(self, names: Sequence[int]) -> Stall:
-        """Return the same with ranks as they are called in messages: names[rank]."""
-
-        def of(ranks: Iterable[int]) -> tuple[int, ...]:
-            return tuple(names[rank] for rank in ranks)
-
-        tensors = tuple(Waiting(each.tensor, of(each.submitted), of(each.missing)) for each in self.tensors)
-        stacks = {names[rank]: text for rank, text in self.stacks.items()}
-        return Stall(self.age_ns, tensors, of(self.behind), of(self.silent), stacks)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Tell the user."""
-
-    stall: Stall
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Fail the world: it has stalled longer than the user allows."""
-
-    stall: Stall
-
-
-Effect = Ask | AskForStacks | Report | Abort
+class _Purpose(Enum):
+    SUSPECT = auto()  # do ranks wait for each other?
+    REPORT = auto()
+    ABORT = auto()
 
 
 @dataclass(slots=True)
 class _Inquiry:
     number: int
     tensors: list[Tensor]
-    is_last: bool  # the world is aborted at the end
+    purpose: _Purpose
     deadline_ns: int
     answers: dict[int, Answer] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)  # ids that a lower rank reports
     stall: Stall | None = None  # once the answers have been judged
     stacks: dict[int, str] = field(default_factory=dict)
+
+
+class _Known(NamedTuple):
+    """What has been reported. `since_ns`: None if this rank has not seen it yet."""
+
+    since_ns: int | None
+    due_ns: int | None = None  # when this rank reports it again; None: another rank does
 
 
 class Inspector:
@@ -205,7 +96,10 @@ class Inspector:
         self._warning_ns, self._shutdown_ns = warning_ns, shutdown_ns
         self._limit_ns = min(limit for limit in (warning_ns, shutdown_ns, 2**62) if limit)
         self._slack_ns = min(SLACK_NS, self._limit_ns // 4)
-        self._known: dict[int, int | None] = {}  # ids that are reported, and since when they were pending
+        self._known: dict[int, _Known] = {}  # by id
+        self._suspect_at_ns: dict[
+            int, tuple[int, int]
+        ] = {}  # by id: since when it is pending, when to ask again
         self._inquiry: _Inquiry | None = None
         self._inquiries = 0
         self._not_before_ns = 0
@@ -219,12 +113,17 @@ class Inspector:
     @property
     def old_ns(self) -> int:
         """So old are the tensors that `step` wants to see."""
-        return self._limit_ns - self._slack_ns
+        together_ns = self._limit_ns - self._slack_ns
+        return min(together_ns, self._suspicion_ns) if self._suspicion_ns else together_ns
 
     @property
     def known(self) -> list[int]:
         """The ids of tensors that `step` wants to see whatever their age."""
         return list(self._known)
+
+    @property
+    def _suspicion_ns(self) -> int:
+        return min(SUSPICION_NS, self._warning_ns)
 
     def step(self, now_ns: int, pending: Pending, event: Event | None = None) -> list[Effect]:
         """Return what to do. `pending`: seen after `now_ns` was read."""
@@ -237,13 +136,20 @@ class Inspector:
         self.wake_ns = self._next_ns(pending)
         return effects
 
+    def look_later(self, now_ns: int) -> None:
+        """What it sees now is from before a pause: what was to be done meanwhile may just be happening."""
+        self._not_before_ns = now_ns + AGAIN_NS
+
     def _forget(self, pending: Pending) -> None:
-        """Keep of what is reported only what is still pending since then."""
+        """Keep of what is reported or suspected only what is still pending since then."""
         since = {tensor.id: tensor.since_ns for tensor in pending.tensors}
         self._known = {
-            each: since[each]
+            each: was._replace(since_ns=since[each])
             for each, was in self._known.items()
-            if each in since and was in (None, since[each])
+            if each in since and was.since_ns in (None, since[each])
+        }
+        self._suspect_at_ns = {
+            each: was for each, was in self._suspect_at_ns.items() if since.get(each) == was[0]
         }
 
     def _hear(self, event: Event) -> None:
@@ -261,29 +167,64 @@ class Inspector:
         own = self._inquiry
         ours = {tensor.id for tensor in own.tensors} if own is not None else set()
         for each in asked.ids:
-            if own is None or each not in ours:
-                self._known.setdefault(each, None)
-            elif asked.rank < self._rank and not own.is_last:
+            if own is None or each not in ours or own.purpose is _Purpose.SUSPECT:
+                self._known.setdefault(each, _Known(None))
+            elif asked.rank < self._rank and own.purpose is _Purpose.REPORT:
                 own.dropped.add(each)
-                self._known.setdefault(each, None)
+                self._known[each] = _Known(None)
+
+    # An inquiry begins
 
     def _begin(self, now_ns: int, pending: Pending) -> list[Effect]:
         if now_ns < self._not_before_ns:
             return []
-        tensors = self._older_than(self._shutdown_ns, now_ns, pending.tensors)
-        is_last = bool(tensors)
-        if not is_last:
-            fresh = [tensor for tensor in pending.tensors if tensor.id not in self._known]
-            tensors = fresh if self._older_than(self._warning_ns, now_ns, fresh) else []
-        if not tensors:
+        for purpose, choose in (
+            (_Purpose.ABORT, self._too_old),
+            (_Purpose.REPORT, self._to_report),
+            (_Purpose.SUSPECT, self._to_suspect),
+        ):
+            if tensors := choose(now_ns, pending.tensors)[:MOST_TENSORS]:
+                self._inquiries += 1
+                self._inquiry = _Inquiry(self._inquiries, tensors, purpose, now_ns + ANSWER_PATIENCE_NS)
+                ids = tuple(tensor.id for tensor in tensors)
+                return [Ask(self._inquiries, ids, purpose is _Purpose.SUSPECT)]
+        return []
+
+    def _too_old(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
+        return self._older_than(self._shutdown_ns, now_ns, tensors)
+
+    def _to_report(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """What has stalled and is not reported, with what is about to; and what is due again."""
+        fresh, due = [], []
+        for tensor in tensors:
+            known = self._known.get(tensor.id)
+            if known is None:
+                fresh.append(tensor)
+            elif known.due_ns is not None and now_ns >= known.due_ns:
+                due.append(tensor)
+        if self._older_than(self._warning_ns, now_ns, fresh):
+            due += self._older_than(self._warning_ns - self._slack_ns, now_ns, fresh)
+        return due
+
+    def _to_suspect(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """What a thread waits for, if it is time to ask whether that is in vain."""
+        if not self._warning_ns:
             return []
-        self._inquiries += 1
-        tensors = tensors[:MOST_TENSORS]
-        self._inquiry = _Inquiry(self._inquiries, tensors, is_last, now_ns + ANSWER_PATIENCE_NS)
-        return [Ask(self._inquiries, tuple(tensor.id for tensor in tensors))]
+        chosen = []
+        for tensor in tensors:
+            age_ns = now_ns - tensor.since_ns
+            if tensor.id in self._known or age_ns < self._suspicion_ns:
+                continue
+            if now_ns >= self._suspect_at_ns.get(tensor.id, (0, 0))[1]:
+                self._suspect_at_ns[tensor.id] = tensor.since_ns, now_ns + age_ns
+                if tensor.is_awaited:
+                    chosen.append(tensor)
+        return chosen
 
     def _older_than(self, limit_ns: int, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
         return [tensor for tensor in tensors if limit_ns and now_ns - tensor.since_ns >= limit_ns]
+
+    # It goes on
 
     def _go_on(self, now_ns: int, pending: Pending) -> list[Effect]:
         inquiry = self._inquiry
@@ -294,18 +235,18 @@ class Inspector:
             if len(inquiry.answers) < self._size and now_ns < inquiry.deadline_ns:
                 return []
             inquiry.stall = self._judge(inquiry, now_ns, pending)
-            if inquiry.stall is not None and not inquiry.is_last:
+            if inquiry.stall is not None and inquiry.purpose is not _Purpose.ABORT:
                 inquiry.deadline_ns = now_ns + STACKS_PATIENCE_NS
                 effects += [AskForStacks(inquiry.number, rank) for rank in self._questioned(inquiry.stall)]
         if inquiry.stall is None:
             self._inquiry = None
-        elif inquiry.is_last:
+        elif inquiry.purpose is _Purpose.ABORT:
             self._inquiry = None
             self._shutdown_ns = 0  # once is enough
             effects.append(Abort(inquiry.stall))
         elif not self._questioned(inquiry.stall) - inquiry.stacks.keys() or now_ns >= inquiry.deadline_ns:
             self._inquiry = None
-            effects += self._report(inquiry, inquiry.stall, pending)
+            effects += self._report(inquiry, inquiry.stall, now_ns, pending)
         return effects
 
     def _questioned(self, stall: Stall) -> set[int]:
@@ -323,44 +264,94 @@ class Inspector:
         """Who holds things up? None if nothing does any more, or if that cannot be told now."""
         still = self._still(inquiry, pending)
         answers = inquiry.answers
-        own = answers.get(self._rank)
-        if not still or own is None:
+        if not still or self._rank not in answers:
             return None
+        if inquiry.purpose is _Purpose.SUSPECT:
+            return self._judge_suspicion(inquiry, now_ns, still)
         silent = tuple(rank for rank in range(self._size) if rank not in answers)
-        progress = {rank: answer.progress for rank, answer in answers.items()}
-        least = min(progress.values())
-        behind: tuple[int, ...] = ()
-        if not silent and least < max(progress.values()):
-            behind = tuple(sorted(rank for rank in progress if progress[rank] == least))
-        is_blamed = bool(silent or behind)
-        if self._rank in behind or (own.is_in_round and not is_blamed):
+        behind = () if silent else self._behind(answers)
+        if self._rank in behind or (answers[self._rank].is_in_round and not silent and not behind):
             self._not_before_ns = now_ns + AGAIN_NS
             return None
+        stall = self._stall(inquiry, now_ns, still)
+        stall = replace(stall, behind=behind, silent=silent)
+        may_just_be_long = not silent and not stall.culprits and stall.age_ns < GROWTH * self._warning_ns
+        if may_just_be_long and inquiry.purpose is _Purpose.REPORT:
+            self._remember(still, now_ns)
+            return None
+        return stall
+
+    def _behind(self, answers: dict[int, Answer]) -> tuple[int, ...]:
+        progress = {rank: answer.progress for rank, answer in answers.items()}
+        least = min(progress.values())
+        if least == max(progress.values()):
+            return ()
+        return tuple(sorted(rank for rank in progress if progress[rank] == least))
+
+    def _judge_suspicion(self, inquiry: _Inquiry, now_ns: int, still: dict[int, Tensor]) -> Stall | None:
+        """Does another rank wait for this one, while a thread of this one waits for it?"""
+        awaited = {each: tensor for each, tensor in still.items() if tensor.is_awaited}
+        stall = self._stall(inquiry, now_ns, awaited) if awaited else None
+        if stall is None:
+            return None
+        mutual = tuple(rank for rank in stall.culprits if inquiry.answers[rank].waits_for_us)
+        if not mutual:
+            return None
+        if min(mutual) < self._rank:  # it reports
+            self._known |= {each: _Known(tensor.since_ns) for each, tensor in awaited.items()}
+            return None
+        blocked = tuple(waiting for waiting in stall.tensors if set(mutual) & set(waiting.missing))
+        return replace(stall, tensors=blocked, mutual=mutual)
+
+    def _stall(self, inquiry: _Inquiry, now_ns: int, still: dict[int, Tensor]) -> Stall:
+        """What the answers say of these tensors."""
         waiting = []
         for index, asked in enumerate(inquiry.tensors):
             if (tensor := still.get(asked.id)) is None:
                 continue
-            has = {rank: tensor.is_running or answer.has[index] for rank, answer in answers.items()}
+            has = {
+                rank: tensor.is_running or any(answer.has[index : index + 1])
+                for rank, answer in inquiry.answers.items()
+            }
             submitted = tuple(sorted(rank for rank in has if has[rank]))
             waiting.append(Waiting(tensor, submitted, tuple(sorted(set(has) - set(submitted)))))
         age_ns = now_ns - min(tensor.since_ns for tensor in still.values())
-        return Stall(age_ns, tuple(waiting), behind, silent)
+        states = {rank: answer.state for rank, answer in inquiry.answers.items() if answer.state}
+        return Stall(age_ns, tuple(waiting), states=states)
 
-    def _report(self, inquiry: _Inquiry, stall: Stall, pending: Pending) -> list[Effect]:
+    def _report(self, inquiry: _Inquiry, stall: Stall, now_ns: int, pending: Pending) -> list[Effect]:
         still = self._still(inquiry, pending)
         tensors = tuple(waiting for waiting in stall.tensors if waiting.tensor.id in still)
         if not tensors:
             return []
-        self._known |= {each: tensor.since_ns for each, tensor in still.items()}
-        return [Report(Stall(stall.age_ns, tensors, stall.behind, stall.silent, inquiry.stacks))]
+        told = {waiting.tensor.id: still[waiting.tensor.id] for waiting in tensors}
+        self._remember(told, now_ns)
+        oldest = min(told.values(), key=lambda tensor: tensor.since_ns)
+        due_ns = self._known[oldest.id].due_ns or 0
+        return [
+            Report(replace(stall, tensors=tensors, stacks=inquiry.stacks, next_ns=due_ns - oldest.since_ns))
+        ]
+
+    def _remember(self, told: dict[int, Tensor], now_ns: int) -> None:
+        """These are reported; the next report follows when they are much older."""
+        for each, tensor in told.items():
+            age_ns = self._warning_ns
+            while tensor.since_ns + age_ns <= now_ns + self._slack_ns:
+                age_ns *= GROWTH
+            self._known[each] = _Known(tensor.since_ns, tensor.since_ns + age_ns)
 
     def _next_ns(self, pending: Pending) -> int | None:
         if self._inquiry is not None:
             return self._inquiry.deadline_ns
-        times = [] if pending.next_ns < 0 else [pending.next_ns + self._limit_ns]
+        limit_ns = min(self._limit_ns, self._suspicion_ns or self._limit_ns)
+        times = [] if pending.next_ns < 0 else [pending.next_ns + limit_ns]
         for tensor in pending.tensors:
-            if self._warning_ns and tensor.id not in self._known:
+            known = self._known.get(tensor.id)
+            if known is not None and known.due_ns is not None:
+                times.append(known.due_ns)
+            if self._warning_ns and known is None:
                 times.append(tensor.since_ns + self._warning_ns)
+                times.append(self._suspect_at_ns.get(tensor.id, (0, tensor.since_ns + self._suspicion_ns))[1])
             if self._shutdown_ns:
                 times.append(tensor.since_ns + self._shutdown_ns)
         return max(min(times), self._not_before_ns) if times else None

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from ronde.core.stall import MOST_STACKS, Stall, Waiting
+from ronde.core.stall import MOST_STACKS
+from ronde.core.stall_events import Stall, Tensor, Waiting
 
-__all__ = ["MOST_FRAMES", "abort_reason", "describe", "readable_stacks"]
+__all__ = [
+    "CALLS",
+    "MOST_FRAMES",
+    "TENSORS",
+    "Subject",
+    "abort_reason",
+    "describe",
+    "ranks_text",
+    "readable_stacks",
+]
 
 MOST_FRAMES = 30  # of a thread, the innermost
 _MOST_NAMES = 12
@@ -15,22 +26,57 @@ _NAME_LENGTH = 60
 _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])?.*:$")
 
 
-def describe(stall: Stall, hosts: Mapping[int, str], states: Mapping[int, str]) -> str:
-    """Return the warning, of several lines. `hosts`: by rank; `states`: what is known of silent ranks' processes."""
+class Subject(NamedTuple):
+    """What stalls, in words. `where`: the communicator, if it needs to be named."""
+
+    noun: str
+    done: str
+    complete: str  # what else may be the matter when all ranks have done it
+    where: str = ""
+
+    def name(self, tensor: Tensor) -> str:
+        """Return how a report calls one of them."""
+        if self.noun == "tensor":
+            return f"'{_short(tensor.name)}' ({tensor.kind})"
+        return f"{tensor.kind} on {self.where}: {tensor.name}"
+
+
+TENSORS = Subject("tensor", "submitted", "it is being executed, or waits for others of its group")
+CALLS = Subject("call", "begun", "its data are still on their way")
+
+
+def describe(
+    stall: Stall,
+    hosts: Mapping[int, str],
+    states: Mapping[int, str],
+    subject: Subject = TENSORS,
+    here: Sequence[str] = (),
+    shutdown_ns: int = 0,
+) -> str:
+    """Return the warning, of several lines.
+
+    `hosts`: by rank; `states`: what is known of silent ranks' processes. `here`: where this rank waits. `shutdown_ns`:
+    when the world is aborted, 0: never.
+    """
     count = len(stall.tensors)
-    what = f"{_tensors(count)} {'has' if count == 1 else 'have'} been waiting for {_seconds(stall.age_ns)}"
-    lines = [f"stalled: {what}"]
+    have = "has" if count == 1 else "have"
+    lines = [f"stalled: {_counted(count, subject.noun)} {have} been waiting for {_seconds(stall.age_ns)}"]
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Waiting]] = {}
     for waiting in stall.tensors:
         groups.setdefault((waiting.submitted, waiting.missing), []).append(waiting)
     for (submitted, missing), members in groups.items():
-        lines.append(f"  {_names(members)}")
+        lines.append(f"  {_names(members, subject)}")
         if missing or stall.silent:
-            not_by = f", not by {_ranks(missing)}" if missing else ""
-            lines.append(f"    submitted by {_ranks(submitted)}{not_by}")
+            not_by = f", not by {ranks_text(missing)}" if missing else ""
+            lines.append(f"    {subject.done} by {ranks_text(submitted)}{not_by}")
         else:
-            why = "" if stall.behind else ": it is being executed, or waits for others of its group"
-            lines.append(f"    submitted by all ranks{why}")
+            why = "" if stall.behind else f": {subject.complete}"
+            lines.append(f"    {subject.done} by all ranks{why}")
+    lines += [f"this rank waits here: {place}" for place in here]
+    for rank in stall.mutual:
+        lines.append(
+            f"rank {rank} waits for this rank, too: a deadlock, unless another thread of one of the two goes on"
+        )
     for rank in stall.silent[:MOST_STACKS]:
         state = states.get(rank) or "its process must be stopped"
         lines.append(f"rank {rank} on {hosts[rank]} does not answer: {state}")
@@ -38,21 +84,31 @@ def describe(stall: Stall, hosts: Mapping[int, str], states: Mapping[int, str]) 
         lines += _place(stall, rank, hosts[rank])
     if others := (*stall.silent[MOST_STACKS:], *stall.culprits[MOST_STACKS:]):
         lines.append(f"and {len(others)} more")
-    return "\n".join(lines)
+    return "\n".join([*lines, _outlook(stall, shutdown_ns)])
 
 
-def abort_reason(stall: Stall, hosts: Mapping[int, str], limit_ns: int) -> str:
+def _outlook(stall: Stall, shutdown_ns: int) -> str:
+    """What follows if nothing changes."""
+    is_repeated = stall.next_ns and not 0 < shutdown_ns <= stall.next_ns
+    again = f"the next report follows after {_seconds(stall.next_ns)}; " if is_repeated else ""
+    if shutdown_ns:
+        return f"{again}stall_shutdown aborts what waits after {_seconds(shutdown_ns)}"
+    return f"{again}to end such jobs, set RONDE_STALL_SHUTDOWN to a number of seconds"
+
+
+def abort_reason(stall: Stall, hosts: Mapping[int, str], limit_ns: int, subject: Subject = TENSORS) -> str:
     """Return the same in one sentence, which fits into the message that tells it to all ranks."""
     culprits = (*stall.culprits, *stall.silent)
     who = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in culprits[:3])
     if len(culprits) > 3:
         who += f" and {len(culprits) - 3} more"
-    first = stall.tensors[0].tensor
-    which = f"'{_short(first.name)}' ({first.kind})"
+    which = subject.name(stall.tensors[0].tensor)
+    if subject.noun == "tensor":
+        which = f"tensor {which}"
     if len(stall.tensors) > 1:
         which += f" and {len(stall.tensors) - 1} more"
-    reason = f"waited for {who}" if who else "all ranks have submitted it"
-    return f"stalled for {_seconds(stall.age_ns)} (stall_shutdown is {_seconds(limit_ns)}): tensor {which}: {reason}"
+    reason = f"waited for {who}" if who else f"all ranks have {subject.done} it"
+    return f"stalled for {_seconds(stall.age_ns)} (stall_shutdown is {_seconds(limit_ns)}): {which}: {reason}"
 
 
 def readable_stacks(raw: str) -> str:
@@ -85,14 +141,16 @@ def _place(stall: Stall, rank: int, host: str) -> list[str]:
             f"{who} holds up the engine: the others have gone on and wait for it; perhaps a call of its program keeps "
             "the interpreter's lock (GIL)"
         )
+    if state := stall.states.get(rank):
+        lines.append(f"{who} {state}")
     text = stall.stacks.get(rank, "")
     if not text:
         return [*lines, f"{who} does not tell where it is"]
     return [*lines, f"{who} is here (most recent call first):", *(f"  {line}" for line in text.splitlines())]
 
 
-def _names(members: Sequence[Waiting]) -> str:
-    shown = [f"'{_short(each.tensor.name)}' ({each.tensor.kind})" for each in members[:_MOST_NAMES]]
+def _names(members: Sequence[Waiting], subject: Subject) -> str:
+    shown = [subject.name(each.tensor) for each in members[:_MOST_NAMES]]
     rest = len(members) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
@@ -101,15 +159,15 @@ def _short(name: str) -> str:
     return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 3] + "..."
 
 
-def _tensors(count: int) -> str:
-    return "1 tensor" if count == 1 else f"{count} tensors"
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _seconds(ns: int) -> str:
     return f"{ns / 1e9:.3g} s" if ns < 10**9 else f"{ns / 1e9:.0f} s"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Return "rank 3" or "ranks 0-2, 5"."""
     spans: list[list[int]] = []
     for rank in ranks:

@@ -6,6 +6,7 @@ cpp/engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +17,13 @@ from ronde._native import Handle
 from ronde.comm.affinity import starting_threads_on
 from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
+from ronde.comm.stalls import StallWatch, hide_thread
 from ronde.core.messages import TensorType
+from ronde.core.stall_report import TENSORS
 from ronde.engine.agreement import agree_on_settings
+from ronde.engine.arrivals import Arrivals, survey
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
 from ronde.engine.negotiator import Negotiator
-from ronde.engine.stalls import StallWatch
 from ronde.engine.submission import (
     Terms,
     address,
@@ -38,6 +41,8 @@ from ronde.settings import Settings
 from ronde.types import Adasum, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
 __all__ = ["Engine"]
+
+_log = logging.getLogger("ronde.engine")
 
 _KNOWN = 2**16  # names that change all the time must not fill the memory
 
@@ -94,12 +99,21 @@ class Engine:
         self._negotiator.on_failure = lambda: self._carriers.close(failed=self._comm._native.has_failed())
         with starting_threads_on(core):
             self._negotiator.thread.start()
-            self.stalls = StallWatch(comm, self._cycle, settings, self._names, self._negotiator.thread)
+        hide_thread(self._negotiator.thread)
+        comm.leave_stalls()
+        self._stalls = StallWatch(
+            lambda hub: self._cycle.watch_stalls(hub, comm.label),
+            *(TENSORS, _log, settings, comm.rank, comm.hosts, self._names),
+        )
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
         return self._size
+
+    def arrivals(self) -> list[Arrivals]:
+        """Return how the tensors of each rank have arrived so far. Raises TimeoutError if a rank does not answer."""
+        return survey(self._stalls.native, self._names, self._hosts)
 
     def backends(self) -> list[str]:
         """Return the names of those that carry something beside the native one."""
@@ -244,12 +258,12 @@ class Engine:
         self._negotiator.leave()
         if self._cycle.is_stepping():
             # Called by a signal handler, in the middle of a collective: that is aborted.
-            self.stalls.stop()
+            self._stalls.close(waits=False)
             self._comm.shutdown()
             self._cycle.stop()
             return
         self._negotiator.wait_until_all_know()
-        self.stalls.close()
+        self._stalls.close()
         self._cycle.stop()
         self._comm.shutdown()
         self._negotiator.join_thread()
@@ -260,4 +274,4 @@ class Engine:
     def abandon(self) -> None:
         """In a forked child: refuse everything, and leave what is the parent's alone."""
         self._cycle.abandon()
-        self.stalls.abandon()
+        self._stalls.abandon()

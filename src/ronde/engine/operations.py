@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ronde._native import Handle
+from ronde.engine.arrivals import Arrivals
 from ronde.engine.process import engine, submit
 from ronde.engine.process_sets import ProcessSet
-from ronde.engine.stalls import Arrivals
 from ronde.types import (
     Allgather,
     Allreduce,
@@ -261,4 +261,4 @@ def stragglers(process_set: ProcessSet | None = None) -> list[Arrivals]:
     It counts tensors that needed no negotiation; docs/stalls.md says how. Raises TimeoutError that names the ranks that
     do not answer.
     """
-    return engine(process_set).stalls.arrivals()
+    return engine(process_set).arrivals()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ronde.core.stall import (
+from ronde.core.stall import Inspector
+from ronde.core.stall_events import (
     Abort,
     Answer,
     Ask,
@@ -12,7 +13,6 @@ from ronde.core.stall import (
     AskForStacks,
     Effect,
     Event,
-    Inspector,
     Pending,
     Report,
     Stacks,
@@ -23,6 +23,9 @@ from ronde.core.stall_report import abort_reason, describe, readable_stacks
 
 S = 10**9
 HOSTS = {0: "alpha", 1: "alpha", 2: "beta", 3: "beta"}
+OUTLOOK = (
+    "the next report follows after 360 s; to end such jobs, set RONDE_STALL_SHUTDOWN to a number of seconds"
+)
 
 
 class Rank:
@@ -33,8 +36,8 @@ class Rank:
         self.tensors: list[Tensor] = []
         self.now_ns = 0
 
-    def submit(self, name: str, is_running: bool = False) -> Tensor:
-        self.tensors.append(Tensor(hash(name), name, "allreduce", self.now_ns, is_running))
+    def submit(self, name: str, is_running: bool = False, is_awaited: bool = False) -> Tensor:
+        self.tensors.append(Tensor(hash(name), name, "allreduce", self.now_ns, is_running, is_awaited))
         return self.tensors[-1]
 
     def at(self, seconds: float, event: Event | None = None) -> list[Effect]:
@@ -75,7 +78,6 @@ def test_a_stall_is_asked_about_and_reported_once_to_the_second() -> None:
     rank = Rank()
     rank.submit("x")
     assert rank.at(0) == []
-    assert rank.wakes_at() == 60
     assert rank.at(59.999) == []
     assert rank.wakes_at() == 60
     (ask,) = rank.at(60)
@@ -87,9 +89,9 @@ def test_a_stall_is_asked_about_and_reported_once_to_the_second() -> None:
         ("x", (0, 2), (1,))
     ]
     assert stall.stacks == {1: "here"}
+    assert stall.next_ns == 360 * S
     assert rank.at(61) == []
-    assert rank.wakes_at() is None
-    assert rank.at(10_000) == []
+    assert rank.at(359) == []
 
 
 def test_what_stalls_together_is_one_report_and_what_follows_another() -> None:
@@ -129,6 +131,54 @@ def test_what_is_over_in_the_meantime_is_not_reported() -> None:
     assert rank.wakes_at() is None
 
 
+def test_what_goes_on_stalling_is_reported_at_growing_distances() -> None:
+    rank = Rank(size=2, warning_s=10)
+    rank.submit("x")
+    for number, at_s in enumerate((10, 60, 360, 2160), start=1):
+        assert rank.at(at_s - 0.5) == []
+        (ask,) = rank.at(at_s)
+        rank.answers(at_s, ask, {0: [True], 1: [False]})
+        assert reported(rank.at(at_s, Stacks(1, number, "here"))).next_ns == 6 * at_s * S
+
+
+def suspect(rank: Rank, has: bool, waits_for_us: bool, at_s: float = 1) -> list[Effect]:
+    """The rank asks what it waits for in vain; return what follows from the answer of the other one of two."""
+    (ask,) = rank.at(at_s)
+    assert isinstance(ask, Ask)
+    assert ask.is_suspicion
+    own = rank.inspector._rank
+    rank.at(at_s, Answer(own, ask.inquiry, 7, False, (True,)))
+    return rank.at(at_s, Answer(1 - own, ask.inquiry, 7, False, (has,), "waits for 'b'", waits_for_us))
+
+
+def test_two_ranks_that_wait_for_each_other_are_reported_at_once_by_the_lower() -> None:
+    rank = Rank(size=2)
+    rank.submit("a", is_awaited=True)
+    assert suspect(rank, has=False, waits_for_us=True) == [AskForStacks(1, 1)]
+    stall = reported(rank.at(1, Stacks(1, 1, "here")))
+    assert stall.mutual == (1,)
+    assert "rank 1 on alpha waits for 'b'" in describe(stall, HOSTS, {})
+    assert rank.at(59) == []
+
+    higher = Rank(rank=1, size=2)
+    higher.submit("a", is_awaited=True)
+    assert suspect(higher, has=False, waits_for_us=True) == []
+    assert higher.at(300) == []
+
+
+def test_what_is_not_awaited_or_not_mutual_is_no_deadlock() -> None:
+    rank = Rank(size=2)
+    rank.submit("a")
+    assert rank.at(1) == []  # the rank may still submit what the other waits for
+    for has, waits_for_us in ((False, False), (True, True)):
+        rank = Rank(size=2)
+        rank.submit("a", is_awaited=True)
+        assert suspect(rank, has, waits_for_us) == []
+        assert suspect(rank, has, waits_for_us, at_s=2) == []
+        assert rank.at(3.9) == []
+        assert rank.wakes_at() == 4
+
+
 def test_one_of_the_ranks_that_notice_reports() -> None:
     # Asked before it has noticed: it leaves the report to the other, also if its own tensor is much younger.
     second = Rank(rank=2)
@@ -159,6 +209,7 @@ def test_a_rank_that_does_not_answer_is_named_after_the_patience() -> None:
     assert describe(stall, HOSTS, {1: "it is stopped"}).splitlines()[2:] == [
         "    submitted by ranks 0, 2",
         "rank 1 on alpha does not answer: it is stopped",
+        OUTLOOK,
     ]
 
 
@@ -204,11 +255,14 @@ def test_who_is_behind_or_in_a_round_itself_looks_again() -> None:
         assert rank.answers(61, again, {0: [True], 1: [False]}) == [AskForStacks(2, 1)]
 
 
-def test_what_is_being_executed_is_nobodys_fault() -> None:
+def test_what_is_being_executed_is_nobodys_fault_and_may_just_take_long() -> None:
     rank = Rank(size=2)
     rank.submit("x", is_running=True)
     (ask,) = rank.at(60)
-    stall = reported(rank.answers(60, ask, {0: [True], 1: [False]}))
+    assert rank.answers(60, ask, {0: [True], 1: [False]}) == []
+    assert rank.wakes_at() == 360
+    (ask,) = rank.at(360)
+    stall = reported(rank.answers(360, ask, {0: [True], 1: [False]}))
     assert stall.culprits == ()
     assert "submitted by all ranks: it is being executed" in describe(stall, HOSTS, {})
 
@@ -253,6 +307,7 @@ def test_a_report_reads_well() -> None:
         "rank 1 on alpha is here (most recent call first):",
         "  main thread:",
         "    File",
+        OUTLOOK,
     ]
 
 
@@ -279,7 +334,7 @@ def test_of_many_missing_ranks_some_are_asked() -> None:
     assert [each.rank for each in effects if isinstance(each, AskForStacks)] == list(range(1, 9))
     text = describe(reported(rank.at(62)), dict.fromkeys(range(100), "alpha"), {})
     assert "submitted by rank 0, not by ranks 1-99" in text
-    assert text.endswith("and 91 more")
+    assert text.splitlines()[-2] == "and 91 more"
 
 
 def test_ranks_of_a_process_set_are_called_as_in_the_world() -> None:

@@ -14,12 +14,15 @@ import signal
 import sys
 import threading
 import traceback
-from typing import ClassVar
+from pathlib import Path
+from types import FrameType
 
 from ronde import _native
 from ronde.core.stall_report import MOST_FRAMES
 
-__all__ = ["Dump", "formatted", "main_ident"]
+__all__ = ["Dump", "formatted", "main_ident", "places_of_waits"]
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def main_ident() -> int:
@@ -43,30 +46,32 @@ def formatted() -> str:
     return "\n".join(lines)
 
 
+def places_of_waits() -> list[str]:
+    """Return the lines of the program at which its threads are in a call of Ronde."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    places = []
+    for ident, frame in sys._current_frames().items():
+        name = "main thread" if ident == main_ident() else names.get(ident, "a thread without a name")
+        if name.startswith("ronde-") or not _is_ours(frame):
+            continue
+        caller: FrameType | None = frame
+        while caller is not None and _is_ours(caller):
+            caller = caller.f_back
+        if caller is not None:
+            code = caller.f_code
+            places.append(f'File "{code.co_filename}", line {caller.f_lineno} in {code.co_name} ({name})')
+    return places
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_PACKAGE)
+
+
 class Dump:
-    """A file that a signal fills with stacks; one for all engines of the process. `signal` is 0 if there is no way."""
-
-    _only: ClassVar[Dump | None] = None
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    @classmethod
-    def borrow(cls) -> Dump:
-        """Return the one of this process, which lives until everybody has given it back."""
-        with cls._lock:
-            cls._only = cls._only or Dump()
-            cls._only._users += 1
-            return cls._only
-
-    def give_back(self) -> None:
-        """End the use that `borrow` began."""
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                Dump._only = None
-                self._close()
+    """A file that a signal fills with stacks. `signal` is 0 if there is no way."""
 
     def __init__(self) -> None:
-        self.signal, self.file, self._users = 0, -1, 0
+        self.signal, self.file = 0, -1
         # Programs that use real-time signals begin to count at either end.
         free = [
             each
@@ -79,7 +84,9 @@ class Dump:
         faulthandler.register(free[0], file=self.file, all_threads=True, chain=False)
         self.signal = free[0]
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Give the signal back."""
         if self.signal:
             faulthandler.unregister(self.signal)
             os.close(self.file)
+            self.signal = 0

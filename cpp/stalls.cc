@@ -1,20 +1,17 @@
-#include "engine/stalls.h"
+#include "stalls.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <string_view>
 #include <unordered_set>
 #include <utility>
-
-#include "block_signals.h"
 
 namespace ronde {
 namespace {
 
 enum class Note : uint32_t {
-  kQuestion = 1,   // inquiry, 1 if more follows, then ids
-  kAnswer = 2,     // inquiry, Answer, then a bit per id
+  kQuestion = 1,   // inquiry, 1 if more follows, 1 if a report follows, then ids
+  kAnswer = 2,     // inquiry, Answer, then a bit per id, then text
   kAskStacks = 3,  // inquiry
   kStacks = 4,     // inquiry, 1 if more follows, 1 if raw, bytes, then text
 };
@@ -23,23 +20,18 @@ enum class Note : uint32_t {
 struct Answer {
   uint32_t ids = 0;
   uint32_t is_in_cold_round = 0;
+  uint64_t text_bytes = 0;
   uint64_t calls = 0;
-  uint64_t tensors = 0;
-  uint64_t last = 0;
-  int64_t waited_ns = 0;
+  Waits::Arrivals arrivals{};
+  uint64_t blocked_where = 0;  // StallHub::Blocked
+  uint64_t blocked_id = 0;
 };
 constexpr size_t kAnswerWords = sizeof(Answer) / sizeof(uint32_t);
-constexpr size_t kIdsPerNote = (Watch::kNoteWords - 3) / 2;
+constexpr size_t kIdsPerNote = (Watch::kNoteWords - 4) / 2;
 constexpr size_t kBytesPerNote = (Watch::kNoteWords - 5) * sizeof(uint32_t);
 constexpr size_t kMostTextBytes = 64 * 1024;
 constexpr uint32_t kSurvey = 0x80000000;               // surveys and inquiries have numbers of their own
 constexpr int64_t kInterpretersTime_ns = 300'000'000;  // what a healthy one needs to tell its stacks, and much more
-
-uint64_t id_of(std::string_view name) {  // FNV-1a
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char character : name) hash = (hash ^ static_cast<unsigned char>(character)) * 0x100000001b3;
-  return hash;
-}
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -48,15 +40,21 @@ int64_t now_ns() {
 
 }  // namespace
 
-Stalls::Stalls(Communicator& communicator, Cycle& cycle) : communicator_(communicator), cycle_(cycle) {
+Stalls::Stalls(Communicator& communicator, std::unique_ptr<Waits> waits, std::shared_ptr<StallHub> hub,
+               const std::string& label)
+    : communicator_(communicator),
+      waits_(std::move(waits)),
+      hub_(std::move(hub)),
+      member_(hub_->join(label, waits_.get())) {
   static_assert(2 + kAnswerWords + (kMostIds + 31) / 32 <= Watch::kNoteWords);
-  cycle_.pending().on_wake([this] { wake(); });
+  waits_->on_wake([hub = hub_.get()] { hub->wake(); });
   communicator_.watch().set_listener(this, Watch::Channel::kStalls);
 }
 
-Stalls::~Stalls() {
-  if (is_abandoned_) return;
-  cycle_.pending().disarm();
+void Stalls::close() {
+  if (is_abandoned_ || std::exchange(is_closed_, true)) return;
+  waits_->disarm();
+  hub_->leave(member_);
   communicator_.watch().set_listener(nullptr, Watch::Channel::kStalls);
 }
 
@@ -65,55 +63,26 @@ Stalls::~Stalls() {
 Stalls::Look Stalls::look(int64_t before_ns, std::span<const uint64_t> ids) {
   Look found;
   const std::unordered_set<uint64_t> wanted(ids.begin(), ids.end());
-  cycle_.pending().arm();
-  cycle_.visit_pending([&](const std::string& name, Kind kind, const Completion& completion) {
-    const int64_t since_ns = completion.since_ns();
-    const uint64_t id = since_ns <= before_ns || !wanted.empty() ? id_of(name) : 0;
-    if (since_ns <= before_ns || wanted.contains(id)) {
-      found.items.push_back({id, name, kind, since_ns, completion.is_running()});
-    } else if (found.next_ns < 0 || since_ns < found.next_ns) {
-      found.next_ns = since_ns;
+  waits_->arm();
+  waits_->visit([&](const Waits::Item& item) {
+    if (item.since_ns <= before_ns || wanted.contains(item.id)) {
+      found.items.push_back(item);
+    } else if (found.next_ns < 0 || item.since_ns < found.next_ns) {
+      found.next_ns = item.since_ns;
     }
   });
-  if (found.next_ns >= 0) cycle_.pending().disarm();
+  if (found.next_ns >= 0) waits_->disarm();
   std::stable_sort(found.items.begin(), found.items.end(),
-                   [](const Item& a, const Item& b) { return a.since_ns < b.since_ns; });
+                   [](const Waits::Item& a, const Waits::Item& b) { return a.since_ns < b.since_ns; });
   return found;
 }
 
-std::optional<std::vector<Stalls::Event>> Stalls::next(int64_t at_ns) {
-  const BlockSignals block;
-  std::unique_lock lock(mutex_);
-  const auto over = [&] { return stopping_ || is_submitted_ || !events_.empty(); };
-  if (at_ns < 0) {
-    happened_.wait(lock, over);
-  } else {
-    happened_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns)), over);
-  }
-  is_submitted_ = false;
-  if (stopping_) return std::nullopt;
-  return std::exchange(events_, {});
-}
-
-void Stalls::stop() {
-  std::lock_guard lock(mutex_);
-  stopping_ = true;
-  happened_.notify_all();
-}
-
-void Stalls::wake() {
-  std::lock_guard lock(mutex_);
-  is_submitted_ = true;
-  happened_.notify_all();
-}
-
 void Stalls::push(Event event) {
-  std::lock_guard lock(mutex_);
-  events_.push_back(std::move(event));
-  happened_.notify_all();
+  event.member = member_;
+  hub_->push(std::move(event));
 }
 
-void Stalls::ask(uint32_t inquiry, std::span<const uint64_t> ids) {
+void Stalls::ask(uint32_t inquiry, std::span<const uint64_t> ids, bool leads_to_report) {
   ids = ids.first(std::min(ids.size(), kMostIds));
   const auto own = answer(inquiry, ids);
   for (int rank = 0; rank < communicator_.size(); ++rank) {
@@ -122,7 +91,8 @@ void Stalls::ask(uint32_t inquiry, std::span<const uint64_t> ids) {
     do {
       const auto part = ids.subspan(begin, std::min(kIdsPerNote, ids.size() - begin));
       begin += part.size();
-      std::vector<uint32_t> words{static_cast<uint32_t>(Note::kQuestion), inquiry, begin < ids.size() ? 1u : 0u};
+      std::vector<uint32_t> words{static_cast<uint32_t>(Note::kQuestion), inquiry, begin < ids.size() ? 1u : 0u,
+                                  leads_to_report ? 1u : 0u};
       for (const uint64_t id : part) {
         words.push_back(static_cast<uint32_t>(id));
         words.push_back(static_cast<uint32_t>(id >> 32));
@@ -148,13 +118,7 @@ void Stalls::answer_stacks(uint32_t inquiry, int rank, const std::string& text) 
   send_stacks(rank, inquiry, text, false);
 }
 
-void Stalls::use_stacks(const StackTaker& taker, std::string preface) {
-  std::lock_guard lock(mutex_);
-  taker_ = taker;
-  preface_ = std::move(preface);
-}
-
-std::vector<std::optional<Cycle::Arrivals>> Stalls::survey(int64_t timeout_ns) {
+std::vector<std::optional<Waits::Arrivals>> Stalls::survey(int64_t timeout_ns) {
   Answers answers(static_cast<size_t>(communicator_.size()));
   uint32_t number = 0;
   {
@@ -162,10 +126,10 @@ std::vector<std::optional<Cycle::Arrivals>> Stalls::survey(int64_t timeout_ns) {
     number = kSurvey | ++surveys_;
     surveyed_[number] = &answers;
   }
-  ask(number, {});
+  ask(number, {}, false);
   std::unique_lock lock(mutex_);
-  happened_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] {
-    return stopping_ || communicator_.has_failed() ||
+  answered_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] {
+    return communicator_.has_failed() ||
            std::all_of(answers.begin(), answers.end(), [](const auto& each) { return each.has_value(); });
   });
   surveyed_.erase(number);
@@ -202,39 +166,42 @@ void Stalls::on_note(int peer, std::span<const uint32_t> words) {
 }
 
 void Stalls::hear_question(int peer, std::span<const uint32_t> words) {
-  if (words.size() < 3) throw ProtocolError(peer, "a question about stalls without its words");
+  if (words.size() < 4) throw ProtocolError(peer, "a question about stalls without its words");
   std::vector<uint64_t>& ids = questions_[peer];
-  for (size_t at = 3; at + 1 < words.size() && ids.size() < kMostIds; at += 2) {
+  for (size_t at = 4; at + 1 < words.size() && ids.size() < kMostIds; at += 2) {
     ids.push_back(words[at] | uint64_t{words[at + 1]} << 32);
   }
   if (words[2] != 0) return;
   send(peer, answer(words[1], ids));
-  if (!ids.empty()) {
+  if (words[3] != 0) {
     push({.type = Event::Type::kAsked, .rank = peer, .inquiry = words[1], .ids = std::move(ids)});
   }
   questions_.erase(peer);
 }
 
 std::vector<uint32_t> Stalls::answer(uint32_t inquiry, std::span<const uint64_t> ids) {
-  std::unordered_set<uint64_t> here;
-  if (!ids.empty()) {
-    cycle_.visit_pending([&](const std::string& name, Kind, const Completion&) { here.insert(id_of(name)); });
-  }
-  const bool has_joined = cycle_.has_joined();  // nobody waits for it to submit anything
-  const Cycle::Arrivals arrivals = cycle_.arrivals();
+  const std::vector<bool> has = waits_->has(ids);
+  const Waits::Progress progress = waits_->progress();
+  const StallHub::Blocked blocked = hub_->blocked();
+  const size_t bit_words = (ids.size() + 31) / 32;
+  std::string text = waits_->state();
+  if (blocked.where != 0) text += std::string(text.empty() ? "" : " and ") + "waits " + blocked.text;
+  text.resize(std::min(text.size(), (Watch::kNoteWords - 2 - kAnswerWords - bit_words) * sizeof(uint32_t)));
   const Answer answer{static_cast<uint32_t>(ids.size()),
-                      cycle_.is_in_cold_round() ? 1u : 0u,
-                      cycle_.progress(),
-                      arrivals.tensors,
-                      arrivals.last,
-                      arrivals.waited_ns};
-  std::vector<uint32_t> words(2 + kAnswerWords + (ids.size() + 31) / 32);
+                      progress.is_in_cold_round ? 1u : 0u,
+                      text.size(),
+                      progress.calls,
+                      progress.arrivals,
+                      blocked.where,
+                      blocked.id};
+  std::vector<uint32_t> words(2 + kAnswerWords + bit_words + (text.size() + 3) / 4);
   words[0] = static_cast<uint32_t>(Note::kAnswer);
   words[1] = inquiry;
   std::memcpy(&words[2], &answer, sizeof(answer));
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (has_joined || here.contains(ids[i])) words[2 + kAnswerWords + i / 32] |= 1u << (i % 32);
+    if (has[i]) words[2 + kAnswerWords + i / 32] |= 1u << (i % 32);
   }
+  if (!text.empty()) std::memcpy(&words[2 + kAnswerWords + bit_words], text.data(), text.size());
   return words;
 }
 
@@ -242,21 +209,28 @@ void Stalls::hear_answer(int peer, std::span<const uint32_t> words) {
   Answer answer;
   if (words.size() < 2 + kAnswerWords) throw ProtocolError(peer, "an answer about stalls without its words");
   std::memcpy(static_cast<void*>(&answer), &words[2], sizeof(answer));
-  if (answer.ids > kMostIds || words.size() < 2 + kAnswerWords + (answer.ids + 31) / 32) {
+  const size_t before_text = 2 + kAnswerWords + (answer.ids + 31) / 32;
+  if (answer.ids > kMostIds || words.size() < before_text) {
     throw ProtocolError(peer, "an answer about stalls to another number of questions");
+  }
+  if (answer.text_bytes > (words.size() - before_text) * sizeof(uint32_t)) {
+    throw ProtocolError(peer, "an answer about stalls without its text");
   }
   if ((words[1] & kSurvey) != 0) {
     std::lock_guard lock(mutex_);
     const auto survey = surveyed_.find(words[1]);
     if (survey != surveyed_.end()) {
-      survey->second->at(static_cast<size_t>(peer)) = {answer.tensors, answer.last, answer.waited_ns};
-      happened_.notify_all();
+      survey->second->at(static_cast<size_t>(peer)) = answer.arrivals;
+      answered_.notify_all();
     }
     return;
   }
   Event event{.type = Event::Type::kAnswer, .rank = peer, .inquiry = words[1]};
   event.calls = answer.calls;
   event.is_in_cold_round = answer.is_in_cold_round != 0;
+  event.waits_for_us =
+      answer.blocked_where != 0 && peer != communicator_.rank() && hub_->lacks(answer.blocked_where, answer.blocked_id);
+  event.text.assign(reinterpret_cast<const char*>(words.data() + before_text), answer.text_bytes);
   for (size_t i = 0; i < answer.ids; ++i) {
     event.has.push_back((words[2 + kAnswerWords + i / 32] >> (i % 32) & 1) != 0);
   }
@@ -265,26 +239,23 @@ void Stalls::hear_answer(int peer, std::span<const uint32_t> words) {
 
 void Stalls::on_change() {
   std::lock_guard lock(mutex_);
-  happened_.notify_all();  // a survey need not wait any more
+  answered_.notify_all();  // a survey need not wait any more
 }
 
 // The interpreter has had its time.
 void Stalls::on_alarm() {
   while (true) {
     Want want{};
-    StackTaker taker;
-    std::string text;
     {
       std::lock_guard lock(mutex_);
       if (wants_.empty()) return;
       if (wants_.front().until_ns > now_ns()) return communicator_.watch().set_alarm(wants_.front().until_ns);
       want = wants_.front();
       wants_.pop_front();
-      taker = taker_;
-      text = preface_;
     }
+    const auto [taker, preface] = hub_->stacks();
     const std::string stacks = taker.take();
-    send_stacks(want.rank, want.inquiry, stacks.empty() ? "" : text + stacks, true);
+    send_stacks(want.rank, want.inquiry, stacks.empty() ? "" : preface + stacks, true);
   }
 }
 

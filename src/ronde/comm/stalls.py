@@ -1,0 +1,270 @@
+"""The shell of `core.stall`: one thread per process that sleeps until something that a rank waits for becomes old.
+
+The native side (cpp/stalls.h) sleeps without the interpreter, answers other ranks without it, and knows what is
+pending. The thread wakes when the oldest pending call or tensor of any communicator reaches its limit, when another
+rank asks or answers, and when something begins after a time in which nothing was pending.
+
+Every communicator has a `StallWatch` for the calls of its program, and an engine one for its tensors instead. The
+thread begins with the first of them and ends with the last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from ronde import _native
+from ronde.comm.stacks import Dump, formatted, main_ident, places_of_waits
+from ronde.core.stall import Inspector
+from ronde.core.stall_events import (
+    Abort,
+    Answer,
+    Ask,
+    Asked,
+    AskForStacks,
+    Effect,
+    Event,
+    Pending,
+    Report,
+    Stacks,
+    Stall,
+    Tensor,
+)
+from ronde.core.stall_report import Subject, abort_reason, describe, readable_stacks
+from ronde.settings import Settings
+
+__all__ = ["StallWatch", "hide_thread"]
+
+_ASKED, _ANSWER, _STACKS_WANTED, _STACKS = 1, 2, 3, 4  # StallHub::Event::Type of cpp/stall_hub.h
+_LATE_NS = 10**9 // 2  # a call of the program has kept the interpreter's lock
+_LONGEST_END_S = 5.0
+
+
+class StallWatch:
+    """Looks for stalls of one communicator, from its making to `close`."""
+
+    def __init__(
+        self,
+        make_native: Callable[[_native.StallHub], _native.Stalls],
+        subject: Subject,
+        log: logging.Logger,
+        settings: Settings,
+        rank: int,
+        hosts: Sequence[str],
+        names: Sequence[int],
+    ) -> None:
+        """`hosts`: by rank. `names`: by rank, how messages call it."""
+        self._subject, self._log = subject, log
+        self._names = names
+        self._hosts = dict(zip(names, hosts))  # by name
+        self._shutdown_ns = settings.stall_shutdown_ns
+        self.inspector = Inspector(rank, len(hosts), settings.stall_warning_ns, settings.stall_shutdown_ns)
+        self._inspection: _Inspection | None = None
+        if len(hosts) == 1:  # which never waits for another
+            self.native = make_native(_native.StallHub())
+            return
+        with _Inspection.lock:
+            self._inspection = _Inspection.of_this_process()
+            self.native = make_native(self._inspection.native)
+            self._inspection.add(self)
+
+    def close(self, waits: bool = True) -> None:
+        """Look no more. `waits`: until the thread has ended, if this was the last one. May be called again."""
+        inspection, self._inspection = self._inspection, None
+        if inspection is None:
+            return
+        with _Inspection.lock:
+            self.native.close()
+            ended = inspection.remove(self.native.member)
+        if ended and waits:
+            inspection.join_thread()
+
+    def abandon(self) -> None:
+        """In a forked child: the connections and the thread are the parent's."""
+        self._inspection = None
+        self.native.abandon()
+
+    def __del__(self) -> None:
+        if hasattr(self, "native"):
+            self.close(waits=False)
+
+    # The thread
+
+    def handle(self, kind: int, rank: int, rest: Sequence[Any]) -> None:
+        """Take note of what the native side has heard."""
+        if kind == _STACKS_WANTED:
+            self.native.answer_stacks(rest[0], rank, formatted())
+        elif self.inspector.is_idle:
+            return
+        elif kind == _ASKED:
+            self.step(Asked(rank, tuple(rest[1])))
+        elif kind == _ANSWER:
+            inquiry, calls, is_in_round, has, state, waits_for_us = rest
+            told = state.decode(errors="replace")
+            self.step(Answer(rank, inquiry, calls, is_in_round, tuple(has), told, waits_for_us))
+        elif kind == _STACKS:
+            inquiry, text, is_raw = rest
+            told = text.decode(errors="replace")
+            self.step(Stacks(rank, inquiry, readable_stacks(told) if is_raw and told else told))
+
+    def step(self, event: Event | None = None) -> None:
+        """Decide what to do now, and do it."""
+        now_ns = time.monotonic_ns()
+        tensors, next_ns = self.native.look(now_ns - self.inspector.old_ns, self.inspector.known)
+        pending = Pending([Tensor(*each) for each in tensors], next_ns)
+        for effect in self.inspector.step(now_ns, pending, event):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Ask(inquiry, ids, is_suspicion):
+                self.native.ask(inquiry, ids, not is_suspicion)
+            case AskForStacks(inquiry, rank):
+                self.native.ask_for_stacks(inquiry, rank)
+            case Report(stall):
+                told = stall.renamed(self._names)
+                states, here = self._states(stall), places_of_waits()
+                text = describe(told, self._hosts, states, self._subject, here, self._shutdown_ns)
+                self._log.warning("%s", text)
+            case Abort(stall):
+                told = stall.renamed(self._names)
+                self.native.abort(abort_reason(told, self._hosts, self._shutdown_ns, self._subject))
+
+    def _states(self, stall: Stall) -> dict[int, str]:
+        """What the system says of silent ranks on this host, by name."""
+        states = {}
+        for rank in stall.silent:
+            if pid := self.native.process_of(rank):
+                states[self._names[rank]] = f"its process {pid} {_state(pid)}"
+        return states
+
+
+class _Inspection:
+    """The thread, and whom it serves. All with `lock` held but the thread's sleep."""
+
+    only: ClassVar[_Inspection | None] = None
+    lock: ClassVar[Any] = threading.RLock()
+
+    @classmethod
+    def of_this_process(cls) -> _Inspection:
+        """Return the one of this process."""
+        cls.only = cls.only or _Inspection()
+        return cls.only
+
+    def __init__(self) -> None:
+        self.native = _native.StallHub()
+        self._watches: dict[int, weakref.ref[StallWatch]] = {}
+        self._dump = Dump()
+        self._hidden: list[int] = []
+        self._thread = threading.Thread(target=self._run, name="ronde-stalls", daemon=True)
+        self._thread.start()
+        self.hide(self._thread)
+
+    def hide(self, thread: threading.Thread) -> None:
+        """Leave a thread out of stacks that are taken without the interpreter."""
+        self._hidden.append(thread.ident or 0)
+        preface = " ".join(map(hex, (main_ident(), *self._hidden))) + "\n"
+        self.native.use_stacks(self._dump.signal, self._dump.file, preface)
+
+    def add(self, watch: StallWatch) -> None:
+        """Serve a communicator."""
+        self._watches[watch.native.member] = weakref.ref(watch)
+        self.native.wake()
+
+    def remove(self, member: int) -> bool:
+        """Serve it no more; return whether it was the last, with which the thread ends."""
+        if self._watches.pop(member, None) is None or self._watches:
+            return False
+        _Inspection.only = None
+        self.native.use_stacks(0, -1, "")
+        self.native.stop()
+        return True
+
+    def join_thread(self) -> None:
+        """Wait until the thread has ended; not for ever, as a log handler may be stuck in it."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LONGEST_END_S)
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        self.native.abandon()
+        self._dump.close()
+
+    def _run(self) -> None:
+        wake_ns = -1
+        while (happened := self.native.next(wake_ns)) is not None:
+            with _Inspection.lock:
+                if 0 <= wake_ns < time.monotonic_ns() - _LATE_NS:
+                    self._look_later()
+                for member, kind, rank, *rest in happened:
+                    self._guarded(member, lambda watch: watch.handle(kind, rank, rest))  # noqa: B023 (at once)
+                wake_ns = self._step_all()
+        self._dump.close()
+
+    def _look_later(self) -> None:
+        for each in self._watches.values():
+            if (watch := each()) is not None:
+                watch.inspector.look_later(time.monotonic_ns())
+
+    def _step_all(self) -> int:
+        """Let all look whether something is old; return when they want to look again, -1: not by themselves."""
+        times = []
+        for member in list(self._watches):
+            self._guarded(member, _look)
+            watch = self._watches[member]() if member in self._watches else None
+            if watch is not None and watch.inspector.wake_ns is not None:
+                times.append(watch.inspector.wake_ns)
+        return min(times, default=-1)
+
+    def _guarded(self, member: int, do: Callable[[StallWatch], None]) -> None:
+        watch = self._watches[member]() if member in self._watches else None
+        if watch is None:
+            return
+        try:
+            do(watch)
+        except Exception:  # the job goes on without
+            logging.getLogger(__name__).exception("the inspection of stalls has failed")
+            self.remove(member)
+
+
+def hide_thread(thread: threading.Thread) -> None:
+    """Leave one of Ronde's threads out of the stacks that reports show."""
+    with _Inspection.lock:
+        if _Inspection.only is not None:
+            _Inspection.only.hide(thread)
+
+
+def _look(watch: StallWatch) -> None:
+    if not watch.inspector.is_idle:
+        watch.step()
+
+
+def _state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "is not to be seen from here"
+    meaning = {
+        "T": "is stopped (SIGSTOP)",
+        "t": "is stopped by a debugger",
+        "D": "waits for a device or a file system, and cannot be interrupted",
+        "Z": "has ended",
+    }
+    return f"{meaning.get(letter, 'is alive')} (state {letter})"
+
+
+def _forget_parents() -> None:
+    """In a forked child."""
+    _Inspection.lock = threading.RLock()
+    if _Inspection.only is not None:
+        _Inspection.only.abandon()
+        _Inspection.only = None
+
+
+os.register_at_fork(after_in_child=_forget_parents)
