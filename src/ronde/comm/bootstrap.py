@@ -81,10 +81,18 @@ class Wiring:
         self.lanes.close()
 
 
-def exchange_through(store: Store, prefix: str, rank: int, size: int, timeout_ns: int) -> Exchange:
+def exchange_through(
+    store: Store,
+    prefix: str,
+    rank: int,
+    size: int,
+    timeout_ns: int,
+    turned_away: Callable[[], str] = str,
+) -> Exchange:
     """Return an exchange through a store, under keys that begin with `prefix` and are deleted after use.
 
-    The time counts from now on, for all exchanges together. They raise TimeoutError that names the missing ranks.
+    `turned_away` returns what the error says about connections that the store turned away, or nothing. The time counts
+    from now on, for all exchanges together. They raise TimeoutError that names the missing ranks.
     """
     deadline_ns = time.monotonic_ns() + timeout_ns
     rounds = 0
@@ -110,6 +118,8 @@ def exchange_through(store: Store, prefix: str, rank: int, size: int, timeout_ns
             except TimeoutError:
                 late = missing(base) or [peer]
                 message = f"waited {timeout_ns / 1e9:g} s for {named_ranks(late)} of {size} to join at {store.address}"
+                if refusal := turned_away():
+                    message += f"; the store {refusal}"
                 raise TimeoutError(message, "init", timeout_ns, tuple(late)) from None
         # The last reader tidies up. If the store has gone meanwhile, its host had all it needed, as we have.
         with suppress(PeerLostError):

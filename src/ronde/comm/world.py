@@ -143,7 +143,9 @@ def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communic
     meeting = _process.meeting
     purpose = f"world {_process.generation}"
     left_ns = wanted.start_timeout_ns - (time.monotonic_ns() - started_ns)
-    exchange = exchange_through(meeting.store, purpose, identity.rank, identity.size, left_ns)
+    exchange = exchange_through(
+        meeting.store, purpose, identity.rank, identity.size, left_ns, meeting.turned_away
+    )
     _process.generation += 1
     maker = CommunicatorMaker(wanted, meeting.key, meeting.address)
     return maker.make(identity.rank, identity.size, exchange, purpose)

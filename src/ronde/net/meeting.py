@@ -32,6 +32,10 @@ class Meeting:
     address: str
     server: StoreServer | None = None
 
+    def turned_away(self) -> str:
+        """Return what there is to say about the last connection that a store served here turned away, or nothing."""
+        return self.server.turned_away if self.server else ""
+
     def close(self) -> None:
         """Let go of the store; if it is served here, it ends. A second call does nothing."""
         self.store.close()

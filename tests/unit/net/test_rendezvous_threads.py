@@ -79,6 +79,9 @@ class Way:
     def serves(self) -> bool:
         return False
 
+    def turned_away(self) -> str:
+        return ""
+
     def close(self, others: Callable[[int], None]) -> None:
         pass
 

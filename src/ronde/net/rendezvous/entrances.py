@@ -179,6 +179,9 @@ class TcpEntrance:
                 self._endpoint, self._server.address, self._key, self._prefix, self._call_within_s
             )
 
+    def turned_away(self) -> str:
+        return self._server.turned_away if self._server else ""
+
     def serves(self) -> bool:
         return self._server is not None and self._server.address == str(self._address)
 
@@ -271,6 +274,9 @@ class _OnlyPlace:
 
     def serves(self) -> bool:
         return False
+
+    def turned_away(self) -> str:
+        return ""
 
     def close(self, others: Callable[[int], None]) -> None:
         pass

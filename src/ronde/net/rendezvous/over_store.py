@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from ronde.core.rendezvous.effects import Effect, Event, Knock, Knocked, Tell, Tick
 from ronde.core.rendezvous.participant import Participant
 from ronde.core.rendezvous.state import ALIVE, Rules, Terms, alive_key
-from ronde.core.round import Budget, Failure, Node, Notice, RendezvousEvent
+from ronde.core.round import Budget, Failure, Node, Notice, RendezvousBroken, RendezvousEvent
 from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
 from ronde.net.rendezvous.events import Events
 from ronde.net.rendezvous.session import Session
@@ -79,6 +79,9 @@ class Entrance(Protocol):
 
     def serves(self) -> bool:
         """Return whether the store is served here."""
+
+    def turned_away(self) -> str:
+        """Return what there is to say about the last connection that the store here has turned away, or nothing."""
 
     def close(self, others: Callable[[int], None]) -> None:
         """Let go of what was served here. `others` waits until the other nodes are gone, up to so many nanoseconds."""
@@ -406,7 +409,10 @@ class OverStore:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Tell):
-                self._events.put(effect.event)
+                event = effect.event
+                if isinstance(event, RendezvousBroken) and (refusal := self._entrance.turned_away()):
+                    event = RendezvousBroken(f"{event.reason}; the store here {refusal}")
+                self._events.put(event)
             elif isinstance(effect, Knock):
                 self._knock(effect)
             elif self._session and not self._is_lost:
