@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -13,11 +12,6 @@ from ronde.errors import UsageError
 __all__ = ["main", "show", "version"]
 
 USAGE_ERROR, INTERRUPTED = 2, 130
-LACKING = {
-    errno.EMFILE: "file descriptors: raise the limit (ulimit -n)",
-    errno.ENFILE: "open files for the whole machine",
-    errno.ENOMEM: "memory",
-}
 VERBS = ("run", "store", "trace")  # the modules that do it, each loaded when it is asked for
 
 HELP = """\
@@ -56,20 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except (OSError, RuntimeError) as error:
-        if not (lacking := _lacking(error)):
+    except (OSError, RuntimeError, MemoryError) as error:
+        from ronde.net.shortages import shortage
+
+        if not (sentence := shortage(error)):
             raise
-        print(f"{name}: this process gets no more {lacking}", file=sys.stderr)
+        print(f"{name}: {sentence}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:  # before or after the part that takes care of it
         return INTERRUPTED
-
-
-def _lacking(error: OSError | RuntimeError) -> str:
-    """Return what this machine does not give us, if that is all that is wrong."""
-    if isinstance(error, OSError):
-        return LACKING.get(error.errno or 0, "")
-    return "threads: raise the limit (ulimit -u)" if "can't start new thread" in str(error) else ""
 
 
 def _run_in_child() -> int | None:

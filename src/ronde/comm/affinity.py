@@ -14,6 +14,7 @@ from functools import cache
 
 from ronde.errors import UsageError
 from ronde.net.host import host_name
+from ronde.net.processes import usable_core_numbers
 
 __all__ = ["core_of", "starting_threads_on"]
 
@@ -41,7 +42,7 @@ def core_of(cores: Sequence[int] | None, local_rank: int, local_size: int) -> in
         except (OSError, OverflowError):
             raise UsageError(
                 f"thread_affinity={shown}: core {core}, of local rank {rank}, does not exist on host {host_name()} or "
-                f"may not be used; this process runs on {', '.join(map(str, sorted(os.sched_getaffinity(0))))}"
+                f"may not be used; this process runs on {', '.join(map(str, sorted(usable_core_numbers())))}"
             ) from None
     return cores[local_rank]
 

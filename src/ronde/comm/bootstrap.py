@@ -31,6 +31,7 @@ from ronde.net.addresses import Address, address_towards, is_loopback, listen, p
 from ronde.net.authentication import PROTOCOL_VERSION
 from ronde.net.connections import Channel, Connection, Slot, named_ranks, open_connections
 from ronde.net.host import host_key, host_name
+from ronde.net.processes import usable_core_numbers
 from ronde.net.protection import SECRET, ConnectionKeys
 from ronde.net.stores.base import Store
 from ronde.settings import Settings
@@ -208,7 +209,7 @@ class _Record:
             name=host_name(),
             unix=f"unix:@ronde-{secrets.token_hex(8)}",
             address=address,
-            cores=sum(1 << core for core in os.sched_getaffinity(0)),
+            cores=sum(1 << core for core in usable_core_numbers()),
             alike={"size": size, **{name: getattr(settings, name) for name in MUST_AGREE}},
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ronde import settings
@@ -14,7 +14,8 @@ from ronde.comm.affinity import core_of
 from ronde.engine.engine import Engine
 from ronde.engine.process_sets import ProcessSet, ProcessSets
 from ronde.engine.timeline import Timeline
-from ronde.errors import NotInitializedError, UsageError
+from ronde.errors import NotInitializedError, RondeError, UsageError
+from ronde.net.shortages import shortage
 from ronde.types import Kind, ReduceOp, Sum
 
 __all__ = [
@@ -64,9 +65,28 @@ def init(
     `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in the words of torch.distributed,
     `env://`, `tcp://host:port` or `file:///path`. `process_sets`: added at once (see `add_process_set`); the word
     "dynamic" stands for none, as more can be added at any time. `overrides`: settings by name (docs/settings.md),
-    before `RONDE_*` variables. Raises UsageError for nonsense and contradictions, TimeoutError that names the ranks
-    that did not come, AuthenticationError.
+    before `RONDE_*` variables. Raises UsageError for nonsense and contradictions, and for what the machine lacks,
+    TimeoutError that names the ranks that did not come, AuthenticationError.
     """
+    try:
+        _init(rank, size, store, init_method, world_size, process_sets, overrides)
+    except RondeError:
+        raise
+    except (OSError, RuntimeError, MemoryError) as error:
+        if not (sentence := shortage(error)):
+            raise
+        raise UsageError(sentence) from error
+
+
+def _init(
+    rank: int | None,
+    size: int | None,
+    store: str | None,
+    init_method: str | None,
+    world_size: int | None,
+    process_sets: Iterable[ProcessSet | Sequence[int]] | str | None,
+    overrides: Mapping[str, object],
+) -> None:
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise UsageError(f'process_sets is a list of process sets, or "dynamic", not {process_sets!r}')
     if comm.has_joined():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ronde.launch.config import Binding
+from ronde.net.processes import usable_core_numbers
 
 __all__ = ["Core", "shares", "usable_machine"]
 
@@ -48,7 +49,7 @@ def usable_machine() -> list[Core]:
     """Return the processors on which this process may run."""
     return [
         Core(_node_of(number), _number(number, "physical_package_id"), _number(number, "core_id"), number)
-        for number in os.sched_getaffinity(0)
+        for number in usable_core_numbers()
     ]
 
 

@@ -160,7 +160,9 @@ class Supervisor:
         except InterruptedError:
             raise
         except OSError as error:
-            return self._tell(NotStarted(rank, error.strerror or str(error)))
+            from ronde.net.shortages import shortage  # only now: it costs every start
+
+            return self._tell(NotStarted(rank, shortage(error) or error.strerror or str(error)))
         self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()
         self._loop.watch(process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
         self._tell(Started(rank, process.pid))

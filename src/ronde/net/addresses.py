@@ -19,6 +19,7 @@ from ronde.net.peers import process_and_user
 from ronde.records import dataclass
 
 __all__ = [
+    "LOOPBACK_REMEDY",
     "address_of_interface",
     "address_towards",
     "addresses_here",
@@ -33,6 +34,11 @@ __all__ = [
     "Address",
     "Endpoint",
 ]
+
+LOOPBACK_REMEDY = (
+    "the loopback interface of this machine or container is down or has no address: "
+    "ip link set lo up && ip address add 127.0.0.1/8 dev lo"
+)
 
 SIOCGIFADDR = 0x8915
 UNIX_PATH_BYTES = 107
@@ -242,7 +248,8 @@ def address_towards(host: str, within_ns: int | None = None) -> str:
             probe.connect(endpoint.sockaddr)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise UsageError(f"no network interface reaches {host}: {error.strerror}") from None
+        hint = f"; {LOOPBACK_REMEDY}" if is_loopback(str(endpoint.sockaddr[0])) else ""
+        raise UsageError(f"no network interface reaches {host}: {error.strerror}{hint}") from None
 
 
 def address_of_interface(interface: str) -> str:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, TimeoutError
 from ronde.job_key import JobKey
-from ronde.net.addresses import Address, resolve
+from ronde.net.addresses import LOOPBACK_REMEDY, Address, is_loopback, resolve
 from ronde.net.authentication import Handshake, Role
 from ronde.net.peers import check_user
 from ronde.net.protection import ConnectionKeys, protection_of
@@ -318,6 +318,9 @@ class _Opening:
 
     def _unreachable(self, slot: Slot, error: OSError) -> PeerLostError:
         message = f"cannot connect to {self._described(slot)}: {error.strerror or error}"
+        address = self._addresses.get(slot)
+        if error.errno == errno.ENETUNREACH and address is not None and is_loopback(address.host):
+            message += f"; {LOOPBACK_REMEDY}"
         return PeerLostError(message, slot.peer, self._hosts[slot.peer])
 
     def _timeout(self) -> TimeoutError:

@@ -19,6 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import IO, Any
 
+from ronde.errors import UsageError
+from ronde.net.addresses import LOOPBACK_REMEDY, is_loopback
 from ronde.net.guard import Guard
 
 __all__ = [
@@ -219,12 +221,24 @@ def is_in_background(fd: int) -> bool:
 
 def usable_cores() -> int:
     """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
+    return len(usable_core_numbers())
+
+
+def usable_core_numbers() -> set[int]:
+    """Return the cores on which this process may run: all there are if the kernel or a container does not tell."""
+    try:
+        return os.sched_getaffinity(0)
+    except OSError:
+        return set(range(os.cpu_count() or 1))
 
 
 def free_port(address: str) -> int:
     """Return a TCP port on which nobody listens at this numeric address."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.bind((address, 0))
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            hint = f": {LOOPBACK_REMEDY}" if is_loopback(address) else ""
+            raise UsageError(f"this machine has no address {address} ({error.strerror}){hint}") from None
         port: int = probe.getsockname()[1]
     return port
