@@ -26,7 +26,7 @@ def describe_launch(config: LaunchConfig, environment: Mapping[str, str]) -> str
         return known + "".join(f"{line}\n" for line in (["", *about] if about else []))
     spec = config.worker
     lines = [_size(config), *about, "", "its command:", f"    {shlex.join(spec.argv)}"]
-    variables = {**spec.environment, "RONDE_JOB_KEY": ""}
+    variables = {**spec.environment, **({} if spec.key_by_descriptor else {"RONDE_JOB_KEY": ""})}
     lines += ["", "environment of every worker, beside the variables that say who it is:"]
     lines += [f"    {text}" for text in assignments(set(variables.items()), spec.exported)]
     return "\n".join(lines) + "\n"

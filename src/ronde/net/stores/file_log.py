@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ronde.errors import PeerLostError, UsageError
-from ronde.net.new_files import create_anew
+from ronde.net.new_files import create_anew, open_kept
 
 __all__ = ["FileLog", "Lives"]
 
@@ -275,7 +275,7 @@ def _write_all(fd: int, text: bytes, start: int) -> int:
 
 def _open(path: str) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return open_kept(path)
     except OSError as error:
         raise UsageError(f"the store's file {path} cannot be opened for writing: {error.strerror}") from None
 

@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ronde.errors import UsageError
-from ronde.net.new_files import create_anew
+from ronde.net.new_files import create_anew, open_kept
 from ronde.net.stores.table import Table
 
 __all__ = ["Journal", "Remembered", "pack_changes", "pack_sessions", "read"]
@@ -263,7 +263,7 @@ def _open(path: Path) -> int:
     """Return the file, opened and locked. It may be moved away under us while a server still writes it anew."""
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_kept(path)
         except OSError as error:
             raise UsageError(f"cannot open the journal {path}: {error.strerror}") from None
         try:
