@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing
 import os
 import time
 from functools import partial
@@ -185,3 +187,31 @@ def test_a_tensor_and_a_call_that_wait_for_each_other_are_reported_at_once() -> 
     assert others == []
     assert "'named' (allreduce)" in report
     assert f"rank 1 on {HOST} waits in call 1 on world: barrier" in report
+
+
+def load_slowly(pipe: int) -> None:
+    os.read(pipe, 1)  # here it loads
+
+
+def wait_for_a_child(path: str) -> list[str]:
+    comm.init(stall_warning_ns=LIMIT_NS)
+    pipe = os.open(path, os.O_RDWR)
+    told = reports(pipe)
+    if comm.world().rank == 1:
+        loader = multiprocessing.get_context("fork").Process(target=load_slowly, args=(pipe,))
+        loader.start()
+        loader.join()
+    comm.world().barrier()
+    comm.shutdown()
+    os.close(pipe)
+    return told.texts
+
+
+def test_a_rank_that_waits_for_a_loader_is_reported_with_the_loaders_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (report,), others = ranks.run(wait_for_a_child, 2, str(tmp_path / "pipe"))
+    assert others == []
+    assert "in wait_for_a_child" in report
+    child = report[report.index("child process") :]
+    line = inspect.getsourcelines(load_slowly)[1] + 1
+    assert f'File "{__file__}", line {line} in load_slowly' in child

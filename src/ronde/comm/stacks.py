@@ -68,10 +68,10 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 class Dump:
-    """A file that a signal fills with stacks. `signal` is 0 if there is no way."""
+    """A file that a signal fills with stacks, and one for forked children. `signal` is 0 if there is no way."""
 
     def __init__(self) -> None:
-        self.signal, self.file = 0, -1
+        self.signal, self.file, self.childrens_file = 0, -1, -1
         # Programs that use real-time signals begin to count at either end.
         free = [
             each
@@ -81,6 +81,7 @@ class Dump:
         if not free:
             return
         self.file = os.memfd_create("ronde-stacks", os.MFD_CLOEXEC)
+        self.childrens_file = os.memfd_create("ronde-stacks", os.MFD_CLOEXEC)
         faulthandler.register(free[0], file=self.file, all_threads=True, chain=False)
         self.signal = free[0]
 
@@ -89,4 +90,11 @@ class Dump:
         if self.signal:
             faulthandler.unregister(self.signal)
             os.close(self.file)
+            os.close(self.childrens_file)
             self.signal = 0
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: write for the parent from now on (comm/children)."""
+        if self.signal:
+            faulthandler.register(self.signal, file=self.childrens_file, all_threads=True, chain=False)
+            os.close(self.file)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from ronde import _native
+from ronde.comm.children import describe_children
 from ronde.comm.stacks import Dump, formatted, main_ident, places_of_waits
 from ronde.core.stall import Inspector
 from ronde.core.stall_events import (
@@ -98,7 +99,9 @@ class StallWatch:
     def handle(self, kind: int, rank: int, rest: Sequence[Any]) -> None:
         """Take note of what the native side has heard."""
         if kind == _STACKS_WANTED:
-            self.native.answer_stacks(rest[0], rank, formatted())
+            inspection = self._inspection
+            children = [] if inspection is None else inspection.describe_children()
+            self.native.answer_stacks(rest[0], rank, "\n".join([formatted(), *children]))
         elif self.inspector.is_idle:
             return
         elif kind == _ASKED:
@@ -193,7 +196,11 @@ class _Inspection:
     def abandon(self) -> None:
         """In a forked child."""
         self.native.abandon()
-        self._dump.close()
+        self._dump.leave_to_parent()
+
+    def describe_children(self) -> list[str]:
+        """Return what the child processes are and where."""
+        return describe_children(self._dump.signal, self._dump.childrens_file)
 
     def _run(self) -> None:
         wake_ns = -1
