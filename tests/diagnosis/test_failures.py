@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.diagnosis import endings
+from tests.diagnosis import calls, endings, starting
 from tests.diagnosis.failure import Failure, as_parameters
 
 
-@pytest.mark.parametrize("failure", as_parameters([*endings.FAILURES]))
+@pytest.mark.parametrize("failure", as_parameters([*endings.FAILURES, *calls.FAILURES, *starting.FAILURES]))
 def test_it_says_why(failure: Failure, tmp_path: Path) -> None:
     failure.check(failure.run(tmp_path))

@@ -118,9 +118,14 @@ def exchange_through(
                 records.append(mine if peer == rank else store.get(f"{base}/{peer}", left_ns))
             except TimeoutError:
                 late = missing(base) or [peer]
-                message = f"waited {timeout_ns / 1e9:g} s for {named_ranks(late)} of {size} to join at {store.address}"
+                message = (
+                    f"waited {round(timeout_ns / 1e9, 1):g} s for {named_ranks(late)} of {size} to join at "
+                    f"{store.address}"
+                )
                 if refusal := turned_away():
                     message += f"; the store {refusal}"
+                else:
+                    message += "; every rank must call ronde.init() within that time (RONDE_START_TIMEOUT)"
                 raise TimeoutError(message, "init", timeout_ns, tuple(late)) from None
         # The last reader tidies up. If the store has gone meanwhile, its host had all it needed, as we have.
         with suppress(PeerLostError):

@@ -403,7 +403,7 @@ class WorkerGroup:
             if self._only_leftovers():
                 return self._stop(now_ns, self._asking, "the workers have ended but left processes behind")
             assert self._failed is not None
-            waited = f"{self._given_ns / 1e9:.3g} s"
+            waited = f"{round((now_ns - self._failed.ended_ns) / 1e9, 1):g} s"
             what = f"raised {self._failed.raised}" if self._failed.is_ending else "failed"
             return self._stop(
                 now_ns, self._asking, f"still running {waited} after rank {self._failed.rank} {what}"

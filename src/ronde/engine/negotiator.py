@@ -291,7 +291,10 @@ class Negotiator:
     def _close(self, rank: int) -> None:
         name, host = self._names[rank], self._hosts[rank]
         self._failure = PeerLostError(
-            f"rank {name} on {host} has shut down and takes part in nothing more", name, host
+            f"rank {name} on {host} has shut down and takes part in nothing more: it has failed, or submits fewer "
+            "operations than this rank",
+            name,
+            host,
         )
         self._cycle.give_up(rank, str(self._failure))
         self._fail_pending(self._failure)
