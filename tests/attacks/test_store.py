@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -101,3 +103,34 @@ def test_a_listener_that_cannot_accept_is_left_alone(caplog: pytest.LogCaptureFi
     assert spent_s < 0.5
     (line,) = (record.getMessage() for record in caplog.records)
     assert line == f"the store at {address} cannot accept connections and tries again: Invalid argument"
+
+
+FEW_DESCRIPTORS = """
+import resource, sys
+from ronde.job_key import JobKey
+from ronde.net.stores.server import StoreServer
+
+server = StoreServer("tcp:127.0.0.1:0", JobKey.from_hex(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+print(server.address, flush=True)
+sys.stdin.read()
+server.close()
+"""
+
+
+def test_strangers_do_not_take_the_last_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store may have far fewer than there are strangers, and lets clients in all the same, and ends."""
+    monkeypatch.setattr("ronde.net.stores.tcp.short_ways", lambda *_: ())
+    words = [sys.executable, "-c", FEW_DESCRIPTORS, "11" * 32]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        with crowd(address, 200):
+            for number in range(3):
+                client = StoreClient(address, JobKey.from_hex("11" * 32), LONG)
+                assert client.add("calls", 1) == number + 1
+                client.close()
+    finally:
+        process.communicate(timeout=60)
+    assert process.returncode == 0

@@ -70,9 +70,9 @@ class Strangers(Generic[Stranger]):
         if not source:
             del self._sources[name]
 
-    def room(self, now_ns: int) -> Room[Stranger]:
-        """Return whether one more may come in."""
-        if len(self._source_of) < self._capacity:
+    def room(self, now_ns: int, is_short: bool = False) -> Room[Stranger]:
+        """Return whether one more may come in; with `is_short` only in the place of another, of whom there is one."""
+        if len(self._source_of) < self._capacity and not is_short:
             return Room()
         source = max(self._sources.values(), key=len)
         wait_until_ns = []

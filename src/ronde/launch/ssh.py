@@ -39,11 +39,11 @@ from ronde.launch.loop import Loop, Order
 from ronde.launch.report import report_elsewhere
 from ronde.launch.screen import Screen
 from ronde.net.addresses import address_of_interface, address_towards, addresses_here
+from ronde.net.descriptor_limit import raise_descriptor_limit
 from ronde.net.disk import Disk
 from ronde.net.error_file import ERROR_FILE, hand_up
 from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox
-from ronde.net.stores.doors import raise_limit_of_files
 from ronde.net.stores.tcp import StoreClient, StoreServer
 
 __all__ = ["run_hosts"]
@@ -91,7 +91,7 @@ class _Launcher:
         self._typed = 0  # how often the user has typed a signal
         self._stores, server = _serve(config, self._all_here(), self._own_addresses, self._key)
         stack.callback(server.close)
-        raise_limit_of_files()  # four for each agent
+        raise_descriptor_limit()  # four for each agent
         self._store = StoreClient(server.address, self._key, 10 * SECOND)
         stack.callback(self._store.close)
         self._loop = Loop()

@@ -23,6 +23,7 @@ from ronde.core.refusals import Refusals
 from ronde.errors import ProtocolError
 from ronde.net.authentication import Handshake
 from ronde.net.callers import Caller, accept_caller, is_shortage
+from ronde.net.descriptor_limit import raise_descriptor_limit
 
 __all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "Newcomer", "Reception"]
 
@@ -181,7 +182,17 @@ class Reception:
             self._take_in(listener, caller, now_ns)
 
     def _bear(self, listener: _Listener, error: OSError, now_ns: int) -> None:
-        """The listener cannot accept: try again later, or never."""
+        """The listener cannot accept: let strangers make room if that helps, else try again later, or never."""
+        if is_shortage(error) and raise_descriptor_limit():
+            return
+        crowded = max(self._listeners.values(), key=lambda each: len(each.strangers))
+        if is_shortage(error) and crowded.strangers:
+            room = crowded.strangers.room(now_ns, is_short=True)
+            if room.leaver is not None:
+                self._turn_away(room.leaver, CROWD)
+            else:
+                self._shut(listener, room.wait_until_ns)
+            return
         verdict = listener.failures.fail(is_shortage(error), now_ns)
         if verdict.is_new:
             self._report(error)

@@ -31,6 +31,13 @@ def test_the_oldest_silent_one_of_the_largest_source_leaves_first() -> None:
     assert strangers.room(SILENT_NS + 2) == Room(leaver="a2")
 
 
+def test_in_a_shortage_one_comes_in_the_place_of_another() -> None:
+    strangers: Strangers[str] = Strangers(100)
+    strangers.enter("a", "", 0)
+    assert strangers.room(SILENT_NS - 1, is_short=True) == Room(wait_until_ns=SILENT_NS)
+    assert strangers.room(SILENT_NS, is_short=True) == Room(leaver="a")
+
+
 def test_who_talks_has_more_time() -> None:
     strangers = crowd("a", "a")
     for name in ("a0", "a1"):

@@ -7,7 +7,6 @@ in its network namespace has found the store that it would have reached through 
 
 from __future__ import annotations
 
-import resource
 import socket
 from collections.abc import Iterator
 
@@ -15,10 +14,9 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, Endpoint, is_ours, listen
 
-__all__ = ["MAX_CLIENTS", "listen_for_clients", "notice_loss", "raise_limit_of_files", "short_ways"]
+__all__ = ["MAX_CLIENTS", "listen_for_clients", "notice_loss", "short_ways"]
 
 MAX_CLIENTS = 20_000
-OTHER_FILES = 1_000
 SILENCE_S = 6  # how long a connection may get no sign of its other end
 WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
@@ -65,13 +63,3 @@ def notice_loss(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S - SILENCE_S // 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
-
-
-def raise_limit_of_files() -> bool:
-    """Allow this process the files for all clients, or what it may have; return whether that is more than before."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(MAX_CLIENTS + OTHER_FILES, hard)
-    if soft >= wanted:
-        return False
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return True

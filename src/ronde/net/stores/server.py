@@ -32,11 +32,10 @@ from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse
 from ronde.net.authentication import Handshake, Role
-from ronde.net.callers import is_shortage
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.reception import Newcomer, Reception
 from ronde.net.stores.desk import Desk, Session
-from ronde.net.stores.doors import MAX_CLIENTS, listen_for_clients, notice_loss, raise_limit_of_files
+from ronde.net.stores.doors import MAX_CLIENTS, listen_for_clients, notice_loss
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 
 if TYPE_CHECKING:
@@ -253,11 +252,9 @@ class StoreServer:
         return Handshake(Role.SERVER, self._key, STORE_PURPOSE, protection_of(sock, self._is_secret))
 
     def _report_listener(self, error: OSError) -> None:
-        """Say that a listener cannot accept, unless there may be more descriptors."""
-        if not (is_shortage(error) and raise_limit_of_files()):
-            _log.error(
-                "the store at %s cannot accept connections and tries again: %s", self._address, error.strerror
-            )
+        _log.error(
+            "the store at %s cannot accept connections and tries again: %s", self._address, error.strerror
+        )
 
     def _welcome(self, newcomer: Newcomer) -> None:
         """Let a connection be a member's."""
