@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
 def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     from ronde.cli.run_config import configure
     from ronde.cli.run_here import check_tuning, look
-    from ronde.cli.run_settings import idle_options
+    from ronde.cli.run_settings import idle_options, idle_variables
     from ronde.launch.command import find_command
 
     command = find_command(
@@ -78,7 +78,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     )
     config = configure(asked, command, look(asked, variables))
     check_tuning(asked, config)
-    for sentence in idle_options(asked):
+    for sentence in [*idle_options(asked), *idle_variables(variables)]:
         print(f"ronde: {sentence}", file=sys.stderr)
     if asked.value("--launcher") == "mpi":
         from ronde.launch import mpirun

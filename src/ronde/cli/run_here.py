@@ -23,7 +23,8 @@ BACKENDS = ("alone", "c10d", "etcd", "etcd-v2", "file", "static", "tcp")  # thos
 class Here(NamedTuple):
     """What has to be known of this machine: `gpus` and `hostfile` (its text) only if they are asked for.
 
-    `backends`: the names of all rendezvous that are known. `step`: what Slurm says, if it has started us, as `uid`.
+    `backends`: the names of all rendezvous that are known; `torchruns_handlers`: of those that only torchrun can use.
+    `step`: what Slurm says, if it has started us, as `uid`.
     """
 
     environment: Mapping[str, str]
@@ -31,6 +32,7 @@ class Here(NamedTuple):
     gpus: int = 0
     hostfile: str = ""
     backends: Sequence[str] = BACKENDS
+    torchruns_handlers: Sequence[str] = ()
     step: Step | None = None
     uid: int = 0
 
@@ -60,9 +62,9 @@ def look(asked: RunArguments, variables: Mapping[str, str]) -> Here:
         variables, usable_cores(), gpus, _hostfile(asked.value("--hostfile")), step=step, uid=os.geteuid()
     )
     if asked.value("--rdzv-backend", "tcp") not in here.backends:
-        from ronde.net.rendezvous.registry import names  # looks for what is installed, which takes a while
+        from ronde.net.rendezvous.registry import names, torchruns_names  # which take a while
 
-        here = here._replace(backends=names())
+        here = here._replace(backends=names(), torchruns_handlers=torchruns_names())
     return here
 
 

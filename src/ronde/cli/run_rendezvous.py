@@ -170,6 +170,12 @@ def _backend(asked: RunArguments, here: Here) -> str | None:
     name: str | None = asked.value("--rdzv-backend")
     if name is not None and name not in here.backends:
         known = ", ".join(here.backends)
+        if name in here.torchruns_handlers:
+            raise UsageError(
+                f"{asked.origin('--rdzv-backend')} {name} is a rendezvous handler of torchrun's (entry point "
+                f"torchrun.handlers), which ronde run cannot use: take one of {known}, or start the script by "
+                "torchrun, under which ronde.init() finds its place too"
+            )
         raise UsageError(
             f"{asked.origin('--rdzv-backend')} {name} is not known{nearest(name, here.backends)} (known are {known})"
         )

@@ -8,8 +8,15 @@ from collections.abc import Mapping
 from ronde.cli.engine_options import ENGINE_OPTIONS
 from ronde.cli.run_arguments import RunArguments
 
-__all__ = ["idle_options", "worker_settings"]
+__all__ = ["idle_options", "idle_variables", "worker_settings"]
 
+# Of torchrun's agent, with what they switch on there.
+_TORCHRUNS_VARIABLES = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": (
+        "there is no watchdog for torch's file timer; RONDE_STALL_SHUTDOWN ends jobs that hang"
+    ),
+    "TORCHELASTIC_HEALTH_CHECK_PORT": "there is no health check server",
+}
 NEVER = str(2**31)  # no tensor is so large: the most that the setting takes
 
 
@@ -66,4 +73,13 @@ def idle_options(asked: RunArguments) -> list[str]:
         f"{asked.origin(name)} means nothing here: {reason}"
         for name, reason in why.items()
         if name in asked.given and not asked.origin(name).startswith("PET_")
+    ]
+
+
+def idle_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that switches something on in torchrun's agent, and nothing here."""
+    return [
+        f"{name} means nothing here: {reason}"
+        for name, reason in _TORCHRUNS_VARIABLES.items()
+        if environment.get(name, "").strip() not in ("", "0")
     ]

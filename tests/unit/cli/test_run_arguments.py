@@ -12,7 +12,7 @@ from ronde.cli import main
 from ronde.cli.engine_options import ENGINE_OPTIONS
 from ronde.cli.options import Option
 from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
-from ronde.cli.run_settings import idle_options, worker_settings
+from ronde.cli.run_settings import idle_options, idle_variables, worker_settings
 from ronde.errors import UsageError
 from ronde.launch.command import find_command
 from ronde.launch.config import Std
@@ -283,6 +283,14 @@ def test_what_means_nothing_here_is_said_once() -> None:
         "--torus_allreduce means nothing here",
         "--gloo means nothing here",
     ]
+
+
+def test_what_torchruns_agent_alone_can_do_is_said() -> None:
+    variables = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_HEALTH_CHECK_PORT": "8080"}
+    timer, port = idle_variables(variables)
+    assert timer.startswith("TORCHELASTIC_ENABLE_FILE_TIMER means nothing here: there is no watchdog")
+    assert port.startswith("TORCHELASTIC_HEALTH_CHECK_PORT means nothing here")
+    assert idle_variables({"TORCHELASTIC_ENABLE_FILE_TIMER": "0", "TORCHELASTIC_RUN_ID": "x"}) == []
 
 
 def test_the_table_is_consistent() -> None:

@@ -351,6 +351,15 @@ def test_a_variable_is_called_by_its_name() -> None:
         config("", RONDE_START_TIMEOUT="x")
 
 
+def test_a_handler_of_torchruns_is_refused_by_what_it_is() -> None:
+    asked = parse_arguments(["--rdzv-backend", "theirs", "--nnodes", "2", "--rdzv-endpoint", "a", "t.py"], {})
+    here = Here({}, 4, torchruns_handlers=["theirs"])
+    with pytest.raises(
+        UsageError, match=r"theirs is a rendezvous handler of torchrun's \(entry point torchrun.handlers"
+    ):
+        configure(asked, ["/bin/python", "t.py"], here)
+
+
 def test_a_file_of_horovodruns(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     file = tmp_path / "c.yaml"

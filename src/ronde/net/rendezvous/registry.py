@@ -13,11 +13,12 @@ from ronde.job_key import JobKey
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
 
-__all__ = ["Factory", "create", "names", "register"]
+__all__ = ["Factory", "create", "names", "register", "torchruns_names"]
 
 Factory = Callable[[RendezvousConfig, JobKey], Rendezvous]
 
 _GROUP = "ronde.rendezvous"  # of entry points
+_TORCHRUNS_GROUP = "torchrun.handlers"
 _ENTRANCES = "ronde.net.rendezvous.entrances"
 _OURS = {
     "alone": ("ronde.net.rendezvous.alone", "make"),
@@ -72,3 +73,10 @@ def names() -> list[str]:
     from importlib.metadata import entry_points
 
     return sorted({*_OURS, *_registered, *(point.name for point in entry_points(group=_GROUP))})
+
+
+def torchruns_names() -> list[str]:
+    """Return the names of the handlers that others have installed for torchrun, which Ronde cannot use."""
+    from importlib.metadata import entry_points
+
+    return sorted(point.name for point in entry_points(group=_TORCHRUNS_GROUP))
