@@ -42,6 +42,7 @@ from ronde.net.processes import GroupLeader
 
 __all__ = ["Supervisor"]
 
+MOST_OF_ERROR = 200  # characters of an exception, in a sentence
 PROMPT_NS = 10**8  # what stands still for so long in the middle of a line may be waiting for an answer
 
 
@@ -108,6 +109,7 @@ class Supervisor:
             stream.drain()  # its traceback
         error = self._outputs[rank].error()
         what = error.message.partition("\n")[0] if error else "an exception"
+        what = what if len(what) <= MOST_OF_ERROR else what[: MOST_OF_ERROR - 3] + "..."
         self._tell(Raised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0))
 
     def local_rank(self, rank: int) -> int:
