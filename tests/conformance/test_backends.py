@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from tests.conformance import backend_cases
 from tests.conformance.backend_cases import CASES
+from tests.ranks.test_stall import Reports
 
 import ronde
 from ronde.backends.ccl import is_installed
@@ -189,7 +190,7 @@ from ronde.types import Kind
 
 
 class Picky(Backend):
-    """Carries barriers and broadcasts. Those of 2.0 work; others fail on rank 1 and last for ever elsewhere."""
+    """Carries barriers and broadcasts. Those of 2.0 work; one of 7 lasts for ever; others fail on rank 1."""
 
     name = "picky"
 
@@ -202,7 +203,7 @@ class Picky(Backend):
     def broadcast(self, data, root):
         if data.view("float64")[0] == 2.0:
             return
-        if self.place.rank == 1:
+        if self.place.rank == 1 and len(data.view("float64")) != 7:
             raise ValueError("broadcasts are not to my taste")
         patience = self.place.patience("broadcast by picky")
         while True:
@@ -247,6 +248,25 @@ def test_what_a_backend_raises_is_told_to_all() -> None:
         assert backends == ["picky"]
         assert text.startswith("rank 1 on ")
         assert "broadcast of 3 float64 with root 0: ValueError: broadcasts are not to my taste" in text
+
+
+def hang_in_a_backend() -> tuple[list[str], str]:
+    ronde.init(stall_warning_ns=10**9 // 4, stall_shutdown_ns=5 * 10**9)
+    told = Reports()
+    with pytest.raises(AbortedError) as caught:
+        ronde.broadcast(np.ones(7), 0, name="x")
+    ronde.shutdown()
+    return told.texts, str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plugin")
+def test_a_backend_that_does_not_return_is_named_and_given_up() -> None:
+    told = ranks.run(hang_in_a_backend, 2, environ={"RONDE_BACKENDS": "picky,native"})
+    reports = [text for texts, _ in told for text in texts]
+    assert any("by all ranks: it is being executed, by picky perhaps" in text for text in reports), reports
+    for _, error in told:
+        assert "all ranks have submitted it" in error
 
 
 # Memory of a device. Here the device is the processor, which nobody tells: the native side must not touch the memory.

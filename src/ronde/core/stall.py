@@ -103,6 +103,7 @@ class Inspector:
         self._inquiry: _Inquiry | None = None
         self._inquiries = 0
         self._not_before_ns = 0
+        self._claimed: set[int] = set()  # ids about which this rank is going to ask again
         self.wake_ns: int | None = None
 
     @property
@@ -167,6 +168,8 @@ class Inspector:
         own = self._inquiry
         ours = {tensor.id for tensor in own.tensors} if own is not None else set()
         for each in asked.ids:
+            if own is None and each in self._claimed and asked.rank > self._rank:
+                continue  # that rank has left it to this one
             if own is None or each not in ours or own.purpose is _Purpose.SUSPECT:
                 self._known.setdefault(each, _Known(None))
             elif asked.rank < self._rank and own.purpose is _Purpose.REPORT:
@@ -270,16 +273,22 @@ class Inspector:
             return self._judge_suspicion(inquiry, now_ns, still)
         silent = tuple(rank for rank in range(self._size) if rank not in answers)
         behind = () if silent else self._behind(answers)
-        if self._rank in behind or (answers[self._rank].is_in_round and not silent and not behind):
+        stall = replace(self._stall(inquiry, now_ns, still), behind=behind, silent=silent)
+        is_nobodys = not silent and not stall.culprits
+        is_new = stall.age_ns < self._long_ns(inquiry.purpose)
+        in_round = answers[self._rank].is_in_round and not silent and not behind
+        if self._rank in behind or (in_round and is_new):
             self._not_before_ns = now_ns + AGAIN_NS
+            self._claimed = set(still)
             return None
-        stall = self._stall(inquiry, now_ns, still)
-        stall = replace(stall, behind=behind, silent=silent)
-        may_just_be_long = not silent and not stall.culprits and stall.age_ns < GROWTH * self._warning_ns
-        if may_just_be_long and inquiry.purpose is _Purpose.REPORT:
+        if is_nobodys and is_new and inquiry.purpose is _Purpose.REPORT:  # it may just take long
             self._remember(still, now_ns)
             return None
         return stall
+
+    def _long_ns(self, purpose: _Purpose) -> int:
+        """How old something is that no rank holds up, and that hangs all the same, in a library perhaps."""
+        return GROWTH * self._warning_ns if purpose is _Purpose.REPORT else self._shutdown_ns + 2 * AGAIN_NS
 
     def _behind(self, answers: dict[int, Answer]) -> tuple[int, ...]:
         progress = {rank: answer.progress for rank, answer in answers.items()}

@@ -19,7 +19,7 @@ from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
 from ronde.comm.stalls import StallWatch, hide_thread
 from ronde.core.messages import TensorType
-from ronde.core.stall_report import TENSORS
+from ronde.core.stall_report import TENSORS, Subject
 from ronde.engine.agreement import agree_on_settings
 from ronde.engine.arrivals import Arrivals, survey
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
@@ -103,13 +103,20 @@ class Engine:
         comm.leave_stalls()
         self._stalls = StallWatch(
             lambda hub: self._cycle.watch_stalls(hub, comm.label),
-            *(TENSORS, _log, settings, comm.rank, comm.hosts, self._names),
+            *(self._subject(), _log, settings, comm.rank, comm.hosts, self._names),
         )
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
         return self._size
+
+    def _subject(self) -> Subject:
+        """What a report calls that which waits; and whom it suspects if all ranks have submitted it."""
+        if not (others := " or ".join(self.backends())):
+            return TENSORS
+        complete = f"it is being executed, by {others} perhaps, and does not come to an end"
+        return TENSORS._replace(complete=complete)
 
     def arrivals(self) -> list[Arrivals]:
         """Return how the tensors of each rank have arrived so far. Raises TimeoutError if a rank does not answer."""
