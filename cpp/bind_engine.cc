@@ -237,7 +237,6 @@ void bind_recording(nb::class_<PyCycle>& cycle) {
            })
       .def("record_submitted", [](PyCycle& self, std::string_view name,
                                   int kind) { self.cycle().recorder().submitted_cold(name, static_cast<Kind>(kind)); })
-      .def("record_decided", [](PyCycle& self, std::string_view name) { self.cycle().recorder().decided_cold(name); })
       .def("record_refused", [](PyCycle& self, std::string_view name) { self.cycle().recorder().refused(name); });
 }
 
@@ -283,12 +282,12 @@ void bind_cycle(nb::module_& module) {
            })
       .def("evict", &PyCycle::evict)
       .def("take_back", &PyCycle::take_back)
-      .def("run_now",
-           [](PyCycle& self, const Signature& signature, const std::vector<uint64_t>& rows, const nb::list& in,
-              const nb::list& out, int contributors, bool is_absent) {
-             const std::vector<Cycle::Memory> memory = PyCycle::memory_of(in, out);
-             guarded(self, [&] { self.cycle().run_now(signature, rows, memory, contributors, is_absent); });
+      .def("add_cold",
+           [](PyCycle& self, std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
+              const nb::list& in, const nb::list& out, int contributors, bool is_absent) {
+             self.cycle().add_cold(name, signature, rows, PyCycle::memory_of(in, out), contributors, is_absent);
            })
+      .def("run_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().run_cold(); }); })
       .def("join", [](PyCycle& self) { self.cycle().join(); })
       .def("absent", [](PyCycle& self) { self.cycle().absent(); })
       .def("resume", [](PyCycle& self) { self.cycle().resume(); })

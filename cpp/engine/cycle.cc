@@ -413,17 +413,27 @@ std::shared_ptr<Completion> Cycle::take_back(Slot& slot, uint32_t index) {
   return std::move(slot.completion);
 }
 
-void Cycle::run_now(const Signature& signature, const std::vector<uint64_t>& rows, std::span<const Memory> memory,
-                    int contributors, bool is_absent) {
-  const std::vector<Tensor> tensors = tensors_of(signature, rows);
+void Cycle::add_cold(std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
+                     std::span<const Memory> memory, int contributors, bool is_absent) {
+  recorder_.decided_cold(name);
+  ColdRun run{tensors_of(signature, rows), contributors, is_absent};
+  for (size_t i = 0; i < std::min(run.tensors.size(), memory.size()); ++i) run.tensors[i].memory = memory[i];
+  cold_runs_.push_back(std::move(run));
+}
+
+void Cycle::run_cold() {
+  const std::vector<ColdRun> runs = std::exchange(cold_runs_, {});
   std::vector<Work> batch;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Memory own = i < memory.size() ? memory[i] : Memory{};
-    batch.push_back({&tensors[i].signature, &tensors[i].rows, own.in, own.out, Recorder::kColdSlot, contributors,
-                     is_absent, tensors.size() > 1});
+  for (const ColdRun& run : runs) {
+    const auto slot = static_cast<uint32_t>(Recorder::kColdSlots + (&run - runs.data()));
+    for (const Tensor& tensor : run.tensors) {
+      batch.push_back({&tensor.signature, &tensor.rows, tensor.memory.in, tensor.memory.out, slot, run.contributors,
+                       run.is_absent, run.tensors.size() > 1});
+    }
   }
   const Stepping turn(*this);
   runner_.run(batch, [](const Work&) {});
+  recorder_.ran_cold();
 }
 
 void Cycle::join() {

@@ -81,15 +81,18 @@ class Cycle : private Watch::Listener {
   Event run();
   void stop();
 
-  // In a cold round: the cache as the ordered stream changes it; a tensor run at once; the end of the round.
+  // In a cold round: the cache as the ordered stream changes it; tensors that run; the end of the round.
   void insert(uint32_t slot, std::string name, Signature signature, std::vector<uint64_t> rows);
   // The completion of a tensor that was submitted and not decided, if there is one: it is not going to run from here.
   // take_back() leaves the slot as it is.
   std::shared_ptr<Completion> evict(uint32_t slot);
   std::shared_ptr<Completion> take_back(uint32_t slot);
-  // `contributors`: an average is divided by so many. With `is_absent` this rank contributes neutral elements.
-  void run_now(const Signature& signature, const std::vector<uint64_t>& rows, std::span<const Memory> memory,
-               int contributors, bool is_absent);
+  // add_cold(): a tensor (or a group) that the round has decided. run_cold(): all of them, fused like what comes from
+  // the log; all ranks add the same before they run it. `contributors`: an average is divided by so many. With
+  // `is_absent` this rank contributes neutral elements.
+  void add_cold(std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
+                std::span<const Memory> memory, int contributors, bool is_absent);
+  void run_cold();
   // begin_cold(): the engine's thread has come to the round, which waits for it.
   void begin_cold();
   void end_cold();
@@ -153,6 +156,11 @@ class Cycle : private Watch::Listener {
     std::vector<uint64_t> rows;
     Memory memory;
   };
+  struct ColdRun {
+    std::vector<Tensor> tensors;
+    int contributors;
+    bool is_absent;
+  };
   struct Slot {
     bool is_used = false;
     std::string name;
@@ -213,6 +221,7 @@ class Cycle : private Watch::Listener {
   std::atomic<bool> cold_due_{false};  // one was found by a thread other than the engine's
   std::atomic<uint64_t> cold_begun_{0};
   std::atomic<uint64_t> cold_entered_{0};
+  std::vector<ColdRun> cold_runs_;  // of the engine's thread
   std::atomic<bool> stopping_{false};
 
   std::atomic<bool> failed_{false};

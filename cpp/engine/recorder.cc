@@ -70,17 +70,17 @@ void Recorder::record_decision(std::span<const uint32_t> slots, FunctionRef<std:
 }
 
 void Recorder::decided_cold(std::string_view name) {
-  if (!is_on()) return;
-  cold_track_ = track_of(name);
-  push(Event::What::kDecided, cold_track_, round_);
+  cold_tracks_.push_back(is_on() ? track_of(name) : kNoTrack);
+  if (is_on()) push(Event::What::kDecided, cold_tracks_.back(), round_);
 }
 
 void Recorder::begin_group(std::span<const Work* const> group) {
   const auto kind = static_cast<uint8_t>(group.front()->signature->kind);
   timeline_->push({Timeline::now_ns(), group.size(), engine_track_, Event::What::kStarted, kind});
   for (const Work* work : group) {
-    const bool is_cold = work->slot == kColdSlot;
-    const uint32_t track = is_cold ? cold_track_ : tracks_[work->slot].load(std::memory_order_relaxed);
+    const bool is_cold = work->slot >= kColdSlots;
+    const uint32_t track =
+        is_cold ? cold_tracks_[work->slot - kColdSlots] : tracks_[work->slot].load(std::memory_order_relaxed);
     if (track == kNoTrack) continue;  // it was decided before the timeline began
     const auto bytes = static_cast<int64_t>(work->signature->bytes());
     timeline_->push({bytes, engine_track_, track, Event::What::kMember, 0});
@@ -89,7 +89,6 @@ void Recorder::begin_group(std::span<const Work* const> group) {
 
 void Recorder::begin_round(uint64_t place) {
   round_ = place;
-  cold_track_ = kNoTrack;
   push(Event::What::kRoundBegan, rounds_track_, place);
 }
 

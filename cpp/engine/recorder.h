@@ -27,8 +27,8 @@ struct Work;
 
 class Recorder {
  public:
-  // In place of a slot's number: of a tensor that runs in a cold round.
-  static constexpr uint32_t kColdSlot = UINT32_MAX;
+  // In place of a slot's number: of what runs in a cold round the first, the second and so on, from here up.
+  static constexpr uint32_t kColdSlots = uint32_t{1} << 31;
 
   Recorder(Communicator& communicator, const Board& board, size_t capacity);
   ~Recorder();
@@ -52,6 +52,7 @@ class Recorder {
       record_decision(slots, name_of, place);
   }
   void decided_cold(std::string_view name);
+  void ran_cold() { cold_tracks_.clear(); }
   void refused(std::string_view name) {
     if (is_on()) push(Event::What::kRefused, track_of(name));
   }
@@ -111,7 +112,7 @@ class Recorder {
   uint32_t engine_track_ = 0, rounds_track_ = 0;
   std::vector<std::atomic<uint32_t>> tracks_;  // by slot
   uint64_t round_ = 0;                         // the place in the log of the cold round
-  uint32_t cold_track_ = kNoTrack;             // what it has decided last
+  std::vector<uint32_t> cold_tracks_;          // what it has decided, and not run yet
   ClockOffset clock_;
 };
 

@@ -100,6 +100,7 @@ bool Runner::may_fuse(const Work& first, const Work& second) {
   if (&backends_.of(a) != &backends_.of(b)) return false;
   if (keeps_groups_apart_ && (first.is_grouped || second.is_grouped) && first.slot != second.slot) return false;
   if (a.kind == Kind::kAllgather) return true;
+  if (first.contributors != second.contributors) return false;  // ranks have joined between the two
   return is_reduction(a.kind) && a.dtype == b.dtype && a.op == b.op && a.prescale == b.prescale &&
          a.postscale == b.postscale;
 }

@@ -105,6 +105,25 @@ def test_phases_and_ticks(transport: str, tmp_path: Path) -> None:
         assert of_last["rank 1"] - of_last["rank 0"] > 10_000  # it was late, and that is seen
 
 
+def submit_new_tensors(path: str) -> None:
+    ronde.init(timeline=path)
+    world = ronde.world()
+    if ronde.rank() == 0:
+        world.barrier()  # so that what it submits makes all of them complete
+    handles = [ronde.allreduce_async(np.full(4, 1.0 + i), name=f"new {i}", op=ronde.Sum) for i in range(50)]
+    if ronde.rank() == 1:
+        world.barrier()
+    for i, handle in enumerate(handles):
+        assert handle.wait().tolist() == [2.0 + 2 * i] * 4
+    ronde.shutdown()
+
+
+def test_new_tensors_of_one_round_run_together(tmp_path: Path) -> None:
+    ranks.run(submit_new_tensors, 2, f"{tmp_path}/")
+    engine = tracks(read(tmp_path / "rank-0.json"), 0)["engine"]
+    assert max(record["args"].get("tensors", 1) for record in engine if "args" in record) > 5
+
+
 def check_rounds(of_rank: dict[str, list[Record]]) -> None:
     fused = 0
     for i in range(5):

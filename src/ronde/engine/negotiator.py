@@ -15,13 +15,24 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ronde import _native
 from ronde._native import Handle
 from ronde.comm.communicator import Communicator
-from ronde.core.messages import AllJoined, Joined, Leaving, Run, Tune, decode_stream, encode_stream
+from ronde.core.messages import (
+    AllJoined,
+    Evict,
+    Fail,
+    Joined,
+    Leaving,
+    Run,
+    Tune,
+    decode_stream,
+    encode_stream,
+)
 from ronde.core.negotiation import (
     Closed,
     Contribute,
@@ -77,6 +88,8 @@ class Negotiator:
         self.on_failure: Callable[[], object] = lambda: None
         self._failure: BaseException | None = None
         self._closed = threading.Event()
+        self._decided: list[str] = []  # what this rank has submitted of what runs next
+        self._has_decided = False
         self._is_in_round = False
         self._is_ending = False
         self.thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
@@ -180,24 +193,22 @@ class Negotiator:
                 self._tuner.meet(self._coordinator)
             stream = encode_stream(self._coordinator.step_merged(batches, self._cycle.take_used()))
         for item in decode_stream(share_bytes(self._comm, stream)):
+            # Tensors that follow each other run together, on all ranks alike. Evictions and refusals concern others.
+            if not isinstance(item, Run | Evict | Fail):
+                self._run_decided()
             with self._lock:
-                effects = self._member.apply(item)
-                for effect in effects:
+                for effect in self._member.apply(item):
                     self._apply(effect)
-            for effect in effects:
-                if isinstance(effect, Execute):
-                    self._execute(effect)
-                elif isinstance(effect, Contribute):
-                    run = effect.run
-                    self._cycle.record_decided(run.request.name)
-                    self._cycle.run_now(
-                        signature_of(run.request), run.rows, [], [], self._contributors(run), True
-                    )
+        self._run_decided()
         self._cycle.end_cold()
 
     def _apply(self, effect: Effect) -> None:
-        """Whatever is quickly done, with the lock held."""
+        """Do what an item of the stream asks for, with the lock held."""
         match effect:
+            case Execute():
+                self._decide(effect)
+            case Contribute(run):
+                self._add(run, signature_of(run.request), [], [], True)
             case Insert(slot, request, run):
                 self._cycle.insert(slot, request.name, signature_of(request), run.rows)
             case Evicted(slot):
@@ -206,6 +217,11 @@ class Negotiator:
                 if left < 0:  # else all that is pending fails, in a moment
                     self._cycle.record_refused(request.name)
                     self.cold.pop(request.name).fail(MismatchError(reason))
+            case _:
+                self._apply_to_world(effect)
+
+    def _apply_to_world(self, effect: Effect) -> None:
+        match effect:
             case Joined(ranks):
                 self._joined.update(ranks)
                 if not self._divides_by_all:
@@ -230,33 +246,41 @@ class Negotiator:
         self._member.displaced(submission.terms.request(submission.name))
         self._add_cold(submission, handle)
 
-    def _execute(self, effect: Execute) -> None:
-        """Run a tensor of which all ranks have just heard that it is ready."""
+    def _decide(self, effect: Execute) -> None:
+        """Add a tensor, of which all ranks have just heard that it is ready, to what runs next."""
         request, run = effect.request, effect.run
-        with self._lock:
-            handle = self.cold[request.name]
+        handle = self.cold[request.name]
         submission: Submission = handle.inputs
         if submission.terms.kind in (Allgather, Alltoall):
             # Of a hit that was displaced: the sizes may be others now.
             submission = submission._replace(goals=None)
         submission = submission.with_goals(run.rows, self._rank, self._size)
-        self._cycle.record_decided(request.name)
-        self._cycle.run_now(
-            signature_of(submission.terms),
-            run.rows,
-            submission.sources,
-            submission.destinations,
-            self._contributors(run),
-            False,
-        )
+        self._add(run, signature_of(submission.terms), submission.sources, submission.destinations, False)
         if submission.goals:
             handle.result = submission.result
         if submission.needs_finish:
             handle.finish = lambda _: submission.finish()
         self._tell_splits(handle, request.kind, run)
+        self._decided.append(request.name)
+
+    def _add(
+        self, run: Run, signature: _native.Signature, sources: list[Any], goals: list[Any], is_absent: bool
+    ) -> None:
+        self._cycle.add_cold(
+            run.request.name, signature, run.rows, sources, goals, self._contributors(run), is_absent
+        )
+        self._has_decided = True
+
+    def _run_decided(self) -> None:
+        if not self._has_decided:
+            return
+        self._has_decided = False
+        self._cycle.run_cold()
         with self._lock:
-            del self.cold[request.name]
-        handle.complete()
+            handles = [self.cold.pop(name) for name in self._decided]
+            self._decided.clear()
+        for handle in handles:
+            handle.complete()
 
     def _contributors(self, run: Run) -> int:
         return self._size if self._divides_by_all else self._size - len(run.absent)
