@@ -165,6 +165,38 @@ FAILURES = [
         exit_code=139,
     ),
     Failure(
+        "a segmentation fault that Python is told not to show",
+        """
+        import ctypes
+        if rank == 1:
+            ctypes.string_at(0)
+        world.barrier()
+        """,
+        (r"ronde: rank 1 \(pid \d+\) was killed by SIGSEGV after",),
+        exit_code=139,
+        never=("Fatal Python error",),
+        environment={"PYTHONFAULTHANDLER": ""},
+    ),
+    Failure(
+        "an exception in the handling of a lost rank, which ends later",
+        """
+        if rank == 1:
+            ronde.shutdown()
+            time.sleep(1)
+            sys.exit(7)
+        try:
+            world.barrier()
+        except ronde.PeerLostError:
+            raise RuntimeError("cannot save the model")
+        """,
+        (
+            r"\[0\] RuntimeError: cannot save the model",
+            r"ronde: rank 1 \(pid \d+\) failed with exit code 7",
+            r"ronde: rank 0 ended with exit code 1 because of that",
+        ),
+        exit_code=7,
+    ),
+    Failure(
         "an abort in a library",
         """
         def give_up():
