@@ -9,6 +9,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -16,7 +17,9 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -262,12 +265,12 @@ void allgather_as(Communicator& communicator, nb::handle x, nb::handle out, cons
               [&] { communicator.allgather(in.data(), result.data(), sizes, static_cast<DType>(dtype)); });
 }
 
-void broadcast_as(Communicator& communicator, nb::handle x, int dtype, int root, int kind) {
+void broadcast_as(Communicator& communicator, nb::handle x, int dtype, int root, int kind, bool sealed) {
   Array data;
   load(data, x, communicator.rank() != root);
   const auto type = static_cast<DType>(dtype);
   without_gil(communicator, [&] {
-    communicator.broadcast(data.data(), data.bytes() / size_of(type), type, root, static_cast<Kind>(kind));
+    communicator.broadcast(data.data(), data.bytes() / size_of(type), type, root, static_cast<Kind>(kind), sealed);
   });
 }
 
@@ -288,26 +291,27 @@ void scatter_as(Communicator& communicator, nb::handle x, nb::handle out, const 
 }
 
 void alltoall_as(Communicator& communicator, nb::handle x, const Sizes& in_sizes, nb::handle out,
-                 const Sizes& out_sizes, int dtype) {
+                 const Sizes& out_sizes, int dtype, bool sealed) {
   Array in, result;
   load(in, x, false);
   load(result, out, true);
-  without_gil(communicator,
-              [&] { communicator.alltoall(in.data(), in_sizes, result.data(), out_sizes, static_cast<DType>(dtype)); });
+  without_gil(communicator, [&] {
+    communicator.alltoall(in.data(), in_sizes, result.data(), out_sizes, static_cast<DType>(dtype), sealed);
+  });
 }
 
-void send_as(Communicator& communicator, nb::handle x, int dtype, int dest, int tag) {
+void send_as(Communicator& communicator, nb::handle x, int dtype, int dest, int tag, bool sealed) {
   Array data;
   load(data, x, false);
   without_gil(communicator,
-              [&] { communicator.send(data.data(), data.bytes(), static_cast<DType>(dtype), dest, tag); });
+              [&] { communicator.send(data.data(), data.bytes(), static_cast<DType>(dtype), dest, tag, sealed); });
 }
 
-void recv_as(Communicator& communicator, nb::handle x, int dtype, int source, int tag) {
+void recv_as(Communicator& communicator, nb::handle x, int dtype, int source, int tag, bool sealed) {
   Array data;
   load(data, x, true);
   without_gil(communicator,
-              [&] { communicator.recv(data.data(), data.bytes(), static_cast<DType>(dtype), source, tag); });
+              [&] { communicator.recv(data.data(), data.bytes(), static_cast<DType>(dtype), source, tag, sealed); });
 }
 
 std::vector<uint64_t> exchange(Communicator& communicator, int kind, int dtype, int root, uint64_t items,
@@ -337,17 +341,33 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communi
   return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(reinterpret_cast<uint8_t*>(data), {part_bytes}, capsule);
 }
 
+// The descriptor of a connection and its keys, as comm/bootstrap.py has them: outgoing, incoming, and whether it
+// conceals. Two empty keys: it has none.
+using Wire = std::tuple<int, nb::bytes, nb::bytes, bool>;
+
+Connection connection(const Wire& wire) {
+  const auto& [fd, outgoing, incoming, conceals] = wire;
+  if (outgoing.size() == 0) return Descriptor(fd);
+  ConnectionKeys keys{.conceals = conceals};
+  if (outgoing.size() != sizeof(AeadKey) || incoming.size() != sizeof(AeadKey)) {
+    throw std::invalid_argument("the key of a connection has 32 bytes");
+  }
+  std::memcpy(keys.outgoing.data(), outgoing.c_str(), sizeof(AeadKey));
+  std::memcpy(keys.incoming.data(), incoming.c_str(), sizeof(AeadKey));
+  return {Descriptor(fd), keys};
+}
+
 std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, std::vector<int> host_of, int cores,
-                                      int segment, std::vector<int> bells, std::map<int, int> controls,
-                                      std::map<int, std::vector<int>> data, int allreduce_algorithm,
+                                      int segment, std::vector<int> bells, const std::map<int, Wire>& controls,
+                                      const std::map<int, std::vector<Wire>>& data, int allreduce_algorithm,
                                       const std::vector<std::optional<size_t>>& switch_over, size_t staging_bytes,
                                       int64_t timeout_ns, int spin_us, bool adasum_hierarchical,
-                                      bool hierarchical_allgather, Communicator* twin) {
+                                      bool hierarchical_allgather, bool seals_payload, Communicator* twin) {
   Wiring wiring;  // first of all the descriptors, for them to be closed whatever fails
   for (int fd : bells) wiring.bells.emplace_back(fd);
-  for (const auto& [peer, fd] : controls) wiring.controls.emplace(peer, fd);
+  for (const auto& [peer, wire] : controls) wiring.controls.emplace(peer, connection(wire));
   for (const auto& [peer, streams] : data) {
-    for (int fd : streams) wiring.data[peer].emplace_back(fd);
+    for (const Wire& wire : streams) wiring.data[peer].push_back(connection(wire));
   }
   const auto local_size = static_cast<int>(bells.size());
   wiring.segment = std::make_shared<Mapping>(segment, HostSegment::bytes(local_size, staging_bytes));
@@ -365,7 +385,8 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
                         timeout_ns,
                         spin_us,
                         adasum_hierarchical,
-                        hierarchical_allgather};
+                        hierarchical_allgather,
+                        seals_payload};
   return std::make_unique<Communicator>(std::move(wiring), options);
 }
 
@@ -382,7 +403,8 @@ NB_MODULE(_native, module) {
   module.def("instruction_set", &ronde::instruction_set);
   module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "cores"_a, "segment"_a,
              "bells"_a, "controls"_a, "data"_a, "allreduce_algorithm"_a, "switch_over"_a, "staging_bytes"_a,
-             "timeout_ns"_a, "spin_us"_a, "adasum_hierarchical"_a, "hierarchical_allgather"_a, "twin"_a.none());
+             "timeout_ns"_a, "spin_us"_a, "adasum_hierarchical"_a, "hierarchical_allgather"_a, "seals_payload"_a,
+             "twin"_a.none());
 
   nb::class_<Communicator>(module, "Communicator")
       .def("allreduce", &ronde::allreduce)
@@ -391,12 +413,13 @@ NB_MODULE(_native, module) {
       .def("reduce_as", &ronde::reduce_as, "x"_a, "out"_a.none(), "dtype"_a, "op"_a, "root"_a)
       .def("reduce_scatter_as", &ronde::reduce_scatter_as)
       .def("allgather_as", &ronde::allgather_as)
-      .def("broadcast_as", &ronde::broadcast_as)
+      .def("broadcast_as", &ronde::broadcast_as, "x"_a, "dtype"_a, "root"_a, "kind"_a, "sealed"_a = false)
       .def("gather_as", &ronde::gather_as, "x"_a, "out"_a.none(), "sizes"_a, "dtype"_a, "root"_a)
       .def("scatter_as", &ronde::scatter_as, "x"_a.none(), "out"_a, "sizes"_a, "dtype"_a, "root"_a)
-      .def("alltoall_as", &ronde::alltoall_as)
-      .def("send_as", &ronde::send_as)
-      .def("recv_as", &ronde::recv_as)
+      .def("alltoall_as", &ronde::alltoall_as, "x"_a, "in_sizes"_a, "out"_a, "out_sizes"_a, "dtype"_a,
+           "sealed"_a = false)
+      .def("send_as", &ronde::send_as, "x"_a, "dtype"_a, "dest"_a, "tag"_a, "sealed"_a = false)
+      .def("recv_as", &ronde::recv_as, "x"_a, "dtype"_a, "source"_a, "tag"_a, "sealed"_a = false)
       .def("exchange", &ronde::exchange)
       .def("barrier", [](Communicator& self) { ronde::without_gil(self, [&] { self.barrier(); }); })
       .def("map_symmetric", &ronde::map_symmetric)

@@ -17,7 +17,8 @@ struct Call {
   Kind kind = Kind::kBarrier;
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  uint8_t algorithm = 0;  // see algorithms/select.h; a disagreement here is a difference in settings
+  uint8_t algorithm : 7 = 0;  // see algorithms/select.h; a disagreement here is a difference in settings
+  uint8_t is_sealed : 1 = 0;  // its payload carries tags between hosts, whatever the settings say
 
   bool operator==(const Call&) const = default;
   bool is_known() const;         // of one that has arrived: whether kind, type and operation are any

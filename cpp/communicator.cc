@@ -54,6 +54,11 @@ Call make_call(Kind kind, DType dtype, uint64_t count = 0, int root = -1, Reduce
   return call;
 }
 
+Call with_tags(Call call, bool sealed) {
+  call.is_sealed = sealed;
+  return call;
+}
+
 void check_reduction(DType dtype, ReduceOp op) {
   if (op == ReduceOp::kAdasum) throw UsageError("adasum combines whole vectors: only allreduce has it");
   if (!is_supported(dtype, op)) {
@@ -92,9 +97,8 @@ Communicator::Communicator(Wiring wiring, const Options& options)
     const auto local = std::find(local_ranks_.begin(), local_ranks_.end(), rank);
     if (rank == rank_) continue;
     if (local == local_ranks_.end()) {
-      std::vector<int> streams;
-      for (Descriptor& stream : wiring.data[rank]) streams.push_back(stream.release());
-      links[rank] = std::make_unique<TcpLink>(rank, rank_, hosts_[rank], std::move(streams));
+      links[rank] =
+          std::make_unique<TcpLink>(rank, rank_, hosts_[rank], std::move(wiring.data[rank]), options.seals_payload);
       continue;
     }
     const int index = static_cast<int>(local - local_ranks_.begin());
@@ -334,9 +338,9 @@ void Communicator::allgather(const void* in, void* out, std::span<const size_t> 
   });
 }
 
-void Communicator::broadcast(void* data, size_t count, DType dtype, int root, Kind kind) {
+void Communicator::broadcast(void* data, size_t count, DType dtype, int root, Kind kind, bool sealed) {
   check_root(root);
-  run(make_call(kind, dtype, count, root), [&](const Call& call) {
+  run(with_tags(make_call(kind, dtype, count, root), sealed), [&](const Call& call) {
     Hierarchy hierarchy = this->hierarchy();
     hierarchical_broadcast(hierarchy, call, data);
   });
@@ -344,7 +348,7 @@ void Communicator::broadcast(void* data, size_t count, DType dtype, int root, Ki
 
 void Communicator::exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value,
                             std::span<uint64_t> values) {
-  run(make_call(kind, dtype, items, root), [&](const Call& call) {
+  run(with_tags(make_call(kind, dtype, items, root), true), [&](const Call& call) {
     if (is_one_host()) return host_->exchange(call, value, values);
     const std::vector<size_t> sizes(hosts_.size(), sizeof(value));
     allgatherv(*mesh_, call, &value, values.data(), sizes);
@@ -372,8 +376,8 @@ void Communicator::scatter(const void* in, void* out, std::span<const size_t> si
 }
 
 void Communicator::alltoall(const void* in, std::span<const size_t> in_sizes, void* out,
-                            std::span<const size_t> out_sizes, DType dtype) {
-  run(make_call(Kind::kAlltoall, dtype), [&](const Call& call) {
+                            std::span<const size_t> out_sizes, DType dtype, bool sealed) {
+  run(with_tags(make_call(Kind::kAlltoall, dtype), sealed), [&](const Call& call) {
     if (!is_one_host()) return alltoallv(*mesh_, call, in, in_sizes, out, out_sizes);
     host_->deal(call, in, {in_sizes, running_offsets(in_sizes)}, out, {out_sizes, running_offsets(out_sizes)});
   });
@@ -409,15 +413,15 @@ void Communicator::delegate(Call call, FunctionRef<void()> body) {
   });
 }
 
-void Communicator::send(const void* data, size_t bytes, DType dtype, int dest, int tag) {
-  talk_to({dest, true}, dtype, tag, [&](Link& link, const Call& call) {
+void Communicator::send(const void* data, size_t bytes, DType dtype, int dest, int tag, bool sealed) {
+  talk_to({dest, true}, dtype, tag, sealed, [&](Link& link, const Call& call) {
     const Ticket ticket = link.send(call, data, bytes);
     return [&link, ticket] { return link.sent() >= ticket; };
   });
 }
 
-void Communicator::recv(void* data, size_t bytes, DType dtype, int source, int tag) {
-  talk_to({source, false}, dtype, tag, [&](Link& link, const Call& call) {
+void Communicator::recv(void* data, size_t bytes, DType dtype, int source, int tag, bool sealed) {
+  talk_to({source, false}, dtype, tag, sealed, [&](Link& link, const Call& call) {
     const Ticket ticket = link.recv(call, data, bytes);
     return [&link, ticket] { return link.received() >= ticket; };
   });
@@ -425,7 +429,7 @@ void Communicator::recv(void* data, size_t bytes, DType dtype, int source, int t
 
 // Point to point: `start` queues the message and returns what tells when it is done.
 template <class Start>
-void Communicator::talk_to(Watch::Talk talk, DType dtype, int tag, Start&& start) {
+void Communicator::talk_to(Watch::Talk talk, DType dtype, int tag, bool sealed, Start&& start) {
   const int peer = talk.peer;
   if (peer < 0 || peer >= size() || peer == rank_) {
     throw UsageError("cannot send to or receive from rank " + std::to_string(peer) + ": rank " + std::to_string(rank_) +
@@ -433,7 +437,7 @@ void Communicator::talk_to(Watch::Talk talk, DType dtype, int tag, Start&& start
   }
   const Turn turn(*this);
   current_talk_ = talk;
-  guarded(make_call(Kind::kSendRecv, dtype, 0, tag), [&](const Call& call) {
+  guarded(with_tags(make_call(Kind::kSendRecv, dtype, 0, tag), sealed), [&](const Call& call) {
     failure_.check();
     const auto is_done = start(mesh_->link(peer), call);
     mesh_->wait_until([&] {

@@ -25,6 +25,7 @@
 #include "algorithms/hierarchical.h"
 #include "algorithms/over_links.h"
 #include "algorithms/select.h"
+#include "connection.h"
 #include "descriptor.h"
 #include "failure_state.h"
 #include "function_ref.h"
@@ -45,6 +46,7 @@ struct Options {
   int spin_us = -1;  // -1: by the number of ranks per core
   bool adasum_hierarchical = false;
   bool hierarchical_allgather = true;  // between hosts with the same number of ranks
+  bool seals_payload = false;          // also tensors carry tags between hosts
 };
 
 struct Wiring {
@@ -54,8 +56,8 @@ struct Wiring {
   int cores = 1;                                 // on which ranks of this host may run, those of all together
   std::shared_ptr<Mapping> segment;              // the host's shared memory, HostSegment::bytes() long
   std::vector<Descriptor> bells;                 // eventfds of the ranks of this host, in rank order
-  std::map<int, Descriptor> controls;            // by rank, all others: the control connection
-  std::map<int, std::vector<Descriptor>> data;   // by rank, those on other hosts: the data connections
+  std::map<int, Connection> controls;            // by rank, all others: the control connection
+  std::map<int, std::vector<Connection>> data;   // by rank, those on other hosts: the data connections, with keys
   std::shared_ptr<SymmetricSegments> symmetric;  // of a communicator of the same ranks; null: its own
 };
 
@@ -79,15 +81,16 @@ class Communicator : private Waiter::Listener {
   void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op,
                       int divisor = 0);
   void allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype);
-  // `kind` names the operation that this broadcast is a part of, for comparing calls.
-  void broadcast(void* data, size_t count, DType dtype, int root, Kind kind = Kind::kBroadcast);
+  // `kind` names the operation that this broadcast is a part of, for comparing calls. `sealed`, here and below: what
+  // is sent carries tags between hosts, whatever the options say.
+  void broadcast(void* data, size_t count, DType dtype, int root, Kind kind = Kind::kBroadcast, bool sealed = false);
   void gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
   void scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
   void alltoall(const void* in, std::span<const size_t> in_sizes, void* out, std::span<const size_t> out_sizes,
-                DType dtype);
+                DType dtype, bool sealed = false);
   void barrier();
   // Every rank's `value`, as a part of the operation `kind`: how many rows each rank is going to give, mostly. `items`
-  // (elements per row) must agree.
+  // (elements per row) must agree. It carries tags, because what comes decides how much memory is taken.
   void exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value, std::span<uint64_t> values);
 
   // A collective whose bytes another library moves, in `body`: numbered like every other, so that a rank that has left
@@ -96,8 +99,8 @@ class Communicator : private Waiter::Listener {
 
   // Point to point: messages between two ranks arrive in the order in which they were sent, and tags must agree.
   // send() returns when `data` may be reused.
-  void send(const void* data, size_t bytes, DType dtype, int dest, int tag);
-  void recv(void* data, size_t bytes, DType dtype, int source, int tag);
+  void send(const void* data, size_t bytes, DType dtype, int dest, int tag, bool sealed = false);
+  void recv(void* data, size_t bytes, DType dtype, int source, int tag, bool sealed = false);
 
   // Symmetric memory (symmetric.h); shared so that arrays may outlive the communicator.
   const std::shared_ptr<SymmetricSegments>& symmetric() const { return symmetric_; }
@@ -143,7 +146,7 @@ class Communicator : private Waiter::Listener {
   template <class Body>
   void run(Call call, Body&& body);
   template <class Start>
-  void talk_to(Watch::Talk talk, DType dtype, int tag, Start&& start);
+  void talk_to(Watch::Talk talk, DType dtype, int tag, bool sealed, Start&& start);
   [[noreturn]] void fail(const Failure& failure);
   void await_verdict(int patience_ms = 300);
   void close_now();

@@ -4,10 +4,12 @@
 // reach of the sender, checks it here, and only then accepts the first byte of the payload.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "aead.h"
 #include "call.h"
 #include "error.h"
 
@@ -15,13 +17,16 @@ namespace ronde {
 
 struct Frame {
   // "RONDE", a zero byte, and the version of the wire format in the last two bytes.
-  static constexpr uint64_t kMagic = 0x0001'0045'444e'4f52;
+  static constexpr uint64_t kMagic = 0x0002'0045'444e'4f52;
 
   uint64_t magic = kMagic;
   Call call;
   uint64_t bytes = 0;  // of the payload that follows
 };
 static_assert(sizeof(Frame) == 40);
+
+// A frame as it travels between hosts: encrypted perhaps, and with its tag.
+using SealedFrame = std::array<std::byte, sizeof(Frame) + kTagBytes>;
 
 // Both ends of a link, for its checks and its errors.
 struct Ends {

@@ -18,6 +18,9 @@
 
 namespace ronde {
 
+// For people whose connection that happens to.
+constexpr const char* kAltered = "what it sent was altered, repeated or left out on the way";
+
 // Of one connection. `conceals`: messages are encrypted, not only guarded.
 struct ConnectionKeys {
   AeadKey outgoing{};

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -22,14 +23,22 @@ constexpr size_t kStripeBytes = 128 << 10;
 constexpr size_t kCallBytes = 16 << 20;
 constexpr size_t kMaxPieces = 64;
 
+constexpr size_t kFrameBytes = sizeof(SealedFrame);
+
+// How many bytes of the frame go down this stream.
+size_t head(size_t stream) { return stream == 0 ? kFrameBytes : 0; }
+
 }  // namespace
 
-TcpLink::TcpLink(int peer, int own, std::string peer_host, std::vector<int> streams)
-    : ends_{peer, own, std::move(peer_host)},
-      // A lone stream has no reason to cut a payload into pieces.
-      stripe_bytes_(streams.size() == 1 ? size_t{1} << 62 : kStripeBytes) {
-  for (const int fd : streams) {
-    streams_.push_back({fd, {}, {}});
+TcpLink::Stream::Stream(Connection connection)
+    : socket(std::move(connection.socket)),
+      outgoing(connection.keys.value().outgoing, connection.keys->conceals),
+      incoming(connection.keys->incoming, connection.keys->conceals) {}
+
+TcpLink::TcpLink(int peer, int own, std::string peer_host, std::vector<Connection> streams, bool seals_payload)
+    : ends_{peer, own, std::move(peer_host)}, seals_payload_(seals_payload) {
+  for (Connection& connection : streams) {
+    const int fd = streams_.emplace_back(std::move(connection)).fd();
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     const int on = 1;
     // Fails on other sockets than TCP, which have no such delay.
@@ -37,20 +46,26 @@ TcpLink::TcpLink(int peer, int own, std::string peer_host, std::vector<int> stre
   }
 }
 
-TcpLink::~TcpLink() {
-  for (const Stream& stream : streams_) close(stream.fd);
-}
-
 void TcpLink::abandon() {
-  for (Stream& stream : streams_) close(std::exchange(stream.fd, -1));
+  for (Stream& stream : streams_) stream.socket.reset();
 }
 
 Ticket TcpLink::send(const Call& call, const void* data, size_t bytes) {
-  return outgoing_.push(call, static_cast<std::byte*>(const_cast<void*>(data)), bytes);
+  const Ticket ticket = push(outgoing_, call, const_cast<void*>(data), bytes);
+  Message& message = outgoing_[ticket];
+  const std::span frame(message.sealed_frame.data(), sizeof(Frame));
+  std::memcpy(frame.data(), &message.frame, sizeof(Frame));
+  const Tag tag = streams_[0].outgoing.seal({ticket}, frame, 0, frame.data());
+  std::memcpy(frame.data() + frame.size(), tag.data(), tag.size());
+  return ticket;
 }
 
-Ticket TcpLink::recv(const Call& call, void* data, size_t bytes) {
-  return incoming_.push(call, static_cast<std::byte*>(data), bytes);
+Ticket TcpLink::recv(const Call& call, void* data, size_t bytes) { return push(incoming_, call, data, bytes); }
+
+Ticket TcpLink::push(MessageQueue& queue, const Call& call, void* data, size_t bytes) const {
+  const size_t stripes = (bytes + kStripeBytes - 1) / kStripeBytes;
+  const bool is_sealed = seals_payload_ || call.is_sealed;
+  return queue.push(call, static_cast<std::byte*>(data), bytes, kTagBytes * (1 + (is_sealed ? stripes : 0)));
 }
 
 bool TcpLink::progress() {
@@ -72,23 +87,28 @@ void TcpLink::add_poll(std::vector<pollfd>& fds) const {
     short events = 0;
     if (out.ticket <= outgoing_.last()) events |= POLLOUT;
     if (receive_wanted(stream)) events |= POLLIN;
-    if (events != 0) fds.push_back({state.fd, events, 0});
+    if (events != 0) fds.push_back({state.fd(), events, 0});
   }
 }
 
 // How many bytes of the message go down this stream.
 size_t TcpLink::share(const Message& message, size_t stream) const {
-  const size_t round = stripe_bytes_ * streams_.size();
+  const size_t round = kStripeBytes * streams_.size();
   const size_t rest = message.frame.bytes % round;
-  const size_t begin = std::min(rest, stream * stripe_bytes_);
-  const size_t end = std::min(rest, (stream + 1) * stripe_bytes_);
-  return (stream == 0 ? sizeof(Frame) : 0) + message.frame.bytes / round * stripe_bytes_ + (end - begin);
+  const size_t begin = std::min(rest, stream * kStripeBytes);
+  const size_t end = std::min(rest, (stream + 1) * kStripeBytes);
+  const size_t rounds = message.frame.bytes / round;
+  const size_t stripes = rounds + (begin < end ? 1 : 0);
+  return head(stream) + rounds * kStripeBytes + (end - begin) + stripes * tag_bytes(message);
 }
 
-// Where in the payload the byte number `share_offset` of this stream's share lies (the frame not counted).
-size_t TcpLink::position(size_t stream, size_t share_offset) const {
-  const size_t stripe = share_offset / stripe_bytes_ * streams_.size() + stream;
-  return stripe * stripe_bytes_ + share_offset % stripe_bytes_;
+// The stripe at the byte `done` of this stream's share, behind the frame.
+TcpLink::Stripe TcpLink::stripe_at(const Message& message, size_t stream, size_t done) const {
+  const size_t offset = done - head(stream);
+  const size_t stride = kStripeBytes + tag_bytes(message);
+  const size_t number = offset / stride * streams_.size() + stream;
+  const size_t begin = number * kStripeBytes;
+  return {number, begin, std::min(kStripeBytes, message.frame.bytes - begin), offset % stride};
 }
 
 // Moves the cursor past the messages of which this stream has nothing (more) to do.
@@ -113,39 +133,79 @@ void TcpLink::advance(MessageQueue& queue, size_t stream, Cursor& cursor, size_t
 }
 
 // Lists the memory that comes next on this stream, up to the end of message `last` and the limits of one call.
-// Returns the number of pieces.
+// `find` says where a sealed stripe lies; there is one of them at most, as the last, because the receiver has to open
+// it before it goes on. Returns the number of pieces.
+template <class Find>
 size_t TcpLink::list_pieces(MessageQueue& queue, size_t stream, Cursor cursor, Ticket last, iovec* pieces,
-                            size_t limit) const {
+                            Find&& find) const {
   size_t count = 0;
   size_t room = kCallBytes;
-  const size_t frame_bytes = stream == 0 ? sizeof(Frame) : 0;
-  for (settle(queue, stream, cursor); cursor.ticket <= last && count < limit && room > 0;
+  const size_t frame_bytes = head(stream);
+  for (settle(queue, stream, cursor); cursor.ticket <= last && count < kMaxPieces && room > 0;
        settle(queue, stream, cursor)) {
     Message& message = queue[cursor.ticket];
-    iovec& piece = pieces[count++];
     if (cursor.done < frame_bytes) {
-      piece = {reinterpret_cast<std::byte*>(&message.frame) + cursor.done, frame_bytes - cursor.done};
-    } else {
-      const size_t offset = cursor.done - frame_bytes;
-      const size_t begin = position(stream, offset);
-      const size_t stripe_left = stripe_bytes_ - offset % stripe_bytes_;
-      piece = {message.data + begin, std::min({stripe_left, message.frame.bytes - begin, room})};
-      room -= piece.iov_len;
+      pieces[count++] = {message.sealed_frame.data() + cursor.done, frame_bytes - cursor.done};
+      cursor.done = frame_bytes;
+      continue;
     }
-    cursor.done += piece.iov_len;
+    const Stripe stripe = stripe_at(message, stream, cursor.done);
+    if (is_sealed(message)) {
+      if (room < kCallBytes) break;  // after payload of another message
+      const Place place = find(message, cursor.ticket, stripe);
+      if (stripe.done < stripe.bytes) pieces[count++] = {place.bytes + stripe.done, stripe.bytes - stripe.done};
+      const size_t tag_done = std::max(stripe.done, stripe.bytes) - stripe.bytes;
+      pieces[count++] = {place.tag + tag_done, kTagBytes - tag_done};
+      break;
+    }
+    const size_t bytes = std::min(stripe.bytes - stripe.done, room);
+    pieces[count++] = {message.data + stripe.begin + stripe.done, bytes};
+    room -= bytes;
+    cursor.done += bytes;
   }
   return count;
+}
+
+size_t TcpLink::list_outgoing(size_t stream, iovec* pieces) {
+  Stream& state = streams_[stream];
+  return list_pieces(outgoing_, stream, state.out, outgoing_.last(), pieces,
+                     [&](const Message& message, Ticket ticket, const Stripe& stripe) {
+                       return seal(state, message, ticket, stripe);
+                     });
+}
+
+// Of messages whose frame has been checked.
+size_t TcpLink::list_incoming(size_t stream, iovec* pieces) {
+  Stream& state = streams_[stream];
+  return list_pieces(incoming_, stream, state.in, checked_, pieces,
+                     [&](const Message& message, Ticket, const Stripe& stripe) {
+                       return Place{message.data + stripe.begin, state.arriving.data()};
+                     });
+}
+
+// Seals a stripe, once: what is sent later of it must not come from bytes that have changed meanwhile.
+TcpLink::Place TcpLink::seal(Stream& stream, const Message& message, Ticket ticket, const Stripe& stripe) const {
+  Sealed& sealed = stream.sealed;
+  std::byte* const bytes = message.data + stripe.begin;
+  if (sealed.ticket != ticket || sealed.number != stripe.number) {
+    if (stream.outgoing.conceals()) sealed.text.resize(stripe.bytes);
+    const Position position{ticket, static_cast<uint32_t>(stripe.number + 1)};
+    sealed.tag = stream.outgoing.seal(position, {bytes, stripe.bytes}, 0, sealed.text.data());
+    sealed.ticket = ticket;
+    sealed.number = stripe.number;
+  }
+  return {stream.outgoing.conceals() ? sealed.text.data() : bytes, sealed.tag.data()};
 }
 
 bool TcpLink::send_some(size_t stream) {
   Stream& state = streams_[stream];
   settle(outgoing_, stream, state.out);
   if (state.out.ticket > outgoing_.last()) return false;
-  iovec pieces[kMaxPieces];
+  iovec pieces[kMaxPieces + 1];
   msghdr header{};
   header.msg_iov = pieces;
-  header.msg_iovlen = list_pieces(outgoing_, stream, state.out, outgoing_.last(), pieces, kMaxPieces);
-  const ssize_t count = sendmsg(state.fd, &header, MSG_NOSIGNAL);
+  header.msg_iovlen = list_outgoing(stream, pieces);
+  const ssize_t count = sendmsg(state.fd(), &header, MSG_NOSIGNAL);
   if (count < 0) {
     if (errno == EAGAIN || errno == EINTR) return false;
     throw broken(errno);
@@ -168,27 +228,58 @@ bool TcpLink::receive_some(size_t stream) {
 
   // Checked payload straight to its place; behind it, on stream 0, the next frame into the staging buffer, which
   // take_staged() has emptied up to a part of a frame.
-  iovec pieces[kMaxPieces + 1];
+  iovec pieces[kMaxPieces + 2];
   msghdr header{};
   header.msg_iov = pieces;
-  header.msg_iovlen = list_pieces(incoming_, stream, state.in, checked_, pieces, kMaxPieces);
+  header.msg_iovlen = list_incoming(stream, pieces);
   size_t payload = 0;
   for (size_t i = 0; i < header.msg_iovlen; ++i) payload += pieces[i].iov_len;
   if (stream == 0) pieces[header.msg_iovlen++] = {staging_.data() + staged_end_, kStagingBytes - staged_end_};
 
-  const ssize_t count = recvmsg(state.fd, &header, 0);
+  const ssize_t count = recvmsg(state.fd(), &header, 0);
   if (count == 0) throw ends_.lost(" closed its connection");
   if (count < 0) {
     if (errno == EAGAIN || errno == EINTR) return moved;
     throw broken(errno);
   }
   const size_t direct = std::min(static_cast<size_t>(count), payload);
-  advance(incoming_, stream, state.in, direct);
+  accept(stream, direct);
   if (stream == 0) {
     staged_end_ += static_cast<size_t>(count) - direct;
     take_staged();
   }
   return true;
+}
+
+// Accounts for bytes that have come at the cursor, as list_incoming() has listed them, and opens the stripe that they
+// complete.
+void TcpLink::accept(size_t stream, size_t bytes) {
+  if (bytes == 0) return;
+  Stream& state = streams_[stream];
+  settle(incoming_, stream, state.in);
+  const Message& message = incoming_[state.in.ticket];
+  if (is_sealed(message)) {
+    const Stripe stripe = stripe_at(message, stream, state.in.done);
+    const Position position{state.in.ticket, static_cast<uint32_t>(stripe.number + 1)};
+    if (stripe.done + bytes == stripe.bytes + kTagBytes &&
+        !state.incoming.open(position, {message.data + stripe.begin, stripe.bytes}, 0, state.arriving)) {
+      throw ends_.lost(std::string(" was lost: ") + kAltered);
+    }
+  }
+  advance(incoming_, stream, state.in, bytes);
+}
+
+// Opens and checks the frame of a message.
+void TcpLink::take_frame(const std::byte* bytes, Ticket ticket) {
+  Frame frame;
+  Tag tag;
+  std::memcpy(&frame, bytes, sizeof(frame));
+  std::memcpy(tag.data(), bytes + sizeof(frame), tag.size());
+  if (!streams_[0].incoming.open({ticket}, std::as_writable_bytes(std::span(&frame, 1)), 0, tag)) {
+    throw ends_.lost(std::string(" was lost: ") + kAltered);
+  }
+  ends_.check(frame, incoming_[ticket].frame);
+  checked_ = ticket;
 }
 
 // Consumes the staging buffer as far as receives are queued: checks frames, copies payload behind them.
@@ -199,21 +290,19 @@ bool TcpLink::take_staged() {
     const size_t staged = staged_end_ - staged_begin_;
     const std::byte* next = staging_.data() + staged_begin_;
     size_t taken;
-    if (in.done < sizeof(Frame)) {
-      if (staged < sizeof(Frame)) break;
-      Frame frame;
-      std::memcpy(&frame, next, sizeof(frame));
-      ends_.check(frame, incoming_[in.ticket].frame);
-      checked_ = in.ticket;
-      taken = sizeof(frame);
+    if (in.done < kFrameBytes) {
+      if (staged < kFrameBytes) break;
+      take_frame(next, in.ticket);
+      taken = kFrameBytes;
+      advance(incoming_, 0, in, taken);
     } else {
       if (staged == 0) break;
-      iovec piece{};
-      list_pieces(incoming_, 0, in, checked_, &piece, 1);
-      taken = std::min(staged, piece.iov_len);
-      std::memcpy(piece.iov_base, next, taken);
+      iovec pieces[kMaxPieces + 1];
+      list_incoming(0, pieces);
+      taken = std::min(staged, pieces[0].iov_len);
+      std::memcpy(pieces[0].iov_base, next, taken);
+      accept(0, taken);
     }
-    advance(incoming_, 0, in, taken);
     staged_begin_ += taken;
     moved = true;
   }

@@ -8,6 +8,11 @@
 // Stream 0 runs ahead: the others wait with their part of a message until stream 0 has brought its frame and the frame
 // has been checked.
 //
+// A frame carries a tag (sealer.h), so that nobody without the keys makes this rank wait for, expect or combine what
+// its peer did not send. So does every stripe of a payload if the link or the call says so; with secrecy it is
+// encrypted. Stripes are opened where they lie, and count as received only then. A message's ticket and a stripe's
+// number are what it is sealed for.
+//
 // Payloads are received straight into their destination. Only what happens to follow a frame in the same read, up to
 // 4 KiB, is copied once more: it makes a small message cost one system call.
 #pragma once
@@ -16,9 +21,11 @@
 #include <string>
 #include <vector>
 
+#include "connection.h"
 #include "frame.h"
 #include "link.h"
 #include "message_queue.h"
+#include "sealer.h"
 
 struct iovec;
 
@@ -26,10 +33,9 @@ namespace ronde {
 
 class TcpLink final : public Link {
  public:
-  // Takes ownership of the connected sockets `streams` (at least one; the same number in the same order as the peer),
-  // makes them non-blocking and switches Nagle's algorithm off. `peer_host` is for messages to people.
-  TcpLink(int peer, int own, std::string peer_host, std::vector<int> streams);
-  ~TcpLink() override;
+  // `streams`: at least one, all with keys; the same number in the same order as the peer. Makes them non-blocking and
+  // switches Nagle's algorithm off. `peer_host` is for messages to people. `seals_payload`: also that carries tags.
+  TcpLink(int peer, int own, std::string peer_host, std::vector<Connection> streams, bool seals_payload = false);
 
   Ticket send(const Call& call, const void* data, size_t bytes) override;
   Ticket recv(const Call& call, void* data, size_t bytes) override;
@@ -49,26 +55,65 @@ class TcpLink final : public Link {
     size_t done = 0;  // bytes of that message moved on this stream, the frame included
   };
 
-  struct Stream {
-    int fd;
-    Cursor out;
-    Cursor in;
+  // A stripe of a message's payload, and how much of it and its tag has moved.
+  struct Stripe {
+    size_t number;
+    size_t begin;
+    size_t bytes;
+    size_t done;
   };
 
+  // The last stripe that a stream has sealed; with secrecy `text` is what travels.
+  struct Sealed {
+    Ticket ticket = 0;
+    size_t number = 0;
+    Tag tag;
+    std::vector<std::byte> text;
+  };
+
+  struct Stream {
+    explicit Stream(Connection connection);
+
+    int fd() const { return socket.get(); }
+
+    Descriptor socket;
+    Sealer outgoing;
+    Sealer incoming;
+    Cursor out;
+    Cursor in;
+    Sealed sealed;
+    Tag arriving;  // of the stripe at `in`
+  };
+
+  // Where a stripe's bytes and its tag travel from or to.
+  struct Place {
+    std::byte* bytes;
+    std::byte* tag;
+  };
+
+  bool is_sealed(const Message& message) const { return seals_payload_ || message.frame.call.is_sealed; }
+  size_t tag_bytes(const Message& message) const { return is_sealed(message) ? kTagBytes : 0; }
   size_t share(const Message& message, size_t stream) const;
-  size_t position(size_t stream, size_t share_offset) const;
+  Stripe stripe_at(const Message& message, size_t stream, size_t done) const;
+  Place seal(Stream& stream, const Message& message, Ticket ticket, const Stripe& stripe) const;
   void settle(const MessageQueue& queue, size_t stream, Cursor& cursor) const;
   void advance(MessageQueue& queue, size_t stream, Cursor& cursor, size_t bytes) const;
-  size_t list_pieces(MessageQueue& queue, size_t stream, Cursor cursor, Ticket last, iovec* pieces, size_t limit) const;
+  Ticket push(MessageQueue& queue, const Call& call, void* data, size_t bytes) const;
+  template <class Find>
+  size_t list_pieces(MessageQueue& queue, size_t stream, Cursor cursor, Ticket last, iovec* pieces, Find&& find) const;
+  size_t list_outgoing(size_t stream, iovec* pieces);
+  size_t list_incoming(size_t stream, iovec* pieces);
 
   bool send_some(size_t stream);
   bool receive_some(size_t stream);
+  void accept(size_t stream, size_t bytes);
   bool take_staged();
+  void take_frame(const std::byte* bytes, Ticket ticket);
   bool receive_wanted(size_t stream) const;
   Failure broken(int error) const;
 
   Ends ends_;
-  size_t stripe_bytes_;
+  bool seals_payload_;
   std::vector<Stream> streams_;
   MessageQueue outgoing_;
   MessageQueue incoming_;

@@ -24,7 +24,7 @@ int64_t steady_now_ns() {
 
 }  // namespace
 
-Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor> controls, BellRope own,
+Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Connection> controls, BellRope own,
              FailureState& failure)
     : rank_(rank),
       names_(std::move(names)),
@@ -39,9 +39,10 @@ Watch::Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor>
   for (auto& departure : departures_) departure.store(kPresent, std::memory_order_relaxed);
   if (controls_.empty()) return;
   for (const auto& [peer, control] : controls_) {
+    if (control.keys) seals_.emplace(peer, *control.keys);
     // Wake up for whole messages only: TCP may deliver one in two halves.
-    const int low_water = sizeof(Message);
-    setsockopt(control.get(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof(low_water));
+    const int low_water = static_cast<int>(wire_bytes(peer));
+    setsockopt(control.socket.get(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof(low_water));
   }
   const BlockSignals block;
   thread_ = std::make_unique<std::thread>([this] { run(); });
@@ -62,7 +63,7 @@ void Watch::stop() {
 
 void Watch::abandon() {
   is_abandoned_ = true;
-  for (auto& [peer, control] : controls_) control.reset();
+  for (auto& [peer, control] : controls_) control.socket.reset();
   wake_.reset();
 }
 
@@ -199,7 +200,12 @@ void Watch::send_to(int peer, const Message& message) {
   if (control == controls_.end()) return;
   std::string& backlog = backlog_[peer];
   const bool was_empty = backlog.empty();
-  backlog.append(reinterpret_cast<const char*>(&message), sizeof(message));
+  char bytes[sizeof(message) + kTagBytes];
+  std::memcpy(bytes, &message, sizeof(message));
+  const std::span wire(bytes, wire_bytes(peer));
+  const auto seals = seals_.find(peer);
+  if (seals != seals_.end()) seals->second.seal(std::as_writable_bytes(wire));
+  backlog.append(wire.data(), wire.size());
   if (!was_empty) return;
   flush(peer);
   if (!backlog.empty()) wake_thread();
@@ -209,9 +215,9 @@ void Watch::flush(int peer) {
   std::string& backlog = backlog_[peer];
   while (!backlog.empty()) {
     // Message by message, so that a Unix socket never takes a part of one.
-    const size_t rest = backlog.size() % sizeof(Message);
-    const size_t bytes = rest == 0 ? sizeof(Message) : rest;
-    const ssize_t sent = send(controls_.at(peer).get(), backlog.data(), bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const size_t rest = backlog.size() % wire_bytes(peer);
+    const size_t bytes = rest == 0 ? wire_bytes(peer) : rest;
+    const ssize_t sent = send(controls_.at(peer).socket.get(), backlog.data(), bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent > 0) {
       backlog.erase(0, static_cast<size_t>(sent));
     } else {
@@ -227,7 +233,7 @@ void Watch::run() {
   std::vector<pollfd> fds;
   for (const auto& [peer, control] : controls_) {
     peers.push_back(peer);
-    fds.push_back({control.get(), POLLIN, 0});
+    fds.push_back({control.socket.get(), POLLIN, 0});
   }
   fds.push_back({wake_.get(), POLLIN, 0});
   while (true) {
@@ -278,24 +284,31 @@ int Watch::process_of(int rank) {
   const auto control = controls_.find(rank);
   ucred peer{};
   socklen_t length = sizeof(peer);
-  if (control == controls_.end() || getsockopt(control->second.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+  if (control == controls_.end() ||
+      getsockopt(control->second.socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
     return 0;
   }
   return peer.pid;
 }
 
 bool Watch::hear(int peer, int fd, Inbox& inbox) {
-  const ssize_t got = recv(fd, inbox.bytes.data() + inbox.filled, sizeof(Message) - inbox.filled, MSG_DONTWAIT);
+  const std::span wire(inbox.bytes.data(), wire_bytes(peer));
+  const ssize_t got = recv(fd, wire.data() + inbox.filled, wire.size() - inbox.filled, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (got <= 0) {  // what has come of a message before is of no use: its sender died while it was under way
     lost(peer, got < 0 ? errno : 0);
     return false;
   }
   inbox.filled += static_cast<size_t>(got);
-  if (inbox.filled < sizeof(Message)) return true;
+  if (inbox.filled < wire.size()) return true;
   inbox.filled = 0;
+  const auto seals = seals_.find(peer);
+  if (seals != seals_.end() && !seals->second.open(wire)) {
+    report(FailureKind::kPeerLost, peer, names_[peer] + " was lost: " + kAltered);
+    return false;
+  }
   try {
-    handle(peer, Message::parse(inbox.bytes, peer, static_cast<int>(names_.size())));
+    handle(peer, Message::parse(wire.first(sizeof(Message)), peer, static_cast<int>(names_.size())));
   } catch (const ProtocolError& error) {
     distrust(error);
     return false;

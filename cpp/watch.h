@@ -8,7 +8,9 @@
 //   3. Whoever learns of a failure first tells everyone; the first failure heard wins (FailureState).
 //   4. A rank whose call takes long tells everyone which call it is. Ranks that wait for each other in different calls
 //      find out so.
-//   5. It also carries notes from rank to rank: a few words, reliably and in order, for whoever listens. The engine has
+//   5. Between hosts every message carries a tag (sealer.h). One that does not fit was altered on its way: its sender
+//      counts as lost, because what it says can no longer be believed.
+//   6. It also carries notes from rank to rank: a few words, reliably and in order, for whoever listens. The engine has
 //      one channel for them, the inspection of stalls another.
 // A rank that is merely stopped keeps its connections, so it is waited for.
 #pragma once
@@ -27,7 +29,7 @@
 
 #include "bell.h"
 #include "call.h"
-#include "descriptor.h"
+#include "connection.h"
 #include "failure_state.h"
 #include "watch_message.h"
 
@@ -35,8 +37,8 @@ namespace ronde {
 
 class Watch {
  public:
-  // `controls`: connected sockets by rank. `names[rank]`: how errors call it.
-  Watch(int rank, std::vector<std::string> names, std::map<int, Descriptor> controls, BellRope own,
+  // `controls`: the connections by rank. `names[rank]`: how errors call it.
+  Watch(int rank, std::vector<std::string> names, std::map<int, Connection> controls, BellRope own,
         FailureState& failure);
   ~Watch() { stop(); }
   Watch(const Watch&) = delete;
@@ -115,12 +117,14 @@ class Watch {
 
   // What has come of a peer's next message.
   struct Inbox {
-    std::array<std::byte, sizeof(Message)> bytes;
+    std::array<std::byte, sizeof(Message) + kTagBytes> bytes;
     size_t filled = 0;
   };
   void run();
   // False when nothing more will come from this peer.
   bool hear(int peer, int fd, Inbox& inbox);
+  // The bytes of a message on its way to and from this peer.
+  size_t wire_bytes(int peer) const { return sizeof(Message) + (seals_.contains(peer) ? kTagBytes : 0); }
   void handle(int peer, const Message& message);
   void hear_note(int peer, const Message& message);
   void lost(int peer, int error);
@@ -139,7 +143,9 @@ class Watch {
 
   int rank_;
   std::vector<std::string> names_;
-  std::map<int, Descriptor> controls_;  // unchanged while the thread runs
+  std::map<int, Connection> controls_;  // unchanged while the thread runs
+  // By rank on another host. Sealing is guarded by sending_, opening is the thread's.
+  std::map<int, SealedConnection> seals_;
   std::mutex sending_;                  // whole messages only, and none after stop()
   std::map<int, std::string> backlog_;  // by rank: what its socket has not taken yet; guarded by sending_
   BellRope own_;

@@ -15,10 +15,10 @@ inline void finish(Mesh& mesh, int peer, Ticket sent, Ticket received) {
 }
 
 // Many messages of all sizes in both directions at once, queued before any is waited for.
-inline void check_fifo_both_ways(Wire wire, int streams) {
+inline void check_fifo_both_ways(Wire wire, int streams, Seals seals) {
   const std::vector<size_t> sizes = {0,      1,       4,       4056,          4057,           0, 65537, 262144,
                                      262145, 1 << 20, 3000001, (1 << 20) - 1, 5 * 262144 + 3, 2};
-  Ranks ranks(2, wire, streams);
+  Ranks ranks(2, wire, streams, {}, seals);
   ranks.run([&](Mesh& mesh) {
     const int peer = 1 - mesh.rank();
     Link& link = mesh.link(peer);
@@ -40,8 +40,8 @@ inline void check_fifo_both_ways(Wire wire, int streams) {
 }
 
 // A message waits in the link until somebody asks for it.
-inline void check_late_receiver(Wire wire, int streams) {
-  Ranks ranks(2, wire, streams);
+inline void check_late_receiver(Wire wire, int streams, Seals seals) {
+  Ranks ranks(2, wire, streams, {}, seals);
   std::atomic<bool> sent_all{false};
   ranks.run([&](Mesh& mesh) {
     Link& link = mesh.link(1 - mesh.rank());
@@ -63,14 +63,14 @@ inline void check_late_receiver(Wire wire, int streams) {
   });
 }
 
-inline void check_mismatch(Wire wire, int streams) {
+inline void check_mismatch(Wire wire, int streams, Seals seals) {
   Call other = kSum10;
   other.count = 11;
   for (const auto& [call, bytes, words] :
        {std::tuple{other, size_t{40},
                    "rank 0 called allreduce of 11 float32 by sum, but rank 1 called allreduce of 10"},
         std::tuple{kSum10, size_t{44}, "rank 0 sends 44 bytes, but rank 1 expects 40 bytes"}}) {
-    Ranks ranks(2, wire, streams);
+    Ranks ranks(2, wire, streams, {}, seals);
     ranks.run([&, call = call, bytes = bytes, words = words](Mesh& mesh) {
       Link& link = mesh.link(1 - mesh.rank());
       std::vector<unsigned char> data(bytes, 1);
@@ -85,8 +85,8 @@ inline void check_mismatch(Wire wire, int streams) {
 }
 
 // Another thread fails the communicator while this rank sleeps in a receive that nobody will serve.
-inline void check_failure_wakes_sleeper(Wire wire, int streams) {
-  Ranks ranks(2, wire, streams);
+inline void check_failure_wakes_sleeper(Wire wire, int streams, Seals seals) {
+  Ranks ranks(2, wire, streams, {}, seals);
   std::atomic<bool> asleep{false};
   std::thread aborter([&] {
     asleep.wait(false);
@@ -104,11 +104,11 @@ inline void check_failure_wakes_sleeper(Wire wire, int streams) {
   aborter.join();
 }
 
-inline void check_link(Wire wire, int streams = 1) {
-  check_fifo_both_ways(wire, streams);
-  check_late_receiver(wire, streams);
-  check_mismatch(wire, streams);
-  check_failure_wakes_sleeper(wire, streams);
+inline void check_link(Wire wire, int streams = 1, Seals seals = {}) {
+  check_fifo_both_ways(wire, streams, seals);
+  check_late_receiver(wire, streams, seals);
+  check_mismatch(wire, streams, seals);
+  check_failure_wakes_sleeper(wire, streams, seals);
 }
 
 }  // namespace ronde::testing

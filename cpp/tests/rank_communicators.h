@@ -16,6 +16,7 @@
 
 #include "check.h"
 #include "communicator.h"
+#include "connection_keys.h"
 
 namespace ronde::testing {
 
@@ -59,10 +60,12 @@ inline std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& 
       wiring.controls[lower] = Descriptor(control);
       wirings[lower].controls[rank] = Descriptor(their_control);
       if (host_of[lower] == host_of[rank]) continue;
+      wiring.controls[lower].keys = keys_of_end(0);
+      wirings[lower].controls[rank].keys = keys_of_end(1);
       for (int stream = 0; stream < 2; ++stream) {
         const auto [mine, theirs] = socket_pair();
-        wiring.data[lower].emplace_back(mine);
-        wirings[lower].data[rank].emplace_back(theirs);
+        wiring.data[lower].emplace_back(Descriptor(mine), keys_of_end(0));
+        wirings[lower].data[rank].emplace_back(Descriptor(theirs), keys_of_end(1));
       }
     }
   }

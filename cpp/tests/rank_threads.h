@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "check.h"
+#include "connection_keys.h"
 #include "mesh.h"
 #include "shm_link.h"
 #include "tcp_link.h"
@@ -49,10 +50,17 @@ inline std::string host_of(int rank) { return "host-" + std::string(1, static_ca
 
 enum class Wire { kUnix, kTcp, kShm };
 
+// What travels between hosts carries tags: by choice the payload, too, and by choice it is encrypted.
+struct Seals {
+  bool payload = false;
+  bool conceals = false;
+};
+
 // All that the ranks share: bells, eventfds, pipes, and one failure state per rank.
 class Ranks {
  public:
-  Ranks(int size, Wire wire, int streams = 1, WaitPolicy policy = {}) : size_(size), bells_(size), failures_(size) {
+  Ranks(int size, Wire wire, int streams = 1, WaitPolicy policy = {}, Seals seals = {})
+      : size_(size), seals_(seals), bells_(size), failures_(size) {
     for (int rank = 0; rank < size; ++rank) ropes_.emplace_back(&bells_[rank], eventfd(0, EFD_NONBLOCK));
     std::vector<std::vector<std::unique_ptr<Link>>> links(size);
     for (auto& row : links) row.resize(size);
@@ -87,13 +95,14 @@ class Ranks {
   using Pair = std::pair<std::unique_ptr<Link>, std::unique_ptr<Link>>;
 
   Pair sockets(int a, int b, Wire wire, int streams) {
-    std::vector<int> ours, theirs;
+    std::vector<Connection> ours, theirs;
     for (int i = 0; i < streams; ++i) {
       const auto [one, other] = wire == Wire::kTcp ? tcp_socket_pair() : unix_socket_pair();
-      ours.push_back(one);
-      theirs.push_back(other);
+      ours.emplace_back(Descriptor(one), keys_of_end(0, seals_.conceals));
+      theirs.emplace_back(Descriptor(other), keys_of_end(1, seals_.conceals));
     }
-    return {std::make_unique<TcpLink>(b, a, host_of(b), ours), std::make_unique<TcpLink>(a, b, host_of(a), theirs)};
+    return {std::make_unique<TcpLink>(b, a, host_of(b), std::move(ours), seals_.payload),
+            std::make_unique<TcpLink>(a, b, host_of(a), std::move(theirs), seals_.payload)};
   }
 
   Pair pipes(int a, int b) {
@@ -104,6 +113,7 @@ class Ranks {
   }
 
   int size_;
+  Seals seals_;
   std::vector<Bell> bells_;
   std::vector<FailureState> failures_;
   std::vector<BellRope> ropes_;

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "check.h"
+#include "connection_keys.h"
 #include "descriptor.h"
 #include "error.h"
 
@@ -165,23 +166,15 @@ void what_is_no_whole_frame_is_not_read() {
   CHECK(!read_copy(std::string("\xff\xff\xff\xff", 4) + frame.substr(4)));
 }
 
-ConnectionKeys keys(bool conceals, bool server) {
-  ConnectionKeys keys;
-  (server ? keys.incoming : keys.outgoing).fill(std::byte{1});
-  (server ? keys.outgoing : keys.incoming).fill(std::byte{2});
-  keys.conceals = conceals;
-  return keys;
-}
-
 // A server that reads one sealed request, and answers it as sealed as it should be, or changed by `alter`.
 void ask_sealed(bool conceals, size_t value_bytes, const std::function<void(std::string&)>& alter,
                 StoreAnswer& answer) {
   const std::string value(value_bytes, 'v');
   StoreRequest request = kRequest;
   request.argument = value;
-  SealedConnection seals(keys(conceals, false));
+  SealedConnection seals(testing::keys_of_end(0, conceals));
   Server server(kRequestBytes - 2 + value.size() + kTagBytes, [&](int fd, std::string frame) {
-    SealedConnection theirs(keys(conceals, true));
+    SealedConnection theirs(testing::keys_of_end(1, conceals));
     CHECK((frame.find("key") == std::string::npos) == conceals);
     std::string altered = frame;
     altered[10] ^= 1;

@@ -2,12 +2,23 @@
 
 #include <limits.h>
 
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "link_suite.h"
 
 using namespace ronde;
 using namespace ronde::testing;
 
 namespace {
+
+std::vector<Connection> streams_of(int end, std::initializer_list<int> sockets, bool conceals = false) {
+  std::vector<Connection> streams;
+  for (const int socket : sockets) streams.emplace_back(Descriptor(socket), keys_of_end(end, conceals));
+  return streams;
+}
 
 // The peer dies with half a message under way: the waiter hears of it, by name.
 void check_end_of_file_in_mid_message(int streams) {
@@ -48,7 +59,7 @@ void check_sender_hears_of_the_end() {
 
 void check_end_of_file_between_messages() {
   const auto [here, there] = tcp_socket_pair();
-  TcpLink link(2, 0, "host-c", {here});
+  TcpLink link(2, 0, "host-c", streams_of(0, {here}));
   close(there);
   int in = 0;
   link.recv(kSum10, &in, sizeof(in));
@@ -60,7 +71,7 @@ void check_end_of_file_between_messages() {
 
 void check_no_frame_at_all() {
   const auto [here, there] = tcp_socket_pair();
-  TcpLink link(1, 0, "host-b", {here});
+  TcpLink link(1, 0, "host-b", streams_of(0, {here}));
   const char request[] = "GET / HTTP/1.1\r\nHost: somewhere-else\r\nAccept: everything\r\n\r\n";
   CHECK(write(there, request, sizeof(request)) == sizeof(request));
   int in = 0;
@@ -68,18 +79,20 @@ void check_no_frame_at_all() {
   const auto error = thrown_by<Failure>([&] {
     while (true) link.progress();
   });
-  CHECK(error.kind == FailureKind::kPeerLost && contains(error, "rank 1 on host-b sent something"));
+  CHECK(error.kind == FailureKind::kPeerLost && contains(error, "rank 1 on host-b was lost: what it sent was altered"));
   close(there);
 }
 
 // A frame that comes byte by byte is a frame.
 void check_slow_frame() {
   const auto [here, there] = unix_socket_pair();
-  TcpLink link(1, 0, "host-b", {here});
-  unsigned char message[sizeof(Frame) + 4];
+  TcpLink link(1, 0, "host-b", streams_of(0, {here}));
+  unsigned char message[sizeof(SealedFrame) + 4];
   const Frame frame{.call = kSum10, .bytes = 4};
+  const Tag tag = Sealer(keys_of_end(1).outgoing, false).seal({1}, std::as_bytes(std::span(&frame, 1)), 0, nullptr);
   std::memcpy(message, &frame, sizeof(frame));
-  std::memcpy(message + sizeof(frame), "abcd", 4);
+  std::memcpy(message + sizeof(frame), tag.data(), tag.size());
+  std::memcpy(message + sizeof(SealedFrame), "abcd", 4);
   char in[4];
   link.recv(kSum10, in, 4);
   for (const unsigned char& byte : message) {
@@ -96,8 +109,8 @@ void check_slow_frame() {
 void check_poll_set() {
   const auto [here, there] = tcp_socket_pair();
   const auto [here2, there2] = tcp_socket_pair();
-  TcpLink a(1, 0, "host-b", {here, here2});
-  TcpLink b(0, 1, "host-a", {there, there2});
+  TcpLink a(1, 0, "host-b", streams_of(0, {here, here2}));
+  TcpLink b(0, 1, "host-a", streams_of(1, {there, there2}));
   std::vector<pollfd> fds;
   a.add_poll(fds);
   CHECK(fds.empty());
@@ -114,12 +127,69 @@ void check_poll_set() {
   CHECK(in == 5);
 }
 
+// What one link has to say, taken off the wire.
+struct Spoken {
+  std::string bytes;
+
+  Spoken(const std::vector<std::string>& messages, Seals seals) {
+    const auto [here, there] = unix_socket_pair();
+    TcpLink link(0, 1, "host-a", streams_of(1, {here}, seals.conceals), seals.payload);
+    for (const std::string& message : messages) link.send(kSum10, message.data(), message.size());
+    char buffer[4096];
+    while (link.pending()) {
+      link.progress();
+      const ssize_t got = recv(there, buffer, sizeof(buffer), MSG_DONTWAIT);
+      if (got > 0) bytes.append(buffer, static_cast<size_t>(got));
+    }
+    close(there);
+  }
+};
+
+// Whether a link that waits for messages of these sizes takes these bytes for them; fails the test if it takes others.
+bool believes(const std::string& bytes, const std::vector<std::string>& expected, Seals seals) {
+  const auto [here, there] = unix_socket_pair();
+  TcpLink link(1, 0, "host-b", streams_of(0, {here}, seals.conceals), seals.payload);
+  std::vector<std::string> in;
+  for (const std::string& message : expected) in.emplace_back(message.size(), '\0');
+  for (std::string& message : in) link.recv(kSum10, message.data(), message.size());
+  CHECK(write(there, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+  close(there);
+  try {
+    while (link.pending()) link.progress();
+  } catch (const Failure& failure) {
+    CHECK(failure.kind == FailureKind::kPeerLost && failure.rank == 1);
+  }
+  for (size_t i = 0; i < link.received(); ++i) CHECK(in[i] == expected[i]);
+  return link.received() == expected.size();
+}
+
+// Somebody in between alters a stream, without the keys: whatever counts as received is what was sent.
+void check_altered_streams(Seals seals) {
+  const std::vector<std::string> messages = {std::string(100, 'a'), "", std::string(300, 'b')};
+  const std::string bytes = Spoken(messages, seals).bytes;
+  CHECK(believes(bytes, messages, seals));
+  CHECK((bytes.find("aaaa") == std::string::npos) == seals.conceals);
+  const size_t frame = sizeof(SealedFrame), tag = kTagBytes;
+  for (size_t byte = 0; byte < (seals.payload ? bytes.size() : frame); ++byte) {
+    std::string altered = bytes;
+    altered[byte] ^= 1 << byte % 8;
+    CHECK(!believes(altered, messages, seals));
+  }
+  if (!seals.payload) return;
+  const size_t first = frame + 100 + tag;
+  CHECK(!believes(bytes.substr(0, first) + bytes, messages, seals));                       // repeated
+  CHECK(!believes(bytes.substr(first), messages, seals));                                  // left out
+  CHECK(!believes(bytes.substr(first, frame) + bytes.substr(0, first), messages, seals));  // exchanged
+}
+
 }  // namespace
 
 int main() {
   for (const int streams : {1, 2, 3}) {
     check_link(Wire::kUnix, streams);
     check_link(Wire::kTcp, streams);
+    check_link(Wire::kTcp, streams, {.payload = true});
+    check_link(Wire::kTcp, streams, {.payload = true, .conceals = true});
     check_end_of_file_in_mid_message(streams);
   }
   check_sender_hears_of_the_end();
@@ -127,4 +197,7 @@ int main() {
   check_no_frame_at_all();
   check_slow_frame();
   check_poll_set();
+  check_altered_streams({});
+  check_altered_streams({.payload = true});
+  check_altered_streams({.payload = true, .conceals = true});
 }

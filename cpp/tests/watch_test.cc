@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "check.h"
+#include "connection_keys.h"
 #include "watch_message.h"
 
 namespace ronde {
@@ -23,12 +24,13 @@ namespace {
 // Rank 0 of three; the test is rank 1 and rank 2 at the other ends.
 class Watched {
  public:
-  Watched() {
-    std::map<int, Descriptor> controls;
+  explicit Watched(bool seals = false) {
+    std::map<int, Connection> controls;
     for (int rank : {1, 2}) {
       int ends[2];
       CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
       controls.emplace(rank, Descriptor(ends[0]));
+      if (seals) controls[rank].keys = testing::keys_of_end(0);
       peers_[rank] = Descriptor(ends[1]);
     }
     const std::vector<std::string> names = {"rank 0 on a", "rank 1 on b", "rank 2 on c"};
@@ -168,6 +170,31 @@ void test_a_watch_that_cannot_poll() {
   CHECK(contains(failure.what(), "rank 0 on a cannot watch the other ranks any more: poll: Invalid argument"));
 }
 
+// Between hosts a message carries a tag: an altered one, or one that comes again, is not acted upon.
+void test_altered_messages() {
+  for (const bool comes_again : {false, true}) {
+    Watched watched(true);
+    const WatchMessage message = failure_message();
+    std::byte bytes[sizeof(message) + kTagBytes];
+    std::memcpy(bytes, &message, sizeof(message));
+    SealedConnection seals(testing::keys_of_end(1));
+    if (comes_again) {
+      WatchMessage goodbye = message_of(WatchMessage::Type::kGoodbye);
+      goodbye.calls_made = 7;
+      std::memcpy(bytes, &goodbye, sizeof(goodbye));
+      seals.seal(bytes);
+      watched.send(bytes, sizeof(bytes));
+    } else {
+      seals.seal(bytes);
+      bytes[20] ^= std::byte{1};
+    }
+    watched.send(bytes, sizeof(bytes));
+    const Failure failure = watched.failure();
+    CHECK(failure.kind == FailureKind::kPeerLost && failure.rank == 1);
+    CHECK(contains(failure.what(), "rank 1 on b was lost: what it sent was altered"));
+  }
+}
+
 }  // namespace
 }  // namespace ronde
 
@@ -177,5 +204,6 @@ int main() {
   ronde::test_a_long_reason();
   ronde::test_a_death_in_the_middle_of_a_message();
   ronde::test_a_watch_that_cannot_poll();
+  ronde::test_altered_messages();
   return 0;
 }

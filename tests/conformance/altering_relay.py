@@ -9,7 +9,7 @@ from contextlib import suppress
 
 __all__ = ["Alter", "AlteringRelay"]
 
-HANDSHAKE_BYTES = 54 + 32  # in each direction: a hello and a proof
+TO_SERVER_BYTES, TO_CLIENT_BYTES = 54 + 32, 54 + 32 + 1  # of a handshake: a hello, a proof, a welcome
 LENGTH_BYTES = 4
 
 # Gets whether a message goes to the server, its number in that direction from 0, and its bytes; returns what goes on.
@@ -18,12 +18,21 @@ Alter = Callable[[bool, int, bytes], bytes]
 
 class AlteringRelay:
     """Passes on what comes to `address` to the server at `target()`, host and port: handshakes as they are, messages as
-    `alter` says. A message is a length of 4 bytes and as many bytes. `seen` is all that has come in.
+    `alter` says, on connections whose client has said a hello that `concerns` it. `receive` gets the next message from
+    a socket: one that begins with its length, or another piece of a stream. `seen` is all that has come in.
     """
 
-    def __init__(self, target: Callable[[], tuple[str, int]], alter: Alter) -> None:
+    def __init__(
+        self,
+        target: Callable[[], tuple[str, int]],
+        alter: Alter,
+        concerns: Callable[[bytes], bool] = lambda _hello: True,
+        receive: Callable[[socket.socket], bytes] | None = None,
+    ) -> None:
         self._target = target
         self._alter = alter
+        self._concerns = concerns
+        self._receive = receive or _receive_frame
         self.seen = b""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._socks: list[socket.socket] = []
@@ -53,24 +62,29 @@ class AlteringRelay:
             self._socks += [client, server]
             for sock in (client, server):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for ends in ((client, server, True), (server, client, False)):
+            hello = bytearray()
+            for ends in ((client, server, True, hello), (server, client, False, hello)):
                 self._threads.append(threading.Thread(target=self._pass_on, args=ends))
                 self._threads[-1].start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, to_server: bool) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket, to_server: bool, hello: bytearray) -> None:
         number = 0
         try:
-            left = HANDSHAKE_BYTES
+            left = TO_SERVER_BYTES if to_server else TO_CLIENT_BYTES
             while left:
                 data = source.recv(left)
                 if not data:
                     break
                 left -= len(data)
+                if to_server:
+                    hello += data
                 sink.sendall(data)
-            while message := _receive(source):
+            while message := self._receive(source):
                 self.seen += message
-                sink.sendall(self._alter(to_server, number, message))
-                number += 1
+                if self._concerns(bytes(hello)):
+                    message = self._alter(to_server, number, message)
+                    number += 1
+                sink.sendall(message)
         except OSError:
             pass
         for sock in (source, sink):
@@ -78,7 +92,7 @@ class AlteringRelay:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-def _receive(sock: socket.socket) -> bytes:
-    """Return the next message, or nothing at the end."""
+def _receive_frame(sock: socket.socket) -> bytes:
+    """Return the next message with its length, or nothing at the end."""
     head = sock.recv(LENGTH_BYTES, socket.MSG_WAITALL)
     return head + sock.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL) if head else b""

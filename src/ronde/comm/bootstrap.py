@@ -56,6 +56,10 @@ class Wire(NamedTuple):
     descriptor: int
     keys: ConnectionKeys | None
 
+    def parts(self) -> tuple[int, bytes, bytes, bool]:
+        """Return what the native side takes."""
+        return self.descriptor, *(self.keys.parts() if self.keys else (b"", b"", False))
+
 
 @dataclass
 class Wiring:

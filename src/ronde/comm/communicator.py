@@ -266,6 +266,17 @@ class Communicator:
         self._native.recv_as(goal.memory, given.dtype, source, _tag(tag))
         return goal.finish()
 
+    # Messages of Ronde's own, as NumPy arrays of bytes: between hosts they carry tags, whatever the settings say
+
+    def _send_sealed(self, message: np.ndarray, dest: int, tag: int = 0) -> None:
+        self._native.send_as(message, DType.uint8, dest, tag, sealed=True)
+
+    def _recv_sealed(self, message: np.ndarray, source: int, tag: int = 0) -> None:
+        self._native.recv_as(message, DType.uint8, source, tag, sealed=True)
+
+    def _broadcast_sealed(self, message: np.ndarray, root: int) -> None:
+        self._native.broadcast_as(message, DType.uint8, root, Kind.broadcast, sealed=True)
+
     # Making more
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
@@ -425,7 +436,7 @@ class Communicator:
         telling = np.array([[rows, row_items] for rows in sending], np.uint64)
         told = np.empty_like(telling)
         sizes = [2 * _WORD] * self.size
-        self._native.alltoall_as(telling, sizes, told, sizes, given.dtype)
+        self._native.alltoall_as(telling, sizes, told, sizes, given.dtype, sealed=True)
         for rank, (_, items) in enumerate(told.tolist()):
             if items != row_items:
                 raise MismatchError(
@@ -439,7 +450,7 @@ class Communicator:
         words = np.zeros(_SHAPE_WORDS, np.int64)
         if given is not None:
             words[: 2 + len(given.shape)] = [given.dtype, len(given.shape), *given.shape]
-        self._native.broadcast_as(words, DType.int64, root, Kind.scatter)
+        self._native.broadcast_as(words, DType.int64, root, Kind.scatter, sealed=True)
         if given is not None:
             return given
         with self._awaited("scatter"):

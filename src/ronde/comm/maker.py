@@ -88,8 +88,8 @@ class CommunicatorMaker:
                 cores=wiring.cores,
                 segment=wiring.segment,
                 bells=wiring.bells,
-                controls={peer: wire.descriptor for peer, wire in wiring.controls.items()},
-                data={peer: [wire.descriptor for wire in wires] for peer, wires in wiring.data.items()},
+                controls={peer: wire.parts() for peer, wire in wiring.controls.items()},
+                data={peer: [wire.parts() for wire in wires] for peer, wires in wiring.data.items()},
                 allreduce_algorithm=_ALGORITHMS.index(wanted.allreduce_algorithm),
                 switch_over=[wanted.hierarchical_bytes, wanted.doubling_bytes, wanted.ring_bytes],
                 staging_bytes=wanted.staging_bytes,
@@ -97,6 +97,7 @@ class CommunicatorMaker:
                 spin_us=wanted.spin_us,
                 adasum_hierarchical=wanted.adasum_hierarchical,
                 hierarchical_allgather=wanted.hierarchical_allgather,
+                seals_payload=wanted.protection != "messages",
                 twin=twin,
             )
 
@@ -139,13 +140,13 @@ def _exchange_among(parent: Communicator, ranks: list[int]) -> Exchange:
         row[:_LENGTH_BYTES] = np.frombuffer(len(mine).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
         row[_LENGTH_BYTES : _LENGTH_BYTES + len(mine)] = np.frombuffer(mine, np.uint8)
         if parent.rank != first:
-            parent.send(row, first, _TAG)
-            parent.recv(rows, first, _TAG)
+            parent._send_sealed(row, first, _TAG)
+            parent._recv_sealed(rows, first, _TAG)
         else:
             for index, rank in enumerate(others, start=1):
-                parent.recv(rows[index], rank, _TAG)
+                parent._recv_sealed(rows[index], rank, _TAG)
             for rank in others:
-                parent.send(rows, rank, _TAG)
+                parent._send_sealed(rows, rank, _TAG)
         return [_payload(row.tobytes()) for row in rows]
 
     return exchange

@@ -2,7 +2,7 @@
 
 On one host rank 0 gathers them from all ranks at once. On several, the ranks of a host send theirs to its leader, who
 merges them with what its children send and sends the result to its parent (`core.tree`, `core.merging`). What rank 0
-decides is broadcast. Everything runs in the engine's own communicator.
+decides is broadcast. Everything runs in the engine's own communicator, and is sealed between hosts.
 """
 
 from __future__ import annotations
@@ -64,17 +64,20 @@ class Collector:
 
 
 def _send_bytes(comm: Communicator, message: bytes, dest: int) -> None:
-    comm.send(_first_part(message), dest)
+    comm._send_sealed(_first_part(message), dest)
     if len(message) > _ROOM:
-        comm.send(np.frombuffer(message, np.uint8)[_ROOM:], dest)
+        comm._send_sealed(np.frombuffer(message, np.uint8)[_ROOM:], dest)
 
 
 def _receive_bytes(comm: Communicator, source: int) -> bytes:
-    received = comm.recv(np.empty(_FIRST_BYTES, np.uint8), source).tobytes()
+    first = np.empty(_FIRST_BYTES, np.uint8)
+    comm._recv_sealed(first, source)
+    received = first.tobytes()
     length = int.from_bytes(received[:_LENGTH_BYTES], "little")
     if length <= _ROOM:
         return bytes(received[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    rest = comm.recv(np.empty(length - _ROOM, np.uint8), source)
+    rest = np.empty(length - _ROOM, np.uint8)
+    comm._recv_sealed(rest, source)
     return bytes(received[_LENGTH_BYTES:] + rest.tobytes())
 
 
@@ -102,7 +105,7 @@ def gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
 def share_bytes(comm: Communicator, message: bytes) -> bytes:
     """Return rank 0's message on every rank. All ranks call it; what the others pass does not matter."""
     first = _first_part(message)
-    comm.broadcast(first, 0, out=first)
+    comm._broadcast_sealed(first, 0)
     received = first.tobytes()
     length = int.from_bytes(received[:_LENGTH_BYTES], "little")
     if length <= _ROOM:
@@ -110,5 +113,5 @@ def share_bytes(comm: Communicator, message: bytes) -> bytes:
     rest = np.empty(length - _ROOM, np.uint8)
     if comm.rank == 0:
         rest[:] = np.frombuffer(message, np.uint8)[_ROOM:]
-    comm.broadcast(rest, 0, out=rest)
+    comm._broadcast_sealed(rest, 0)
     return received[_LENGTH_BYTES:] + rest.tobytes()

@@ -1,0 +1,21 @@
+// A connected socket and, between hosts, the keys of what travels on it.
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "descriptor.h"
+#include "sealer.h"
+
+namespace ronde {
+
+struct Connection {
+  Connection() = default;
+  Connection(Descriptor socket, std::optional<ConnectionKeys> keys = std::nullopt)
+      : socket(std::move(socket)), keys(keys) {}
+
+  Descriptor socket;
+  std::optional<ConnectionKeys> keys;  // none within a host, where the kernel is all that is between the ends
+};
+
+}  // namespace ronde

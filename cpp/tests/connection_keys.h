@@ -1,0 +1,15 @@
+// Keys of connections that need no secret: those of end 0 or end 1.
+#pragma once
+
+#include "sealer.h"
+
+namespace ronde::testing {
+
+inline ConnectionKeys keys_of_end(int end, bool conceals = false) {
+  ConnectionKeys keys{.conceals = conceals};
+  keys.outgoing.fill(static_cast<std::byte>(1 + end));
+  keys.incoming.fill(static_cast<std::byte>(2 - end));
+  return keys;
+}
+
+}  // namespace ronde::testing
