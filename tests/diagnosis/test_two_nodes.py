@@ -21,16 +21,13 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         process.communicate()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("group_rank", [0, 1])
-def test_the_rank_that_raised_is_the_cause_though_it_ends_last(nodes: Nodes, group_rank: int) -> None:
-    """It leaves the others at once, so they fail within milliseconds, and its own process takes seconds to end."""
-    nodes.launcher.script(
-        f"""
+def leave_raise_and_end_late(rank: int) -> str:
+    """A program whose other rank fails within milliseconds, because this one has left it, and ends sooner."""
+    return f"""
         import atexit
         import ronde
         ronde.init()
-        if rank == {group_rank}:
+        if rank == {rank}:
             atexit.register(time.sleep, 4)
             try:
                 raise ValueError("the cause")
@@ -38,7 +35,12 @@ def test_the_rank_that_raised_is_the_cause_though_it_ends_last(nodes: Nodes, gro
                 ronde.shutdown()
         ronde.world().barrier()
         """
-    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group_rank", [0, 1])
+def test_the_rank_that_raised_is_the_cause_though_it_ends_last(nodes: Nodes, group_rank: int) -> None:
+    nodes.launcher.script(leave_raise_and_end_late(group_rank))
     started = [nodes.start(nodes="2"), nodes.start(nodes="2")]
     for process in started:
         code, _, err = end(process)
@@ -46,6 +48,17 @@ def test_the_rank_that_raised_is_the_cause_though_it_ends_last(nodes: Nodes, gro
         assert code == 1
         assert "ValueError: the cause" in report
         assert "PeerLostError" not in report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_it_is_the_cause_with_a_launcher_of_hosts_too(nodes: Nodes, rank: int) -> None:
+    nodes.launcher.script(leave_raise_and_end_late(rank))
+    code, _, err = nodes.launcher.run("-n", "2", "-H", "localhost:1,127.0.0.1:1", "script.py")
+    report = err[err.rindex(f"ronde: rank {rank} (pid ") :]
+    assert code == 1
+    assert "raised ValueError: the cause" in report
+    assert "PeerLostError" not in report
 
 
 def test_a_wrong_key_is_said_on_both_nodes(nodes: Nodes) -> None:
