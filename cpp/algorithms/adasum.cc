@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -44,6 +45,75 @@ constexpr size_t kProducts = 3;  // of each pair of vectors: a.a, a.b, b.b
 // Adds them up over ranks that have other pieces of the same vectors.
 using SumProducts = FunctionRef<void(std::span<double>)>;
 
+// Sums of products, and by what the vectors of each pair were multiplied before (nothing: they were not).
+struct Sums {
+  std::span<const double> products;
+  std::span<const double> scales;  // two per pair: of a and of b
+};
+
+// Squares of float64 numbers can leave the range of float64: those of 1e200 are infinite, those of 1e-200 are zero.
+// Then the vector is multiplied by a power of two, which changes no bit of the result. Other types cannot.
+constexpr double kLargestSquare = 0x1p1000, kSmallestSquare = 0x1p-900, kScale = 0x1p600;
+
+double scale_for(double square) {
+  if (square > kLargestSquare) return 1 / kScale;
+  return square < kSmallestSquare ? kScale : 1;
+}
+
+// Empty if all is well.
+std::vector<double> scales_for(DType dtype, std::span<const double> products) {
+  std::vector<double> scales;
+  if (dtype != DType::kFloat64) return scales;
+  bool is_any = false;
+  for (size_t i = 0; i < products.size(); i += kProducts) {
+    for (const double square : {products[i], products[i + 2]}) {
+      scales.push_back(scale_for(square));
+      is_any |= scales.back() != 1;
+    }
+  }
+  if (!is_any) scales.clear();
+  return scales;
+}
+
+class ScaledSums {
+ public:
+  // `products`: of whole vectors, the same on all ranks that work on them; so they agree whether form(scales) has to
+  // form and sum them again.
+  template <class Form>
+  ScaledSums(DType dtype, std::vector<double> products, Form&& form)
+      : products_(std::move(products)), scales_(scales_for(dtype, products_)) {
+    if (!scales_.empty()) products_ = form(std::span<const double>(scales_));
+  }
+
+  // Of the vectors number `first` and so on.
+  Sums of(size_t first, size_t count) const {
+    const std::span products(products_), scales(scales_);
+    return {products.subspan(first * kProducts, count * kProducts),
+            scales.empty() ? std::span<const double>() : scales.subspan(first * 2, count * 2)};
+  }
+  Sums all() const { return {products_, scales_}; }
+
+ private:
+  std::vector<double> products_, scales_;
+};
+
+// add_dot_products() of float64 vectors that are multiplied by `scale_a` and `scale_b` first.
+void add_scaled_products(const std::byte* a, double scale_a, const std::byte* b, double scale_b, size_t count,
+                         double* products) {
+  constexpr size_t kBlock = 512;
+  double scaled_a[kBlock], scaled_b[kBlock];
+  for (size_t first = 0; first < count; first += kBlock) {
+    const size_t items = std::min(kBlock, count - first);
+    std::memcpy(scaled_a, a + first * sizeof(double), items * sizeof(double));
+    std::memcpy(scaled_b, b + first * sizeof(double), items * sizeof(double));
+    for (size_t i = 0; i < items; ++i) {
+      scaled_a[i] *= scale_a;
+      scaled_b[i] *= scale_b;
+    }
+    add_dot_products(DType::kFloat64, scaled_a, scaled_b, items, products);
+  }
+}
+
 // What two ranges of elements and a list of vectors have to do with each other.
 class Vectors {
  public:
@@ -54,25 +124,32 @@ class Vectors {
   std::vector<double> no_products() const { return std::vector<double>(kProducts * ends_.size()); }
 
   // Adds the products of the pieces that lie in `range`. `a` and `b` point to where the range begins.
-  void add_products(const std::byte* a, const std::byte* b, const Range& range, std::span<double> products) const {
+  void add_products(const std::byte* a, const std::byte* b, const Range& range, std::span<double> products,
+                    std::span<const double> scales = {}) const {
     for_each_piece(range, [&](size_t vector, size_t offset, size_t count) {
-      add_dot_products(dtype_, a + offset, b + offset, count, &products[kProducts * vector]);
+      double* const sums = &products[kProducts * vector];
+      if (scales.empty()) return add_dot_products(dtype_, a + offset, b + offset, count, sums);
+      add_scaled_products(a + offset, scales[2 * vector], b + offset, scales[2 * vector + 1], count, sums);
     });
   }
 
   // Combines the pieces that lie in `range`, with the products of the whole vectors.
-  void combine(std::byte* out, const std::byte* a, const std::byte* b, const Range& range,
-               std::span<const double> products) const {
+  void combine(std::byte* out, const std::byte* a, const std::byte* b, const Range& range, const Sums& sums) const {
     for_each_piece(range, [&](size_t vector, size_t offset, size_t count) {
-      const double* const sums = &products[kProducts * vector];
-      weighted_sum(dtype_, out + offset, a + offset, weight(sums[1], sums[0]), b + offset, weight(sums[1], sums[2]),
-                   count);
+      const double* const products = &sums.products[kProducts * vector];
+      const double scale_a = sums.scales.empty() ? 1 : sums.scales[2 * vector];
+      const double scale_b = sums.scales.empty() ? 1 : sums.scales[2 * vector + 1];
+      weighted_sum(dtype_, out + offset, a + offset, weight(products[1], products[0], scale_a / scale_b), b + offset,
+                   weight(products[1], products[2], scale_b / scale_a), count);
     });
   }
 
  private:
-  // A vector of zeros has no direction to take into account.
-  static double weight(double product, double square) { return square == 0 ? 1 : 1 - product / (2 * square); }
+  // A vector of zeros has no direction to take into account. `scale`: of this vector, divided by the other one's.
+  static double weight(double product, double square, double scale) {
+    constexpr double kMost = std::numeric_limits<double>::max();
+    return square == 0 ? 1 : std::clamp(1 - product / (2 * square) * scale, -kMost, kMost);
+  }
 
   // body(vector, where in the range its piece begins in bytes, elements of the piece)
   template <class Body>
@@ -102,9 +179,13 @@ void combine_gathered(const Call& call, std::byte* gathered, int ranks, void* ou
     for (int rank = 0; rank < ranks; rank += 2 * distance) {
       std::byte* const a = gathered + static_cast<size_t>(rank) * bytes;
       const std::byte* const b = a + static_cast<size_t>(distance) * bytes;
-      std::vector<double> products = vectors.no_products();
-      vectors.add_products(a, b, all, products);
-      vectors.combine(a, a, b, all, products);
+      const auto form = [&](std::span<const double> scales) {
+        std::vector<double> products = vectors.no_products();
+        vectors.add_products(a, b, all, products, scales);
+        return products;
+      };
+      const ScaledSums sums(call.dtype, form({}), form);
+      vectors.combine(a, a, b, all, sums.all());
     }
   }
   if (bytes > 0) std::memcpy(out, gathered, bytes);
@@ -186,7 +267,14 @@ class Halving {
     group_.wait(last_send);
     sum_in_block(products, distance);
     sum_elsewhere_(products);
-    vectors_.combine(out_ + offset(keep), a, b, keep, products);
+    const ScaledSums sums(call_.dtype, std::move(products), [&](std::span<const double> scales) {
+      std::vector<double> again = vectors_.no_products();
+      vectors_.add_products(a, b, keep, again, scales);
+      sum_in_block(again, distance);
+      sum_elsewhere_(again);
+      return again;
+    });
+    vectors_.combine(out_ + offset(keep), a, b, keep, sums.all());
     given_.push_back(give);
     held_ = keep;
     mine_ = out_;
@@ -261,15 +349,21 @@ void combine_share(HostGroup& host, const Call& call, std::span<const size_t> co
   const size_t bytes = share.count * size_of(call.dtype);
   while (pieces.size() > 1) {
     const size_t pairs = pieces.size() / 2;
-    std::vector<double> products(pairs * each);
-    const auto products_of = [&](size_t pair) { return std::span(products).subspan(pair * each, each); };
-    for (size_t pair = 0; pair < pairs; ++pair) {
-      vectors.add_products(pieces[2 * pair], pieces[2 * pair + 1], share, products_of(pair));
-    }
-    sum_products(host, call, products);
+    const auto form = [&](std::span<const double> scales) {
+      std::vector<double> products(pairs * each);
+      for (size_t pair = 0; pair < pairs; ++pair) {
+        const auto own = scales.empty() ? scales : scales.subspan(2 * counts.size() * pair, 2 * counts.size());
+        vectors.add_products(pieces[2 * pair], pieces[2 * pair + 1], share,
+                             std::span(products).subspan(pair * each, each), own);
+      }
+      sum_products(host, call, products);
+      return products;
+    };
+    const ScaledSums sums(call.dtype, form({}), form);
     for (size_t pair = 0; pair < pairs; ++pair) {
       std::byte* const to = pairs == 1 ? result : between + pair * bytes;
-      vectors.combine(to, pieces[2 * pair], pieces[2 * pair + 1], share, products_of(pair));
+      const Sums own = sums.of(pair * counts.size(), counts.size());
+      vectors.combine(to, pieces[2 * pair], pieces[2 * pair + 1], share, own);
       pieces[pair] = to;
     }
     pieces.resize(pairs);
@@ -368,8 +462,12 @@ void hierarchical_adasum(Hierarchy& hierarchy, const Call& call, const void* in,
   } else {
     // It has no shard, but the others of this host sum their products at every level with it.
     for (size_t hosts = hierarchy.ranks_of_host.size(); hosts > 1; hosts /= 2) {
-      std::vector<double> nothing = vectors.no_products();
-      sum_in_host(nothing);
+      const auto add_nothing = [&](std::span<const double>) {
+        std::vector<double> nothing = vectors.no_products();
+        sum_in_host(nothing);
+        return nothing;
+      };
+      ScaledSums(call.dtype, add_nothing({}), add_nothing);
     }
   }
   host.share(call, shard, out, {shards.sizes, shards.offsets});

@@ -101,6 +101,9 @@ bool Runner::may_fuse(const Work& first, const Work& second) {
   if (keeps_groups_apart_ && (first.is_grouped || second.is_grouped) && first.slot != second.slot) return false;
   if (a.kind == Kind::kAllgather) return true;
   if (first.contributors != second.contributors) return false;  // ranks have joined between the two
+  // The order in which Adasum adds up products depends on where a tensor lies in the buffer. Of float64 vectors that
+  // would show in the result.
+  if (a.op == ReduceOp::kAdasum && a.dtype == DType::kFloat64) return false;
   return is_reduction(a.kind) && a.dtype == b.dtype && a.op == b.op && a.prescale == b.prescale &&
          a.postscale == b.postscale;
 }

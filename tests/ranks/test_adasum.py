@@ -91,6 +91,12 @@ def properties(world: Any) -> None:
         x = values(rank, (length,), "float64")
         once, twice = world.allreduce(x, op=ronde.Adasum), world.allreduce(2 * x, op=ronde.Adasum)
         assert (twice == 2 * once).all()
+        # Also where squares leave the range of float64, by themselves or only on some ranks.
+        for factor in (2.0**700, 2.0**-700):
+            assert_is(world.allreduce(factor * x, op=ronde.Adasum) / factor, once)
+        huge = (x if rank == 0 else np.zeros_like(x)) * 1e200
+        lone = values(0, (length,), "float64") * 1e200
+        assert (world.allreduce(huge, op=ronde.Adasum) == lone).all()
 
 
 # The engine: tensors that are fused have weights of their own
