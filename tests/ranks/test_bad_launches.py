@@ -128,12 +128,8 @@ def test_one_sentence(here: Path, line: str, sentence: str) -> None:
             'mkdir gone; cd gone; rmdir ../gone; exec "$@" train.py',
             "the current directory is not there any more: change to another one",
         ),
-        (
-            'ulimit -n 8; exec "$@" -n 1 train.py',
-            "this process gets no more file descriptors: raise the limit (ulimit -n)",
-        ),
     ],
-    ids=["disk", "directory", "descriptors"],
+    ids=["disk", "directory"],
 )
 def test_what_surrounds_it_is_amiss(here: Path, script: str, sentence: str) -> None:
     done = subprocess.run(
@@ -268,3 +264,32 @@ def test_agents_take_no_modules_from_where_they_start(here: Path) -> None:
 def test_variables_are_named_as_they_are_written(here: Path) -> None:
     (line,) = refuse(here, "--nnodes 2 --master-addr localhost", PET_NODE_RANK="2")
     assert line == "ronde run: PET_NODE_RANK 2 is out of range: 2 machines are numbered from 0 to 1"
+
+
+def limited(here: Path, limit: str, ranks: int) -> subprocess.CompletedProcess[str]:
+    """A job of that many ranks, started by a shell with a limit of file descriptors."""
+    (here / "join.py").write_text(
+        "import numpy, ronde\nronde.init()\nronde.allreduce(numpy.ones(2), name='x')\nprint('joined')\n"
+    )
+    words = ["bash", "-c", f'ulimit {limit} && exec "$@"', "bash", *command("-n", str(ranks), "join.py")]
+    return subprocess.run(
+        words, cwd=here, env=environment(), check=False, capture_output=True, text=True, timeout=HANGING_S
+    )
+
+
+@pytest.mark.parametrize(("ranks", "limit", "needed"), [(1, 8, 12), (16, 64, 72)])
+def test_a_hard_limit_of_descriptors_is_named_before_anything_starts(
+    here: Path, ranks: int, limit: int, needed: int
+) -> None:
+    done = limited(here, f"-n {limit}", ranks)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(
+        f"ronde run: -n {ranks} needs {needed} file descriptors in this process, which has "
+    )
+    assert f"may have {limit}: raise the hard limit (ulimit -Hn)" in line
+
+
+def test_a_soft_limit_of_descriptors_is_raised(here: Path) -> None:
+    done = limited(here, "-Sn 24", 4)
+    assert (done.returncode, done.stdout.count("joined")) == (0, 4), done.stderr

@@ -98,7 +98,9 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
         return run_hosts(config, variables)
     from ronde.launch.agent import run_agent
+    from ronde.net.descriptor_limit import make_room
 
+    make_room(4 * config.worker.slots + 8, f"-n {config.worker.slots}")
     return run_agent(config, variables, reads=True).exit_code
 
 

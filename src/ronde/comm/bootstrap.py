@@ -30,6 +30,7 @@ from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse
 from ronde.net.authentication import PROTOCOL_VERSION
 from ronde.net.connections import Channel, Connection, Slot, named_ranks, open_connections
+from ronde.net.descriptor_limit import make_room
 from ronde.net.host import host_key, host_name
 from ronde.net.processes import usable_core_numbers
 from ronde.net.protection import SECRET, ConnectionKeys
@@ -168,6 +169,9 @@ def wire(
             plan = _agree(mine, rank, exchange, listeners)
             topology, cores = plan.topology, plan.cores
             calls, answers = _slots(plan, settings.tcp_streams)
+            make_room(
+                len(calls) + len(answers) + 2 * topology.local_size, f"connecting to {size - 1} other ranks"
+            )
             is_secret = settings.protection == SECRET
             hosts = list(topology.hosts)
             connections = open_connections(

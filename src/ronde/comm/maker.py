@@ -104,7 +104,8 @@ class CommunicatorMaker:
     def _segment_bytes(self, local_size: int) -> int:
         if local_size > _MAX_LOCAL_SIZE:
             raise UsageError(
-                f"{local_size} ranks on host {os.uname().nodename}: at most {_MAX_LOCAL_SIZE} can share a host"
+                f"{local_size} ranks on host {os.uname().nodename}: at most {_MAX_LOCAL_SIZE} can share a host's "
+                "memory; with different values of RONDE_HOST_ID groups of them count as several hosts"
             )
         return _native.host_segment_bytes(local_size, self.wanted.staging_bytes)
 

@@ -1,12 +1,16 @@
-"""Raises the soft limit of this process's file descriptors, which is low by default for the sake of old programs."""
+"""How many file descriptors this process may have: the soft limit, low for the sake of old programs, is raised."""
 
 from __future__ import annotations
 
+import os
 import resource
 
-__all__ = ["raise_descriptor_limit"]
+from ronde.errors import UsageError
+
+__all__ = ["make_room", "raise_descriptor_limit"]
 
 MOST = 21_000  # a store's clients and what else a process has
+SPARE = 64  # for what the program itself opens while we connect
 
 
 def raise_descriptor_limit() -> bool:
@@ -17,3 +21,23 @@ def raise_descriptor_limit() -> bool:
         return False
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return True
+
+
+def make_room(count: int, purpose: str) -> None:
+    """Allow this process `count` descriptors more than it has open now, which `purpose` needs.
+
+    Raises UsageError if the hard limit forbids it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    is_open = len(os.listdir("/proc/self/fd"))
+    needed = is_open + count
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UsageError(
+            f"{purpose} needs {count} file descriptors in this process, which has {is_open} open and may have {hard}: "
+            f"raise the hard limit (ulimit -Hn) to {needed + SPARE} or more, or use fewer ranks"
+        )
+    wanted = needed + SPARE if hard == resource.RLIM_INFINITY else min(needed + SPARE, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
