@@ -107,7 +107,9 @@ class Board {
   // Wakes the rank if it sleeps and no thread of it is looking anyway. After publishing.
   void ring(int local) const {
     BellRope::publish_before_ringing();
-    if (counters(local).drivers.load(std::memory_order_relaxed) == 0) bell(local).ring_after_publishing();
+    // Sequentially consistent, as all the looks in Cycle::has_work() must be: a driver leaves and then looks once more,
+    // we publish and then ask whether there is a driver. So one of the two sees the other, on every processor.
+    if (counters(local).drivers.load(std::memory_order_seq_cst) == 0) bell(local).ring_after_publishing();
   }
   BellRope bell(int local) const {
     return BellRope(reinterpret_cast<Bell*>(parts_[local] + layout_.bell), /*eventfd=*/-1);

@@ -209,7 +209,7 @@ void Cycle::stop() {
 // Whether a step would find something to do.
 bool Cycle::has_work() const {
   if (failed_.load()) return false;
-  if (changed_.load(std::memory_order_relaxed) || leader_.has_mail()) return true;
+  if (changed_.load(std::memory_order_seq_cst) || leader_.has_mail()) return true;
   if (in_cold_.load()) return cold_due_.load();
   return board_.has_entry(taken_.load(std::memory_order_relaxed)) || (leader_.leads() && leader_.has_news());
 }
@@ -227,7 +227,7 @@ Cycle::Step Cycle::step(bool hands_over) {
       return Step::kDid;
     }
     // Nothing to do. Has somebody fallen out who would be needed next?
-    changed_.store(false);
+    changed_.exchange(false);  // which sees what was there when it was set; a mere store need not
     if (const auto failure = communicator_.failure()) {
       fail(*failure);
     } else if (!in_cold_.load()) {  // then the engine's thread makes calls, and hears of it there
