@@ -10,25 +10,11 @@ namespace {
 
 constexpr int kTrips = 16;
 constexpr int64_t kPatienceNs = 5'000'000'000;  // after that a note counts as lost
-// The first word of a note. Those of leaders are small numbers.
-constexpr uint32_t kAsk = 0x6b6c4301, kTell = 0x6b6c4302;
 
 uint32_t low(int64_t ns) { return static_cast<uint32_t>(static_cast<uint64_t>(ns)); }
 uint32_t high(int64_t ns) { return static_cast<uint32_t>(static_cast<uint64_t>(ns) >> 32); }
-int64_t together(uint32_t low, uint32_t high) { return static_cast<int64_t>(uint64_t{high} << 32 | low); }
 
 }  // namespace
-
-std::optional<ClockNote> ClockNote::parse(std::span<const uint32_t> words, int peer) {
-  if (words.empty() || (words[0] != kAsk && words[0] != kTell)) return std::nullopt;
-  ClockNote note{words[0] == kTell};
-  if (words.size() != (note.is_answer ? 5 : 3)) throw ProtocolError(peer, "a note about clocks of another size");
-  note.asked_ns = together(words[1], words[2]);
-  if (note.is_answer) note.told_ns = together(words[3], words[4]);
-  // Differences of such times fit.
-  if (note.asked_ns < 0 || note.told_ns < 0) throw ProtocolError(peer, "a time before its clock began");
-  return note;
-}
 
 void ClockOffset::measure() {
   const std::vector<int>& host_of = communicator_.host_of();
@@ -44,7 +30,7 @@ void ClockOffset::measure() {
 
 void ClockOffset::ask() {
   const int64_t now = Timeline::now_ns();
-  const uint32_t words[] = {kAsk, low(now), high(now)};
+  const uint32_t words[] = {ClockNote::kAsk, low(now), high(now)};
   communicator_.watch().send_note(0, words);
 }
 
@@ -54,7 +40,7 @@ bool ClockOffset::on_note(int peer, std::span<const uint32_t> words) {
   if (!note) return false;
   if (!note->is_answer) {
     if (communicator_.rank() != 0) throw ProtocolError(peer, "a question about a clock that is rank 0's to answer");
-    const uint32_t answer[] = {kTell, words[1], words[2], low(now), high(now)};
+    const uint32_t answer[] = {ClockNote::kTell, words[1], words[2], low(now), high(now)};
     communicator_.watch().send_note(peer, answer);
     return true;
   }

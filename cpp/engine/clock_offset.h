@@ -8,20 +8,12 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <span>
 
 #include "communicator.h"
+#include "engine/clock_note.h"
 
 namespace ronde {
-
-struct ClockNote {
-  bool is_answer;
-  int64_t asked_ns = 0;  // by the clock of whoever asked
-  int64_t told_ns = 0;   // by that of whoever answered
-  // Nothing if the note is about something else. Throws ProtocolError, which names `peer`.
-  static std::optional<ClockNote> parse(std::span<const uint32_t> words, int peer);
-};
 
 class ClockOffset {
  public:

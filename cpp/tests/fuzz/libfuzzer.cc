@@ -1,0 +1,9 @@
+// The parsers under libFuzzer (clang): inputs that reach new branches are kept and mutated further.
+#include <cstdint>
+
+#include "parsers.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  ronde::fuzz::run_one({reinterpret_cast<const std::byte*>(data), size});
+  return 0;
+}
