@@ -17,6 +17,10 @@
 namespace ronde {
 namespace {
 
+// Small enough for any receive buffer, whatever the kernel adds to each message.
+constexpr uint64_t kMostUnread = 16;
+constexpr uint64_t kReadAtOnce = 8;  // messages read for which one answer goes back
+
 int64_t steady_now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
@@ -57,7 +61,10 @@ void Watch::stop() {
     thread_.reset();
   }
   std::lock_guard lock(sending_);
-  for (const auto& [peer, control] : controls_) flush(peer);
+  for (const auto& [peer, control] : controls_) {
+    for (const Message& message : std::exchange(flows_[peer].held, {})) transmit(peer, message);
+    flush(peer);
+  }
   controls_.clear();
 }
 
@@ -193,9 +200,42 @@ void Watch::send_to_all(const Message& message) {
   for (const auto& [peer, control] : controls_) send_to(peer, message);
 }
 
+// In order, and as much as the peer has room for. With sending_ held.
+void Watch::send_to(int peer, const Message& message) {
+  if (!controls_.contains(peer)) return;
+  flows_[peer].held.push_back(message);
+  send_what_fits(peer);
+}
+
+void Watch::send_what_fits(int peer) {
+  Flow& flow = flows_[peer];
+  while (!flow.held.empty() && flow.sent - flow.read < kMostUnread) {
+    ++flow.sent;
+    transmit(peer, flow.held.front());
+    flow.held.pop_front();
+  }
+}
+
+void Watch::hear_read(int peer, uint64_t count) {
+  std::lock_guard lock(sending_);
+  Flow& flow = flows_[peer];
+  if (count < flow.read || count > flow.sent) throw ProtocolError(peer, "a number of messages read that cannot be");
+  flow.read = count;
+  send_what_fits(peer);
+}
+
+void Watch::tell_read(int peer, Inbox& inbox) {
+  if (++inbox.read % kReadAtOnce != 0) return;
+  Message message;
+  message.type = Message::Type::kRead;
+  message.calls_made = inbox.read;
+  std::lock_guard lock(sending_);
+  transmit(peer, message);
+}
+
 // What the socket does not take at once, because its peer has not read for long, follows when it does. Whoever is gone
 // need not be told. With sending_ held.
-void Watch::send_to(int peer, const Message& message) {
+void Watch::transmit(int peer, const Message& message) {
   const auto control = controls_.find(peer);
   if (control == controls_.end()) return;
   std::string& backlog = backlog_[peer];
@@ -308,7 +348,13 @@ bool Watch::hear(int peer, int fd, Inbox& inbox) {
     return false;
   }
   try {
-    handle(peer, Message::parse(wire.first(sizeof(Message)), peer, static_cast<int>(names_.size())));
+    const Message message = Message::parse(wire.first(sizeof(Message)), peer, static_cast<int>(names_.size()));
+    if (message.type == Message::Type::kRead) {
+      hear_read(peer, message.calls_made);
+    } else {
+      tell_read(peer, inbox);
+      handle(peer, message);
+    }
   } catch (const ProtocolError& error) {
     distrust(error);
     return false;

@@ -12,12 +12,16 @@
 //      counts as lost, because what it says can no longer be believed.
 //   6. It also carries notes from rank to rank: a few words, reliably and in order, for whoever listens. The engine has
 //      one channel for them, the inspection of stalls another.
-// A rank that is merely stopped keeps its connections, so it is waited for.
+// A rank that is merely stopped keeps its connections, so it is waited for. For that nothing may stay unsent in the
+// kernel because its receive buffer is full: TCP_USER_TIMEOUT, by which an unreachable host is noticed, takes a window
+// that stays closed for the same. So a rank says what it has read, and nobody has more than some messages unread there;
+// the others wait here.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -119,6 +123,7 @@ class Watch {
   struct Inbox {
     std::array<std::byte, sizeof(Message) + kTagBytes> bytes;
     size_t filled = 0;
+    uint64_t read = 0;  // messages, without those of kRead
   };
   void run();
   // False when nothing more will come from this peer.
@@ -131,6 +136,10 @@ class Watch {
   void report(FailureKind kind, int rank, const std::string& reason);
   void send_to_all(const Message& message);
   void send_to(int peer, const Message& message);
+  void transmit(int peer, const Message& message);
+  void send_what_fits(int peer);
+  void hear_read(int peer, uint64_t count);
+  void tell_read(int peer, Inbox& inbox);
   void flush(int peer);
   void notify_listeners();
   void give_up(int error);
@@ -146,6 +155,12 @@ class Watch {
   std::map<int, Connection> controls_;  // unchanged while the thread runs
   // By rank on another host. Sealing is guarded by sending_, opening is the thread's.
   std::map<int, SealedConnection> seals_;
+  // Towards one peer: whole messages, without those of kRead.
+  struct Flow {
+    uint64_t sent = 0, read = 0;
+    std::deque<Message> held;  // until the peer has read more
+  };
+  std::map<int, Flow> flows_;           // by rank; guarded by sending_
   std::mutex sending_;                  // whole messages only, and none after stop()
   std::map<int, std::string> backlog_;  // by rank: what its socket has not taken yet; guarded by sending_
   BellRope own_;

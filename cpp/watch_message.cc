@@ -48,6 +48,8 @@ const char* find_fault(const WatchMessage& message, int size) {
       return find_fault_of_failure(message, size);
     case WatchMessage::Type::kLongCall:
       return find_fault_of_call(message, size);
+    case WatchMessage::Type::kRead:
+      return nullptr;
     case WatchMessage::Type::kNote:
       return find_fault_of_note(message);
   }

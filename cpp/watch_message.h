@@ -16,7 +16,7 @@
 namespace ronde {
 
 struct WatchMessage {
-  enum class Type : uint32_t { kGoodbye = 1, kFailure = 2, kLongCall = 3, kNote = 4 };
+  enum class Type : uint32_t { kGoodbye = 1, kFailure = 2, kLongCall = 3, kNote = 4, kRead = 5 };
   static constexpr uint32_t kMagic = 0x576e6f52;  // "RonW"
   static constexpr size_t kMissing = 16;          // of a time-out's ranks as many as fit
   static constexpr size_t kNoteWords = 96;
@@ -25,7 +25,8 @@ struct WatchMessage {
 
   uint32_t magic = kMagic;
   Type type = Type::kGoodbye;
-  uint64_t calls_made = 0;  // of a long send or receive: messages that have gone that way before
+  uint64_t calls_made = 0;  // of a long send or receive: messages that have gone that way before; of kRead: messages
+                            // other than such that its sender has read from us so far
   Call call;
   int32_t failure_kind = 0;
   int32_t rank = -1;          // of a note: the channel; of a long send or receive: the other end

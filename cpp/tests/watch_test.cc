@@ -2,6 +2,8 @@
 // rank sends. The test plays the peer, on the other end of a socket.
 #include "watch.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,6 +18,7 @@
 
 #include "check.h"
 #include "connection_keys.h"
+#include "rank_threads.h"
 #include "watch_message.h"
 
 namespace ronde {
@@ -195,10 +198,48 @@ void test_altered_messages() {
   }
 }
 
+// Far more notes than a receive buffer holds, to a rank that is stopped for longer than the time after which a silent
+// host is given up: it is waited for, and gets all of them in order when it goes on.
+void test_a_stopped_rank_that_has_many_notes_to_read() {
+  constexpr uint32_t kNotes = 3000;
+  const auto [here, there] = testing::tcp_socket_pair();
+  const int patience_ms = 500, buffer_bytes = 16 * 1024;
+  CHECK(setsockopt(here, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof(patience_ms)) == 0);
+  CHECK(setsockopt(here, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof(buffer_bytes)) == 0);
+  const Descriptor peer(there);
+  Bell bell;
+  FailureState failure;
+  std::map<int, Connection> controls;
+  controls.emplace(1, Descriptor(here));
+  Watch watch(0, {"rank 0 on a", "rank 1 on b"}, std::move(controls), BellRope(&bell, -1), failure);
+  for (uint32_t number = 0; number < kNotes; ++number) watch.send_note(1, {&number, 1});
+  std::this_thread::sleep_for(std::chrono::milliseconds(4 * patience_ms));
+  if (failure.failed()) std::fprintf(stderr, "%s\n", failure.failure().what());
+  CHECK(!failure.failed());
+  for (uint32_t number = 0; number < kNotes; ++number) {
+    WatchMessage note;
+    CHECK(recv(peer.get(), &note, sizeof(note), MSG_WAITALL) == sizeof(note));
+    CHECK(note.type == WatchMessage::Type::kNote && std::memcmp(note.reason, &number, sizeof(number)) == 0);
+    WatchMessage read = message_of(WatchMessage::Type::kRead);
+    read.calls_made = number + 1;
+    CHECK(send(peer.get(), &read, sizeof(read), 0) == sizeof(read));
+  }
+  watch.say_goodbye(0);
+  WatchMessage goodbye;
+  CHECK(recv(peer.get(), &goodbye, sizeof(goodbye), MSG_WAITALL) == sizeof(goodbye));
+  CHECK(goodbye.type == WatchMessage::Type::kGoodbye);
+  WatchMessage read = message_of(WatchMessage::Type::kRead);
+  read.calls_made = kNotes + 2;
+  CHECK(send(peer.get(), &read, sizeof(read), 0) == sizeof(read));
+  while (!failure.failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(contains(failure.failure().what(), "rank 1 on b sent a number of messages read that cannot be"));
+}
+
 }  // namespace
 }  // namespace ronde
 
 int main() {
+  ronde::test_a_stopped_rank_that_has_many_notes_to_read();
   ronde::test_malformed_messages();
   ronde::test_a_failure_that_is_told();
   ronde::test_a_long_reason();

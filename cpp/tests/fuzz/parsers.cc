@@ -125,7 +125,7 @@ void run_one(std::span<const std::byte> input) {
 
 std::vector<std::vector<std::byte>> seeds() {
   std::vector<std::vector<std::byte>> all;
-  for (uint32_t type = 1; type <= 4; ++type) {
+  for (uint32_t type = 1; type <= 5; ++type) {
     WatchMessage message;
     message.type = static_cast<WatchMessage::Type>(type);
     message.rank = 1;
