@@ -139,16 +139,17 @@ class Vectors {
       const double* const products = &sums.products[kProducts * vector];
       const double scale_a = sums.scales.empty() ? 1 : sums.scales[2 * vector];
       const double scale_b = sums.scales.empty() ? 1 : sums.scales[2 * vector + 1];
-      weighted_sum(dtype_, out + offset, a + offset, weight(products[1], products[0], scale_a / scale_b), b + offset,
-                   weight(products[1], products[2], scale_b / scale_a), count);
+      weighted_sum(dtype_, out + offset, a + offset, weight(products[1], products[0], scale_a, scale_b), b + offset,
+                   weight(products[1], products[2], scale_b, scale_a), count);
     });
   }
 
  private:
-  // A vector of zeros has no direction to take into account. `scale`: of this vector, divided by the other one's.
-  static double weight(double product, double square, double scale) {
+  // A vector of zeros has no direction to take into account. `scale`, `other`: of this vector and of the other one.
+  // Their quotient may be infinite, and must not meet the product of orthogonal vectors, which is zero.
+  static double weight(double product, double square, double scale, double other) {
     constexpr double kMost = std::numeric_limits<double>::max();
-    return square == 0 ? 1 : std::clamp(1 - product / (2 * square) * scale, -kMost, kMost);
+    return square == 0 ? 1 : std::clamp(1 - product / (2 * square) * scale / other, -kMost, kMost);
   }
 
   // body(vector, where in the range its piece begins in bytes, elements of the piece)

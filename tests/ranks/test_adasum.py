@@ -97,6 +97,9 @@ def properties(world: Any) -> None:
         huge = (x if rank == 0 else np.zeros_like(x)) * 1e200
         lone = values(0, (length,), "float64") * 1e200
         assert (world.allreduce(huge, op=ronde.Adasum) == lone).all()
+        # The quotient of their scales would be infinite.
+        apart = orthogonal * np.float64(1e200 if rank == size - 1 else 1e-200)
+        assert (world.allreduce(apart, op=ronde.Adasum) == world.allreduce(apart)).all()
 
 
 # The engine: tensors that are fused have weights of their own
