@@ -180,7 +180,10 @@ int traverse_handle(PyObject* self, visitproc visit, void* arg) {
 
 int clear_handle(PyObject* self) {
   Handle& handle = *nb::inst_ptr<Handle>(self);
-  for (nb::object* each : handle.objects()) each->reset();
+  // Moved away first: what dies with the last reference may look at the handle.
+  for (nb::object* each : handle.objects()) {
+    const nb::object gone = std::move(*each);
+  }
   return 0;
 }
 

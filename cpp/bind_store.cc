@@ -271,8 +271,12 @@ PyObject* line_sealed(PyObject* self, PyObject* frame) {
   if (!read_bytes(frame, view)) return nullptr;
   const auto seals = reinterpret_cast<Line*>(self)->shared_seals();
   if (!seals) return Py_NewRef(frame);
-  const std::string sealed = sealed_frame(view, *seals);
-  return PyBytes_FromStringAndSize(sealed.data(), size_of(sealed));
+  try {
+    const std::string sealed = sealed_frame(view, *seals);
+    return PyBytes_FromStringAndSize(sealed.data(), size_of(sealed));
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
 }
 
 void line_dealloc(PyObject* self) {

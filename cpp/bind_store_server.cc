@@ -120,8 +120,12 @@ PyObject* read(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   const int fd = static_cast<int>(PyLong_AsLong(arguments[0]));
   const Seals* const seals = seals_in(arguments[2]);
   if (PyErr_Occurred()) return nullptr;
-  std::string frame(PyBytes_AsString(arguments[1]), static_cast<size_t>(PyBytes_Size(arguments[1])));
-  if (const auto request = read_request(frame, seals_of(*seals, fd))) return as_tuple(fd, *request);
+  try {
+    std::string frame(PyBytes_AsString(arguments[1]), static_cast<size_t>(PyBytes_Size(arguments[1])));
+    if (const auto request = read_request(frame, seals_of(*seals, fd))) return as_tuple(fd, *request);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
   Py_RETURN_NONE;
 }
 
