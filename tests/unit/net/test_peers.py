@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -22,6 +24,22 @@ pytestmark = pytest.mark.root
 
 KEY = JobKey.generate()
 LONG = 30 * 10**9
+# A program of its own: a fork of this process, whose threads may hold locks, could hang.
+SQUATTER = """
+import os, socket, sys
+
+user = int(sys.argv[1])
+os.setgroups([])
+os.setresgid(user, user, user)
+os.setresuid(user, user, user)
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind("\\0" + sys.argv[2])
+    listener.listen()
+    print("listening", flush=True)
+    sys.stdin.readline()
+    caller, _ = listener.accept()
+    print("got", caller.recv(100))
+"""
 
 
 def shake_hands(address: str) -> None:
@@ -47,28 +65,18 @@ def test_a_store_at_a_unix_socket_turns_other_users_away() -> None:
 
 
 def test_a_client_believes_no_store_of_another_users() -> None:
-    """The squatter knows the key, and the abstract name; what it serves there is not asked for anything."""
-    reader, writer = os.pipe()
-    served, serving = os.pipe()
-
-    def squat() -> None:
-        listener, _ = listen(Address(path="@ronde-test-squatter"))
-        os.write(serving, b"!")
-        os.read(reader, 1)
-        listener.setblocking(True)
-        sock, _ = listener.accept()
-        raise AssertionError(f"got {sock.recv(100)!r}")
-
-    child = os.fork()
-    if not child:
-        os._exit("got b''" not in as_nobody(squat))
-    os.read(served, 1)
-    with pytest.raises(AuthenticationError, match=f"user {NOBODY}"):
-        StoreClient("unix:@ronde-test-squatter", KEY, LONG)
-    os.write(writer, b"!")
-    assert os.waitpid(child, 0)[1] == 0
-    for fd in (reader, writer, served, serving):
-        os.close(fd)
+    """The squatter has the abstract name; a client that finds it there sends it nothing."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SQUATTER, str(NOBODY), "ronde-test-squatter"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as squatter:
+        assert squatter.stdout
+        assert squatter.stdout.readline() == "listening\n"
+        with pytest.raises(AuthenticationError, match=f"user {NOBODY}"):
+            StoreClient("unix:@ronde-test-squatter", KEY, LONG)
+        assert squatter.communicate("\n", timeout=30)[0] == "got b''\n"
 
 
 def test_a_rank_takes_no_other_user_for_a_rank() -> None:
