@@ -119,7 +119,7 @@ class Settings:
     insecure_job_key: bool = _setting(
         "RONDE_INSECURE_JOB_KEY",
         False,
-        "Without a key: let the job's name stand for it, though whoever guesses the name can join and run programs.",
+        "Without a key: let the job's name stand for it, though a stranger who guesses it can join and run programs.",
         **yes_or_no(),
     )
     transport: str = _setting(

@@ -209,7 +209,7 @@ _NODES = (
     Option(
         NODES,
         ("--insecure-job-key",),
-        "without a job key, let the job's name stand for it: whoever reaches the network and guesses the name can "
+        "without a job key, let the job's name stand for it: a stranger on the network who guesses the name can "
         "join and run programs here",
     ),
     Option(NODES, ("--standalone",), "one machine, without a place to meet; that is the default, too"),

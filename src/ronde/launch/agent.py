@@ -51,7 +51,7 @@ __all__ = ["RunResult", "plan_here", "run_agent"]
 SIGPIPE = 13
 LATE_LOGS_NS = 2 * 10**9
 INSECURE = (
-    "the job's name stands for its key, so whoever reaches this network and guesses the name can join this job and run "
+    "the job's name stands for its key, so a stranger on this network who guesses the name can join this job and run "
     "programs in it: set RONDE_JOB_KEY_FILE instead (docs/security.md says how)"
 )
 

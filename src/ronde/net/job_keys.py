@@ -4,7 +4,7 @@
 2. with RONDE_INSECURE_JOB_KEY, one that follows from the job's name: it keeps jobs apart and strangers in;
 3. one that follows from the user's own key file (`key_files`) and the job's name: so machines that share a home
    directory, and one machine alone, need no setting, and two jobs of a user do not mix;
-4. none, and the job does not start: whoever reaches the network would be let in, and ranks unpickle what others send.
+4. none, and the job does not start: ranks unpickle what others send, so strangers on the network could run programs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.net.key_files import own_key, read_key_file
+from ronde.net.key_files import NoKeyFileError, own_key, read_key_file
 
 __all__ = ["find_job_key", "key_in_memory"]
 
@@ -51,7 +51,7 @@ def find_job_key(
         return JobKey.derived_from(job)
     try:
         return own_key(environment, is_one_machine).of_job(job)
-    except UsageError as error:
+    except NoKeyFileError as error:
         raise UsageError(
             f"there is no job key, without which strangers could join: {error}; {REMEDY}"
         ) from None

@@ -19,7 +19,7 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.host import host_name
 
-__all__ = ["KEY_FILE", "own_key", "read_key_file"]
+__all__ = ["KEY_FILE", "NoKeyFileError", "own_key", "read_key_file"]
 
 KEY_FILE = "job.key"
 MOST_BYTES = 4096
@@ -27,6 +27,10 @@ ATTEMPTS = 3
 OTHERS_READ, OTHERS_WRITE = 0o077, 0o022
 # Where one machine's processes find a key if there is no home directory: its memory and its temporary files.
 _ON_THIS_MACHINE = ("/tmp", "/dev/shm")
+
+
+class NoKeyFileError(UsageError):
+    """This user has no key file, and there is no place for one; the text says why."""
 
 
 class _NoPlaceError(Exception):
@@ -45,8 +49,8 @@ def read_key_file(path: str) -> JobKey:
 def own_key(environment: Mapping[str, str], is_one_machine: bool) -> JobKey:
     """Return the key of this user, from his file, which is made if there is none yet.
 
-    `is_one_machine`: the job is on this machine alone, so that a file of this machine will do. Raises UsageError that
-    says why there is none, or what is wrong with the file.
+    `is_one_machine`: the job is on this machine alone, so that a file of this machine will do. Raises NoKeyFileError,
+    or UsageError that says what is wrong with the file.
     """
     reasons = []
     directories = [_configuration(environment)]
@@ -57,7 +61,7 @@ def own_key(environment: Mapping[str, str], is_one_machine: bool) -> JobKey:
             return _own_key_in(directory)
         except _NoPlaceError as error:
             reasons.append(str(error))
-    raise UsageError("; ".join(reasons))
+    raise NoKeyFileError("; ".join(reasons))
 
 
 def _configuration(environment: Mapping[str, str]) -> str:
@@ -101,6 +105,8 @@ def _own_key_in(directory: str) -> JobKey:
 
 def _open_directory(directory: str) -> int:
     """Return a descriptor of the directory, which is made if that is a place of ours, or of everybody like /tmp."""
+    if os.path.islink(directory):
+        raise _NoPlaceError(f"{directory} is a link, which is not followed")
     if not os.path.isdir(directory):
         parent = os.path.dirname(directory)
         base = parent if os.path.isdir(parent) else os.path.dirname(parent)

@@ -123,6 +123,17 @@ def test_a_spoilt_file_is_refused_and_nothing_stands_in_for_it(
     with pytest.raises(UsageError, match=says) as caught:
         find(home, is_one_machine=is_one_machine)
     assert KEY.hex()[:8] not in str(caught.value)
+    assert "there is no job key" not in str(caught.value)
+
+
+def test_a_link_in_place_of_the_directory_is_not_followed(home: Path) -> None:
+    elsewhere = written(home / "elsewhere" / "job.key").parent
+    of_user(home).parent.parent.mkdir()
+    of_user(home).parent.symlink_to(elsewhere)
+    with pytest.raises(
+        UsageError, match=r"there is no job key.*/\.config/ronde is a link, which is not followed"
+    ):
+        find(home)
 
 
 @pytest.mark.parametrize(
