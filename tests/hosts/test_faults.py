@@ -82,3 +82,16 @@ def test_a_rank_that_is_stopped_longer_than_the_peer_timeout_is_waited_for() -> 
         with faults.stopped(job.pids[2]):
             time.sleep(stop_s)
         assert min(job.results()) >= 1
+
+
+def test_a_stopped_rank_is_waited_for_however_much_it_is_told() -> None:
+    environ = {"RONDE_PEER_TIMEOUT": str(PEER_TIMEOUT_S)}
+    with (
+        Hosts(2, ranks_per_host=2) as two,
+        two.start(programs.submit_one_by_one, 600, environ=environ) as job,
+    ):
+        for rank in range(4):
+            job.told(rank)
+        with faults.stopped(job.pids[0]):
+            time.sleep(3.0 * PEER_TIMEOUT_S)
+        assert job.results() == [600] * 4

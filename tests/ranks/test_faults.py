@@ -249,6 +249,23 @@ def reduce_for(seconds: float, mib: int) -> int:
             return calls
 
 
+def submit_one_by_one(count: int) -> int:
+    """Each tensor becomes ready on its own, and each host tells rank 0 of it. Returns how many that were."""
+    ronde.init()
+    names = [f"tensor {number}" for number in range(count)]
+    for handle in [ronde.allreduce_async(np.ones(1, np.float32), name=name) for name in names]:
+        handle.wait()  # now they are cached
+    tell()
+    time.sleep(1)
+    handles = []
+    for name in names:
+        handles.append(ronde.allreduce_async(np.ones(1, np.float32), name=name))
+        time.sleep(0.002)
+    assert all(handle.wait()[0] == 1 for handle in handles)
+    ronde.shutdown()
+    return len(handles)
+
+
 def sleep_for(seconds: float) -> int:
     """All ranks are idle, then make a call."""
     ronde.init()
