@@ -17,6 +17,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -26,6 +27,7 @@
 #include "bind_border.h"
 #include "communicator.h"
 #include "reduce.h"
+#include "shape_word.h"
 
 namespace ronde {
 namespace {
@@ -65,6 +67,7 @@ class Array {
   bool has_shape_of(const Array& other) const {
     return dimensions_ == other.dimensions_ && std::equal(shape_, shape_ + dimensions_, other.shape_);
   }
+  std::span<const int64_t> axes() const { return {shape_, dimensions_}; }
   std::string shape() const {
     std::string text = "(";
     for (size_t axis = 0; axis < dimensions_; ++axis) text += (axis > 0 ? ", " : "") + std::to_string(shape_[axis]);
@@ -178,6 +181,7 @@ bool signal_handlers_raised() {
 // --- Calls ----------------------------------------------------------------------------------------------------------
 
 using Sizes = std::vector<size_t>;
+using Shape = std::vector<int64_t>;
 
 // An array that arrays.py has prepared: contiguous, and `dtype` says what its bytes are.
 void load(Array& array, nb::handle object, bool writable) {
@@ -214,18 +218,20 @@ bool allreduce(Communicator& communicator, nb::handle x, nb::handle out, int op,
   }
   void* destination = in_place ? in.data() : result.data();
   without_gil(communicator, [&] {
-    communicator.allreduce(in.data(), destination, in.count(), *in.dtype(), static_cast<ReduceOp>(op));
+    communicator.allreduce(in.data(), destination, in.count(), *in.dtype(), static_cast<ReduceOp>(op), 0,
+                           word_of_shape(in.axes()));
   });
   return true;
 }
 
-void allreduce_as(Communicator& communicator, nb::handle x, nb::handle out, int dtype, int op) {
+void allreduce_as(Communicator& communicator, nb::handle x, nb::handle out, int dtype, int op, const Shape& shape) {
   Array in, result;
   load(in, x, false);
   load(result, out, true);
   const auto type = static_cast<DType>(dtype);
   without_gil(communicator, [&] {
-    communicator.allreduce(in.data(), result.data(), in.bytes() / size_of(type), type, static_cast<ReduceOp>(op));
+    communicator.allreduce(in.data(), result.data(), in.bytes() / size_of(type), type, static_cast<ReduceOp>(op), 0,
+                           word_of_shape(shape));
   });
 }
 
@@ -237,23 +243,26 @@ void check_adasum(const Communicator& communicator, int dtype) {
   }
 }
 
-void reduce_as(Communicator& communicator, nb::handle x, nb::handle out, int dtype, int op, int root) {
+void reduce_as(Communicator& communicator, nb::handle x, nb::handle out, int dtype, int op, int root,
+               const Shape& shape) {
   Array in, result;
   load(in, x, false);
   load(result, out, true);
   const auto type = static_cast<DType>(dtype);
   without_gil(communicator, [&] {
-    communicator.reduce(in.data(), result.data(), in.bytes() / size_of(type), type, static_cast<ReduceOp>(op), root);
+    communicator.reduce(in.data(), result.data(), in.bytes() / size_of(type), type, static_cast<ReduceOp>(op), root,
+                        word_of_shape(shape));
   });
 }
 
-void reduce_scatter_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& counts, int dtype,
-                       int op) {
+void reduce_scatter_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& counts, int dtype, int op,
+                       const Shape& shape) {
   Array in, result;
   load(in, x, false);
   load(result, out, true);
   without_gil(communicator, [&] {
-    communicator.reduce_scatter(in.data(), result.data(), counts, static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+    communicator.reduce_scatter(in.data(), result.data(), counts, static_cast<DType>(dtype), static_cast<ReduceOp>(op),
+                                0, word_of_shape(shape));
   });
 }
 
@@ -265,12 +274,14 @@ void allgather_as(Communicator& communicator, nb::handle x, nb::handle out, cons
               [&] { communicator.allgather(in.data(), result.data(), sizes, static_cast<DType>(dtype)); });
 }
 
-void broadcast_as(Communicator& communicator, nb::handle x, int dtype, int root, int kind, bool sealed) {
+void broadcast_as(Communicator& communicator, nb::handle x, int dtype, int root, int kind, const Shape& shape,
+                  bool sealed) {
   Array data;
   load(data, x, communicator.rank() != root);
   const auto type = static_cast<DType>(dtype);
   without_gil(communicator, [&] {
-    communicator.broadcast(data.data(), data.bytes() / size_of(type), type, root, static_cast<Kind>(kind), sealed);
+    communicator.broadcast(data.data(), data.bytes() / size_of(type), type, root, static_cast<Kind>(kind),
+                           word_of_shape(shape), sealed);
   });
 }
 
@@ -291,12 +302,13 @@ void scatter_as(Communicator& communicator, nb::handle x, nb::handle out, const 
 }
 
 void alltoall_as(Communicator& communicator, nb::handle x, const Sizes& in_sizes, nb::handle out,
-                 const Sizes& out_sizes, int dtype, bool sealed) {
+                 const Sizes& out_sizes, int dtype, const Shape& row_shape, bool sealed) {
   Array in, result;
   load(in, x, false);
   load(result, out, true);
   without_gil(communicator, [&] {
-    communicator.alltoall(in.data(), in_sizes, result.data(), out_sizes, static_cast<DType>(dtype), sealed);
+    communicator.alltoall(in.data(), in_sizes, result.data(), out_sizes, static_cast<DType>(dtype),
+                          word_of_shape(row_shape), sealed);
   });
 }
 
@@ -315,10 +327,11 @@ void recv_as(Communicator& communicator, nb::handle x, int dtype, int source, in
 }
 
 std::vector<uint64_t> exchange(Communicator& communicator, int kind, int dtype, int root, uint64_t items,
-                               uint64_t value) {
+                               uint64_t value, const Shape& row_shape) {
   std::vector<uint64_t> values(static_cast<size_t>(communicator.size()));
   without_gil(communicator, [&] {
-    communicator.exchange(static_cast<Kind>(kind), static_cast<DType>(dtype), root, items, value, values);
+    communicator.exchange(static_cast<Kind>(kind), static_cast<DType>(dtype), root, items, value, values,
+                          word_of_shape(row_shape));
   });
   return values;
 }
@@ -408,15 +421,15 @@ NB_MODULE(_native, module) {
 
   nb::class_<Communicator>(module, "Communicator")
       .def("allreduce", &ronde::allreduce)
-      .def("allreduce_as", &ronde::allreduce_as, "x"_a.none(), "out"_a.none(), "dtype"_a, "op"_a)
+      .def("allreduce_as", &ronde::allreduce_as, "x"_a.none(), "out"_a.none(), "dtype"_a, "op"_a, "shape"_a)
       .def("check_adasum", &ronde::check_adasum)
-      .def("reduce_as", &ronde::reduce_as, "x"_a, "out"_a.none(), "dtype"_a, "op"_a, "root"_a)
+      .def("reduce_as", &ronde::reduce_as, "x"_a, "out"_a.none(), "dtype"_a, "op"_a, "root"_a, "shape"_a)
       .def("reduce_scatter_as", &ronde::reduce_scatter_as)
       .def("allgather_as", &ronde::allgather_as)
-      .def("broadcast_as", &ronde::broadcast_as, "x"_a, "dtype"_a, "root"_a, "kind"_a, "sealed"_a = false)
+      .def("broadcast_as", &ronde::broadcast_as, "x"_a, "dtype"_a, "root"_a, "kind"_a, "shape"_a, "sealed"_a = false)
       .def("gather_as", &ronde::gather_as, "x"_a, "out"_a.none(), "sizes"_a, "dtype"_a, "root"_a)
       .def("scatter_as", &ronde::scatter_as, "x"_a.none(), "out"_a, "sizes"_a, "dtype"_a, "root"_a)
-      .def("alltoall_as", &ronde::alltoall_as, "x"_a, "in_sizes"_a, "out"_a, "out_sizes"_a, "dtype"_a,
+      .def("alltoall_as", &ronde::alltoall_as, "x"_a, "in_sizes"_a, "out"_a, "out_sizes"_a, "dtype"_a, "row_shape"_a,
            "sealed"_a = false)
       .def("send_as", &ronde::send_as, "x"_a, "dtype"_a, "dest"_a, "tag"_a, "sealed"_a = false)
       .def("recv_as", &ronde::recv_as, "x"_a, "dtype"_a, "source"_a, "tag"_a, "sealed"_a = false)

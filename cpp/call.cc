@@ -1,9 +1,20 @@
 #include "call.h"
 
+#include "shape_word.h"
+
 namespace ronde {
 namespace {
 
 bool reduces(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
+
+// How two shapes differ, of two calls that are the same otherwise.
+std::string describe_shapes(const Call& a, const Call& b) {
+  const bool is_of_rows = a.kind == Kind::kAllgather || a.kind == Kind::kGather || a.kind == Kind::kAlltoall;
+  const std::string what = is_of_rows ? "rows of " : "";
+  const std::string first = describe_shape(a.shape), second = describe_shape(b.shape);
+  if (first.empty() || second.empty()) return " (" + what + "different shapes)";
+  return " (" + what + "shape " + first + " there, " + second + " here)";
+}
 
 }  // namespace
 
@@ -32,6 +43,8 @@ std::string describe_mismatch(int rank_a, const Call& a, int rank_b, const Call&
     text += " (call number " + std::to_string(a.sequence) + " there, number " + std::to_string(b.sequence) + " here)";
   } else if (both_collective && a.algorithm != b.algorithm) {
     text += " (with different algorithms: do the ranks have different settings?)";
+  } else if (a.kind == b.kind && a.shape != b.shape) {
+    text += describe_shapes(a, b);
   }
   return text;
 }

@@ -13,6 +13,7 @@ namespace ronde {
 struct Call {
   uint64_t sequence = 0;  // how many collective calls this communicator has made before this one
   uint64_t count = 0;     // elements
+  uint64_t shape = 0;     // word_of_shape(): of the array, or of a row where the numbers of rows may differ
   int32_t root = -1;      // -1 where there is no root; for send/receive the tag
   Kind kind = Kind::kBarrier;
   DType dtype = DType::kUint8;
@@ -24,7 +25,7 @@ struct Call {
   bool is_known() const;         // of one that has arrived: whether kind, type and operation are any
   std::string describe() const;  // "allreduce of 10 float32 by sum"
 };
-static_assert(sizeof(Call) == 24);
+static_assert(sizeof(Call) == 32);
 
 // Says how the two calls differ, naming both ranks: "rank 0 called ..., but rank 2 called ...".
 std::string describe_mismatch(int rank_a, const Call& a, int rank_b, const Call& b);

@@ -14,6 +14,7 @@
 #include "algorithms/hierarchical.h"
 #include "algorithms/partial_sums.h"
 #include "reduce.h"
+#include "shape_word.h"
 #include "shm_link.h"
 #include "tcp_link.h"
 
@@ -44,14 +45,9 @@ std::vector<size_t> running_offsets(std::span<const size_t> sizes) {
   return offsets;
 }
 
-Call make_call(Kind kind, DType dtype, uint64_t count = 0, int root = -1, ReduceOp op = ReduceOp::kSum) {
-  Call call;
-  call.kind = kind;
-  call.dtype = dtype;
-  call.count = count;
-  call.root = root;
-  call.op = op;
-  return call;
+Call make_call(Kind kind, DType dtype, uint64_t count = 0, int root = -1, ReduceOp op = ReduceOp::kSum,
+               uint64_t shape = 0) {
+  return {.count = count, .shape = shape, .root = root, .kind = kind, .dtype = dtype, .op = op};
 }
 
 Call with_tags(Call call, bool sealed) {
@@ -236,10 +232,11 @@ void Communicator::check_root(int root) const {
   }
 }
 
-void Communicator::allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor) {
-  if (op == ReduceOp::kAdasum) return adasum(in, out, std::span(&count, 1), dtype);
+void Communicator::allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor,
+                             uint64_t shape) {
+  if (op == ReduceOp::kAdasum) return adasum(in, out, std::span(&count, 1), dtype, shape);
   check_reduction(dtype, op);
-  Call call = make_call(Kind::kAllreduce, dtype, count, -1, op);
+  Call call = make_call(Kind::kAllreduce, dtype, count, -1, op, shape);
   const Algorithm algorithm = select_allreduce(options_.allreduce, options_.switch_over, count * size_of(dtype), dtype,
                                                op, size(), host_count());
   call.algorithm = static_cast<uint8_t>(algorithm);
@@ -284,10 +281,10 @@ void Communicator::check_adasum(DType dtype) const {
                    std::to_string(parties) + " as here; any number can take the average");
 }
 
-void Communicator::adasum(const void* in, void* out, std::span<const size_t> counts, DType dtype) {
+void Communicator::adasum(const void* in, void* out, std::span<const size_t> counts, DType dtype, uint64_t shape) {
   check_adasum(dtype);
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-  Call call = make_call(Kind::kAllreduce, dtype, total, -1, ReduceOp::kAdasum);
+  Call call = make_call(Kind::kAllreduce, dtype, total, -1, ReduceOp::kAdasum, shape);
   const bool of_hosts = adasum_is_hierarchical();
   const Algorithm across = of_hosts ? Algorithm::kHierarchicalAdasum : Algorithm::kAdasum;
   call.algorithm = static_cast<uint8_t>(is_one_host() ? Algorithm::kInHost : across);
@@ -302,11 +299,11 @@ void Communicator::adasum(const void* in, void* out, std::span<const size_t> cou
   });
 }
 
-void Communicator::reduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int root) {
+void Communicator::reduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int root, uint64_t shape) {
   check_reduction(dtype, op);
   check_root(root);
   const Reduction reduction{dtype, op, size()};
-  run(make_call(Kind::kReduce, dtype, count, root, op), [&](const Call& call) {
+  run(make_call(Kind::kReduce, dtype, count, root, op, shape), [&](const Call& call) {
     if (is_one_host()) return host_->reduce(call, reduction, in, out, count, root);
     if (host_count() == size() || needs_all_at_once(dtype, op)) {
       return reduce_to_root(*mesh_, call, in, out, root, reduction, scratch_);
@@ -317,11 +314,12 @@ void Communicator::reduce(const void* in, void* out, size_t count, DType dtype, 
 }
 
 void Communicator::reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op,
-                                  int divisor) {
+                                  int divisor, uint64_t shape) {
   check_reduction(dtype, op);
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
   const Reduction reduction{dtype, op, divisor_or_size(divisor)};
-  run(make_call(Kind::kReduceScatter, dtype, total, -1, op), [&](const Call& call) {
+  const Call call = make_call(Kind::kReduceScatter, dtype, total, -1, op, shape > 0 ? shape : word_of_counts(counts));
+  run(call, [&](const Call& call) {
     if (is_one_host()) return host_->reduce_scatter(call, reduction, in, counts, out);
     reduce_scatterv(*mesh_, call, in, counts, out, reduction, scratch_);
   });
@@ -338,17 +336,17 @@ void Communicator::allgather(const void* in, void* out, std::span<const size_t> 
   });
 }
 
-void Communicator::broadcast(void* data, size_t count, DType dtype, int root, Kind kind, bool sealed) {
+void Communicator::broadcast(void* data, size_t count, DType dtype, int root, Kind kind, uint64_t shape, bool sealed) {
   check_root(root);
-  run(with_tags(make_call(kind, dtype, count, root), sealed), [&](const Call& call) {
+  run(with_tags(make_call(kind, dtype, count, root, ReduceOp::kSum, shape), sealed), [&](const Call& call) {
     Hierarchy hierarchy = this->hierarchy();
     hierarchical_broadcast(hierarchy, call, data);
   });
 }
 
 void Communicator::exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value,
-                            std::span<uint64_t> values) {
-  run(with_tags(make_call(kind, dtype, items, root), true), [&](const Call& call) {
+                            std::span<uint64_t> values, uint64_t shape) {
+  run(with_tags(make_call(kind, dtype, items, root, ReduceOp::kSum, shape), true), [&](const Call& call) {
     if (is_one_host()) return host_->exchange(call, value, values);
     const std::vector<size_t> sizes(hosts_.size(), sizeof(value));
     allgatherv(*mesh_, call, &value, values.data(), sizes);
@@ -376,8 +374,8 @@ void Communicator::scatter(const void* in, void* out, std::span<const size_t> si
 }
 
 void Communicator::alltoall(const void* in, std::span<const size_t> in_sizes, void* out,
-                            std::span<const size_t> out_sizes, DType dtype, bool sealed) {
-  run(with_tags(make_call(Kind::kAlltoall, dtype), sealed), [&](const Call& call) {
+                            std::span<const size_t> out_sizes, DType dtype, uint64_t shape, bool sealed) {
+  run(with_tags(make_call(Kind::kAlltoall, dtype, 0, -1, ReduceOp::kSum, shape), sealed), [&](const Call& call) {
     if (!is_one_host()) return alltoallv(*mesh_, call, in, in_sizes, out, out_sizes);
     host_->deal(call, in, {in_sizes, running_offsets(in_sizes)}, out, {out_sizes, running_offsets(out_sizes)});
   });

@@ -71,27 +71,31 @@ class Communicator : private Waiter::Listener {
   const std::string& host(int rank) const { return hosts_[rank]; }
 
   // Collectives. Counts are elements, sizes are bytes; spans have one entry per rank. All throw as said above.
-  // `divisor`: of an average; 0: the number of ranks.
-  void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor = 0);
+  // `shape`: the word of what must be alike on all ranks besides (shape_word.h); 0: nothing. `divisor`: of an average;
+  // 0: the number of ranks.
+  void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor = 0,
+                 uint64_t shape = 0);
   // All-reduce with kAdasum of several vectors that lie one behind the other, each combined by itself.
-  void adasum(const void* in, void* out, std::span<const size_t> counts, DType dtype);
+  void adasum(const void* in, void* out, std::span<const size_t> counts, DType dtype, uint64_t shape = 0);
   // Throws UsageError unless this communicator can combine such values by Adasum.
   void check_adasum(DType dtype) const;
-  void reduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int root);
+  void reduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int root, uint64_t shape = 0);
   void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op,
-                      int divisor = 0);
+                      int divisor = 0, uint64_t shape = 0);
   void allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype);
   // `kind` names the operation that this broadcast is a part of, for comparing calls. `sealed`, here and below: what
   // is sent carries tags between hosts, whatever the options say.
-  void broadcast(void* data, size_t count, DType dtype, int root, Kind kind = Kind::kBroadcast, bool sealed = false);
+  void broadcast(void* data, size_t count, DType dtype, int root, Kind kind = Kind::kBroadcast, uint64_t shape = 0,
+                 bool sealed = false);
   void gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
   void scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
   void alltoall(const void* in, std::span<const size_t> in_sizes, void* out, std::span<const size_t> out_sizes,
-                DType dtype, bool sealed = false);
+                DType dtype, uint64_t shape = 0, bool sealed = false);
   void barrier();
   // Every rank's `value`, as a part of the operation `kind`: how many rows each rank is going to give, mostly. `items`
   // (elements per row) must agree. It carries tags, because what comes decides how much memory is taken.
-  void exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value, std::span<uint64_t> values);
+  void exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value, std::span<uint64_t> values,
+                uint64_t shape = 0);
 
   // A collective whose bytes another library moves, in `body`: numbered like every other, so that a rank that has left
   // is missed. Whatever `body` throws fails the communicator on every rank; it must end when failed() says so.

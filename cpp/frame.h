@@ -23,7 +23,7 @@ struct Frame {
   Call call;
   uint64_t bytes = 0;  // of the payload that follows
 };
-static_assert(sizeof(Frame) == 40);
+static_assert(sizeof(Frame) == 48);
 
 // A frame as it travels between hosts: encrypted perhaps, and with its tag.
 using SealedFrame = std::array<std::byte, sizeof(Frame) + kTagBytes>;

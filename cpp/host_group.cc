@@ -55,14 +55,6 @@ void HostGroup::open(const Call& call, uint64_t value, Place in, Place out, cons
   compare_calls();
 }
 
-void HostGroup::compare_values(const Call& call, const char* what) const {
-  for (int local = 1; local < size(); ++local) {
-    if (announcement(local).value == announcement(0).value) continue;
-    throw MismatchError("ranks " + std::to_string(ranks_[0]) + " and " + std::to_string(ranks_[local]) + " called " +
-                        call.describe() + ", but with " + what);
-  }
-}
-
 // Every rank compares everyone with the first, so that all come to the same verdict.
 void HostGroup::compare_calls() const {
   const Call& first = announcement(0).call;

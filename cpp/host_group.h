@@ -83,8 +83,6 @@ class HostGroup {
   Announcement& announcement(int local) const { return segment_.slot(local).announcements[announced_ & 1]; }
   void open(const Call& call, uint64_t value, Place in, Place out, const void* small, size_t small_bytes);
   void compare_calls() const;
-  // What else must agree, told by the announcements' values. Throws MismatchError on all ranks alike.
-  void compare_values(const Call& call, const char* what) const;
   void ring_all();
   bool is_symmetric_in() const;
   bool is_symmetric_in_and_out() const;

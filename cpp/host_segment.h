@@ -29,7 +29,7 @@ struct alignas(kLine) Announcement {
   std::atomic<uint64_t> number{0};  // how many announcements the owner has made up to this one
   uint64_t value = 0;               // meaning depends on the operation (a count, mostly)
   Call call;
-  std::byte tiny[24];
+  std::byte tiny[16];
   std::byte small[kSmallBytes];
   Place in, out;
 

@@ -32,7 +32,7 @@ struct WatchMessage {
   int32_t rank = -1;          // of a note: the channel; of a long send or receive: the other end
   int32_t missing_count = 0;  // of a long send or receive: 1 if it sends; of a note: words
   int32_t missing[kMissing] = {};
-  char reason[396] = {};  // of a note its words
+  char reason[388] = {};  // of a note its words
 
   // The bytes of a whole message, which came from `peer` of `size` ranks. Throws ProtocolError.
   static WatchMessage parse(std::span<const std::byte> bytes, int peer, int size);

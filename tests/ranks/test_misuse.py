@@ -22,6 +22,8 @@ from ronde.testing import ranks
 Call = Callable[[Any], Any]
 
 X, MANY = np.ones(6, np.float32), np.ones(300_000, np.float32)
+X46, X64 = np.ones((4, 6), np.float32), np.ones((6, 4), np.float32)
+ROWS23, ROWS32 = np.ones((12, 2, 3), np.float32), np.ones((12, 3, 2), np.float32)
 READ_ONLY = np.ones(6, np.float32)
 READ_ONLY.flags.writeable = False
 
@@ -123,6 +125,10 @@ def test_nonsense_is_refused_on_the_rank_that_asks_for_it(transport: str) -> Non
     assert ranks.run(refuse_on_one_rank, 2, environ=environ)[1] == []
 
 
+def calling(function: Callable[..., Any], *arguments: Any) -> Call:
+    return lambda w: function(w, *arguments)
+
+
 # What is called on rank 0, what on the others, and how an error describes the two.
 MISMATCHES: dict[str, tuple[Call, Call, str, str]] = {
     "operation": (
@@ -132,7 +138,12 @@ MISMATCHES: dict[str, tuple[Call, Call, str, str]] = {
         "called barrier",
     ),
     "operation, large": (lambda w: w.allreduce(MANY), lambda w: w.broadcast(MANY), "allreduce", "broadcast"),
-    "operation, of sizes first": (lambda w: w.allgather(X), lambda w: w.alltoall(X), "allgather", "alltoall"),
+    "operation, of sizes first": (
+        lambda w: w.allgather(X),
+        lambda w: w.alltoall(ROWS23),
+        "allgather",
+        "alltoall",
+    ),
     "memory": (lambda w: w.empty(6), lambda w: w.allreduce(X), "empty", "allreduce"),
     "size of memory": (lambda w: w.empty(6), lambda w: w.empty(60), "for 24 bytes", "for 240 bytes"),
     "dtype": (
@@ -175,16 +186,85 @@ MISMATCHES: dict[str, tuple[Call, Call, str, str]] = {
         "of 4 float64",
     ),
     "row of alltoall": (
-        lambda w: w.alltoall(np.ones((6, 3))),
-        lambda w: w.alltoall(np.ones((6, 4))),
-        "rows of 3",
-        "rows of 4",
+        lambda w: w.alltoall(np.ones((12, 3))),
+        lambda w: w.alltoall(np.ones((12, 4))),
+        "(3,)",
+        "(4,)",
     ),
-    "row of reducescatter": (
-        lambda w: w.reducescatter(np.ones((4, 3))),
-        lambda w: w.reducescatter(np.ones((3, 4))),
-        "reducescatter",
-        "reducescatter",
+    **{
+        f"shape of {name}": (first, others, "(4, 6)", "(6, 4)")
+        for name, first, others in (
+            ("allreduce", lambda w: w.allreduce(X46), lambda w: w.allreduce(X64)),
+            (
+                "strided allreduce",
+                lambda w: w.allreduce(MANY.reshape(4, -1)[:, :6]),
+                lambda w: w.allreduce(X64),
+            ),
+            ("reduce", lambda w: w.reduce(X46), lambda w: w.reduce(X64)),
+            ("reducescatter", lambda w: w.reducescatter(X46), lambda w: w.reducescatter(X64)),
+            ("broadcast", lambda w: w.broadcast(X46), lambda w: w.broadcast(X64)),
+        )
+    },
+    "shape, one axis more": (
+        lambda w: w.allreduce(X),
+        lambda w: w.allreduce(X.reshape(6, 1)),
+        "(6,)",
+        "(6, 1)",
+    ),
+    "shape, too long to be told": (
+        lambda w: w.allreduce(np.ones((1,) * 8)),
+        lambda w: w.allreduce(np.ones((1,) * 9)),
+        "different shapes",
+        "different shapes",
+    ),
+    "shares of reducescatter": (
+        lambda w: w.reducescatter(np.ones((w.size, 6))),
+        lambda w: w.reducescatter(np.ones((2 * w.size, 3))),
+        ", 6)",
+        ", 3)",
+    ),
+    **{
+        f"row's shape of {name}": (first, others, "(2, 3)", "(3, 2)")
+        for name, first, others in (
+            ("allgather", lambda w: w.allgather(ROWS23), lambda w: w.allgather(ROWS32)),
+            ("gather", lambda w: w.gather(ROWS23), lambda w: w.gather(ROWS32)),
+            ("alltoall", lambda w: w.alltoall(ROWS23), lambda w: w.alltoall(ROWS32)),
+        )
+    },
+    **{
+        f"{what} of {name}": (
+            calling(call, *first),
+            calling(call, *others),
+            *descriptions,
+        )
+        for name, call in (
+            ("reduce", lambda w, x, op: w.reduce(x, 0, op)),
+            ("reducescatter", lambda w, x, op: w.reducescatter(x, op)),
+        )
+        for what, first, others, descriptions in (
+            ("dtype", (X64, ronde.Sum), (X64.view(np.int32), ronde.Sum), ("24 float32", "24 int32")),
+            ("count", (X64, ronde.Sum), (X64[:4], ronde.Sum), ("of 24 ", "of 16 ")),
+            ("op", (X64, ronde.Sum), (X64, ronde.Average), ("by sum", "by average")),
+        )
+    },
+    "16-bit and 32-bit floats": (
+        lambda w: w.allreduce(X.astype(np.float16)),
+        lambda w: w.allreduce(X),
+        "6 float16",
+        "6 float32",
+    ),
+    "dtype of broadcast": (
+        lambda w: w.broadcast(X),
+        lambda w: w.broadcast(X.view(np.int32)),
+        "float32",
+        "int32",
+    ),
+    "dtype of gather": (lambda w: w.gather(X), lambda w: w.gather(X.view(np.int32)), "float32", "int32"),
+    "dtype of alltoall": (
+        lambda w: w.alltoall(ROWS23),
+        lambda w: w.alltoall(ROWS23.view(np.int32)),
+        "float32",
+        "int32",
     ),
 }
 
@@ -222,6 +302,14 @@ def disagree(names: list[str], is_one_host: bool) -> list[str]:
 def test_a_mismatch_is_told_to_every_rank(transport: str, n: int) -> None:
     environ = {"RONDE_TRANSPORT": transport, "RONDE_TIMEOUT": "3"}
     assert ranks.run(disagree, n, list(MISMATCHES), transport == "auto", environ=environ) == [[]] * n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", ["aab", "aabb"])
+def test_a_mismatch_is_told_where_hosts_have_several_ranks(hosts: str) -> None:
+    places = [ranks.Place(environ={"RONDE_HOST_ID": host, "RONDE_TIMEOUT": "3"}) for host in hosts]
+    with ranks.start(disagree, len(hosts), list(MISMATCHES), False, places=places) as job:
+        assert job.results() == [[]] * len(hosts)
 
 
 MESSAGES: dict[str, tuple[Call, Call, str, str]] = {

@@ -144,7 +144,7 @@ class Communicator:
             return result
         given = operand(x)
         goal = target(given, given.shape, out)
-        self._native.allreduce_as(given.memory, goal.memory, given.dtype, op)
+        self._native.allreduce_as(given.memory, goal.memory, given.dtype, op, given.shape)
         return goal.finish()
 
     def reduce(self, x: Any, root: int = 0, op: ReduceOp = Sum, out: Any = None) -> Any:
@@ -153,10 +153,10 @@ class Communicator:
             raise _no_reduction(op)
         given = operand(x)
         if self.rank != self._root(root):
-            self._native.reduce_as(given.memory, None, given.dtype, op, root)
+            self._native.reduce_as(given.memory, None, given.dtype, op, root, given.shape)
             return None
         goal = target(given, given.shape, out)
-        self._native.reduce_as(given.memory, goal.memory, given.dtype, op, root)
+        self._native.reduce_as(given.memory, goal.memory, given.dtype, op, root, given.shape)
         return goal.finish()
 
     def reducescatter(self, x: Any, op: ReduceOp = Sum, out: Any = None) -> Any:
@@ -170,7 +170,7 @@ class Communicator:
         rows = _even_split(given.row_count, self.size)
         goal = target(given, (rows[self.rank], *given.row_shape), out)
         counts = [row * given.row_items for row in rows]
-        self._native.reduce_scatter_as(given.memory, goal.memory, counts, given.dtype, op)
+        self._native.reduce_scatter_as(given.memory, goal.memory, counts, given.dtype, op, given.shape)
         return goal.finish()
 
     def allgather(self, x: Any, out: Any = None) -> Any:
@@ -179,7 +179,7 @@ class Communicator:
         First dimensions may differ between ranks, the others must agree. 0-d arrays give one element each.
         """
         given = operand(x)
-        rows = self._native.exchange(Kind.allgather, given.dtype, -1, given.row_items, given.row_count)
+        rows = self._exchange(Kind.allgather, given)
         with self._awaited("allgather"):
             goal = late_target(given, (sum(rows), *given.row_shape), out)
         row_bytes = given.row_bytes
@@ -191,7 +191,7 @@ class Communicator:
         """Concatenate like `allgather`; return the result at `root`, None elsewhere."""
         given = operand(x)
         self._root(root)
-        rows = self._native.exchange(Kind.gather, given.dtype, root, given.row_items, given.row_count)
+        rows = self._exchange(Kind.gather, given, root)
         row_bytes = given.row_bytes
         sizes = [row * row_bytes for row in rows]
         if self.rank != root:
@@ -208,7 +208,7 @@ class Communicator:
         goal = target(given, given.shape, out)
         if self.rank == self._root(root) and goal.result is not x:
             arrays.copy(given, goal)
-        self._native.broadcast_as(goal.memory, given.dtype, root, Kind.broadcast)
+        self._native.broadcast_as(goal.memory, given.dtype, root, Kind.broadcast, given.shape)
         return goal.finish()
 
     def scatter(self, x: Any = None, root: int = 0, out: Any = None) -> Any:
@@ -242,7 +242,7 @@ class Communicator:
         row_bytes = given.row_bytes
         in_sizes = [rows * row_bytes for rows in sending]
         out_sizes = [rows * row_bytes for rows in receiving]
-        self._native.alltoall_as(given.memory, in_sizes, goal.memory, out_sizes, given.dtype)
+        self._native.alltoall_as(given.memory, in_sizes, goal.memory, out_sizes, given.dtype, given.row_shape)
         return goal.finish()
 
     def barrier(self) -> None:
@@ -275,7 +275,7 @@ class Communicator:
         self._native.recv_as(message, DType.uint8, source, tag, sealed=True)
 
     def _broadcast_sealed(self, message: np.ndarray, root: int) -> None:
-        self._native.broadcast_as(message, DType.uint8, root, Kind.broadcast, sealed=True)
+        self._native.broadcast_as(message, DType.uint8, root, Kind.broadcast, message.shape, sealed=True)
 
     # Making more
 
@@ -323,7 +323,7 @@ class Communicator:
         if any(axis < 0 for axis in axes):
             raise UsageError(f"an array cannot have the shape {axes}")
         nbytes = math.prod(axes) * kind.itemsize
-        asked = self._native.exchange(Kind.empty, DType.uint8, -1, 0, nbytes)
+        asked = self._native.exchange(Kind.empty, DType.uint8, -1, 0, nbytes, ())
         for rank, other in enumerate(asked):
             if other != asked[0]:
                 raise MismatchError(
@@ -430,27 +430,26 @@ class Communicator:
             )
         return rows
 
+    def _exchange(self, kind: Kind, given: Operand, root: int = -1) -> list[int]:
+        """Return how many rows each rank gives; type and shape of a row must agree."""
+        return self._native.exchange(
+            kind, given.dtype, root, given.row_items, given.row_count, given.row_shape
+        )
+
     def _exchange_rows(self, given: Operand, sending: list[int]) -> list[int]:
-        """Tell every rank how many rows it gets, and of how many elements; return how many rows this one gets."""
-        row_items = given.row_items
-        telling = np.array([[rows, row_items] for rows in sending], np.uint64)
+        """Tell every rank how many rows it gets; return how many this one gets. Type and shape of a row must agree."""
+        telling = np.array(sending, np.uint64)
         told = np.empty_like(telling)
-        sizes = [2 * _WORD] * self.size
-        self._native.alltoall_as(telling, sizes, told, sizes, given.dtype, sealed=True)
-        for rank, (_, items) in enumerate(told.tolist()):
-            if items != row_items:
-                raise MismatchError(
-                    f"rank {self.rank} called alltoall with rows of {row_items} elements, "
-                    f"but rank {rank} called it with rows of {items}"
-                )
-        return told[:, 0].tolist()  # type: ignore[no-any-return]
+        sizes = [_WORD] * self.size
+        self._native.alltoall_as(telling, sizes, told, sizes, given.dtype, given.row_shape, sealed=True)
+        return told.tolist()  # type: ignore[no-any-return]
 
     def _tell_shape(self, given: Operand | None, root: int) -> Operand:
         """What the others need to know of the root's array, as an operand of theirs."""
         words = np.zeros(_SHAPE_WORDS, np.int64)
         if given is not None:
             words[: 2 + len(given.shape)] = [given.dtype, len(given.shape), *given.shape]
-        self._native.broadcast_as(words, DType.int64, root, Kind.scatter, sealed=True)
+        self._native.broadcast_as(words, DType.int64, root, Kind.scatter, words.shape, sealed=True)
         if given is not None:
             return given
         with self._awaited("scatter"):
