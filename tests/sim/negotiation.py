@@ -204,6 +204,8 @@ class Simulation:
                 self.coordinator.tune(Tune(*[self.rng.randrange(1 << 30)] * 7))
             self.hot.coordinate(round_, self.coordinator, used, self.workload.through_the_codec)
             require(len(round_.cache) <= self.workload.capacity, "more is cached than there are slots")
+            self.counts["warnings"] += len(self.coordinator.take_warnings())
+            require(self.counts["warnings"] <= 3, "a pair of the three lines is warned about twice")
             for host in range(len(self.hot.leaders)):
                 self.wake_engines(host)
 

@@ -124,7 +124,8 @@ class Rank:
         self.next_occurrence[index] += 1
         self.leaves_early_after -= 1
         request = self.workload.operations[index][occurrence].request(self.rank)
-        slot = self.member.submit(request)
+        site = f"train.py:{(index + self.rank) % 3}" if index % 2 else ""  # three lines in all
+        slot = self.member.submit(request, site)
         self.flights[index] = Flight(occurrence, request, slot)
         self.simulation.note(self.rank, "submits", request, "hit on" if slot is not None else "miss", slot)
         if slot is None:

@@ -20,9 +20,10 @@ from types import FrameType
 from ronde import _native
 from ronde.core.stall_report import MOST_FRAMES
 
-__all__ = ["Dump", "formatted", "main_ident", "places_of_waits"]
+__all__ = ["Dump", "call_site", "formatted", "main_ident", "places_of_waits"]
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LONGEST_FILE_NAME = 60  # characters of a call site's file
 
 
 def main_ident() -> int:
@@ -54,13 +55,26 @@ def places_of_waits() -> list[str]:
         name = "main thread" if ident == main_ident() else names.get(ident, "a thread without a name")
         if name.startswith("ronde-") or not _is_ours(frame):
             continue
-        caller: FrameType | None = frame
-        while caller is not None and _is_ours(caller):
-            caller = caller.f_back
+        caller = _first_of_the_program(frame)
         if caller is not None:
             code = caller.f_code
             places.append(f'File "{code.co_filename}", line {caller.f_lineno} in {code.co_name} ({name})')
     return places
+
+
+def call_site() -> str:
+    """Return the line of the program that calls Ronde in this thread: "train.py:12". Empty: no line of Python does."""
+    caller = _first_of_the_program(sys._getframe())
+    if caller is None:
+        return ""
+    return f"{os.path.basename(caller.f_code.co_filename)[-_LONGEST_FILE_NAME:]}:{caller.f_lineno}"
+
+
+def _first_of_the_program(frame: FrameType) -> FrameType | None:
+    caller: FrameType | None = frame
+    while caller is not None and _is_ours(caller):
+        caller = caller.f_back
+    return caller
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ronde.core.messages import Join, Leave, Message, Request, decode_requests, encode_requests
+from ronde.core.messages import CallSite, Join, Leave, Message, Request, decode_requests, encode_requests
 from ronde.core.rank_set import RankSet
 from ronde.errors import ProtocolError
 from ronde.types import Kind
@@ -67,7 +67,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """All that these ranks say in one cold round: first what they request, then who joins, then who leaves."""
+    """All that these ranks say in one cold round: first call sites and requests, then who joins and who leaves."""
 
     ranks: RankSet
     told: tuple[Told, ...] = ()
@@ -100,7 +100,7 @@ def merge(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1 and len(batches[0].ranks) == 1:
         return batches[0]
     merged = joined([told for batch in batches for told in batch.told])
-    merged.sort(key=lambda told: (Request, Join, Leave).index(type(told.message)))
+    merged.sort(key=lambda told: (CallSite, Request, Join, Leave).index(type(told.message)))
     return Batch(_union(batch.ranks for batch in batches), tuple(merged))
 
 
@@ -119,7 +119,9 @@ def ranks_of(told: Iterable[Told]) -> RankSet:
         return RankSet.union(each.ranks for each in told)
     except ValueError as error:
         message = told[0].message
-        what = f"requested tensor '{message.name}'" if isinstance(message, Request) else "joined or left"
+        what = "joined or left"
+        if isinstance(message, Request | CallSite):
+            what = f"requested tensor '{message.name}'"
         raise ProtocolError(f"{str(error).removesuffix(' comes twice')} has {what} twice") from None
 
 

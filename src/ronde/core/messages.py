@@ -1,7 +1,7 @@
 """What ranks tell the coordinator, what it answers, and how both travel: as compact JSON.
 
-To the coordinator: `Request`, `Join` and `Leave`. From it, in the same order to every rank: `Run`, `Evict`, `Fail`,
-`Joined`, `AllJoined`, `Tune`, `Leaving` and `Left`.
+To the coordinator: `Request`, `CallSite`, `Join` and `Leave`. From it, in the same order to every rank: `Run`, `Evict`,
+`Fail`, `Joined`, `AllJoined`, `Tune`, `Leaving` and `Left`.
 A list of them is one JSON list, in which each message is a list: its tag, then its fields in their order. The empty
 list is no bytes at all, because that is what most ranks have to say in most rounds.
 
@@ -21,6 +21,7 @@ from ronde.types import DType, Kind, ReduceOp
 
 __all__ = [
     "AllJoined",
+    "CallSite",
     "Evict",
     "Fail",
     "Join",
@@ -87,6 +88,14 @@ class Request:
     def tensors(self) -> tuple[TensorType, ...]:
         """All tensors of the group; of a single one, that."""
         return (TensorType(self.dtype, self.shape), *self.more)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """This line, such as "train.py:12", calls an operation without a name, whose request follows."""
+
+    name: str
+    site: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,7 @@ class Tune:
     ring_bytes: int
 
 
-Message = Request | Join | Leave
+Message = Request | CallSite | Join | Leave
 StreamItem = Run | Evict | Fail | Joined | AllJoined | Tune | Leaving | Left
 
 
@@ -267,6 +276,7 @@ _FORMATS: dict[str, _Format] = {
             *(_integer, _factor, _factor, _string, _tuple_of(_integer), _tensor_types),
         ),
     ),
+    "call": (CallSite, (_string, _string)),
     "join": (Join, ()),
     "leave": (Leave, ()),
     "run": (Run, (_request, _tuple_of(_natural), _slot_or_none, _tuple_of(_natural))),
@@ -278,7 +288,7 @@ _FORMATS: dict[str, _Format] = {
     "leaving": (Leaving, (_natural,)),
     "left": (Left, (_natural,)),
 }
-_REQUESTS = {tag: _FORMATS[tag] for tag in ("submit", "join", "leave")}
+_REQUESTS = {tag: _FORMATS[tag] for tag in ("submit", "call", "join", "leave")}
 _STREAM = {tag: format_ for tag, format_ in _FORMATS.items() if tag not in _REQUESTS}
 _TAGS = {message: tag for tag, (message, _) in _FORMATS.items()}
 _NAMES = {message: tuple(field.name for field in fields(message)) for message in _TAGS}

@@ -38,9 +38,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ronde.core.agreement import find_problem, response_rows
+from ronde.core.call_sites import CallSites
 from ronde.core.merging import Batch, Told, ranks_of, requests_of, told_by
 from ronde.core.messages import (
     AllJoined,
+    CallSite,
     Evict,
     Fail,
     Join,
@@ -102,6 +104,7 @@ class Coordinator:
         self._table: dict[str, _Gathering] = {}  # by name, the longest waiting first
         self._responded: dict[int, Request] = {}  # by slot: whose response it holds
         self._joined: dict[int, None] = {}  # in the order in which they did
+        self._call_sites = CallSites(self._names)
         self._tuned: list[StreamItem] = []  # said in the next step
         self._leaving: int | None = None  # a rank that has said so, in the round before the last
         self._is_over = False
@@ -140,6 +143,8 @@ class Coordinator:
                         leaving.append(told.ranks.first)
                     case Join():
                         self._join(told.ranks, stream)
+                    case CallSite():
+                        self._call_sites.add(told.message, told.ranks.first)
                     case Request():
                         self._take(told.message.name, told, stream)
         if self._leaving is not None:
@@ -155,6 +160,10 @@ class Coordinator:
     def tune(self, values: Tune) -> None:
         """Have all ranks take over these values at the beginning of the next step."""
         self._tuned.append(values)
+
+    def take_warnings(self) -> list[str]:
+        """Return the warnings since the last call, which rank 0 logs."""
+        return self._call_sites.take_warnings()
 
     def waiting(self) -> list[Waiting]:
         """Return the names that some ranks still have to request, the longest waiting first."""
@@ -224,8 +233,10 @@ class Coordinator:
             {self._names[rank]: request for rank, request in by_rank.items()}, absent, self._names
         )
         if reason:
+            self._call_sites.forget(lowest.name)
             stream.append(Fail(lowest.name, reason))
             return
+        self._call_sites.compare(lowest.name)
         slot = -1
         if self._may_be_cached(lowest):
             evicted = self._cache.make_room()
@@ -311,9 +322,10 @@ class Member:
         self._is_last = False  # the next cold round
         self._left: int | None = None  # the rank that has left
 
-    def submit(self, request: Request) -> int | None:
+    def submit(self, request: Request, site: str = "") -> int | None:
         """Return the slot on which it is a hit, or None: it will travel in the next cold round.
 
+        `site`: the line that calls an operation without a name; it travels with a miss. Empty: nobody compares it.
         Raises UsageError (a ValueError) if the name is in flight as a miss or this rank has joined or is leaving,
         PeerLostError if a rank has left.
         """
@@ -329,6 +341,8 @@ class Member:
         cached = self._cached.get(request.name)
         if cached and cached[0] == request:
             return cached[2]
+        if site:
+            self._queue.append(CallSite(request.name, site))
         self._request(request)
         return None
 

@@ -222,7 +222,7 @@ class Engine:
         unnamed = self._unnamed.get(sort) or self._unnamed.setdefault(sort, Unnamed(sort))
         with unnamed.lock:
             submission = prepare(unnamed.next_name(), terms, given, out, self._rank, self._size, is_group)
-            return unnamed.remember(self._negotiator.submit(submission, signature, waits))
+            return unnamed.remember(self._negotiator.submit(submission, signature, waits, has_name=False))
 
     def prepare(
         self, x: Any, name: str, op: ReduceOp, prescale: float, postscale: float

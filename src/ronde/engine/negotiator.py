@@ -22,6 +22,7 @@ import numpy as np
 from ronde import _native
 from ronde._native import Handle
 from ronde.comm.communicator import Communicator
+from ronde.comm.stacks import call_site
 from ronde.core.messages import (
     AllJoined,
     Evict,
@@ -49,7 +50,7 @@ from ronde.engine.rounds import Collector, share_bytes
 from ronde.engine.submission import Submission, address, result_rows, signature_of
 from ronde.engine.tuner import Tuner, take_over
 from ronde.errors import MismatchError, PeerLostError, UsageError
-from ronde.types import Allgather, Alltoall, Kind
+from ronde.types import Allgather, Alltoall, Barrier, Broadcast, Kind
 
 __all__ = ["Negotiator"]
 
@@ -94,7 +95,9 @@ class Negotiator:
         self._is_ending = False
         self.thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
 
-    def submit(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle:
+    def submit(
+        self, submission: Submission, signature: _native.Signature, waits: bool, has_name: bool = True
+    ) -> Handle:
         if self._failure is not None:
             raise fresh(self._failure)
         if submission.name in self.cold:
@@ -118,7 +121,7 @@ class Negotiator:
                 if handle is not None:
                     self._tell_splits(handle, submission.terms.kind, run)
                     return handle
-            return self._submit_cold(submission)
+            return self._submit_cold(submission, has_name)
 
     def _submit_hot(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle | None:
         given, goals = submission.given, submission.goals
@@ -151,8 +154,10 @@ class Negotiator:
             handle.finish = lambda _: goal.finish()
         return handle
 
-    def _submit_cold(self, submission: Submission) -> Handle:
-        self._member.submit(submission.terms.request(submission.name))
+    def _submit_cold(self, submission: Submission, has_name: bool) -> Handle:
+        # The root of a broadcast often has a line for itself, and a barrier has no array that could be the wrong one.
+        is_compared = not has_name and submission.terms.kind not in (Broadcast, Barrier)
+        self._member.submit(submission.terms.request(submission.name), call_site() if is_compared else "")
         handle = Handle(self._cycle)
         handle.inputs = submission
         self._cycle.record_submitted(submission.name, submission.terms.kind)
@@ -192,6 +197,8 @@ class Negotiator:
             if self._tuner is not None:
                 self._tuner.meet(self._coordinator)
             stream = encode_stream(self._coordinator.step_merged(batches, self._cycle.take_used()))
+            for warning in self._coordinator.take_warnings():
+                _log.warning("%s", warning)
         for item in decode_stream(share_bytes(self._comm, stream)):
             # Tensors that follow each other run together, on all ranks alike. Evictions and refusals concern others.
             if not isinstance(item, Run | Evict | Fail):

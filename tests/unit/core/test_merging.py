@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ronde.core.merging import Batch, BatchReader, Told, encode_batch, merge, told_by, told_together
-from ronde.core.messages import Leave, Message, Request, encode_requests
+from ronde.core.messages import CallSite, Leave, Message, Request, encode_requests
 from ronde.core.negotiation import Coordinator
 from ronde.core.rank_set import RankSet
 from ronde.core.tree import children, ranks_under
@@ -129,7 +129,12 @@ REQUESTS = st.one_of(
     st.builds(lambda root: Request(Kind.broadcast, "root", DType.int8, (2,), root=root), st.integers(-1, 5)),
 )
 OUTBOXES = st.builds(
-    lambda requests, leaves: [*{request.name: request for request in requests}.values(), *leaves],
+    lambda sites, requests, leaves: [
+        *(CallSite(name, site) for name, site in sites.items()),
+        *{request.name: request for request in requests}.values(),
+        *leaves,
+    ],
+    st.dictionaries(st.sampled_from(["grad", "words"]), st.sampled_from(["train.py:12", "train.py:15"])),
     st.lists(REQUESTS, max_size=4),
     st.sampled_from([[], [], [], [Leave()]]),
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ronde.core.messages import (
     AllJoined,
+    CallSite,
     Evict,
     Fail,
     Join,
@@ -48,7 +49,10 @@ REQUESTS = st.builds(
         st.builds(TensorType, st.sampled_from(DType), st.lists(NATURALS, max_size=4).map(tuple)), max_size=3
     ).map(tuple),
 )
-MESSAGES = st.lists(st.one_of(REQUESTS, st.just(Join()), st.just(Leave())), max_size=5)
+MESSAGES = st.lists(
+    st.one_of(REQUESTS, st.builds(CallSite, st.text(), st.text()), st.just(Join()), st.just(Leave())),
+    max_size=5,
+)
 ITEMS = st.lists(
     st.one_of(
         st.builds(
@@ -161,7 +165,8 @@ def test_a_bad_field_is_refused(index: int, value: object) -> None:
         "[", "]", "{}", "[]", "null", "0", '"submit"', "[[]]", "[null]", "[[0]]", "[[null]]", "[[[]]]", '[["submit"]]',
         '[["leave", 1]]', '[["evict"]]', '[["evict", -1]]', '[["evict", true]]', '[["evict", 1, 2]]', '[["left", "1"]]',
         '[["run", [], [], 0]]', '[["run", ["leave"], [], 0]]', '[["run", null, [], 0]]', '[["fail", "x"]]',
-        '[["fail", 1, "x"]]', '[["jump"]]', '[["leave"]] x', "[" * 100_000, "[" + "9" * 5000 + "]", '[{"leave": 1}]',
+        '[["fail", 1, "x"]]', '[["call", "x"]]',
+        '[["call", "x", 12]]', '[["jump"]]', '[["leave"]] x', "[" * 100_000, "[" + "9" * 5000 + "]", '[{"leave": 1}]',
     ],
 )  # fmt: skip
 def test_malformed_text_is_refused(text: str) -> None:
@@ -171,7 +176,7 @@ def test_malformed_text_is_refused(text: str) -> None:
 
 
 def test_each_direction_has_its_own_messages() -> None:
-    with pytest.raises(ProtocolError, match=r"'evict', 1.* is not one of submit, join, leave"):
+    with pytest.raises(ProtocolError, match=r"'evict', 1.* is not one of submit, call, join, leave"):
         decode_requests(encode_stream([Evict(1)]))
     with pytest.raises(
         ProtocolError, match="is not one of run, evict, fail, joined, all joined, tune, leaving, left"
