@@ -293,3 +293,27 @@ def test_a_hard_limit_of_descriptors_is_named_before_anything_starts(
 def test_a_soft_limit_of_descriptors_is_raised(here: Path) -> None:
     done = limited(here, "-Sn 24", 4)
     assert (done.returncode, done.stdout.count("joined")) == (0, 4), done.stderr
+
+
+def test_ranks_on_other_hosts_take_no_descriptors_before_they_are_known(here: Path, port: int) -> None:
+    """One of 2000 ranks on 250 hosts: with few others on its own host it needs no descriptor for each."""
+    words = [
+        "bash",
+        "-c",
+        'ulimit -n 256 && exec "$@"',
+        "bash",
+        sys.executable,
+        "-c",
+        "import ronde; ronde.init()",
+    ]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "9", "WORLD_SIZE": "2000"}
+    done = subprocess.run(
+        words,
+        cwd=here,
+        env=environment(**place, RONDE_START_TIMEOUT="1"),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=HANGING_S,
+    )
+    assert "waited 1 s for the store" in done.stderr

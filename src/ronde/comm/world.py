@@ -22,7 +22,6 @@ from ronde.core.init_method import interpret
 from ronde.errors import NotInitializedError
 from ronde.job_key import JobKey
 from ronde.net import uncaught
-from ronde.net.descriptor_limit import make_room
 from ronde.net.host import surroundings
 from ronde.net.meeting import Meeting, meet
 from ronde.settings import Settings
@@ -135,9 +134,6 @@ def _forget_if_forked() -> None:
 
 
 def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communicator:
-    make_room(
-        4 * identity.size + 8, f"{identity.size} ranks"
-    )  # on one host; between hosts `wire` knows how many
     started_ns = time.monotonic_ns()
     if _process.meeting is None or _process.point != point:
         if _process.meeting is not None:
