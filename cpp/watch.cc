@@ -202,7 +202,7 @@ void Watch::send_to_all(const Message& message) {
 
 // In order, and as much as the peer has room for. With sending_ held.
 void Watch::send_to(int peer, const Message& message) {
-  if (!controls_.contains(peer)) return;
+  if (!controls_.contains(peer) || flows_[peer].is_over) return;
   flows_[peer].held.push_back(message);
   send_what_fits(peer);
 }
@@ -222,6 +222,13 @@ void Watch::hear_read(int peer, uint64_t count) {
   if (count < flow.read || count > flow.sent) throw ProtocolError(peer, "a number of messages read that cannot be");
   flow.read = count;
   send_what_fits(peer);
+}
+
+// Else what others go on saying to a rank that has left would be held for ever.
+void Watch::end_flow(int peer) {
+  std::lock_guard lock(sending_);
+  flows_[peer].is_over = true;
+  flows_[peer].held.clear();
 }
 
 void Watch::tell_read(int peer, Inbox& inbox) {
@@ -336,7 +343,9 @@ bool Watch::hear(int peer, int fd, Inbox& inbox) {
   const ssize_t got = recv(fd, wire.data() + inbox.filled, wire.size() - inbox.filled, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (got <= 0) {  // what has come of a message before is of no use: its sender died while it was under way
-    lost(peer, got < 0 ? errno : 0);
+    const int error = got < 0 ? errno : 0;
+    end_flow(peer);
+    lost(peer, error);
     return false;
   }
   inbox.filled += static_cast<size_t>(got);

@@ -139,6 +139,7 @@ class Watch {
   void transmit(int peer, const Message& message);
   void send_what_fits(int peer);
   void hear_read(int peer, uint64_t count);
+  void end_flow(int peer);
   void tell_read(int peer, Inbox& inbox);
   void flush(int peer);
   void notify_listeners();
@@ -159,6 +160,7 @@ class Watch {
   struct Flow {
     uint64_t sent = 0, read = 0;
     std::deque<Message> held;  // until the peer has read more
+    bool is_over = false;      // the peer has closed the connection: it reads nothing any more
   };
   std::map<int, Flow> flows_;           // by rank; guarded by sending_
   std::mutex sending_;                  // whole messages only, and none after stop()
