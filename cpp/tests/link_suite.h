@@ -16,7 +16,7 @@ inline void finish(Mesh& mesh, int peer, Ticket sent, Ticket received) {
 
 // Many messages of all sizes in both directions at once, queued before any is waited for.
 inline void check_fifo_both_ways(Wire wire, int streams, Seals seals) {
-  const std::vector<size_t> sizes = {0,      1,       4,       4056,          4057,           0, 65537, 262144,
+  const std::vector<size_t> sizes = {0,      1,       4,       4032,          4033,           0, 65537, 262144,
                                      262145, 1 << 20, 3000001, (1 << 20) - 1, 5 * 262144 + 3, 2};
   Ranks ranks(2, wire, streams, {}, seals);
   ranks.run([&](Mesh& mesh) {

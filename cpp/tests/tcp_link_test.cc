@@ -72,7 +72,8 @@ void check_end_of_file_between_messages() {
 void check_no_frame_at_all() {
   const auto [here, there] = tcp_socket_pair();
   TcpLink link(1, 0, "host-b", streams_of(0, {here}));
-  const char request[] = "GET / HTTP/1.1\r\nHost: somewhere-else\r\nAccept: everything\r\n\r\n";
+  const char request[] = "GET / HTTP/1.1\r\nHost: somewhere-else\r\nAccept: everything\r\nX-More: than a frame\r\n\r\n";
+  static_assert(sizeof(request) > sizeof(SealedFrame));
   CHECK(write(there, request, sizeof(request)) == sizeof(request));
   int in = 0;
   link.recv(kSum10, &in, sizeof(in));
