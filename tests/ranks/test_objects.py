@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import ronde
+from ronde.engine import objects
 from ronde.testing import ranks
 
 SIZES = pytest.mark.parametrize("n", [1, 2, 3])
@@ -108,3 +109,23 @@ def test_habits_from_other_systems_are_answered_with_what_to_write() -> None:
     assert "write op=ronde.Sum" in said[0]
     assert said[1] == "'Communicator' object has no attribute 'bcast'; in Ronde it is communicator.broadcast"
     assert said[2].endswith("in Ronde it is communicator.rank")
+
+
+def alter_an_object_on_its_way() -> str:
+    ronde.init()
+    header, content, root = "told.header", "told.content", 1
+    if ronde.rank() == root:  # what a relay between the hosts could do, or a library that carries tensors
+        packed = objects._pack(["harmless"], "told", root)
+        altered = packed.content.copy()
+        altered[-3] ^= 1
+        ronde.broadcast(packed.header, root, header)
+        ronde.broadcast(altered, root, content)
+        return ""
+    with pytest.raises(ronde.AuthenticationError) as caught:
+        ronde.broadcast_object(None, root, "told")
+    return str(caught.value)
+
+
+def test_an_altered_object_is_not_unpickled() -> None:
+    told, _ = ranks.run(alter_an_object_on_its_way, 2)
+    assert told.startswith("somebody has altered the object 'told' of rank 1 on its way: it is not unpickled")

@@ -5,20 +5,25 @@ The rules:
   2. A header goes first: the length of the pickle, and whether there is one. A rank whose object cannot be pickled
      sends the text of its error instead. It raises that error, and all other ranks raise RemoteError with the text, so
      that no rank waits for bytes that never come.
+  3. A pickle can run any program, and tensors may travel without tags or through a library that has none. So the
+     header ends with an HMAC under the job key, and nothing is unpickled, nor shown, before that has been checked.
 """
 
 from __future__ import annotations
 
+import hmac
 import pickle
+import struct
 import traceback
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ronde.comm.queries import rank
+from ronde.comm.world import meeting
 from ronde.engine.operations import allgather_async, broadcast
 from ronde.engine.process_sets import ProcessSet
-from ronde.errors import RemoteError
+from ronde.errors import AuthenticationError, RemoteError
 
 __all__ = ["allgather_object", "broadcast_object"]
 
@@ -40,18 +45,19 @@ def broadcast_object(
 
     Raises:
         RemoteError: `root` could not pickle its object; `traceback_text` says why. `root` raises the original error.
+        AuthenticationError: somebody has altered the object on its way.
         PeerLostError: a rank is gone.
         UsageError: `root` is not a rank, or this process is not in the set.
     """
     name = name or "broadcast_object"
     at_root = rank() == root
-    packed = _pack(obj) if at_root else _NOTHING
+    packed = _pack(obj, name, root) if at_root else _NOTHING
     header = broadcast(packed.header, root, f"{name}.header", process_set=process_set)
-    content = packed.content if at_root else np.empty(int(header[0]), np.uint8)
+    content = packed.content if at_root else np.empty(_Header.read(header).length, np.uint8)
     content = broadcast(content, root, f"{name}.content", process_set=process_set)
     if packed.error is not None:
         raise packed.error
-    return obj if at_root else _unpack(header, content, root)
+    return obj if at_root else _unpack(header, content, name, root)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
@@ -69,11 +75,12 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     Raises:
         RemoteError: another rank could not pickle its object; `rank` and `traceback_text` say which and why. That rank
             raises the original error.
+        AuthenticationError: somebody has altered an object on its way.
         PeerLostError: a rank is gone.
         UsageError: this process is not in the set.
     """
     name = name or "allgather_object"
-    packed = _pack(obj)
+    packed = _pack(obj, name, rank())
     sent = [
         allgather_async(packed.header[np.newaxis], f"{name}.header", process_set),
         allgather_async(packed.content, f"{name}.content", process_set),
@@ -82,35 +89,67 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     if packed.error is not None:
         raise packed.error
     ranks = range(len(headers)) if process_set is None else process_set.ranks or range(len(headers))
-    parts = np.split(contents, np.cumsum(headers[:, 0])[:-1])
-    return [_unpack(header, part, source) for header, part, source in zip(headers, parts, ranks)]
+    ends = np.cumsum([_Header.read(header).length for header in headers])
+    parts = np.split(contents, ends[:-1])
+    return [_unpack(header, part, name, source) for header, part, source in zip(headers, parts, ranks)]
+
+
+class _Header(NamedTuple):
+    """What goes before an object: its length in bytes, whether it is the text of an error, and the HMAC."""
+
+    length: int
+    is_error: bool
+    tag: bytes
+
+    @classmethod
+    def read(cls, header: np.ndarray[Any, Any]) -> _Header:
+        return cls(*_HEADER.unpack(header.tobytes()))
+
+    def packed(self) -> np.ndarray[Any, Any]:
+        return np.frombuffer(_HEADER.pack(*self), np.uint8)
 
 
 class _Packed(NamedTuple):
-    """An object on its way. `header`: length of `content` in bytes, and 1 if it is the text of an error."""
+    """An object on its way; `error` is why it cannot be pickled."""
 
     header: np.ndarray[Any, Any]
     content: np.ndarray[Any, Any]
     error: Exception | None = None
 
 
-_NOTHING = _Packed(np.zeros(2, np.int64), np.empty(0, np.uint8))
+_HEADER = struct.Struct("<Q?32s")
+_NOTHING = _Packed(np.zeros(_HEADER.size, np.uint8), np.empty(0, np.uint8))
 
 
-def _pack(obj: Any) -> _Packed:
+def _pack(obj: Any, name: str, source: int) -> _Packed:
     error = None
     try:
         content = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
     except Exception as failure:  # pickling runs the object's own code, which may raise anything
         error = failure
         content = "".join(traceback.format_exception(failure)).encode(errors="replace")
-    header = np.array([len(content), error is not None], np.int64)
-    return _Packed(header, np.frombuffer(content, np.uint8), error)
+    header = _Header(len(content), error is not None, _tag(content, error is not None, name, source))
+    return _Packed(header.packed(), np.frombuffer(content, np.uint8), error)
 
 
-def _unpack(header: np.ndarray[Any, Any], content: np.ndarray[Any, Any], source: int) -> Any:
-    if not header[1]:
-        return pickle.loads(content.data)
-    text = content.tobytes().decode()
+def _unpack(header: np.ndarray[Any, Any], content: np.ndarray[Any, Any], name: str, source: int) -> Any:
+    _, is_error, tag = _Header.read(header)
+    received = content.tobytes()
+    if not hmac.compare_digest(tag, _tag(received, is_error, name, source)):
+        raise AuthenticationError(
+            f"somebody has altered the object '{name}' of rank {source} on its way: it is not unpickled "
+            "(docs/security.md says how to protect all payload)"
+        )
+    if not is_error:
+        return pickle.loads(received)
+    text = received.decode()
     last_line = text.strip().rsplit("\n", 1)[-1]
     raise RemoteError(f"rank {source} cannot pickle its object: {last_line}", source, text)
+
+
+def _tag(content: bytes, is_error: bool, name: str, source: int) -> bytes:
+    """Return the HMAC of an object. A process that is alone has nobody to hide from, and no key."""
+    met = meeting()
+    if met is None:
+        return bytes(32)
+    return met.key.hmac(b"object", name.encode(), b"%d %d" % (source, is_error), content)
