@@ -37,15 +37,7 @@ from ronde.setting_values import (
     yes_or_no,
 )
 
-__all__ = [
-    "JobKey",
-    "Settings",
-    "assignment",
-    "environment",
-    "ignored",
-    "resolve",
-    "set_defaults",
-]
+__all__ = ["JobKey", "Settings", "assignment", "environment", "ignored", "resolve", "set_defaults"]
 
 PREFIX = "RONDE_"
 _log = logging.getLogger(__name__)
@@ -359,6 +351,13 @@ class Settings:
         "What waits so long for other ranks ends with an error on every rank; 0 waits for ever.",
         **seconds_or("never"),
         also="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    )
+    check_finite: str = _setting(
+        "RONDE_CHECK_FINITE",
+        "off",
+        "Whether the engine checks what each rank submits for NaN and infinities: `warn` logs the first one, `raise` "
+        "aborts the world with it.",
+        **one_of("off", "warn", "raise"),
     )
     timeline: str | None = _setting(
         "RONDE_TIMELINE",

@@ -208,6 +208,16 @@ _WATCHING = (
     ),
     Option(
         WATCHING,
+        ("--check-finite",),
+        "check what ranks submit to the engine for NaN and infinities: off (default); warn, which logs the first of a "
+        "rank; raise, which ends the job with rank, tensor and index of the first",
+        metavar="WHAT",
+        variable="RONDE_CHECK_FINITE",
+        place="check_finite",
+        **one_of("off", "warn", "raise"),
+    ),
+    Option(
+        WATCHING,
         ("--log-level",),
         "what is logged: debug (or trace), info, warning (default), error, critical (or fatal)",
         metavar="LEVEL",

@@ -23,6 +23,7 @@ from ronde.core.stall_report import TENSORS, Subject
 from ronde.engine.agreement import agree_on_settings
 from ronde.engine.arrivals import Arrivals, survey
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
+from ronde.engine.finite import FiniteCheck, Submit
 from ronde.engine.negotiator import Negotiator
 from ronde.engine.submission import (
     Terms,
@@ -95,6 +96,11 @@ class Engine:
             divides_by_all=self.divides_by_all,
             tuner=tuner,
         )
+        self._submit: Submit = self._negotiator.submit
+        self._is_checked = settings.check_finite != "off"
+        if self._is_checked:
+            finite = FiniteCheck(comm, self._names[comm.rank], settings.check_finite == "raise")
+            self._submit = finite.before(self._negotiator.submit)
         self._negotiator.on_resume = self._unnamed.clear
         self._negotiator.on_failure = lambda: self._carriers.close(failed=self._comm._native.has_failed())
         with starting_threads_on(core):
@@ -163,7 +169,7 @@ class Engine:
                 if known[0] == (kind, dtype, shape, op, root, prescale, postscale, rows, device, ()):
                     terms, signature = known
                     submission = prepare(name, terms, given, out, self._rank, self._size)
-                    return self._negotiator.submit(submission, signature, waits)
+                    return self._submit(submission, signature, waits)
         terms = normal_terms(kind, dtype, shape, op, root, prescale, postscale, rows, device)
         return self._submit_new(name, kind.name, terms, given, out, waits)
 
@@ -216,13 +222,13 @@ class Engine:
                 self._known.clear()
             if not is_group:
                 self._known[name] = terms, signature
-            return self._negotiator.submit(
+            return self._submit(
                 prepare(name, terms, given, out, self._rank, self._size, is_group), signature, waits
             )
         unnamed = self._unnamed.get(sort) or self._unnamed.setdefault(sort, Unnamed(sort))
         with unnamed.lock:
             submission = prepare(unnamed.next_name(), terms, given, out, self._rank, self._size, is_group)
-            return unnamed.remember(self._negotiator.submit(submission, signature, waits, has_name=False))
+            return unnamed.remember(self._submit(submission, signature, waits, has_name=False))
 
     def prepare(
         self, x: Any, name: str, op: ReduceOp, prescale: float, postscale: float
@@ -238,6 +244,8 @@ class Engine:
         self._check(terms, terms.dtype)
         signature = signature_of(terms)
         submission = prepare(name, terms, (given,), x, self._rank, self._size)
+        if self._is_checked:
+            return lambda waits: self._submit(submission, signature, waits)
         memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._negotiator.cold
 
         def submit(waits: bool) -> Handle:
