@@ -141,7 +141,7 @@ void test_a_failure_that_is_told() {
 // A text that is too long ends with a whole character.
 void test_a_long_reason() {
   WatchMessage message = failure_message();
-  std::string text(394, 'x');
+  const std::string text(sizeof(WatchMessage::reason) - 2, 'x');
   message.set_reason(text + "\xc3\xa9y");
   CHECK(message.reason_text() == text);
 }
