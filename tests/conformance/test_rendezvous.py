@@ -160,7 +160,10 @@ def test_a_failure_ends_the_round_for_all_and_the_second_one_the_job(job: Job) -
         closed = node.expect(JobClosed)
         assert closed.failure == replace(BOOM, message="again")
     late = job.add("c", min_nodes=2, max_nodes=2, heartbeat_ns=S // 2)
-    assert "(again on host-b), and nodes of it on host-a, host-b are still there" in late.expect(RendezvousBroken).reason
+    assert (
+        "(again on host-b), and nodes of it on host-a, host-b are still there"
+        in late.expect(RendezvousBroken).reason
+    )
 
 
 def test_a_lost_node_is_noticed_at_once_and_the_others_go_on(job: Job) -> None:

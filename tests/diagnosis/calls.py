@@ -165,6 +165,32 @@ FAILURES = [
         (r"UsageError: the second argument is the name, not the reduction; write op=ronde.Sum",),
     ),
     Failure(
+        "unnamed operations in another order",
+        """
+        first, second = np.ones(3), np.full(3, 10.0)
+        if rank == 0:
+            ronde.allreduce(first)
+            ronde.allreduce(second)
+        else:
+            ronde.allreduce(second)
+            ronde.allreduce(first)
+        """,
+        (r"WARNING.*unnamed operation .* script.py:8 on rank 0 and at script.py:11 on rank 1",),
+        exit_code=0,
+    ),
+    Failure(
+        "a number that is none, where it comes from",
+        """
+        for step in range(3):
+            gradient = np.ones((2, 4), np.float32)
+            if rank == 1 and step == 2:
+                gradient[1, 3] = np.nan
+            ronde.allreduce(gradient, name="layer3.weight")
+        """,
+        (r"tensor 'layer3.weight' has nan at \[1, 3\] on rank 1 on \S+, submitted for the 3rd time",),
+        options=("-n", "2", "--check-finite", "raise"),
+    ),
+    Failure(
         "a rank that does not exist",
         "world.send(np.ones(3), dest=2)",
         (
