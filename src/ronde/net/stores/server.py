@@ -25,6 +25,7 @@ import socket
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ronde._native import new_seals, read_request, send_answers, set_seals, take_requests
@@ -242,7 +243,8 @@ class StoreServer:
         for listener in self._listeners:
             listener.close()
         if self._address.path.startswith("/"):
-            os.unlink(self._address.path)
+            with suppress(FileNotFoundError):  # somebody has tidied up
+                os.unlink(self._address.path)
 
     # Connections
 
