@@ -62,7 +62,8 @@ class PartitionChecks(Checks):
         super().began(node, round)
         now_ns = node.sim.now_ns
         for other in node.sim.nodes:
-            if other.is_alive and other.round and other.round.number < round.number:
+            works = other.round and other.round.number not in other.succeeded
+            if other.is_alive and other.round and works and other.round.number < round.number:
                 excused = other.is_frozen or other.is_leaving or other.thawed_ns + S > now_ns
                 require(excused, other.name, "still works in round", other.round.number, "in", round.number)
 
