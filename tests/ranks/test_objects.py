@@ -46,6 +46,20 @@ def test_objects_travel_within_a_process_set() -> None:
     assert ranks.run(exchange_in_a_set, 3) == [[2, 0, 20], [], [2, 0, 20]]
 
 
+def gather_without_those_that_joined() -> list[Any]:
+    ronde.init()
+    if ronde.rank() in (0, 2):
+        ronde.join()
+        return []
+    gathered = ronde.allgather_object({"rank": ronde.rank()})
+    ronde.join()
+    return gathered
+
+
+def test_a_rank_that_has_joined_contributes_no_object() -> None:
+    assert ranks.run(gather_without_those_that_joined, 4) == [[], [{"rank": 1}, {"rank": 3}]] * 2
+
+
 def send_what_cannot_be_pickled(operation: str) -> tuple[str, str, int]:
     ronde.init()
     obj = (lambda: None) if ronde.rank() == 1 else "fine"

@@ -7,6 +7,8 @@ The rules:
      that no rank waits for bytes that never come.
   3. A pickle can run any program, and tensors may travel without tags or through a library that has none. So the
      header ends with an HMAC under the job key, and nothing is unpickled, nor shown, before that has been checked.
+  4. A rank that has joined contributes no object and no header, so each header names the rank that it comes from. The
+     HMAC covers that rank, and the ranks of an all-gather ascend: no object can stand in for another.
 """
 
 from __future__ import annotations
@@ -52,12 +54,12 @@ def broadcast_object(
     name = name or "broadcast_object"
     at_root = rank() == root
     packed = _pack(obj, name, root) if at_root else _NOTHING
-    header = broadcast(packed.header, root, f"{name}.header", process_set=process_set)
-    content = packed.content if at_root else np.empty(_Header.read(header).length, np.uint8)
+    header = _Header.read(broadcast(packed.header, root, f"{name}.header", process_set=process_set))
+    content = packed.content if at_root else np.empty(header.length, np.uint8)
     content = broadcast(content, root, f"{name}.content", process_set=process_set)
     if packed.error is not None:
         raise packed.error
-    return obj if at_root else _unpack(header, content, name, root)
+    return obj if at_root else _unpack(header._replace(source=root), content, name)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
@@ -85,19 +87,24 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         allgather_async(packed.header[np.newaxis], f"{name}.header", process_set),
         allgather_async(packed.content, f"{name}.content", process_set),
     ]
-    headers, contents = (handle.wait() for handle in sent)
+    rows, contents = (handle.wait() for handle in sent)
     if packed.error is not None:
         raise packed.error
-    ranks = range(len(headers)) if process_set is None else process_set.ranks or range(len(headers))
-    ends = np.cumsum([_Header.read(header).length for header in headers])
-    parts = np.split(contents, ends[:-1])
-    return [_unpack(header, part, name, source) for header, part, source in zip(headers, parts, ranks)]
+    headers = [_Header.read(row) for row in rows]
+    sources = [header.source for header in headers]
+    if sources != sorted(set(sources)):
+        raise AuthenticationError(
+            f"the objects '{name}' arrive as those of ranks {sources}, which do not ascend"
+        )
+    parts = np.split(contents, np.cumsum([header.length for header in headers])[:-1])
+    return [_unpack(header, part, name) for header, part in zip(headers, parts)]
 
 
 class _Header(NamedTuple):
-    """What goes before an object: its length in bytes, whether it is the text of an error, and the HMAC."""
+    """What goes before an object: its length in bytes, its rank, whether it is the text of an error, and the HMAC."""
 
     length: int
+    source: int
     is_error: bool
     tag: bytes
 
@@ -117,7 +124,7 @@ class _Packed(NamedTuple):
     error: Exception | None = None
 
 
-_HEADER = struct.Struct("<Q?32s")
+_HEADER = struct.Struct("<QI?32s")
 _NOTHING = _Packed(np.zeros(_HEADER.size, np.uint8), np.empty(0, np.uint8))
 
 
@@ -128,12 +135,13 @@ def _pack(obj: Any, name: str, source: int) -> _Packed:
     except Exception as failure:  # pickling runs the object's own code, which may raise anything
         error = failure
         content = "".join(traceback.format_exception(failure)).encode(errors="replace")
-    header = _Header(len(content), error is not None, _tag(content, error is not None, name, source))
+    is_error = error is not None
+    header = _Header(len(content), source, is_error, _tag(content, is_error, name, source))
     return _Packed(header.packed(), np.frombuffer(content, np.uint8), error)
 
 
-def _unpack(header: np.ndarray[Any, Any], content: np.ndarray[Any, Any], name: str, source: int) -> Any:
-    _, is_error, tag = _Header.read(header)
+def _unpack(header: _Header, content: np.ndarray[Any, Any], name: str) -> Any:
+    _, source, is_error, tag = header
     received = content.tobytes()
     if not hmac.compare_digest(tag, _tag(received, is_error, name, source)):
         raise AuthenticationError(
