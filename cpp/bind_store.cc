@@ -11,7 +11,6 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,6 +22,7 @@
 
 #include "bind_border.h"
 #include "bind_keys.h"
+#include "steady_clock.h"
 #include "store_request.h"
 
 namespace ronde {
@@ -169,7 +169,7 @@ PyObject* ask_locked(Line* line, StoreRequest& request, bool once) {
   PyObject* const self = reinterpret_cast<PyObject*>(line);
   if (once) request.number = ++line->number;
   const int fd = line->fd;
-  const int64_t began_ns = std::chrono::steady_clock::now().time_since_epoch().count();  // Python's monotonic clock
+  const int64_t began_ns = steady_now_ns();
   StoreAnswer answer;
   const auto seals = line->shared_seals();
   const Trouble trouble = exchange(fd, seals.get(), request, answer);

@@ -6,6 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "steady_clock.h"
+
 namespace ronde {
 namespace {
 
@@ -32,11 +34,6 @@ constexpr size_t kBytesPerNote = (Watch::kNoteWords - 5) * sizeof(uint32_t);
 constexpr size_t kMostTextBytes = 64 * 1024;
 constexpr uint32_t kSurvey = 0x80000000;               // surveys and inquiries have numbers of their own
 constexpr int64_t kInterpretersTime_ns = 300'000'000;  // what a healthy one needs to tell its stacks, and much more
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 }  // namespace
 
@@ -154,7 +151,7 @@ void Stalls::on_note(int peer, std::span<const uint32_t> words) {
     case Note::kAskStacks: {
       {
         std::lock_guard lock(mutex_);
-        wants_.push_back({peer, words[1], now_ns() + kInterpretersTime_ns});
+        wants_.push_back({peer, words[1], steady_now_ns() + kInterpretersTime_ns});
         communicator_.watch().set_alarm(wants_.front().until_ns);
       }
       return push({.type = Event::Type::kStacksWanted, .rank = peer, .inquiry = words[1]});
@@ -249,7 +246,7 @@ void Stalls::on_alarm() {
     {
       std::lock_guard lock(mutex_);
       if (wants_.empty()) return;
-      if (wants_.front().until_ns > now_ns()) return communicator_.watch().set_alarm(wants_.front().until_ns);
+      if (wants_.front().until_ns > steady_now_ns()) return communicator_.watch().set_alarm(wants_.front().until_ns);
       want = wants_.front();
       wants_.pop_front();
     }

@@ -5,16 +5,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <vector>
 
 #include "error.h"
+#include "steady_clock.h"
 
 namespace ronde {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t kLengthBytes = 4;
 constexpr size_t kHeadBytes = kLengthBytes + 1 + 8 + 8 + 2;
@@ -80,14 +78,14 @@ class Exchange {
     if (error != EINTR && !is_silent) throw StoreConnectionError{error};
     // A signal that came just before the call interrupted nothing: look for it after a silence, too.
     if (interrupted_()) throw Interrupted("interrupted by a signal");
-    const auto waited_ns = static_cast<uint64_t>((Clock::now() - began_).count());
+    const auto waited_ns = static_cast<uint64_t>(steady_now_ns() - began_ns_);
     if (is_silent && waited_ns >= limit_ns_) throw StoreConnectionError{ETIMEDOUT};
   }
 
   const int fd_;
   const uint64_t limit_ns_;
   const FunctionRef<bool()> interrupted_;
-  const Clock::time_point began_ = Clock::now();
+  const int64_t began_ns_ = steady_now_ns();
 };
 
 }  // namespace

@@ -4,19 +4,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <system_error>
+
+#include "steady_clock.h"
 
 namespace ronde {
 namespace {
 
 constexpr int64_t kLongWaitNs = 1'000'000'000;
-
-int64_t monotonic_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 }  // namespace
 
@@ -25,12 +21,12 @@ int64_t Waiter::sleep_limit_ns(const Patience& patience) const {
   int64_t limit_ns = INT64_MAX;
   if (!patience.is_long) limit_ns = kLongWaitNs;
   if (policy_.timeout_ns > 0) limit_ns = std::min(limit_ns, policy_.timeout_ns);
-  return limit_ns == INT64_MAX ? -1 : std::max<int64_t>(patience.started_ns + limit_ns - monotonic_ns(), 0);
+  return limit_ns == INT64_MAX ? -1 : std::max<int64_t>(patience.started_ns + limit_ns - steady_now_ns(), 0);
 }
 
 // After every sleep: has somebody ended the wait?
 void Waiter::check(Patience& patience, bool interrupted) {
-  const int64_t waited_ns = monotonic_ns() - patience.started_ns;
+  const int64_t waited_ns = steady_now_ns() - patience.started_ns;
   const bool becomes_long = !patience.is_long && waited_ns >= kLongWaitNs;
   // A signal that came just before a sleep interrupted nothing: look for it once the wait has become long.
   if ((interrupted || becomes_long) && interrupt_check_ != nullptr && interrupt_check_()) {
@@ -53,7 +49,7 @@ void Waiter::sleep_until(FunctionRef<bool()> step) {
     failure_.check();
     sched_yield();
   }
-  Patience patience{monotonic_ns()};
+  Patience patience{steady_now_ns()};
   while (true) {
     const uint32_t token = own_.prepare(Sleep::kFutex);
     if (step()) return own_.cancel();
@@ -68,7 +64,7 @@ void Waiter::sleep_until(FunctionRef<bool()> step) {
 }
 
 void Waiter::poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<pollfd>&)> add_poll) {
-  Patience patience{monotonic_ns()};
+  Patience patience{steady_now_ns()};
   while (true) {
     own_.prepare(Sleep::kPoll);
     if (step()) return own_.cancel();

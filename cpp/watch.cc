@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <system_error>
 #include <utility>
 
 #include "block_signals.h"
+#include "steady_clock.h"
 
 namespace ronde {
 namespace {
@@ -20,11 +20,6 @@ namespace {
 // Small enough for any receive buffer, whatever the kernel adds to each message.
 constexpr uint64_t kMostUnread = 16;
 constexpr uint64_t kReadAtOnce = 8;  // messages read for which one answer goes back
-
-int64_t steady_now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 }  // namespace
 

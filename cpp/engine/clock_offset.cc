@@ -4,6 +4,7 @@
 
 #include "engine/timeline.h"
 #include "error.h"
+#include "steady_clock.h"
 
 namespace ronde {
 namespace {
@@ -18,7 +19,7 @@ uint32_t high(int64_t ns) { return static_cast<uint32_t>(static_cast<uint64_t>(n
 
 void ClockOffset::measure() {
   const std::vector<int>& host_of = communicator_.host_of();
-  const int64_t now = Timeline::now_ns();
+  const int64_t now = steady_now_ns();
   if (host_of[0] == host_of[communicator_.rank()]) return report_(now, 0, 0);
   std::lock_guard lock(measuring_);
   if (left_ > 0 && now - begun_ns_ < kPatienceNs) return;
@@ -29,13 +30,13 @@ void ClockOffset::measure() {
 }
 
 void ClockOffset::ask() {
-  const int64_t now = Timeline::now_ns();
+  const int64_t now = steady_now_ns();
   const uint32_t words[] = {ClockNote::kAsk, low(now), high(now)};
   communicator_.watch().send_note(0, words);
 }
 
 bool ClockOffset::on_note(int peer, std::span<const uint32_t> words) {
-  const int64_t now = Timeline::now_ns();
+  const int64_t now = steady_now_ns();
   const auto note = ClockNote::parse(words, peer);
   if (!note) return false;
   if (!note->is_answer) {

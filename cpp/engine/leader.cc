@@ -2,17 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <string>
 #include <utility>
 
+#include "steady_clock.h"
+
 namespace ronde {
 namespace {
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 template <class Each>
 void for_each_bit(uint64_t word, size_t index, Each&& each) {
@@ -50,7 +46,7 @@ void Leader::set_batching(int64_t linger_ns, uint64_t batch_bytes) {
 
 int64_t Leader::linger_left_ns() const {
   const int64_t until = linger_until_.load();
-  return until == 0 ? -1 : std::max<int64_t>(until - now_ns(), 0);
+  return until == 0 ? -1 : std::max<int64_t>(until - steady_now_ns(), 0);
 }
 
 // What has changed on this host since the last look? True if something could be decided or reported.
@@ -125,7 +121,7 @@ bool Leader::is_urgent() {
     return true;
   }
   if (left_ns < 0) {
-    linger_until_.store(now_ns() + linger_ns_);
+    linger_until_.store(steady_now_ns() + linger_ns_);
     board_.counters(0).lingers.store(1, std::memory_order_seq_cst);
     seen_.store(UINT64_MAX);  // look once more: who came before that has not rung
   }

@@ -11,11 +11,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <vector>
+
+#include "steady_clock.h"
 
 namespace ronde {
 
@@ -49,11 +50,11 @@ class Meter {
   // A tensor is submitted; it is through, or will not run.
   void submitted() {
     const std::lock_guard lock(mutex_);
-    if (pending_++ == 0) busy_since_ = now_ns();
+    if (pending_++ == 0) busy_since_ = steady_now_ns();
   }
   void ended() {
     const std::lock_guard lock(mutex_);
-    if (--pending_ == 0) busy_ns_ += now_ns() - busy_since_;
+    if (--pending_ == 0) busy_ns_ += steady_now_ns() - busy_since_;
   }
 
   // A tensor is going to run. True if that completes the last sample.
@@ -83,13 +84,9 @@ class Meter {
   static constexpr int64_t kNone = -1;
   static constexpr uint8_t kOften = 8;
 
-  static int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  }
   // What has been busy until now is accounted for.
   void settle() {
-    const int64_t now = now_ns();
+    const int64_t now = steady_now_ns();
     if (pending_ > 0) busy_ns_ += now - busy_since_;
     busy_since_ = now;
   }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "engine/runner.h"
+#include "steady_clock.h"
 
 namespace ronde {
 
@@ -49,14 +50,14 @@ uint32_t Recorder::track_of(uint32_t slot, std::string_view name) {
 }
 
 void Recorder::submitted(uint32_t slot, std::string_view name, Kind kind) {
-  const int64_t now = Timeline::now_ns();
+  const int64_t now = steady_now_ns();
   board_.stamp(slot, now);
   if (is_on()) push_submitted(now, track_of(slot, name), kind);
 }
 
 void Recorder::record_decision(std::span<const uint32_t> slots, FunctionRef<std::string_view(uint32_t)> name_of,
                                uint64_t place) {
-  const int64_t now = Timeline::now_ns();
+  const int64_t now = steady_now_ns();
   for (const uint32_t slot : slots) {
     const uint32_t track = track_of(slot, name_of(slot));
     for (int local = 0; local < board_.size(); ++local) {
@@ -76,7 +77,7 @@ void Recorder::decided_cold(std::string_view name) {
 
 void Recorder::begin_group(std::span<const Work* const> group) {
   const auto kind = static_cast<uint8_t>(group.front()->signature->kind);
-  timeline_->push({Timeline::now_ns(), group.size(), engine_track_, Event::What::kStarted, kind});
+  timeline_->push({steady_now_ns(), group.size(), engine_track_, Event::What::kStarted, kind});
   for (const Work* work : group) {
     const bool is_cold = work->slot >= kColdSlots;
     const uint32_t track =

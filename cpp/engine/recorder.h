@@ -19,6 +19,7 @@
 #include "engine/clock_offset.h"
 #include "engine/timeline.h"
 #include "function_ref.h"
+#include "steady_clock.h"
 #include "types.h"
 
 namespace ronde {
@@ -43,7 +44,7 @@ class Recorder {
   // some timeline is on.
   void submitted(uint32_t slot, std::string_view name, Kind kind);
   void submitted_cold(std::string_view name, Kind kind) {
-    if (is_on()) push_submitted(Timeline::now_ns(), track_of(name), kind);
+    if (is_on()) push_submitted(steady_now_ns(), track_of(name), kind);
   }
   // What all have submitted runs next. `place`: of the decision in the log.
   template <class NameOf>
@@ -88,7 +89,7 @@ class Recorder {
 
   bool is_on() const { return timeline_ != nullptr && timeline_->is_on(); }
   void push(Event::What what, uint32_t track, uint64_t value = 0) const {
-    timeline_->push({Timeline::now_ns(), value, track, what, 0});
+    timeline_->push({steady_now_ns(), value, track, what, 0});
   }
   void push_submitted(int64_t now_ns, uint32_t track, Kind kind) const {
     timeline_->push({now_ns, 0, track, Event::What::kSubmitted, static_cast<uint8_t>(kind)});

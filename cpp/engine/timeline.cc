@@ -14,6 +14,7 @@
 #include "engine/recorder.h"
 #include "error.h"
 #include "futex.h"
+#include "steady_clock.h"
 
 namespace ronde {
 namespace {
@@ -24,11 +25,6 @@ constexpr int64_t kBetweenClocksNs = 10'000'000'000;  // clocks drift: by some t
 
 }  // namespace
 
-int64_t Timeline::now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 Timeline::~Timeline() { stop(); }
 
 // --- On and off ----------------------------------------------------------------------------------------------------
@@ -38,7 +34,7 @@ void Timeline::start(const Options& options) {
   if (writer_) throw UsageError("a timeline is being written already: stop it before another one is started");
   if (!ring_) ring_ = std::make_unique<EventRing>(options.capacity);
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
-  TraceText::Who who{options.rank, options.size, options.host, now_ns(),
+  TraceText::Who who{options.rank, options.size, options.host, steady_now_ns(),
                      std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count()};
   file_ = std::make_unique<TraceFile>(options.path);
   text_ = std::make_unique<TraceText>(std::move(who), *file_);
@@ -117,11 +113,11 @@ uint32_t Timeline::track(std::string_view name) {
 // --- The writer ----------------------------------------------------------------------------------------------------
 
 void Timeline::write() {
-  int64_t clock_ns = now_ns();
+  int64_t clock_ns = steady_now_ns();
   while (true) {
     const bool stops = stopping_.load();
     const bool had_some = drain(*text_, *file_);
-    const int64_t now = now_ns();
+    const int64_t now = steady_now_ns();
     const bool all_shown = text_->open_what_lasts(stops ? INT64_MAX : now - kLastsNs);
     file_->flush();
     if (stops) return;
@@ -144,7 +140,7 @@ bool Timeline::drain(TraceText& text, TraceFile& file) {
     if (++taken % at_once == 0) file.flush();
   }
   const uint64_t dropped = ring_->dropped();
-  if (dropped != dropped_before_) text.tell_dropped(dropped - std::exchange(dropped_before_, dropped), now_ns());
+  if (dropped != dropped_before_) text.tell_dropped(dropped - std::exchange(dropped_before_, dropped), steady_now_ns());
   return taken > 0;
 }
 

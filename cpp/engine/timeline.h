@@ -49,7 +49,6 @@ class Timeline {
   bool is_on() const { return is_on_.load(std::memory_order_acquire); }
   bool marks_cycles() const { return marks_cycles_.load(std::memory_order_relaxed); }
   bool is_abandoned() const { return is_abandoned_.load(); }
-  static int64_t now_ns();
 
   // For recorders, while it is on. track(): the number of the track with that name.
   void push(const Event& event);
