@@ -44,7 +44,7 @@ PyObject* set_connection_error(int error) {
     case 0:
       if (PyObject* const errors = PyImport_ImportModule("ronde.errors")) {
         if (PyObject* const type = PyObject_GetAttrString(errors, "ProtocolError")) {
-          PyErr_SetString(type, "an answer of the store makes no sense");
+          PyErr_SetString(type, "an answer of the store is malformed");
           Py_DECREF(type);
         }
         Py_DECREF(errors);
@@ -137,7 +137,7 @@ bool read_key(PyObject* self, PyObject* key, uint8_t operation, std::string_view
     PyErr_Clear();
   }
   PyObject* const checked = PyObject_CallMethod(self, "_check_key", "O", key);
-  if (checked != nullptr) PyErr_SetString(PyExc_ValueError, "a store's key is not as it should be");
+  if (checked != nullptr) PyErr_SetString(PyExc_ValueError, "invalid key: expected a non-empty string");
   Py_XDECREF(checked);
   return false;
 }

@@ -76,19 +76,19 @@ def _setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user wants, or the default; made by `resolve`, never changed."""
+    """The value of every setting; `resolve` makes it, and nothing changes it."""
 
     store: str | None = _setting(
         "RONDE_STORE",
         None,
-        "Address of the store where the ranks meet, served by the launcher.",
+        "Address of the store in which the ranks meet. The launcher serves it.",
         check=lambda value: is_text(value) and value.startswith(("unix:", "tcp:")),
         right="an address like unix:@name, unix:/path or tcp:host:port",
     )
     job_key: JobKey | None = _setting(  # noqa: RUF009 (the default is None)
         "RONDE_JOB_KEY",
         None,
-        "The job's secret as 64 hexadecimal digits; every connection proves that it knows it.",
+        "The job key, a secret. Both ends of each connection prove that they know it.",
         parse=JobKey.from_hex,
         check=lambda value: isinstance(value, JobKey),
         right=f"{2 * KEY_BYTES} hexadecimal digits",
@@ -97,46 +97,46 @@ class Settings:
     job_key_fd: int | None = _setting(
         "RONDE_JOB_KEY_FD",
         None,
-        "Instead: the inherited descriptor of a memory file with it, set by the launcher; it is read once and closed.",
+        "Instead of `job_key`: an inherited descriptor of a memory file with it, which `init` reads and closes.",
         parse=int,
         check=lambda value: whole(value) and value >= 0,
-        right="the number of a descriptor",
+        right="the number of a file descriptor",
     )
     job_key_file: str = _setting(
         "RONDE_JOB_KEY_FILE",
         "",
-        "Instead: a file with it that only this user can read; without it `~/.config/ronde/job.key`, made once.",
+        "Instead of `job_key`: a file with it that only you can read (else `~/.config/ronde/job.key`, made once).",
         **path(),
     )
     insecure_job_key: bool = _setting(
         "RONDE_INSECURE_JOB_KEY",
         False,
-        "Without a key: let the job's name stand for it, though a stranger who guesses it can join and run programs.",
+        "Without a key, use the job's name as the key: a stranger who guesses it can join and run programs.",
         **yes_or_no(),
     )
     transport: str = _setting(
         "RONDE_TRANSPORT",
         "auto",
-        "`auto`: shared memory inside a host and TCP across; `tcp`: TCP everywhere, every rank its own host.",
+        "`auto`: shared memory within a host, TCP between hosts; `tcp`: TCP only, each rank counts as a host.",
         **one_of("auto", "tcp"),
     )
     protection: str = _setting(
         "RONDE_PROTECTION",
         "messages",
-        "What nobody between two hosts can alter: `messages`, all but tensors; `payload`, tensors, too; "
-        "`secret`: nobody can read anything either.",
+        "Protection between hosts. `messages`: authenticate everything except tensors; `payload`: authenticate "
+        "tensors, too; `secret`: also encrypt everything (docs/security.md).",
         **one_of("messages", "payload", "secret"),
     )
     tcp_streams: int = _setting(
         "RONDE_TCP_STREAMS",
         2,
-        "Data connections to each rank on another host; payload is striped over them.",
+        "Number of data connections to each rank on another host. Ronde stripes large payloads over them.",
         **count_from(1, 64),
     )
     interface: str | None = _setting(
         "RONDE_INTERFACE",
         None,
-        "Network interface (by name or numeric address) of data connections; else the one that reaches the store.",
+        "Network interface of data connections, by name or address (else the one that reaches the store).",
         check=is_text,
         right="the name of a network interface or a numeric address",
         also="HOROVOD_GLOO_IFACE",
@@ -144,33 +144,33 @@ class Settings:
     host_id: str = _setting(
         "RONDE_HOST_ID",
         "",
-        "Ranks with different values count as being on different hosts, whatever machine they run on.",
+        "Name of the host: ranks with different values count as ranks of different hosts.",
         check=lambda value: isinstance(value, str) and len(value) <= 256,
         right="a text of at most 256 characters",
     )
     allreduce_algorithm: str = _setting(
         "RONDE_ALLREDUCE_ALGORITHM",
         "auto",
-        "The algorithm of all-reduce; `auto` chooses by size and topology.",
+        "Algorithm of all-reduce. `auto` chooses by size and topology.",
         **one_of("auto", "direct", "ring", "doubling", "hierarchical"),
     )
     hierarchical_allgather: bool = _setting(
         "RONDE_HIERARCHICAL_ALLGATHER",
         True,
-        "All-gather between hosts with equally many ranks: every block enters a host once, through one of its ranks.",
+        "All-gather sends each block to a host once, if all hosts have the same number of ranks.",
         **yes_or_no(),
         also="HOROVOD_HIERARCHICAL_ALLGATHER",
     )
     adasum_hierarchical: bool = _setting(
         "RONDE_ADASUM_HIERARCHICAL",
         False,
-        "Adasum of the hosts, each the average of its ranks, instead of all ranks.",
+        "Adasum combines the averages of the hosts, instead of the arrays of all ranks.",
         **yes_or_no(),
     )
     start_timeout_ns: int = _setting(
         "RONDE_START_TIMEOUT",
         300 * 10**9,
-        "How long `init` waits for all ranks to join.",
+        "How long `init` waits until all ranks have joined.",
         parse=seconds,
         check=lambda value: whole(value) and value > 0,
         right="a number of seconds above 0",
@@ -180,13 +180,13 @@ class Settings:
     timeout_ns: int = _setting(
         "RONDE_TIMEOUT",
         0,
-        "How long a collective waits for the other ranks; 0 waits for ever.",
+        "How long a collective waits for other ranks before it raises `TimeoutError`; 0: no limit.",
         **seconds_or("no limit"),
     )
     peer_timeout_ns: int = _setting(
         "RONDE_PEER_TIMEOUT",
         8 * 10**9,
-        "How long an unreachable host may be silent before its ranks count as lost.",
+        "How long a host may be unreachable before its ranks count as lost.",
         parse=seconds,
         check=lambda value: whole(value) and 10**9 <= value <= 86400 * 10**9,
         right="a number of seconds from 1 to 86400",
@@ -195,7 +195,7 @@ class Settings:
     spin_us: int = _setting(
         "RONDE_SPIN",
         -1,
-        "How long a waiting rank spins before it sleeps; -1 chooses by ranks and cores.",
+        "How long a waiting rank spins before it sleeps; -1: chosen by the number of ranks and cores.",
         parse=int,
         check=lambda value: whole(value) and -1 <= value <= 10**6,
         right="a whole number of microseconds from 0 to 1000000, or -1 for automatic",
@@ -204,7 +204,7 @@ class Settings:
     staging_bytes: int = _setting(
         "RONDE_STAGING_BYTES",
         256 * 1024,
-        "Shared memory per rank through which private memory is staged, in chunks of this size.",
+        "Size of the chunks, per rank, in which arrays in private memory pass through shared memory.",
         parse=size,
         check=lambda value: whole(value) and 4096 <= value <= 2**30 and value % 4096 == 0,
         right="a multiple of 4 KiB from 4KiB to 1GiB, such as 262144 or 256KiB",
@@ -213,27 +213,27 @@ class Settings:
     cache_capacity: int = _setting(
         "RONDE_CACHE_CAPACITY",
         1024,
-        "How many named tensors the engine remembers, so that they need no negotiation; 0 remembers none.",
+        "Number of named tensors that the engine remembers, so that they need no new negotiation; 0: none.",
         **count_from(0, 2**20),
         also="HOROVOD_CACHE_CAPACITY",
     )
     fusion_bytes: int = _setting(
         "RONDE_FUSION_BYTES",
         32 * 2**20,
-        "Small tensors that are ready together are reduced together, up to this size; 0 fuses nothing.",
+        "The engine reduces small tensors together, up to this size; 0 disables fusion.",
         **bytes_up_to("2GiB"),
         also="HOROVOD_FUSION_THRESHOLD",
     )
     tree_arity: int = _setting(
         "RONDE_TREE_ARITY",
         8,
-        "How many hosts report to one, when the engine's ranks agree what to run next.",
+        "Number of hosts that report to the same host when the engine's ranks negotiate.",
         **count_from(1, 2**20),
     )
     linger_ns: int = _setting(
         "RONDE_LINGER",
         5_000_000,
-        "How long the engine may wait for more small tensors to fuse, while nobody waits for one; 0 never waits.",
+        "How long the engine may wait for more small tensors to fuse, while no thread waits for one; 0: never.",
         parse=seconds,
         check=lambda value: whole(value) and 0 <= value <= 10**9,
         right="a number of seconds from 0 to 1",
@@ -245,19 +245,19 @@ class Settings:
     batch_bytes: int | None = _setting(
         "RONDE_BATCH_BYTES",
         None,
-        "So many bytes that are ready run at once, whatever `linger_ns` says; automatic: 1 MiB.",
+        "The engine runs this many bytes once they are ready, before `linger_ns` is over. None: 1 MiB.",
         **bytes_up_to("2GiB"),
     )
     largest_fused_bytes: int | None = _setting(
         "RONDE_LARGEST_FUSED_BYTES",
         None,
-        "Larger tensors are not fused; automatic: 64 KiB on one host, no limit between hosts.",
+        "Largest tensor that is fused with others. None: 64 KiB on one host, no limit between hosts.",
         **bytes_up_to("2GiB"),
     )
     hierarchical_bytes: int | None = _setting(
         "RONDE_HIERARCHICAL_BYTES",
         None,
-        "Where hosts have several ranks, all-reduce `auto` is hierarchical from this size on; automatic: 0.",
+        "Smallest all-reduce that `auto` does by `hierarchical` where hosts have several ranks. None: 0 bytes.",
         **bytes_up_to("2GiB"),
         also="HOROVOD_HIERARCHICAL_ALLREDUCE",
         parse_also=from_the_first_byte_or_never,
@@ -266,81 +266,82 @@ class Settings:
     doubling_bytes: int | None = _setting(
         "RONDE_DOUBLING_BYTES",
         None,
-        "Between hosts, all-reduce `auto` is `doubling` up to this size; automatic: 16 KiB.",
+        "Largest all-reduce that `auto` does by `doubling` between hosts. None: 16 KiB.",
         **bytes_up_to("2GiB"),
     )
     ring_bytes: int | None = _setting(
         "RONDE_RING_BYTES",
         None,
-        "Between hosts, all-reduce `auto` is a `ring` from this size on; automatic: with more than 16 ranks.",
+        "Smallest all-reduce that `auto` does by `ring` between hosts. None: any, with more than 16 ranks.",
         **bytes_up_to("2GiB"),
     )
     autotune: bool = _setting(
         "RONDE_AUTOTUNE",
         False,
-        "Find out while the job runs which of these settings are best (docs/tuning.md).",
+        "Tune `fusion_bytes` and other settings while the job runs (docs/tuning.md).",
         **yes_or_no(),
         also="HOROVOD_AUTOTUNE",
     )
     autotune_log: str | None = _setting(
         "RONDE_AUTOTUNE_LOG",
         None,
-        "A CSV file into which rank 0 writes what was tried, and how fast it was.",
+        "CSV file to which rank 0 writes the settings and the speed of each trial.",
         **path(),
         also="HOROVOD_AUTOTUNE_LOG",
     )
     autotune_trials: int = _setting(
         "RONDE_AUTOTUNE_TRIALS",
         20,
-        "How many values of the settings are tried.",
+        "Number of trials.",
         **count_from(2, 1000),
         also="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
     )
     autotune_samples: int = _setting(
         "RONDE_AUTOTUNE_SAMPLES",
         5,
-        "How many samples each of them gets; the median counts.",
+        "Number of samples per trial. The median counts.",
         **count_from(1, 1000),
     )
     autotune_steps_per_sample: int = _setting(
         "RONDE_AUTOTUNE_STEPS_PER_SAMPLE",
         10,
-        "How many steps of the program a sample lasts at least.",
+        "Smallest number of steps of the program per sample.",
         **count_from(1, 10**6),
         also="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
     )
     autotune_warmup_samples: int = _setting(
         "RONDE_AUTOTUNE_WARMUP_SAMPLES",
         3,
-        "How many samples at the beginning do not count.",
+        "Number of samples to discard at the start.",
         **count_from(0, 1000),
         also="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
     )
     backends: str = _setting(
         "RONDE_BACKENDS",
         "native",
-        "Who moves the engine's bytes: a list like `native` or `gloo,native`, or one for each operation like "
-        "`native;allreduce=mpi,native`. The first that can carry a tensor does (docs/backends.md).",
+        "Libraries that carry the engine's tensors, in order of preference: one list (`gloo,native`), or a list per "
+        "operation (`native;allreduce=mpi,native`). The first one that supports a tensor carries it "
+        "(docs/backends.md).",
         **backend_lists(),
     )
     disable_group_fusion: bool = _setting(
         "RONDE_DISABLE_GROUP_FUSION",
         False,
-        "Tensors of a group are fused with each other only.",
+        "Fuse the tensors of a group only with each other.",
         **yes_or_no(),
         also="HOROVOD_DISABLE_GROUP_FUSION",
     )
     join_average: str = _setting(
         "RONDE_JOIN_AVERAGE",
         "all",
-        "An average to which ranks that have joined contribute nothing is divided by the number of `all` ranks, or of "
-        "those `contributing`.",
+        "Divisor of an average after some ranks have joined (run out of data): the number of `all` ranks, or of the "
+        "ranks still `contributing`.",
         **one_of("all", "contributing"),
     )
     stall_warning_ns: int = _setting(
         "RONDE_STALL_WARNING",
         10 * 10**9,
-        "A tensor or call that waits so long for other ranks is reported, with where they are; 0 reports nothing.",
+        "How long a tensor or call may wait for other ranks before Ronde reports it; 0: for ever (docs/stalls.md).",
         **seconds_or("never"),
         also="HOROVOD_STALL_CHECK_TIME_SECONDS",
         off="HOROVOD_STALL_CHECK_DISABLE",
@@ -348,21 +349,20 @@ class Settings:
     stall_shutdown_ns: int = _setting(
         "RONDE_STALL_SHUTDOWN",
         0,
-        "What waits so long for other ranks ends with an error on every rank; 0 waits for ever.",
+        "How long a tensor or call may wait for other ranks before it fails on every rank; 0: for ever.",
         **seconds_or("never"),
         also="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )
     check_finite: str = _setting(
         "RONDE_CHECK_FINITE",
         "off",
-        "Whether the engine checks what each rank submits for NaN and infinities: `warn` logs the first one, `raise` "
-        "aborts the world with it.",
+        "Check tensors for NaN and infinity: `warn` logs the first one of each rank, `raise` aborts the job.",
         **one_of("off", "warn", "raise"),
     )
     timeline: str | None = _setting(
         "RONDE_TIMELINE",
         None,
-        "Where each rank records its timeline from `init` on: a directory, or a file whose name gets the rank.",
+        "Directory for the timelines of all ranks from `init` on, or a file to whose name Ronde adds the rank.",
         check=is_text,
         right="a path, in which {rank} may stand for the rank",
         also="HOROVOD_TIMELINE",
@@ -370,14 +370,14 @@ class Settings:
     timeline_mark_cycles: bool = _setting(
         "RONDE_TIMELINE_MARK_CYCLES",
         False,
-        "Whether that timeline has a tick for every decision of what runs next.",
+        "Mark each negotiation round in the timeline.",
         **yes_or_no(),
         also="HOROVOD_TIMELINE_MARK_CYCLES",
     )
     log_level: str = _setting(
         "RONDE_LOG_LEVEL",
         "warning",
-        "What is logged: messages of this level and above.",
+        "Lowest level that is logged.",
         parse=log_level,
         check=lambda value: value in LOG_LEVELS,
         right="one of "
@@ -389,14 +389,14 @@ class Settings:
     log_hide_time: bool = _setting(
         "RONDE_LOG_HIDE_TIME",
         False,
-        "Log lines begin without the time. They go to stderr if the program has no log handler of its own.",
+        "Omit the time from Ronde's log lines, which go to stderr if the program has no log handler.",
         **yes_or_no(),
         also="HOROVOD_LOG_HIDE_TIME",
     )
     thread_affinity: Sequence[int] | None = _setting(
         "RONDE_THREAD_AFFINITY",
         None,
-        "Cores on which the ranks of a host have the threads of Ronde itself, in the order of local ranks.",
+        "Cores for Ronde's own threads, one for each rank of a host, in the order of local ranks.",
         parse=cores,
         check=is_cores,
         right="the numbers of cores, one for each rank of a host, such as 0,1,2,3",
@@ -419,7 +419,7 @@ def resolve(environ: Mapping[str, str], **arguments: object) -> Settings:
     _warn_of_unknown(environ)
     for name in arguments:
         if name not in _FIELDS:
-            raise UsageError(f"there is no setting {name!r}" + _nearest(name, _FIELDS))
+            raise UsageError(f"unknown setting {name!r}" + _nearest(name, _FIELDS))
     values: dict[str, Any] = {}
     for name, field in _FIELDS.items():
         meta = field.metadata
@@ -451,7 +451,7 @@ def _refuse(field: dataclasses.Field[Any], origin: str, given: object) -> NoRetu
     right = field.metadata["right_also" if origin == field.metadata["also"] else "right"]
     if origin == field.name and origin.endswith("_ns"):
         right += ", given in nanoseconds"
-    raise UsageError(f"{origin}={shown} makes no sense: it should be {right}") from None
+    raise UsageError(f"{origin}={shown} is invalid: expected {right}") from None
 
 
 _OF_THE_LAUNCHER = ("RONDE_JOB_ID", "RONDE_ROUND")  # what it tells workers beside settings
@@ -461,7 +461,7 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
     known = [*(field.metadata["variable"] for field in _FIELDS.values()), *_OF_THE_LAUNCHER]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
-            _warn(f"{name} is set, but Ronde knows no such variable{_nearest(name, known)}")
+            _warn(f"{name} is set, but Ronde has no such setting{_nearest(name, known)}")
 
 
 @functools.cache  # once: settings are resolved again and again

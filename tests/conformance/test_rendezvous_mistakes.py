@@ -24,10 +24,13 @@ def test_an_unknown_backend() -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (RendezvousConfig("tcp", "localhost:1", min_nodes=3, max_nodes=2), "3 to 2 nodes make no sense"),
+        (
+            RendezvousConfig("tcp", "localhost:1", min_nodes=3, max_nodes=2),
+            "3 to 2 nodes are not a valid range",
+        ),
         (RendezvousConfig("tcp"), "HOST"),
         (RendezvousConfig("tcp", "localhost:many"), "is not a TCP address"),
-        (RendezvousConfig("tcp", "localhost:1", options={"is_host": "perhaps"}), "write true or false"),
+        (RendezvousConfig("tcp", "localhost:1", options={"is_host": "perhaps"}), "expected true or false"),
         (RendezvousConfig("static", "localhost:1"), "needs --node-rank"),
         (RendezvousConfig("static", "localhost:1", max_nodes=2, node_rank=0), "fixed number of nodes"),
         (RendezvousConfig("file"), "path"),

@@ -31,10 +31,10 @@ FAILURES = [
     ),
     refused(
         "a number of workers that is none",
-        r"-n two .*: it should be a whole number above 0",
+        r"-n two .*: expected a whole number above 0",
         options=("-n", "two"),
     ),
-    refused("no workers", r"-n 0 .*: it should be a whole number above 0", options=("-n", "0")),
+    refused("no workers", r"-n 0 .*: expected a whole number above 0", options=("-n", "0")),
     refused("no script", r"no script to run was given, as in: ronde run -n 4 train.py", command=()),
     refused(
         "a log directory that cannot be made",
@@ -109,7 +109,7 @@ FAILURES = [
     Failure(
         "a setting that is none",
         "",
-        (r"UsageError: RONDE_TCP_STREAMS='many' .*: it should be a whole number from 1 to 64",),
+        (r"UsageError: RONDE_TCP_STREAMS='many' .*: expected a whole number from 1 to 64",),
         environment={"RONDE_TCP_STREAMS": "many"},
     ),
     Failure(

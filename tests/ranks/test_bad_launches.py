@@ -99,7 +99,10 @@ def refuse(here: Path, line: str, **variables: str) -> list[str]:
             "--hostfile empty",
             "ronde run: there is no host in empty: write one on each line, like `host slots=4`",
         ),
-        ("-H a:2,,b:2", "ronde run: -H a:2,,b:2 makes no sense: write hosts with a comma between two"),
+        (
+            "-H a:2,,b:2",
+            "ronde run: -H a:2,,b:2 is invalid: expected hosts separated by commas, like a:2,b:2",
+        ),
         (
             "--host-discovery-script ./no -np 1 --network-interface lo",
             "ronde run: cannot run the host discovery script",
@@ -123,10 +126,10 @@ def test_one_sentence(here: Path, line: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("script", "sentence"),
     [
-        ('exec "$@" --help > /dev/full', "cannot write to the standard output: No space left on device"),
+        ('exec "$@" --help > /dev/full', "cannot write to standard output: No space left on device"),
         (
             'mkdir gone; cd gone; rmdir ../gone; exec "$@" train.py',
-            "the current directory is not there any more: change to another one",
+            "the current directory no longer exists: change to another one",
         ),
     ],
     ids=["disk", "directory"],

@@ -151,15 +151,15 @@ def test_from_another_thread() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(ronde.UsageError, match=r"np=0\) makes no sense: it should be a whole number above 0"):
+    with pytest.raises(ronde.UsageError, match=r"np=0\) is invalid: expected a whole number above 0"):
         ronde.run(functions.big, (1,), np=0)
-    with pytest.raises(ronde.UsageError, match="start_method='fork' makes no sense: it should be 'spawn' or"):
+    with pytest.raises(ronde.UsageError, match="start_method='fork' is invalid: expected 'spawn' or"):
         ronde.run(functions.big, (1,), start_method="fork")
     with pytest.raises(
         ronde.UsageError, match=r"big and its arguments cannot be sent to workers: .*cannot pickle"
     ):
         ronde.run(functions.big, (threading.Lock(),))
-    with pytest.raises(ronde.UsageError, match="0 workers make no sense"):
+    with pytest.raises(ronde.UsageError, match="0 workers requested"):
         ElasticLaunch(LaunchConfig(WorkerSpec(argv=(), slots=0)), functions.big)
     with pytest.raises(ronde.UsageError, match=r"'train.py' is no function"):
         ronde.run("train.py", np=2)  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def test_variables(variable: str, text: str, field: str, value: object) -> None:
 def test_bad_values_are_named_with_what_would_be_right(variable: str, text: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve({variable: text})
-    assert str(caught.value).startswith(f"{variable}={text!r} makes no sense: it should be {right}")
+    assert str(caught.value).startswith(f"{variable}={text!r} is invalid: expected {right}")
 
 
 def test_arguments_go_before_variables() -> None:
@@ -106,11 +106,11 @@ def test_arguments_go_before_variables() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tcp_streams": 0}, "tcp_streams=0 makes no sense: it should be a whole number from 1 to 64"),
-        ({"tcp_streams": True}, "tcp_streams=True makes no sense: it should be a whole number from 1 to 64"),
-        ({"timeout_ns": 1.5}, "timeout_ns=1.5 makes no sense: .* given in nanoseconds"),
-        ({"tcp_stream": 1}, "there is no setting 'tcp_stream'; did you mean tcp_streams?"),
-        ({"job_key": "secret"}, r"job_key=\(a value that is not shown\) makes no sense"),
+        ({"tcp_streams": 0}, "tcp_streams=0 is invalid: expected a whole number from 1 to 64"),
+        ({"tcp_streams": True}, "tcp_streams=True is invalid: expected a whole number from 1 to 64"),
+        ({"timeout_ns": 1.5}, "timeout_ns=1.5 is invalid: .* given in nanoseconds"),
+        ({"tcp_stream": 1}, "unknown setting 'tcp_stream'; did you mean tcp_streams?"),
+        ({"job_key": "secret"}, r"job_key=\(a value that is not shown\) is invalid"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -154,8 +154,8 @@ def test_an_unknown_variable_is_warned_about(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING, "ronde"):
         resolve({"RONDE_TIMEOUTS": "5", "RONDE_QQQQ": "1", "OTHER": "2"})
     assert caplog.messages == [
-        "RONDE_QQQQ is set, but Ronde knows no such variable",
-        "RONDE_TIMEOUTS is set, but Ronde knows no such variable; did you mean RONDE_TIMEOUT?",
+        "RONDE_QQQQ is set, but Ronde has no such setting",
+        "RONDE_TIMEOUTS is set, but Ronde has no such setting; did you mean RONDE_TIMEOUT?",
     ]
 
 

@@ -37,7 +37,7 @@ _OURS = {
 
 
 def wishes(text: str) -> dict[Kind, list[str]]:
-    """Return the ordered names for each operation. Raises UsageError for what makes no sense."""
+    """Return the ordered names for each operation. Raises UsageError for an invalid list."""
     names = {kind.name: kind for kind in OPERATIONS}
     wanted: dict[Kind, list[str]] = {}
     default = [NATIVE]
@@ -45,14 +45,14 @@ def wishes(text: str) -> dict[Kind, list[str]]:
         operation, equals, listed = part.rpartition("=")
         order = list(dict.fromkeys(name for name in (word.strip() for word in listed.split(",")) if name))
         if not order:
-            raise UsageError(f"backends={text!r} makes no sense: {part!r} names no backend")
+            raise UsageError(f"backends={text!r} is invalid: expected the name of a backend in {part!r}")
         if not equals:
             default = order
         elif operation.strip() in names:
             wanted[names[operation.strip()]] = order
         else:
             raise UsageError(
-                f"backends={text!r} makes no sense: {operation.strip()!r} is none of {', '.join(names)}"
+                f"backends={text!r} is invalid: {operation.strip()!r} is not one of the operations {', '.join(names)}"
             )
     return {kind: wanted.get(kind, default) for kind in OPERATIONS}
 

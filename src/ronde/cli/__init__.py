@@ -17,9 +17,9 @@ VERBS = ("run", "store", "trace")  # the modules that do it, each loaded when it
 HELP = """\
 usage: ronde run -n N [options] script.py [arguments]
 
-  ronde run        start a program in several processes (ronde run --help tells more)
-  ronde store      serve a store where the nodes of a job meet (ronde store --help tells more)
-  ronde trace      merge the timelines of several ranks (ronde trace --help tells more)
+  ronde run        start a program in several processes (see ronde run --help)
+  ronde store      serve a store in which the nodes of a job meet (see ronde store --help)
+  ronde trace      merge the timelines of several ranks (see ronde trace --help)
   ronde --version  print the version
   ronde --help     print this help
 """
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb not in VERBS:
             from ronde.cli.options import nearest
 
-            raise UsageError(f"there is no {verb!r}{nearest(verb, [*VERBS, '--help', '--version'])}")
+            raise UsageError(f"unknown command {verb!r}{nearest(verb, [*VERBS, '--help', '--version'])}")
         name = f"ronde {verb}"
         _require_directory()
         if verb == "run" and argv is None and (ended := _run_in_child()) is not None:
@@ -74,7 +74,7 @@ def _require_directory() -> None:
     try:
         os.getcwd()
     except OSError:
-        raise UsageError("the current directory is not there any more: change to another one") from None
+        raise UsageError("the current directory no longer exists: change to another one") from None
 
 
 def show(text: str) -> None:
@@ -86,7 +86,7 @@ def show(text: str) -> None:
         os.dup2(nothing, sys.stdout.fileno())
         os.close(nothing)
         if not isinstance(error, BrokenPipeError):
-            raise UsageError(f"cannot write to the standard output: {error.strerror}") from None
+            raise UsageError(f"cannot write to standard output: {error.strerror}") from None
 
 
 def version() -> str:

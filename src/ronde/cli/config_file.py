@@ -42,7 +42,7 @@ def read_config_file(path: str, table: Sequence[Option]) -> dict[str, Given]:
         key = place.replace("-", "_")
         if key == "controller":
             if str(value).lower() not in CONTROLLERS:
-                raise UsageError(f"{origin}: {value} makes no sense: it should be gloo or mpi")
+                raise UsageError(f"{origin}: {value} is invalid: expected gloo or mpi")
             continue
         option = places.get(FORMER.get(key, key)) or names.get(key)
         if option is None:
@@ -59,7 +59,7 @@ def _value(option: Option, origin: str, value: Any) -> Given:
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         return admit(option, origin, text, ": ")
     if not isinstance(value, bool):
-        raise UsageError(f"{origin}: {value} makes no sense: it should be true or false")
+        raise UsageError(f"{origin}: {value} is invalid: expected true or false")
     return Given(value, origin)
 
 
@@ -71,9 +71,7 @@ def _entries(content: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]
             for name, inner in value.items():
                 yield f"{key}.{name}", inner
         elif value is not None:
-            raise UsageError(
-                f"{key} in {path}: {value} makes no sense: it should be names and values, indented"
-            )
+            raise UsageError(f"{key} in {path}: {value} is invalid: expected names and values, indented")
 
 
 def _load(path: str) -> Mapping[Any, Any]:

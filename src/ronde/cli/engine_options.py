@@ -1,6 +1,6 @@
-"""The options of `ronde run` that become settings of the workers (docs/settings.md), and those that mean nothing here.
+"""The table of `ronde run`'s options that become settings of the workers (docs/settings.md) or have no effect.
 
-An option goes before a configuration file, and both before a setting that the environment of `ronde run` has.
+An option overrides the configuration file, and both override the environment of `ronde run`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ENGINE_OPTIONS"]
 ENGINE, TUNING, WATCHING, OTHERS = "engine", "tuning", "timeline, stalls, logging", "accepted, without effect"
 
 A_PATH = "the path of a file"
-OURS = "Ronde's ranks agree by a way of its own"
+OURS = "Ronde's ranks negotiate by their own protocol"
 
 
 def _texts(numbers: str) -> str:
@@ -45,7 +45,7 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--fusion-threshold-mb",),
-        "small tensors are reduced together, up to so many MiB; 0 fuses nothing (default: 32)",
+        "reduce small tensors together, up to this size in MiB; 0 disables fusion (default: 32)",
         metavar="MB",
         parse=megabytes,
         right="a whole number of MiB",
@@ -55,7 +55,8 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--cycle-time-ms",),
-        "how long the engine may wait for more small tensors to fuse, while nobody waits for one (default: 5)",
+        "milliseconds for which the engine may wait for more small tensors to fuse, while no thread waits for one "
+        "(default: 5)",
         metavar="MS",
         parse=milliseconds,
         right="a number of milliseconds up to 1000",
@@ -65,7 +66,7 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--cache-capacity",),
-        "how many named tensors need no negotiation (default: 1024)",
+        "number of named tensors that the engine remembers, so that they need no negotiation (default: 1024)",
         metavar="N",
         parse=_number,
         right="a whole number from 0",
@@ -75,7 +76,7 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--hierarchical-allreduce",),
-        "reduce within each host first, or never do (default: by size and number of hosts)",
+        "reduce within each host first, or never (default: depends on size and number of hosts)",
         off=("--no-hierarchical-allreduce",),
         variable="RONDE_ALLREDUCE_ALGORITHM",
         place="params.hierarchical_allreduce",
@@ -83,7 +84,7 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--hierarchical-allgather",),
-        "gather through one rank of each host, or never do (default: where hosts have equally many ranks)",
+        "gather through one rank of each host, or never (default: where all hosts have the same number of ranks)",
         off=("--no-hierarchical-allgather",),
         variable="RONDE_HIERARCHICAL_ALLGATHER",
         place="params.hierarchical_allgather",
@@ -91,7 +92,7 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--thread-affinity",),
-        "cores for the threads of Ronde itself, in the order of local ranks: 0,1",
+        "cores for Ronde's own threads, in the order of local ranks: 0,1",
         metavar="CORES",
         parse=_texts,
         right="the numbers of cores, one for each worker of a machine, like 0,1",
@@ -101,7 +102,7 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--tcp",),
-        "between hosts only TCP, which is Ronde's own way anyhow: for NCCL, which has others",
+        "use only TCP between hosts: keeps NCCL from InfiniBand (Ronde's own links always use TCP)",
         variable="NCCL_IB_DISABLE",
     ),
 )
@@ -110,7 +111,7 @@ _TUNING = (
     Option(
         TUNING,
         ("--autotune",),
-        "find out during the run which settings of the engine are best, and print them (docs/tuning.md)",
+        "tune the engine's settings while the job runs, and print the best (docs/tuning.md)",
         off=("--no-autotune",),
         common=True,
         variable="RONDE_AUTOTUNE",
@@ -119,7 +120,7 @@ _TUNING = (
     Option(
         TUNING,
         ("--autotune-log-file", "--autotune-log"),
-        "write what was tried, and how fast it was, into this CSV file; implies --autotune",
+        "write the settings and the speed of each trial to this CSV file; implies --autotune",
         metavar="FILE",
         parse=path,
         right=A_PATH,
@@ -129,7 +130,7 @@ _TUNING = (
     Option(
         TUNING,
         ("--autotune-warmup-samples",),
-        "how many samples at the beginning do not count (default: 3)",
+        "number of samples to discard at the start (default: 3)",
         metavar="N",
         parse=_number,
         right="a whole number from 0",
@@ -139,7 +140,7 @@ _TUNING = (
     Option(
         TUNING,
         ("--autotune-steps-per-sample",),
-        "how many steps of the program a sample lasts at least (default: 10)",
+        "smallest number of steps of the program per sample (default: 10)",
         metavar="N",
         parse=_number,
         right="a whole number from 1",
@@ -149,7 +150,7 @@ _TUNING = (
     Option(
         TUNING,
         ("--autotune-bayes-opt-max-samples",),
-        "how many values of the settings are tried (default: 20)",
+        "number of trials (default: 20)",
         metavar="N",
         parse=_number,
         right="a whole number from 2",
@@ -162,7 +163,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--timeline-filename",),
-        "record a timeline of each rank here: a directory, or a file whose name gets the rank (docs/timeline.md)",
+        "record a timeline of each rank: a directory, or a file to whose name Ronde adds the rank (docs/timeline.md)",
         metavar="PATH",
         parse=path,
         right="a path, in which {rank} may stand for the rank",
@@ -173,7 +174,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--timeline-mark-cycles",),
-        "with a tick for every decision of what runs next",
+        "mark each negotiation round in the timeline",
         off=("--no-timeline-mark-cycles",),
         variable="RONDE_TIMELINE_MARK_CYCLES",
         place="timeline.mark_cycles",
@@ -189,7 +190,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--stall-check-warning-time-seconds",),
-        "how long they may wait before that (default: 10)",
+        "seconds until the first report (default: 10)",
         metavar="S",
         parse=plain_seconds,
         right="a number of seconds",
@@ -199,7 +200,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--stall-check-shutdown-time-seconds",),
-        "after how long the job is ended; 0: never (default)",
+        "seconds until a stalled job ends; 0: never (default: 0)",
         metavar="S",
         parse=plain_seconds,
         right="a number of seconds, 0 for never",
@@ -209,9 +210,9 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--check-finite",),
-        "check what ranks submit to the engine for NaN and infinities: off (default); warn, which logs the first of a "
-        "rank; raise, which ends the job with rank, tensor and index of the first",
-        metavar="WHAT",
+        "check tensors for NaN and infinity when a rank submits them: off; warn: log the first one of each rank; "
+        "raise: end the job with rank, tensor and index of the first (default: off)",
+        metavar="ACTION",
         variable="RONDE_CHECK_FINITE",
         place="check_finite",
         **one_of("off", "warn", "raise"),
@@ -219,7 +220,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--log-level",),
-        "what is logged: debug (or trace), info, warning (default), error, critical (or fatal)",
+        "lowest level that is logged: debug (or trace), info, warning, error, critical (or fatal) (default: warning)",
         metavar="LEVEL",
         parse=level,
         right="debug, info, warning, error or critical",
@@ -229,7 +230,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--log-with-timestamp", "--no-log-hide-timestamp"),
-        "log lines begin with the time (default), or do not",
+        "start log lines with the time, or do not (default: with the time)",
         off=("--log-without-timestamp", "--log-hide-timestamp"),
         variable="RONDE_LOG_HIDE_TIME",
         place="logging.with_timestamp",
@@ -250,28 +251,31 @@ def _refused(names: tuple[str, ...], why: str, metavar: str = "") -> Option:
 _OTHERS = (
     _idle(
         ("--torus-allreduce",),
-        "it arranges NCCL's rings; Ronde chooses by size and number of hosts",
+        "it arranges NCCL's rings; Ronde chooses the algorithm by size and number of hosts",
         off=("--no-torus-allreduce",),
         place="params.torus_allreduce",
     ),
-    _idle(("--event-log-handler",), "there are no torchrun events", "NAME", **one_of("null", "console")),
+    _idle(("--event-log-handler",), "Ronde has no torchrun events", "NAME", **one_of("null", "console")),
     _idle(
         ("--logs-specs",),
-        "there is one layout of files",
+        "Ronde has one layout of log files",
         "NAME",
         **one_of("default", instead="--log-dir, --redirects and --tee say where output goes"),
     ),
-    _idle(("--use-env",), "workers find LOCAL_RANK in their environment anyhow"),
-    _idle(("--gloo",), f"{OURS}; its own links or a backend carry the tensors (docs/backends.md)"),
-    _idle(("--mpi",), f"{OURS}; --launcher mpi starts workers by mpirun, RONDE_BACKENDS=mpi uses MPI"),
+    _idle(("--use-env",), "workers always find LOCAL_RANK in their environment"),
+    _idle(("--gloo",), f"{OURS}; RONDE_BACKENDS=gloo uses Gloo for the tensors (docs/backends.md)"),
+    _idle(
+        ("--mpi",),
+        f"{OURS}; --launcher mpi starts workers by mpirun, RONDE_BACKENDS=mpi uses MPI for the tensors",
+    ),
     _idle(
         ("--verbose",),
-        "what matters is said anyhow; --dry-run shows the plan, --log-level debug what the engine does",
+        "important messages are always shown; --dry-run shows the plan, --log-level debug what the engine does",
     ),
-    _idle(("--disable-cache",), "nothing about hosts is kept from one job to the next"),
+    _idle(("--disable-cache",), "Ronde caches nothing about hosts between jobs"),
     _idle(
         ("--autotune-gaussian-process-noise",),
-        "tuning measures the noise by itself",
+        "tuning measures the noise itself",
         "SHARE",
         parse=_share,
         right="a number from 0 to 1",
@@ -279,7 +283,7 @@ _OTHERS = (
     ),
     _idle(
         ("--gloo-timeout-seconds",),
-        "the setting RONDE_TIMEOUT says how long a collective waits",
+        "the setting RONDE_TIMEOUT limits how long a collective waits",
         "S",
         parse=seconds,
         right="a number of seconds",
@@ -298,9 +302,11 @@ _OTHERS = (
         off=("--no-mpi-threads-disable",),
         place="library_options.mpi_threads_disable",
     ),
-    _refused(("--jsrun",), "start Ronde by jsrun, or name the hosts with -H"),
-    _refused(("--mpi-args",), "set what mpirun reads from its environment, and use --launcher mpi", "WORDS"),
-    _refused(("--binding-args",), "--bind cores and --bind numa bind workers to processors", "WORDS"),
+    _refused(("--jsrun",), "start Ronde with jsrun itself, or name the hosts with -H"),
+    _refused(
+        ("--mpi-args",), "set mpirun's options in its environment variables, and use --launcher mpi", "WORDS"
+    ),
+    _refused(("--binding-args",), "use --bind cores or --bind numa to bind workers to processors", "WORDS"),
 )
 
 ENGINE_OPTIONS = _ENGINE + _TUNING + _WATCHING + _OTHERS

@@ -1,7 +1,7 @@
-"""A table of options, read from a command line and printed as help.
+"""Parses a command line by a table of options, and prints the table as help.
 
-Not argparse: options end at the script, whose own options are none of our business; `-np 4`, `-n4` and
-`--nproc_per_node=4` are all right; and an unknown option is answered with the nearest known one.
+argparse would not do: options end at the script, whose own options are left alone; `-np 4`, `-n4` and
+`--nproc_per_node=4` are all valid; and the error for an unknown option names the nearest known one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ WIDTH = 96
 
 
 class Option(NamedTuple):
-    """One option under all its names; a flag unless it has a `metavar`, which is what its value is called.
+    """An option and all its names; a flag unless it has a `metavar`, the placeholder of its value.
 
-    `parse` makes the value of a text and raises ValueError if that makes no sense; `right` says what would. An option
-    with `words` takes so many of them, and `parse` gets them with spaces between. One that `adds` may be said again,
-    and `parse` gets all with commas between; of others the last one counts. `off`: names that say no to a flag.
-    `common`: shown by the short help. `variable`: of workers, that gets the value, a text or a flag. `place`: in a
-    configuration file. `idle`: why the option is accepted and means nothing; `refused`: why it is not accepted.
+    `parse` converts a text to a value, or raises ValueError; `right` describes the valid values. `words`: how many
+    words the option takes; `parse` gets them joined by spaces. `adds`: the option may occur several times, and `parse`
+    gets all its values joined by commas; of other options the last value counts. `off`: names that negate a flag.
+    `common`: the short help shows the option. `variable`: the workers' variable that gets the value, a text or a flag.
+    `place`: its key in a configuration file. `idle`: why the option has no effect; `refused`: why it is an error.
     """
 
     group: str
@@ -49,7 +49,7 @@ class Option(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A value, and how the user wrote what it was given to: an option, a variable, a place in a file."""
+    """A value and its origin as the user wrote it: an option, a variable, or a key of the configuration file."""
 
     value: Any
     origin: str
@@ -58,7 +58,7 @@ class Given(NamedTuple):
 def parse(argv: Sequence[str], table: Sequence[Option]) -> tuple[dict[str, Any], list[str]]:
     """Return the values by each option's last name, and what follows the options (after a `--`, if there is one).
 
-    Raises UsageError for an unknown option, or a value that is missing or makes no sense.
+    Raises UsageError for an unknown option, or a missing or invalid value.
     """
     given, rest = read(argv, table)
     return {name: each.value for name, each in given.items()}, rest
@@ -104,7 +104,7 @@ def admit(option: Option, origin: str, text: str, joint: str = " ") -> Given:
     try:
         return Given(option.parse(text), origin)
     except ValueError:
-        raise UsageError(f"{origin}{joint}{text} makes no sense: it should be {option.right}") from None
+        raise UsageError(f"{origin}{joint}{text} is invalid: expected {option.right}") from None
 
 
 def _find(word: str, by_name: dict[str, Option]) -> tuple[Option, str, str | None]:

@@ -79,7 +79,7 @@ def conf_fields(asked: RunArguments, backend: str, conf: Mapping[str, str]) -> d
         try:
             value = key.parse(text)
         except ValueError:
-            raise UsageError(f"{said} makes no sense: it should be {key.right}") from None
+            raise UsageError(f"{said} is invalid: expected {key.right}") from None
         if key.field:
             found[key.field] = value
     return found

@@ -16,19 +16,20 @@ usage: ronde run [options] [--] script.py [arguments]
        ronde run [options] -m module [arguments]
        ronde run [options] program [arguments]
 
-Starts a program in several processes and tells each its rank. Lines of output are preceded by
-[rank]. If one process fails the others are ended, and its last words are shown last; Ctrl-C ends
-all of them. The exit code is that of the first process that failed.
+Starts a program in several worker processes and gives each of them a rank. Each line of output
+starts with [rank]. If a worker fails, ronde run ends the others, prints the last output of the
+failed worker, and exits with its exit code. Ctrl-C ends all workers.
 
     ronde run -n 4 train.py --epochs 3
     ronde run -H node1:4,node2:4 train.py
     ronde run --nnodes 2 --nproc-per-node 4 --rdzv-endpoint node1:29400 train.py  # on both machines
 """
 ENDING = """
-Options end at the script: what follows it is passed on as it is. Names may be written with
-underscores (--nproc_per_node), and given by variables (PET_NPROC_PER_NODE=4) or in a --config-file;
-the command line goes first. Workers find torchrun's variables in their environment: RANK,
-LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and so on.
+Options end at the script; the words after it are the script's own arguments. Option names may
+contain underscores (--nproc_per_node). An option may also come from a variable
+(PET_NPROC_PER_NODE=4) or a --config-file; the command line overrides both. Workers find torchrun's
+variables in their environment: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT and so on.
 """
 
 
@@ -38,9 +39,9 @@ def full_help() -> str:
 
 
 def short_help() -> str:
-    """Return the help with the options that are used most."""
+    """Return the help with the most common options."""
     common = describe([option for option in OPTIONS if option.common])
-    return f"{USAGE}{common}\nThese are the options that are used most; ronde run --help prints all.\n"
+    return f"{USAGE}{common}\nThese are the most common options; ronde run --help prints all.\n"
 
 
 def run(argv: Sequence[str]) -> int:

@@ -100,7 +100,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
 
 def _flag(variable: str, text: str) -> Given:
     if text.lower() not in ("0", "1", "false", "true", "no", "yes"):
-        raise UsageError(f"{variable}={text} makes no sense: it should be 1 or 0")
+        raise UsageError(f"{variable}={text} is invalid: expected 1 or 0")
     return Given(text.lower() in ("1", "true", "yes"), variable)
 
 

@@ -221,7 +221,7 @@ def _patience(asked: RunArguments, here: Here) -> dict[str, int]:
     try:
         patience_ns = asked.value("--shutdown-timeout") if asked.has("--shutdown-timeout") else seconds(text)
     except ValueError:
-        raise UsageError(f"{variable}={text} makes no sense: it should be a number of seconds") from None
+        raise UsageError(f"{variable}={text} is invalid: expected a number of seconds") from None
     return {"patience_ns": patience_ns, "farewell_ns": patience_ns}
 
 
@@ -238,9 +238,7 @@ def _exports(asked: RunArguments, here: Here) -> dict[str, str]:
                 port(here.environment[name])
             except ValueError:
                 text = here.environment[name]
-                raise UsageError(
-                    f"{said}: {text} makes no sense, it should be a port from 1 to 65535"
-                ) from None
+                raise UsageError(f"{said}: {text} is invalid: expected a port from 1 to 65535") from None
     return {name: here.environment[name] for name in exports}
 
 

@@ -1,6 +1,6 @@
-"""The options of `ronde run` that say what is started, where, and what becomes of its output: a table.
+"""The table of `ronde run`'s options for workers, machines, rendezvous and output.
 
-Names and meanings are torchrun's and horovodrun's. The other half, about the engine, is in `engine_options`.
+Names and meanings are torchrun's and horovodrun's. The options of the engine are in `engine_options`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WORKERS = (
     Option(
         WORKERS,
         ("-n", "-np", "--num-proc"),
-        "how many workers this command starts: on this machine, or with -H on all hosts together (default: 1)",
+        "number of workers that this command starts: on this machine, or with -H on all hosts together (default: 1)",
         metavar="N",
         parse=workers,
         right="a whole number above 0, or auto, gpu or cpu",
@@ -51,8 +51,8 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--nproc-per-node",),
-        "how many on each machine; gpu: one for each GPU; cpu: one for each usable core; auto: gpu if there are "
-        "any, else cpu",
+        "number of workers on each machine, or gpu (one per GPU), cpu (one per usable core), auto (gpu if the "
+        "machine has GPUs, else cpu)",
         metavar="N",
         parse=workers,
         right="a whole number above 0, or auto, gpu or cpu",
@@ -61,7 +61,7 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--max-restarts",),
-        "how often all workers are started again after one has failed (default: 0)",
+        "how many times to start all workers again after one fails (default: 0)",
         metavar="N",
         **at_least("0"),
         common=True,
@@ -69,38 +69,39 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--launcher",),
-        "who starts them: local, or mpi for the mpirun beside this Python or in PATH (default: local)",
-        metavar="WHO",
+        "what starts the workers: local (ronde run), or mpi (the mpirun beside this Python or in PATH) (default: "
+        "local)",
+        metavar="NAME",
         **one_of("local", "mpi"),
     ),
     Option(
         WORKERS,
         ("--job-key-by-descriptor",),
-        "hand workers the job's key in a memory file that ronde.init() closes, not in their environment",
+        "pass the job key to workers in a memory file that ronde.init() closes, not in their environment",
     ),
     Option(
-        WORKERS, ("--role",), "what the workers are called (default: default)", metavar="NAME", right="a name"
+        WORKERS, ("--role",), "name of the workers' role (default: default)", metavar="NAME", right="a name"
     ),
     Option(
         WORKERS,
         ("--bind",),
-        "to which processors each worker is bound: cores (an equal share of the usable ones), numa (those of a "
-        "NUMA node) or none (default)",
-        metavar="TO",
+        "bind each worker to processors: cores (an equal share of the usable cores), numa (the cores of one NUMA "
+        "node) or none (default: none)",
+        metavar="UNIT",
         **one_of("cores", "numa", "none"),
     ),
     Option(
         WORKERS,
         ("--numa-binding",),
-        "torchrun's name for it: node and socket are --bind numa, exclusive and core-complex are --bind cores",
+        "torchrun's name for --bind: node and socket mean --bind numa, exclusive and core-complex mean --bind cores",
         metavar="MODE",
         **one_of("node", "socket", "exclusive", "core-complex"),
     ),
     Option(
         WORKERS,
         ("--preload",),
-        "modules that a template process imports, so that workers are started again faster; none: no template "
-        "(default: what the script imports)",
+        "modules that a template process imports, so that workers start again faster; none: no template (default: "
+        "the modules that the script imports)",
         metavar="NAMES",
         parse=names,
         right="names of modules with commas between them, or none",
@@ -108,15 +109,16 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--start-method",),
-        "fork or forkserver: workers come from the template the first time too, which waits for its imports "
-        "(default: spawn)",
-        metavar="HOW",
+        "spawn: start new processes; fork or forkserver: fork workers from the template process, the first time "
+        "too, after its imports (default: spawn)",
+        metavar="METHOD",
         **one_of("spawn", "fork", "forkserver"),
     ),
     Option(
         WORKERS,
         ("--monitor-interval",),
-        "how often to look whether somebody has stopped a worker; its end is noticed at once (default: 0.1)",
+        "seconds between checks for workers that are stopped (SIGSTOP); ronde run notices the end of a worker at "
+        "once (default: 0.1)",
         metavar="S",
         parse=seconds,
         right=SECONDS,
@@ -124,8 +126,8 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--shutdown-timeout",),
-        "how long workers may take to end after a signal, before they are killed (default: 30 if it was sent to ronde "
-        "run, 5 after Ctrl-C, SIGQUIT or a failure)",
+        "seconds from SIGTERM to SIGKILL when workers have to end (default: 30 after a signal to ronde run, 5 after "
+        "Ctrl-C, SIGQUIT or a failure)",
         metavar="S",
         parse=seconds,
         right=SECONDS,
@@ -133,7 +135,8 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--signals-to-handle",),
-        "signals that are passed on to all workers and end the job, beside SIGINT, SIGTERM, SIGHUP and SIGQUIT",
+        "further signals that ronde run passes on to all workers and that end the job (always: SIGINT, SIGTERM, "
+        "SIGHUP, SIGQUIT)",
         metavar="NAMES",
         parse=signals,
         right=f"some of {', '.join(SIGNALS)}, with commas between them",
@@ -141,7 +144,7 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--virtual-local-rank",),
-        "each worker sees only its own GPU, as the first one, and LOCAL_RANK=0",
+        "let each worker see only its own GPU, as device 0, with LOCAL_RANK=0",
     ),
 )
 
@@ -149,15 +152,15 @@ _PROGRAM = (
     Option(
         PROGRAM,
         ("-m", "--module"),
-        "the name is that of a Python module, as in python -m",
+        "run a Python module, as python -m does",
         common=True,
     ),
-    Option(PROGRAM, ("--no-python",), "run the file itself, even if it ends in .py", common=True),
-    Option(PROGRAM, ("--run-path",), "run the file with this Python, whatever it ends in"),
+    Option(PROGRAM, ("--no-python",), "run the file as a program, even if its name ends in .py", common=True),
+    Option(PROGRAM, ("--run-path",), "run the file with this Python, whatever its name ends in"),
     Option(
         PROGRAM,
         ("--horovod",),
-        "import horovod.torch is answered by Ronde, so that scripts for Horovod run unchanged",
+        "provide horovod.torch, so that scripts for Horovod run unchanged",
         common=True,
     ),
 )
@@ -166,7 +169,7 @@ _NODES = (
     Option(
         NODES,
         ("--nnodes",),
-        "how many machines take part; MIN:MAX: the job begins with MIN and grows up to MAX (default: 1)",
+        "number of machines, or MIN:MAX: the job starts with MIN machines and grows up to MAX (default: 1)",
         metavar="N",
         parse=node_range,
         right="a whole number above 0, or two of them like 1:4",
@@ -175,8 +178,8 @@ _NODES = (
     Option(
         NODES,
         ("--rdzv-backend",),
-        "where machines meet: static (numbered by --node-rank), tcp (or c10d, the same), file, etcd, or one that "
-        "is installed (default: tcp, or static with --master-addr or --node-rank)",
+        "how machines find each other: static (numbered by --node-rank), tcp (alias c10d), file, etcd, or an "
+        "installed backend (default: tcp, or static with --master-addr or --node-rank)",
         metavar="NAME",
         right="the name of a rendezvous backend",
         common=True,
@@ -184,15 +187,15 @@ _NODES = (
     Option(
         NODES,
         ("--rdzv-endpoint",),
-        "the place: HOST:PORT of one of the machines, the path of a file, or etcd's HOST:PORT",
-        metavar="WHERE",
-        right="a place, like node1:29400",
+        "where machines meet: HOST:PORT of one of them, the path of a shared file, or HOST:PORT of etcd",
+        metavar="ENDPOINT",
+        right="an endpoint, like node1:29400",
         common=True,
     ),
     Option(
         NODES,
         ("--rdzv-id",),
-        "the name of the job, for jobs that meet at one place",
+        "name of the job, which tells jobs at the same endpoint apart",
         metavar="NAME",
         parse=run_id,
         right="a name of at most 200 bytes",
@@ -200,23 +203,23 @@ _NODES = (
     Option(
         NODES,
         ("--rdzv-conf",),
-        "join_timeout, last_call_timeout, keep_alive_interval (seconds), keep_alive_max_attempt, and what the "
-        "backend takes: a=1,b=2",
-        metavar="A=B,...",
+        "options of the rendezvous: join_timeout, last_call_timeout, keep_alive_interval (seconds), "
+        "keep_alive_max_attempt, and those of the backend: a=1,b=2",
+        metavar="KEY=VALUE,...",
         parse=key_values,
-        right="names and values, like join_timeout=60,last_call_timeout=5",
+        right="keys and values, like join_timeout=60,last_call_timeout=5",
     ),
     Option(
         NODES,
         ("--insecure-job-key",),
-        "without a job key, let the job's name stand for it: a stranger on the network who guesses the name can "
+        "if no job key is set, use the job's name as the key: a stranger on the network who guesses the name can "
         "join and run programs here",
     ),
-    Option(NODES, ("--standalone",), "one machine, without a place to meet; that is the default, too"),
+    Option(NODES, ("--standalone",), "run on one machine without a rendezvous, which is also the default"),
     Option(
         NODES,
         ("--node-rank",),
-        "which of the machines this is, counted from 0 (with static; others take it as a wish)",
+        "number of this machine, from 0: required by static, a preference for the other backends",
         metavar="N",
         **at_least("0"),
         common=True,
@@ -224,7 +227,7 @@ _NODES = (
     Option(
         NODES,
         ("--master-addr",),
-        "the address of machine 0, where the others find it, and MASTER_ADDR of the workers",
+        "address of machine 0, where the others find it; MASTER_ADDR of the workers",
         metavar="HOST",
         right="a host name or an address",
         common=True,
@@ -232,7 +235,7 @@ _NODES = (
     Option(
         NODES,
         ("--master-port",),
-        "a port there, MASTER_PORT of the workers (default: 29500; on one machine a free one, as with 0)",
+        "port on machine 0; MASTER_PORT of the workers (default: 29500; on one machine, or with 0, a free port)",
         metavar="PORT",
         parse=port_or_any,
         right="a port from 1 to 65535, or 0 for a free one",
@@ -241,14 +244,14 @@ _NODES = (
     Option(
         NODES,
         ("--local-addr",),
-        "the address by which other machines reach this one (default: that of the interface that leads to them)",
+        "address at which other machines reach this one (default: the address of the interface that leads to them)",
         metavar="HOST",
         right="a host name or an address",
     ),
     Option(
         NODES,
         ("--spares",),
-        "how many machines more than MAX may wait for another to fail (default: 0)",
+        "number of machines beyond MAX that may wait to replace a lost one (default: 0)",
         metavar="N",
         **at_least("0"),
     ),
@@ -258,7 +261,8 @@ _HOSTS = (
     Option(
         HOSTS,
         ("-H", "--hosts"),
-        "start workers on these machines, so many on each: a:2,b:2; a host without a number has one slot",
+        "start workers on these hosts by SSH, with the number of slots of each: a:2,b:2; a host without a number "
+        "has 1 slot",
         metavar="HOSTS",
         right="hosts with their slots, like a:2,b:2",
         common=True,
@@ -266,7 +270,7 @@ _HOSTS = (
     Option(
         HOSTS,
         ("-hostfile", "--hostfile"),
-        "the same from a file, a line for each host: a slots=2",
+        "file with one host per line: a slots=2",
         metavar="FILE",
         right=A_PATH,
         common=True,
@@ -274,8 +278,8 @@ _HOSTS = (
     Option(
         HOSTS,
         ("--host-discovery-script",),
-        "a program, perhaps with arguments, that prints the hosts that are there now, asked again and again: the job "
-        "grows and shrinks with them",
+        "program, with or without arguments, that prints the available hosts, one per line; ronde run calls it "
+        "every second and adds and removes hosts",
         metavar="FILE",
         parse=program,
         right="the path of a program, or a command",
@@ -283,28 +287,29 @@ _HOSTS = (
     Option(
         HOSTS,
         ("--slots", "--slots-per-host"),
-        "slots of a host that the script prints without a number (default: 1)",
+        "slots of a host that the discovery script prints without a number (default: 1)",
         metavar="N",
         **at_least("1"),
     ),
     Option(
         HOSTS,
         ("--min-np", "--min-num-proc"),
-        "go on as long as there are so many workers (default: N)",
+        "smallest number of workers with which the job goes on (default: the number of -n)",
         metavar="N",
         **at_least("1"),
     ),
     Option(
         HOSTS,
         ("--max-np", "--max-num-proc"),
-        "start at most so many (default: as many as there are slots)",
+        "largest number of workers (default: the number of all slots)",
         metavar="N",
         **at_least("1"),
     ),
     Option(
         HOSTS,
         ("--blacklist-cooldown-range",),
-        "how long a host that failed is left alone, at first and at most (default: for good)",
+        "seconds until a failed host is tried again, MIN the first time, doubled each time up to MAX (default: "
+        "never tried again)",
         metavar="MIN MAX",
         words=2,
         parse=cooldown,
@@ -313,14 +318,14 @@ _HOSTS = (
     Option(
         HOSTS,
         ("--reset-limit",),
-        "how often hosts may come and go before the job ends (default: no limit)",
+        "how many times hosts may come or go before the job ends (default: no limit)",
         metavar="N",
         **at_least("0"),
     ),
     Option(
         HOSTS,
         ("--elastic-timeout",),
-        "how long to wait for enough hosts (default: 600)",
+        "seconds to wait for enough hosts (default: 600)",
         metavar="S",
         parse=seconds,
         right=SECONDS,
@@ -328,7 +333,7 @@ _HOSTS = (
     Option(
         HOSTS,
         ("--start-timeout",),
-        "how long hosts may take to answer, and ranks to find each other (default: 300)",
+        "seconds for hosts to answer, and for ranks to find each other (default: 300)",
         metavar="S",
         parse=seconds,
         right=SECONDS,
@@ -337,7 +342,7 @@ _HOSTS = (
     Option(
         HOSTS,
         ("--network-interface", "--network-interfaces"),
-        "the network interface (by name) of all connections between machines",
+        "network interface, by name, of all connections between machines",
         metavar="NAME",
         parse=distinct,
         right="the name of one network interface, like eth0",
@@ -346,7 +351,7 @@ _HOSTS = (
     Option(
         HOSTS,
         ("-x", "--export"),
-        "variables of this environment that workers on all hosts get, beside those that always travel: A,B",
+        "environment variables that workers on all hosts get, besides those that ronde run always passes on: A,B",
         metavar="NAMES",
         parse=variable_names,
         right="names of variables with commas between, like HF_HOME,TOKEN",
@@ -355,7 +360,7 @@ _HOSTS = (
     Option(
         HOSTS,
         ("-p", "--ssh-port"),
-        "the port of ssh on all hosts (default: what ssh is configured for)",
+        "port of SSH on all hosts (default: from the SSH configuration)",
         metavar="PORT",
         parse=port,
         right="a port from 1 to 65535",
@@ -363,7 +368,7 @@ _HOSTS = (
     Option(
         HOSTS,
         ("-i", "--ssh-identity-file"),
-        "the private key for ssh (default: what ssh is configured for)",
+        "private key for SSH (default: from the SSH configuration)",
         metavar="FILE",
         parse=path,
         right=A_PATH,
@@ -374,7 +379,7 @@ _OUTPUT = (
     Option(
         OUTPUT,
         ("--log-dir",),
-        "a directory for files with the workers' output: a directory in it for each run, attempt and worker",
+        "directory for files with the workers' output, with a subdirectory for each run, attempt and worker",
         metavar="DIR",
         parse=path,
         right=A_PATH,
@@ -383,16 +388,17 @@ _OUTPUT = (
     Option(
         OUTPUT,
         ("-r", "--redirect", "--redirects"),
-        "which streams go into files instead of the screen: 1 stdout, 2 stderr, 3 both; or 0:3,1:2 by local rank",
-        metavar="WHICH",
+        "streams that go into files instead of onto the screen: 1 stdout, 2 stderr, 3 both; or by local rank: "
+        "0:3,1:2",
+        metavar="STREAMS",
         parse=streams,
         right=STREAMS,
     ),
     Option(
         OUTPUT,
         ("-t", "--tee"),
-        "which streams go into files and onto the screen",
-        metavar="WHICH",
+        "streams that go into files and onto the screen, with the values of --redirects",
+        metavar="STREAMS",
         parse=streams,
         right=STREAMS,
         common=True,
@@ -400,7 +406,7 @@ _OUTPUT = (
     Option(
         OUTPUT,
         ("--local-ranks-filter",),
-        "show only what workers with these local ranks say: 0,2",
+        "show only the output of workers with these local ranks: 0,2",
         metavar="RANKS",
         parse=ranks,
         right="local ranks with commas between them, like 0,2",
@@ -409,7 +415,7 @@ _OUTPUT = (
         Option(
             OUTPUT,
             (f"--duplicate-{stream}-filters",),
-            f"collect lines of {stream} that contain one of these texts in a file filtered_{stream}.log, too: a,b",
+            f"also collect the lines of {stream} that contain one of these texts, in filtered_{stream}.log: a,b",
             metavar="TEXTS",
             parse=texts,
             right="texts with commas between them, like error,loss",
@@ -419,7 +425,7 @@ _OUTPUT = (
     Option(
         OUTPUT,
         ("--output-filename",),
-        "show all output, and write it as horovodrun does: DIR/rank.R/stdout and stderr",
+        "show all output, and write it to files as horovodrun does: DIR/rank.R/stdout and stderr",
         metavar="DIR",
         parse=path,
         right=A_PATH,
@@ -427,29 +433,29 @@ _OUTPUT = (
     Option(
         OUTPUT,
         ("--prefix",),
-        "what stands before each line: {rank}, {local_rank}, {host} and {role} are filled in",
+        "text before each line on the screen, in which {rank}, {local_rank}, {host} and {role} are replaced",
         metavar="TEXT",
         right="a text like '{host}/{rank}: '",
     ),
     Option(
         OUTPUT,
         ("-prefix-timestamp", "--prefix-output-with-timestamp"),
-        "each line begins with the time",
+        "start each line on the screen with the time",
     ),
 )
 
 _INFORMATION = (
-    Option(INFORMATION, ("--dry-run",), "print what would be started, and start nothing", common=True),
+    Option(INFORMATION, ("--dry-run",), "print what would start, and start nothing", common=True),
     Option(
         INFORMATION,
         ("--config-file",),
-        "take options from this YAML file, with horovodrun's names (needs PyYAML)",
+        "read options from this YAML file, under horovodrun's names (needs PyYAML)",
         metavar="FILE",
         right=A_PATH,
     ),
-    Option(INFORMATION, ("-cb", "--check-build"), "print which frameworks and backends are here"),
+    Option(INFORMATION, ("-cb", "--check-build"), "print the available frameworks, backends and launchers"),
     Option(INFORMATION, ("-v", "--version"), "print the version"),
-    Option(INFORMATION, ("-h",), "print the options that are used most", common=True),
+    Option(INFORMATION, ("-h",), "print the most common options", common=True),
     Option(INFORMATION, ("--help",), "print all options", common=True),
 )
 

@@ -141,7 +141,7 @@ def _store_type(asked: RunArguments, conf: Mapping[str, str]) -> str:
     text = conf.get("store_type", TCP)
     if text.lower() not in (TCP, FILE):
         raise UsageError(
-            f"{asked.origin('--rdzv-conf')} store_type={text} makes no sense: it should be {TCP} or {FILE}"
+            f"{asked.origin('--rdzv-conf')} store_type={text} is invalid: expected {TCP} or {FILE}"
         )
     return text.lower()
 
@@ -212,13 +212,13 @@ def _static_endpoint(asked: RunArguments, place: str, nodes: int) -> str:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if (":" in bare and not _is_ipv6(bare)) or any(letter.isspace() or letter in "/@,[]" for letter in bare):
         raise UsageError(
-            f"{asked.origin('--master-addr')} {host} makes no sense: it should be a host name or an address; the port "
+            f"{asked.origin('--master-addr')} {host} is invalid: expected a host name or an address; the port "
             "is that of --master-port"
         )
     host = f"[{bare}]" if ":" in bare else bare
     if asked.value("--master-port") == 0:
         raise UsageError(
-            f"{asked.origin('--master-port')} 0 makes no sense: the other machines have to know the port"
+            f"{asked.origin('--master-port')} 0 is invalid: the other machines have to know the port"
         )
     return f"{host}:{asked.value('--master-port', STATIC_PORT)}"
 
@@ -253,10 +253,10 @@ def _host_and_port(origin: str, place: str, port: int) -> str:
         address = None
     if address is None or any(letter.isspace() or letter in "/@," for letter in address.host):
         raise UsageError(
-            f"{origin} {place} makes no sense: it should be HOST:PORT, like node1:29400 or [fd00::1]:29400"
+            f"{origin} {place} is invalid: expected HOST:PORT, like node1:29400 or [fd00::1]:29400"
         )
     if not address.port:
-        raise UsageError(f"{origin} {place} makes no sense: the other machines have to know the port")
+        raise UsageError(f"{origin} {place} is invalid: the other machines have to know the port")
     return str(address).removeprefix("tcp:")
 
 
@@ -271,7 +271,7 @@ def _timeout(asked: RunArguments, here: Here, option: str, variable: str, defaul
             try:
                 return seconds(text)
             except ValueError:
-                raise UsageError(f"{name}={text} makes no sense: it should be a number of seconds") from None
+                raise UsageError(f"{name}={text} is invalid: expected a number of seconds") from None
     return default
 
 

@@ -68,9 +68,9 @@ def idle_options(asked: RunArguments) -> list[str]:
     """Return a sentence for each option that was given, not only by the environment, and means nothing here."""
     why = {option.name: option.idle for option in ENGINE_OPTIONS if option.idle}
     if asked.has("--standalone"):
-        why["--rdzv-endpoint"] = "with --standalone there is one machine, and no place to meet"
+        why["--rdzv-endpoint"] = "with --standalone one machine runs without a rendezvous"
     return [
-        f"{asked.origin(name)} means nothing here: {reason}"
+        f"{asked.origin(name)} has no effect: {reason}"
         for name, reason in why.items()
         if name in asked.given and not asked.origin(name).startswith("PET_")
     ]
@@ -79,7 +79,7 @@ def idle_options(asked: RunArguments) -> list[str]:
 def idle_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a sentence for each variable that switches something on in torchrun's agent, and nothing here."""
     return [
-        f"{name} means nothing here: {reason}"
+        f"{name} has no effect: {reason}"
         for name, reason in _TORCHRUNS_VARIABLES.items()
         if environment.get(name, "").strip() not in ("", "0")
     ]

@@ -31,7 +31,7 @@ OPTIONS = (
     Option(
         "store",
         ("-p", "--port"),
-        "the port to serve at; 0: any free one",
+        "port to listen on; 0: a free port",
         metavar="N",
         parse=_port,
         right="a number from 0 to 65535",
@@ -39,28 +39,28 @@ OPTIONS = (
     Option(
         "store",
         ("--host",),
-        "name or address of this machine to serve at (default: all of its addresses)",
+        "name or address of this machine to listen on (default: all its addresses)",
         metavar="ADDR",
         right="a name or an address of this machine",
     ),
     Option(
         "store",
         ("--journal",),
-        "write every change to this file first, and go on from it when started again",
+        "write each change to this file, and restore the store from it at the next start",
         metavar="FILE",
         right="a path",
     ),
     Option(
         "store",
         ("--seed",),
-        "begin with what is in this journal of another store; --journal must be a new file then",
+        "start with the content of this journal of another store; --journal must then name a new file",
         metavar="FILE",
         right="a path",
     ),
     Option(
         "store",
         ("--job-key-file",),
-        "read the job's key from this file (default: from RONDE_JOB_KEY, or the file RONDE_JOB_KEY_FILE)",
+        "file with the job key (default: RONDE_JOB_KEY, or the file that RONDE_JOB_KEY_FILE names)",
         metavar="FILE",
         right="a path",
     ),
@@ -70,16 +70,16 @@ OPTIONS = (
 HELP = f"""\
 usage: ronde store --port N [options]
 
-Serves a store over TCP, where the nodes of a job meet, until Ctrl-C. Its address is printed. Nodes
-that use it must know the job's key: 64 hexadecimal digits, the same on all nodes, in a file that
-only you can read:
+Serves a store over TCP, in which the nodes of a job meet, until Ctrl-C, and prints its address. The
+nodes need the same job key: 64 hexadecimal digits in a file that only you can read.
 
     (umask 077; head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key)
     ronde store --port 29500 --job-key-file job.key --journal /shared/job.journal
 
-With a journal, a store that is started again at the same address knows what it knew; without one,
-the nodes of `ronde run` tell it what they know. If its machine is lost, the same journal on a shared
-disk, or a copy of it and --seed, makes the same store on another machine, best under the same name.
+With --journal, a store that you start again at the same address restores its content; without it,
+the nodes of `ronde run` restore what they know. If the store's machine is lost, start the store on
+another machine, best under the same host name: with the same --journal if it is on a shared disk,
+or with --seed and a copy of it.
 {describe(OPTIONS)}"""
 
 

@@ -19,16 +19,16 @@ from ronde.net.new_files import create_anew
 __all__ = ["HELP", "run"]
 
 OPTIONS = (
-    Option("merge", ("-o", "--output"), "where to write the merged trace", metavar="FILE", right="a path"),
+    Option("merge", ("-o", "--output"), "file for the merged trace", metavar="FILE", right="a path"),
     Option("information", ("-h", "--help"), "print this help"),
 )
 
 HELP = f"""\
 usage: ronde trace merge FILE... -o FILE
 
-Makes one trace of the timelines of several ranks (of a directory: all its .json files). Times are
-those of rank 0's clock; offsets between hosts were measured while the timelines were recorded.
-A file whose process was killed is taken as far as it goes. The result opens in ui.perfetto.dev.
+Merges the timelines of several ranks (of a directory: all its .json files) into one trace, which
+ui.perfetto.dev opens. All times are converted to rank 0's clock, by the clock offsets that the
+ranks measured while they recorded. If a rank was killed, its timeline ends at its last record.
 
     RONDE_TIMELINE=traces/ ronde run -n 4 train.py
     ronde trace merge traces/ -o trace.json

@@ -242,7 +242,7 @@ class _Record:
                     return record
                 raise ValueError
         except (ValueError, TypeError, KeyError):
-            raise ProtocolError(f"what rank {rank} tells about itself makes no sense") from None
+            raise ProtocolError(f"the start-up record of rank {rank} is malformed") from None
         raise VersionError(
             f"rank {rank} speaks version {version} of Ronde's protocol, this one {PROTOCOL_VERSION}; "
             "install the same Ronde everywhere"

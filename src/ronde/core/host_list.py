@@ -47,9 +47,7 @@ def parse_hosts(text: str, origin: str = "-H") -> tuple[Host, ...]:
     """
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entries):
-        raise UsageError(
-            f"{origin} {text} makes no sense: write hosts with a comma between two, like a:2,b:2"
-        )
+        raise UsageError(f"{origin} {text} is invalid: expected hosts separated by commas, like a:2,b:2")
     return _distinct([(_parse_host(entry, f"{origin} {text}", 1), f"{origin} {text}") for entry in entries])
 
 
@@ -68,7 +66,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
                 if name == "slots":
                     host = host._replace(slots=_parse_slots(value, word, where))
                 continue
-            raise UsageError(f"{where}: {word!r} makes no sense: write `host slots=4` or `host:4`")
+            raise UsageError(f"{where}: {word!r} is invalid: expected `host slots=4` or `host:4`")
         found.append((host, where))
     if not found:
         raise UsageError(f"there is no host in {path}: write one on each line, like `host slots=4`")
@@ -139,7 +137,9 @@ def _parse_host(entry: str, where: str, slots: int | None) -> Host:
 
 def _parse_slots(text: str, entry: str, where: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 7 and 0 < int(text) <= MAX_SLOTS):
-        raise UsageError(f"{where}: {entry!r} makes no sense: slots are a whole number from 1 to {MAX_SLOTS}")
+        raise UsageError(
+            f"{where}: {entry!r} is invalid: expected a whole number of slots from 1 to {MAX_SLOTS}"
+        )
     return int(text)
 
 

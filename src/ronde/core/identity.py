@@ -210,7 +210,7 @@ def _from_pmi(environ: Environment) -> _Place | None:
 def _counted(environ: Environment, rank_name: str, size_name: str, launcher: str) -> _Place:
     rank, size = _number(environ, rank_name), _number(environ, size_name)
     if size < 1:
-        raise UsageError(f"{size_name}={size} makes no sense: a job has at least one rank")
+        raise UsageError(f"{size_name}={size} is invalid: expected at least 1 rank")
     return _Place(rank, size, launcher, (rank_name, size_name))
 
 
@@ -219,7 +219,7 @@ def _number(environ: Environment, name: str) -> int:
     if not text:
         raise UsageError(f"{name} is not set, although the launcher's other variables are")
     if not text.isdecimal() or len(text) > 9:
-        raise UsageError(f"{name}={text!r} makes no sense: it should be a whole number from 0")
+        raise UsageError(f"{name}={text!r} is invalid: expected a whole number from 0")
     return int(text)
 
 
@@ -259,7 +259,7 @@ def _master(environ: Environment) -> str | None:
         raise UsageError(f"{there}={host or port} is set without {missing}: set both, or neither")
     number = _number(environ, "MASTER_PORT")
     if not 0 < number < 65536:
-        raise UsageError(f"MASTER_PORT={port} makes no sense: ports go from 1 to 65535")
+        raise UsageError(f"MASTER_PORT={port} is invalid: expected a port from 1 to 65535")
     host = host.removeprefix("[").removesuffix("]")
     return f"tcp:[{host}]:{number}" if ":" in host else f"tcp:{host}:{number}"
 

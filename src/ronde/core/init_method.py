@@ -16,7 +16,7 @@ from ronde.errors import UsageError
 
 __all__ = ["Wish", "interpret"]
 
-FORMS = "write env://, tcp://host:port or file:///path"
+FORMS = "expected env://, tcp://host:port or file:///path"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def interpret(
     if init_method is None:
         return Wish(environ, rank, size, store)
     if not isinstance(init_method, str):
-        raise UsageError(f"init_method={init_method!r} makes no sense: {FORMS}")
+        raise UsageError(f"init_method={init_method!r} is invalid: {FORMS}")
     if store is not None:
         raise UsageError(
             f"store={store!r} and init_method={init_method!r} contradict each other: both say where to meet"
@@ -50,7 +50,7 @@ def interpret(
     scheme, slashes, rest = init_method.partition("://")
     place, _, query = rest.partition("?")
     if not slashes or scheme not in ("env", "tcp", "file") or (scheme == "env") == bool(place):
-        raise UsageError(f"init_method={init_method!r} makes no sense: {FORMS}")
+        raise UsageError(f"init_method={init_method!r} is invalid: {FORMS}")
     asked = _asked(init_method, query)
     rank = _one("rank", _unless_negative(rank), "rank in init_method", asked.get("rank"))
     size = _one("world_size", size, "world_size in init_method", asked.get("world_size"))
@@ -60,7 +60,7 @@ def interpret(
     if scheme == "file":
         if not place.startswith("/") or place.endswith("/"):
             raise UsageError(
-                f"init_method={init_method!r} makes no sense: write file:///path, with three slashes"
+                f"init_method={init_method!r} is invalid: expected file:///path, with three slashes"
             )
         return Wish(environ, rank, size, f"file:{place}")
     if rank is None and not environ.get("RANK") and not _has_launcher(environ):
@@ -87,7 +87,7 @@ def _asked(init_method: str, query: str) -> dict[str, int]:
         name, _, text = part.partition("=")
         if name not in ("rank", "world_size") or not (text.isascii() and text.isdecimal() and len(text) < 10):
             raise UsageError(
-                f"init_method={init_method!r} makes no sense: {part!r} is neither rank=N nor world_size=N"
+                f"init_method={init_method!r} is invalid: {part!r} is neither rank=N nor world_size=N"
             )
         found[name] = int(text)
     return found
@@ -107,7 +107,7 @@ def _tcp(init_method: str, place: str) -> str:
     is_right = bool(colon and host) and (":" in host) == (host.startswith("[") and host.endswith("]"))
     if not is_right or "/" in host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         raise UsageError(
-            f"init_method={init_method!r} makes no sense: write tcp://host:port, with a port from 1 to 65535"
+            f"init_method={init_method!r} is invalid: expected tcp://host:port, with a port from 1 to 65535"
         )
     return f"tcp:{host}:{port}"
 

@@ -124,7 +124,7 @@ class Coordinator:
         """Return the next part of the stream.
 
         `batches`: what the ranks say in this round; each of them is in one batch. `used`: the slots that the hot path
-        has executed since the last step, the latest last. Raises ProtocolError if what a rank says makes no sense; then
+        has executed since the last step, the latest last. Raises ProtocolError if a rank's message is malformed; then
         the world is broken.
         """
         if self._is_over:

@@ -14,7 +14,7 @@ class ResponseCache:
 
     def __init__(self, capacity: int) -> None:
         if capacity < 0:
-            raise ValueError(f"a cache of {capacity} slots makes no sense")
+            raise ValueError(f"capacity={capacity} is invalid: expected 0 or more slots")
         self._capacity = capacity
         self._slot_by_name: dict[str, int] = {}  # the least recently used first
         self._name_by_slot: dict[int, str] = {}

@@ -50,7 +50,7 @@ class Step:
     def endpoint(self) -> tuple[str, int]:
         """Return a host and port where the tasks can meet: the first host, at a port that follows from the step.
 
-        Raises UsageError if the list of hosts makes no sense.
+        Raises UsageError if the list of hosts is malformed.
         """
         if not self.hosts:
             raise UsageError(
@@ -62,14 +62,14 @@ class Step:
 
 
 def find_step(environ: Mapping[str, str]) -> Step | None:
-    """Return the step that this process is a task of, None if it is none. Raises UsageError for nonsense."""
+    """Return the step of which this process is a task, or None outside of a step. Raises UsageError."""
     step = environ.get("SLURM_STEP_ID")
     if not step or not environ.get("SLURM_PROCID"):
         return None
     size_name = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     tasks = _number(environ, size_name)
     if tasks < 1:
-        raise UsageError(f"{size_name}={tasks} makes no sense: a job has at least one rank")
+        raise UsageError(f"{size_name}={tasks} is invalid: expected at least 1 rank")
     task = _number(environ, "SLURM_PROCID")
     if task >= tasks:
         raise UsageError(
@@ -111,5 +111,5 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     if not text:
         raise UsageError(f"{name} is not set, although the launcher's other variables are")
     if not text.isdecimal() or len(text) > 9:
-        raise UsageError(f"{name}={text!r} makes no sense: it should be a whole number from 0")
+        raise UsageError(f"{name}={text!r} is invalid: expected a whole number from 0")
     return int(text)

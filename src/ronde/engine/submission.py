@@ -218,7 +218,7 @@ def _is_broken(name: str) -> bool:
 
 
 def check(terms: Terms, given: Sequence[Operand], out: Any, size: int) -> None:
-    """Raise UsageError for what makes no sense, whatever the other ranks submit."""
+    """Raise UsageError if the request is invalid, whatever the other ranks submit."""
     kind = terms.kind
     if kind in _REDUCTIONS and (kind, terms.op) != (Allreduce, Adasum):  # of that the communicator knows
         for dtype in {each.dtype for each in given}:

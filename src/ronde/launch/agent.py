@@ -89,7 +89,7 @@ def run_agent(
 
     `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`, and with `reads` the
     one of local rank 0 our standard input; without `report` what went wrong is only in the result. Raises UsageError if
-    the configuration makes no sense or the rendezvous cannot be reached. Signals are heeded in the main thread only;
+    the configuration is invalid or the rendezvous cannot be reached. Signals are heeded in the main thread only;
     `meaning` says as what.
     """
     claim_standard_streams()

@@ -58,7 +58,7 @@ def run(
     function cannot be sent. Ctrl-C ends all of them.
     """
     if np < 1:
-        raise UsageError(f"ronde.run(np={np}) makes no sense: it should be a whole number above 0")
+        raise UsageError(f"ronde.run(np={np}) is invalid: expected a whole number above 0")
     worker = WorkerSpec(argv=(), slots=np, environment=environment or {})
     launch = ElasticLaunch(LaunchConfig(worker), fn, start_method=start_method)
     results = launch._call(args, kwargs or {})
@@ -83,10 +83,10 @@ class ElasticLaunch(Generic[P, R]):
         if not callable(fn):
             raise UsageError(f"{fn!r} is no function: a command is started by ronde.cli.main(['run', ...])")
         if config.worker.slots < 1:
-            raise UsageError(f"{config.worker.slots} workers make no sense: it should be a number above 0")
+            raise UsageError(f"{config.worker.slots} workers requested: expected at least 1")
         if start_method not in ("spawn", "forkserver"):
             raise UsageError(
-                f"start_method={start_method!r} makes no sense: it should be 'spawn' or 'forkserver' ('fork' would "
+                f"start_method={start_method!r} is invalid: expected 'spawn' or 'forkserver' ('fork' would "
                 "copy the locks and open connections of this process)"
             )
         self._config = config

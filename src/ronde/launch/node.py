@@ -81,7 +81,7 @@ def has_insecure_key(config: LaunchConfig, environment: Mapping[str, str]) -> bo
     try:
         return config.insecure_job_key or (bool(text) and flag(text))
     except ValueError:
-        raise UsageError(f"RONDE_INSECURE_JOB_KEY={text!r} should be yes or no") from None
+        raise UsageError(f"RONDE_INSECURE_JOB_KEY={text!r} is invalid: expected 1 or 0") from None
 
 
 def own_address(config: LaunchConfig) -> str:

@@ -52,5 +52,5 @@ def secrecy_is_wanted() -> bool:
     """Return whether this process's environment asks for secrecy: for those who have no settings, as launchers."""
     text = environment().get(_VARIABLE, "").strip().lower()
     if text and text not in _VALUES:
-        raise UsageError(f"{_VARIABLE}={text!r} makes no sense: it should be one of {', '.join(_VALUES)}")
+        raise UsageError(f"{_VARIABLE}={text!r} is invalid: expected one of {', '.join(_VALUES)}")
     return text == SECRET

@@ -65,7 +65,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     parameters in memory that the ranks of a host share, so that reducing them copies nothing; without a process set.
 
     Raises MismatchError on all ranks if a parameter's name, shape or type differs between them, and says which one and
-    how; ValueError for arguments that make no sense and for names that are missing or not unique.
+    how; ValueError for invalid arguments and for names that are missing or not unique.
     """
     ranks = size_of(process_set)
     if gradient_predivide_factor != 1.0 and op != Average:

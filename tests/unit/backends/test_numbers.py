@@ -93,7 +93,10 @@ def test_wishes() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("sum=mpi", "'sum' is none of allreduce, reducescatter"), ("allreduce=", "names no backend")],
+    [
+        ("sum=mpi", "'sum' is not one of the operations allreduce, reducescatter"),
+        ("allreduce=", "expected the name of a backend"),
+    ],
 )
 def test_wishes_that_make_no_sense(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

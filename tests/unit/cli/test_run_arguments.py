@@ -95,20 +95,20 @@ def test_arguments(line: str, name: str, arguments: tuple[str, ...], values: dic
 
 LEAVE = "leave one of them out"
 COOLDOWN = "two numbers of seconds, the smaller one first, like 10 300"
-COUNT = "it should be a whole number above 0, or auto, gpu or cpu"
+COUNT = "expected a whole number above 0, or auto, gpu or cpu"
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--launcher slurm train.py", "--launcher slurm makes no sense: it should be local or mpi"),
-        ("-n 0 train.py", f"-n 0 makes no sense: {COUNT}"),
-        ("-n -3 train.py", f"-n -3 makes no sense: {COUNT}"),
-        ("-n x train.py", f"-n x makes no sense: {COUNT}"),
-        ("-n 2.0 train.py", f"-n 2.0 makes no sense: {COUNT}"),
-        ("-n ²  train.py", f"-n ² makes no sense: {COUNT}"),
-        ("-nmu 4 train.py", f"-n mu makes no sense: {COUNT}"),
-        ("--nproc_per_node=0 train.py", f"--nproc_per_node 0 makes no sense: {COUNT}"),
+        ("--launcher slurm train.py", "--launcher slurm is invalid: expected local or mpi"),
+        ("-n 0 train.py", f"-n 0 is invalid: {COUNT}"),
+        ("-n -3 train.py", f"-n -3 is invalid: {COUNT}"),
+        ("-n x train.py", f"-n x is invalid: {COUNT}"),
+        ("-n 2.0 train.py", f"-n 2.0 is invalid: {COUNT}"),
+        ("-n ²  train.py", f"-n ² is invalid: {COUNT}"),
+        ("-nmu 4 train.py", f"-n mu is invalid: {COUNT}"),
+        ("--nproc_per_node=0 train.py", f"--nproc_per_node 0 is invalid: {COUNT}"),
         ("-np", "-np needs a value: a whole number above 0, or auto, gpu or cpu"),
         ("--nmu 4 train.py", "unknown option --nmu; did you mean --num-proc?"),
         ("--dryrun train.py", "unknown option --dryrun; did you mean --dry-run?"),
@@ -126,36 +126,39 @@ COUNT = "it should be a whole number above 0, or auto, gpu or cpu"
         ),
         (
             "--nnodes 0 t.py",
-            "--nnodes 0 makes no sense: it should be a whole number above 0, or two of them like 1:4",
+            "--nnodes 0 is invalid: expected a whole number above 0, or two of them like 1:4",
         ),
         (
             "--master-port 65536 t.py",
-            "--master-port 65536 makes no sense: it should be a port from 1 to 65535, or 0 for a free one",
+            "--master-port 65536 is invalid: expected a port from 1 to 65535, or 0 for a free one",
         ),
         (
             "--blacklist-cooldown-range 30 10 t.py",
-            f"--blacklist-cooldown-range 30 10 makes no sense: it should be {COOLDOWN}",
+            f"--blacklist-cooldown-range 30 10 is invalid: expected {COOLDOWN}",
         ),
         (
             "--blacklist-cooldown-range 30",
             f"--blacklist-cooldown-range needs a value: {COOLDOWN}",
         ),
-        ("--jsrun t.py", "--jsrun is not supported: start Ronde by jsrun, or name the hosts with -H"),
+        (
+            "--jsrun t.py",
+            "--jsrun is not supported: start Ronde with jsrun itself, or name the hosts with -H",
+        ),
         (
             "--logs-specs x t.py",
-            f"--logs-specs x makes no sense: it should be {NO_LOGS_SPECS}",
+            f"--logs-specs x is invalid: expected {NO_LOGS_SPECS}",
         ),
         (
             "--signals-to-handle SIGTERM,SIGKILL t.py",
-            f"--signals-to-handle SIGTERM,SIGKILL makes no sense: it should be {SIGNALS}",
+            f"--signals-to-handle SIGTERM,SIGKILL is invalid: expected {SIGNALS}",
         ),
         (
             "--signals-to-handle SIGWINCH t.py",
-            f"--signals-to-handle SIGWINCH makes no sense: it should be {SIGNALS}",
+            f"--signals-to-handle SIGWINCH is invalid: expected {SIGNALS}",
         ),
         (
             "--log-level loud t.py",
-            "--log-level loud makes no sense: it should be debug, info, warning, error or critical",
+            "--log-level loud is invalid: expected debug, info, warning, error or critical",
         ),
     ],
 )
@@ -204,7 +207,7 @@ def test_options_of_different_places_do_not_contradict_each_other() -> None:
 def test_torchrun_takes_standalone_with_an_endpoint_that_means_nothing() -> None:
     asked = parse("--standalone --rdzv-endpoint localhost:0 t.py")
     assert idle_options(asked) == [
-        "--rdzv-endpoint means nothing here: with --standalone there is one machine, and no place to meet"
+        "--rdzv-endpoint has no effect: with --standalone one machine runs without a rendezvous"
     ]
     assert idle_options(parse("--rdzv-endpoint localhost:0 t.py")) == []
 
@@ -214,9 +217,9 @@ def test_torchrun_takes_standalone_with_an_endpoint_that_means_nothing() -> None
     [
         (
             {"PET_NNODES": "x"},
-            "PET_NNODES=x makes no sense: it should be a whole number above 0, or two of them",
+            "PET_NNODES=x is invalid: expected a whole number above 0, or two of them",
         ),
-        ({"PET_STANDALONE": "x"}, "PET_STANDALONE=x makes no sense: it should be 1 or 0"),
+        ({"PET_STANDALONE": "x"}, "PET_STANDALONE=x is invalid: expected 1 or 0"),
     ],
 )
 def test_variables_that_make_no_sense(variables: dict[str, str], message: str) -> None:
@@ -270,7 +273,7 @@ def test_nccl_goes_the_same_way_as_we() -> None:
 def test_every_setting_behind_an_option_exists() -> None:
     for option in ENGINE_OPTIONS:
         if option.variable:
-            samples = {"FILE": "/f", "PATH": "/f", "LEVEL": "info", "CORES": "0,1", "WHAT": "warn"}
+            samples = {"FILE": "/f", "PATH": "/f", "LEVEL": "info", "CORES": "0,1", "ACTION": "warn"}
             words = [option.name, *([samples.get(option.metavar, "2")] if option.metavar else []), "t.py"]
             settings = worker_settings(parse_arguments(words, {}), {})
             assert settings
@@ -280,16 +283,16 @@ def test_every_setting_behind_an_option_exists() -> None:
 def test_what_means_nothing_here_is_said_once() -> None:
     asked = parse("--torus_allreduce --gloo t.py", PET_DISABLE_CACHE="1")
     assert [sentence.split(":")[0] for sentence in idle_options(asked)] == [
-        "--torus_allreduce means nothing here",
-        "--gloo means nothing here",
+        "--torus_allreduce has no effect",
+        "--gloo has no effect",
     ]
 
 
 def test_what_torchruns_agent_alone_can_do_is_said() -> None:
     variables = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_HEALTH_CHECK_PORT": "8080"}
     timer, port = idle_variables(variables)
-    assert timer.startswith("TORCHELASTIC_ENABLE_FILE_TIMER means nothing here: there is no watchdog")
-    assert port.startswith("TORCHELASTIC_HEALTH_CHECK_PORT means nothing here")
+    assert timer.startswith("TORCHELASTIC_ENABLE_FILE_TIMER has no effect: there is no watchdog")
+    assert port.startswith("TORCHELASTIC_HEALTH_CHECK_PORT has no effect")
     assert idle_variables({"TORCHELASTIC_ENABLE_FILE_TIMER": "0", "TORCHELASTIC_RUN_ID": "x"}) == []
 
 
@@ -370,9 +373,9 @@ def test_a_script_that_may_not_be_read(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["rnu"], "ronde: there is no 'rnu'; did you mean run?\n"),
-        (["--versoin"], "ronde: there is no '--versoin'; did you mean --version?\n"),
-        (["run", "-n", "0", "x.py"], f"ronde run: -n 0 makes no sense: {COUNT}\n"),
+        (["rnu"], "ronde: unknown command 'rnu'; did you mean run?\n"),
+        (["--versoin"], "ronde: unknown command '--versoin'; did you mean --version?\n"),
+        (["run", "-n", "0", "x.py"], f"ronde run: -n 0 is invalid: {COUNT}\n"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

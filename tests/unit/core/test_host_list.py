@@ -28,12 +28,12 @@ def test_lists_that_are_understood(text: str, hosts: list[tuple[str, int]]) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "makes no sense: write hosts with a comma"),
-        ("a,,b", "makes no sense: write hosts with a comma"),
-        ("a:0", "'a:0' makes no sense: slots are a whole number from 1"),
-        ("a:", "'a:' makes no sense"),
-        ("a:two", "'a:two' makes no sense"),
-        ("a:1000000", "'a:1000000' makes no sense"),
+        ("", "is invalid: expected hosts separated by commas"),
+        ("a,,b", "is invalid: expected hosts separated by commas"),
+        ("a:0", "'a:0' is invalid: expected a whole number of slots from 1"),
+        ("a:", "'a:' is invalid"),
+        ("a:two", "'a:two' is invalid"),
+        ("a:1000000", "'a:1000000' is invalid"),
         ("fd00::1:2", "may be read in two ways: write an IPv6 address in brackets"),
         ("-oProxyCommand=x", "is not a host: write name:slots, like node1:4"),
         ("a b", "is not a host"),
@@ -58,8 +58,8 @@ def test_a_hostfile() -> None:
     [
         ("", "there is no host in hosts: write one on each line"),
         ("# nothing\n", "there is no host in hosts"),
-        ("a slots=4\nb slots=x\n", "line 2 of hosts: 'slots=x' makes no sense: slots are a whole number"),
-        ("a slot=4", "line 1 of hosts: 'slot=4' makes no sense: write `host slots=4` or `host:4`"),
+        ("a slots=4\nb slots=x\n", "line 2 of hosts: 'slots=x' is invalid: expected a whole number of slots"),
+        ("a slot=4", "line 1 of hosts: 'slot=4' is invalid: expected `host slots=4` or `host:4`"),
         ("a\n\nb\na:2", "line 1 of hosts and line 4 of hosts: a is listed twice"),
     ],
 )

@@ -38,7 +38,7 @@ def test_without_slots_nothing_is_cached() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="-1 slots makes no sense"):
+    with pytest.raises(ValueError, match="capacity=-1 is invalid"):
         ResponseCache(-1)
     cache = ResponseCache(2)
     cache.add("a")

@@ -60,9 +60,9 @@ def test_a_batch_script_is_no_task() -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(UsageError, match="SLURM_STEP_NUM_TASKS=0 makes no sense"):
+    with pytest.raises(UsageError, match="SLURM_STEP_NUM_TASKS=0 is invalid"):
         find_step({**SECOND, "SLURM_STEP_NUM_TASKS": "0"})
     with pytest.raises(UsageError, match="SLURM_PROCID=9 does not fit SLURM_STEP_NUM_TASKS="):
         find_step({**SECOND, "SLURM_PROCID": "9"})
-    with pytest.raises(UsageError, match="SLURM_PROCID='x' makes no sense"):
+    with pytest.raises(UsageError, match="SLURM_PROCID='x' is invalid"):
         find_step({**SECOND, "SLURM_PROCID": "x"})

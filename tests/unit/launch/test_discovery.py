@@ -72,13 +72,13 @@ def test_nonsense_names_the_line(asked: Asked) -> None:
     asked.serve(lambda: asked.offers)
     asked.says("echo a:2; echo b:x")
     asked.serve(lambda: asked.complaints)
-    assert asked.complaints[0].startswith(f"line 2 of what {asked.path} printed: 'b:x' makes no sense")
+    assert asked.complaints[0].startswith(f"line 2 of what {asked.path} printed: 'b:x' is invalid")
     assert len(asked.offers) == 1
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("echo lost >&2; exit 3", "find failed with exit code 3: lost"), ("echo b:x", "'b:x' makes no sense")],
+    [("echo lost >&2; exit 3", "find failed with exit code 3: lost"), ("echo b:x", "'b:x' is invalid")],
 )
 def test_a_script_that_is_wrong_from_the_beginning_is_refused(asked: Asked, text: str, why: str) -> None:
     """As horovodrun says of one that fails; afterwards there may be a job that should not end for it."""

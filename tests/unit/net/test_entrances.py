@@ -100,5 +100,5 @@ def test_the_protocol_of_an_etcd_may_be_an_option(protocol: str | None, endpoint
 
 
 def test_an_etcd_has_no_other_protocol() -> None:
-    with pytest.raises(UsageError, match="protocol=grpc makes no sense: it should be http or https"):
+    with pytest.raises(UsageError, match="protocol=grpc is invalid: expected http or https"):
         etcd_endpoint(RendezvousConfig("etcd", "a:1", options={"protocol": "grpc"}))

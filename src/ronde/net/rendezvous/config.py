@@ -75,7 +75,7 @@ class RendezvousConfig:
         try:
             return truth(text)
         except ValueError:
-            raise UsageError(f"--rdzv-conf {option}={text} makes no sense: write true or false") from None
+            raise UsageError(f"--rdzv-conf {option}={text} is invalid: expected true or false") from None
 
 
 def truth(text: str) -> bool:

@@ -391,7 +391,7 @@ def etcd_endpoint(config: RendezvousConfig) -> str:
     if not protocol:
         return config.endpoint
     if protocol not in ("http", "https"):
-        raise UsageError(f"--rdzv-conf protocol={protocol} makes no sense: it should be http or https")
+        raise UsageError(f"--rdzv-conf protocol={protocol} is invalid: expected http or https")
     places = config.endpoint.split(",")
     return ",".join(place if "//" in place else f"{protocol}://{place}" for place in places)
 

@@ -42,12 +42,12 @@ def register(name: str, factory: Factory) -> None:
 def create(config: RendezvousConfig, key: JobKey) -> Rendezvous:
     """Return this node's part in the rendezvous that the config describes; `key`: the job's, for stores that need it.
 
-    Returns at once; whether a store can be reached is an event. Raises UsageError if the config makes no sense, an
-    address to be served is taken, or nobody knows the backend.
+    Returns at once; whether a store can be reached is an event. Raises UsageError if the config is invalid, an
+    address to be served is taken, or the backend is unknown.
     """
     if not 1 <= config.min_nodes <= config.max_nodes:
         raise UsageError(
-            f"{config.min_nodes} to {config.max_nodes} nodes make no sense: write MIN:MAX with 1 <= MIN <= MAX"
+            f"{config.min_nodes} to {config.max_nodes} nodes are not a valid range: expected 1 <= MIN <= MAX"
         )
     return _factory(config.backend)(config, key)
 

@@ -154,7 +154,7 @@ class Desk:
     ) -> bytes | None:
         """Return the answer to a request; None if it is parked.
 
-        Raises ProtocolError if it makes no sense, ConnectionResetError if it is a goodbye.
+        Raises ProtocolError if it is malformed, ConnectionResetError if it is a goodbye.
         """
         if session.parked is not None:
             raise ProtocolError("a client of the store asks again while it waits for an answer")
@@ -165,7 +165,7 @@ class Desk:
             return session.answer
         handler = self._handlers.get(operation)
         if handler is None or len(key) > KEY_LIMIT_BYTES or (not key and operation in self._named):
-            raise ProtocolError("a request to the store makes no sense, or has a key of the wrong length")
+            raise ProtocolError("a request to the store has an unknown operation or an invalid key")
         if self._refusal and operation in _CHANGING:
             return answer(Status.FAILED, self._refusal.encode())
         try:

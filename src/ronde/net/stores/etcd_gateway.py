@@ -46,7 +46,7 @@ Message = dict[str, Any]
 
 
 class Refusal(Exception):
-    """What etcd says to a request that makes no sense to it; `code` is gRPC's."""
+    """etcd's answer to an invalid request; `code` is gRPC's."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

@@ -335,7 +335,7 @@ class StoreServer:
         client.inbox = bytearray()
         request = read_request(client.fd, bytes(inbox), self._seals)
         if request is None:
-            raise ProtocolError("a request makes no sense, or was altered, repeated or left out on its way")
+            raise ProtocolError("a request is malformed, or was altered, repeated or lost on its way")
         self._answer([request])
 
     def _answer(self, requests: list[_Request]) -> None:

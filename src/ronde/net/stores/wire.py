@@ -89,7 +89,7 @@ OPERATIONS = range(Operation.SET, Operation.BYE + 1)
 class Status:
     """How it went: ABSENT is what did not come in time or was not there; two have a sentence for the caller.
 
-    REFUSED is what makes no sense, FAILED what the store cannot do now.
+    REFUSED: the request is invalid; FAILED: the store cannot do it now.
     """
 
     OK = 0
@@ -249,7 +249,7 @@ def _triples(data: bytes) -> Iterable[tuple[bytes, int, bytes]]:
         key = _key(data[place : place + key_length], key_length)
         place += key_length + length
         if place > len(data) or length > VALUE_LIMIT_BYTES or kind > _DIGEST:
-            raise ProtocolError("a list of values breaks off or makes no sense")
+            raise ProtocolError("a list of values is incomplete or malformed")
         yield key, kind, data[place - length : place]
 
 
