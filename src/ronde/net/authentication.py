@@ -31,8 +31,8 @@ from enum import Enum
 
 from ronde.errors import AuthenticationError, ProtocolError, VersionError
 from ronde.job_key import JobKey
+from ronde.net.deadlines import receive_some, send_all
 from ronde.net.foreign import describe_foreign_hello
-from ronde.net.frames import receive_some, send_all
 from ronde.net.protection import ConnectionKeys, Protection
 
 __all__ = ["LABEL_BYTES", "PROTOCOL_VERSION", "Handshake", "Role", "authenticate"]

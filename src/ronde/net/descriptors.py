@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from ronde.net.frames import set_deadline
+from ronde.net.deadlines import set_deadline
 
 __all__ = ["receive_descriptors", "send_descriptors"]
 

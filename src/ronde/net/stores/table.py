@@ -152,9 +152,6 @@ class Table:
             self.delete(key)
         return keys
 
-    def is_held(self, key: bytes) -> bool:
-        return key in self._holders
-
     def holders(self) -> Mapping[bytes, Any]:
         """Return who holds which key."""
         return self._holders

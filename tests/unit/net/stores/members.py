@@ -8,13 +8,12 @@ import time
 
 from ronde.job_key import JobKey
 from ronde.net.authentication import Role, authenticate
-from ronde.net.frames import receive_frame
 from ronde.net.protection import protection_of
 from ronde.net.stores.server import STORE_PURPOSE
 
 __all__ = ["Member"]
 
-LONG = 30 * 10**9
+LONG_S = 30.0
 PRIME = 2**130 - 5
 LIMB = 2**32
 
@@ -52,7 +51,7 @@ class Member:
         self.sock = sock
         self._sent = self._received = 0
         protection = protection_of(sock, False)
-        deadline_ns = time.monotonic_ns() + LONG
+        deadline_ns = time.monotonic_ns() + round(LONG_S * 1e9)
         self._keys = authenticate(sock, Role.CLIENT, key, STORE_PURPOSE, protection, deadline_ns).keys
 
     def __enter__(self) -> Member:
@@ -60,6 +59,16 @@ class Member:
 
     def __exit__(self, *_: object) -> None:
         self.sock.close()
+
+    def _read(self, length: int) -> bytes:
+        self.sock.settimeout(LONG_S)
+        data = b""
+        while len(data) < length:
+            more = self.sock.recv(length - len(data))
+            if not more:
+                raise ConnectionResetError("the store has closed the connection")
+            data += more
+        return data
 
     def sealed(self, words: bytes) -> bytes:
         """Return what may be several frames as they travel; what is no frame, as it is."""
@@ -80,7 +89,9 @@ class Member:
 
     def receive(self, limit_bytes: int) -> bytes:
         """Return the next answer, whose tag fits."""
-        answer = receive_frame(self.sock, limit_bytes + 16, time.monotonic_ns() + LONG)
+        (length,) = struct.unpack("!I", self._read(4))
+        assert length <= limit_bytes + 16
+        answer = self._read(length)
         if not self._keys:
             return answer
         self._received += 1

@@ -18,7 +18,6 @@ from tests.unit.net.stores.members import Member
 
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse, resolve
-from ronde.net.frames import frame
 from ronde.net.reception import MAX_STRANGERS
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
 from ronde.net.stores.tcp import StoreClient, StoreServer
@@ -91,8 +90,8 @@ def test_of_too_many_strangers_the_oldest_goes(server: StoreServer, client: Stor
     "words",
     [
         struct.pack("!I", 1 << 31),
-        frame(b""),
-        frame(b"\xff" * 20),
+        struct.pack("!I", 0),
+        struct.pack("!I", 20) + b"\xff" * 20,
         request(Operation.SET, b"k" * 2000, b"v"),
         request(Operation.ADD, b"k", b"many"),
         request(Operation.ADD, b"k", b"9" * 5000),
