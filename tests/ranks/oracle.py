@@ -111,21 +111,21 @@ class Tester:
         expected = reduced(inputs, case.op)
         out = self.out(case, expected)
         x = self.pass_mine(case, inputs)
-        self.check(self.world.allreduce(x, case.op, out), expected, out)
+        self.check(self.world.allreduce(x, op=case.op, out=out), expected, out)
         self.check(x, inputs[self.rank])  # nothing has happened to the input
 
     def allreduce_in_place(self, case: Case) -> None:
         inputs = self.inputs(case, op=case.op)
         layouts = ["plain" if layout == "read-only" else layout for layout in case.layouts]
         x = self.lay_out(inputs[self.rank], layouts[self.rank])
-        self.check(self.world.allreduce(x, case.op, x), reduced(inputs, case.op), x)
+        self.check(self.world.allreduce(x, op=case.op, out=x), reduced(inputs, case.op), x)
 
     def reduce(self, case: Case) -> None:
         inputs = self.inputs(case, op=case.op)
         expected = reduced(inputs, case.op)
         root = case.root % self.size
         out = self.out(case, expected) if self.rank == root else None
-        result = self.world.reduce(self.pass_mine(case, inputs), root, case.op, out)
+        result = self.world.reduce(self.pass_mine(case, inputs), root, op=case.op, out=out)
         if self.rank == root:
             self.check(result, expected, out)
         else:
@@ -137,20 +137,20 @@ class Tester:
         inputs = self.inputs(case, op=case.op)
         expected = np.array_split(reduced(inputs, case.op), self.size)[self.rank]
         out = self.out(case, expected)
-        self.check(self.world.reducescatter(self.pass_mine(case, inputs), case.op, out), expected, out)
+        self.check(self.world.reducescatter(self.pass_mine(case, inputs), op=case.op, out=out), expected, out)
 
     def allgather(self, case: Case) -> None:
         inputs = self.inputs(case, self.with_rows(case))
         expected = np.concatenate(inputs)
         out = self.out(case, expected)
-        self.check(self.world.allgather(self.pass_mine(case, inputs), out), expected, out)
+        self.check(self.world.allgather(self.pass_mine(case, inputs), out=out), expected, out)
 
     def gather(self, case: Case) -> None:
         inputs = self.inputs(case, self.with_rows(case))
         expected = np.concatenate(inputs)
         root = case.root % self.size
         out = self.out(case, expected) if self.rank == root else None
-        result = self.world.gather(self.pass_mine(case, inputs), root, out)
+        result = self.world.gather(self.pass_mine(case, inputs), root, out=out)
         if self.rank == root:
             self.check(result, expected, out)
         else:
@@ -160,7 +160,7 @@ class Tester:
         inputs = self.inputs(case)
         root = case.root % self.size
         out = self.out(case, inputs[root])
-        self.check(self.world.broadcast(self.pass_mine(case, inputs), root, out), inputs[root], out)
+        self.check(self.world.broadcast(self.pass_mine(case, inputs), root, out=out), inputs[root], out)
 
     def scatter(self, case: Case) -> None:
         if not case.shape:
@@ -170,7 +170,7 @@ class Tester:
         expected = np.array_split(inputs[root], self.size)[self.rank]
         out = self.out(case, expected)
         x = self.pass_mine(case, inputs) if self.rank == root else None
-        self.check(self.world.scatter(x, root, out), expected, out)
+        self.check(self.world.scatter(x, root, out=out), expected, out)
 
     def alltoall(self, case: Case) -> None:
         splits = [list(row[: self.size]) for row in case.splits[: self.size]]
@@ -178,7 +178,9 @@ class Tester:
         parts = [np.split(x, np.cumsum(row)[:-1])[self.rank] for x, row in zip(inputs, splits)]
         expected = np.concatenate(parts)
         out = self.out(case, expected)
-        self.check(self.world.alltoall(self.pass_mine(case, inputs), splits[self.rank], out), expected, out)
+        self.check(
+            self.world.alltoall(self.pass_mine(case, inputs), splits[self.rank], out=out), expected, out
+        )
 
     def alltoall_evenly(self, case: Case) -> None:
         shape = (self.size * case.rows[0], *case.shape[1:])

@@ -55,11 +55,11 @@ def reduce_until_error(mib: int) -> tuple[Told, Told]:
     ronde.init()
     world: Any = ronde.world()
     x = np.ones(mib * MIB, np.float32)
-    world.allreduce(x, ronde.Max, out=x)
+    world.allreduce(x, op=ronde.Max, out=x)
     tell()
     try:
         while True:
-            world.allreduce(x, ronde.Max, out=x)
+            world.allreduce(x, op=ronde.Max, out=x)
     except ronde.RondeError as error:
         first = caught(error)
     try:
@@ -319,7 +319,7 @@ def come_late() -> Told:
     if world.rank in (1, 2):
         time.sleep(2)
     try:
-        world.allreduce(np.ones(6), ronde.Max)
+        world.allreduce(np.ones(6), op=ronde.Max)
     except ronde.RondeError as error:
         return caught(error)
     raise AssertionError("no error")
@@ -350,7 +350,7 @@ def test_the_launcher_names_the_killed_worker(tmp_path: Any) -> None:
         "x = numpy.ones(8 << 20)\n"
         "ronde.world().barrier()\n"
         "print(os.getpid(), flush=True)\n"
-        "while True: ronde.world().allreduce(x, ronde.Max, out=x)\n"
+        "while True: ronde.world().allreduce(x, op=ronde.Max, out=x)\n"
     )
     command = [sys.executable, "-m", "ronde", "run", "-n", "3", str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:

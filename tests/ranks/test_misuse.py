@@ -88,12 +88,12 @@ REFUSED: list[tuple[Call, str]] = [
     (lambda w: w.send(X, 1 - w.rank, tag=-1), "a tag is a number from 0 to 2147483647, not -1"),
     (lambda w: w.send(X, 1 - w.rank, tag=2**31), "a tag is a number from 0 to 2147483647, not 2147483648"),
     (lambda w: w.recv(X, 1 - w.rank, tag=-1), "a tag is a number from 0 to 2147483647, not -1"),
-    (lambda w: w.allreduce(np.ones(3, bool), ronde.Average), "there is no average of bool values"),
-    (lambda w: w.reduce(np.ones(3, bool), 0, ronde.Average), "there is no average of bool values"),
-    (lambda w: w.allreduce(np.ones(3, complex), ronde.Min), "there is no min of complex128 values"),
-    (lambda w: w.reducescatter(np.ones(4, complex), ronde.Max), "there is no max of complex128 values"),
-    (lambda w: w.allreduce(X, ronde.BitXor), "there is no bit-xor of float32 values"),
-    (lambda w: w.allreduce(X, 99), "op must be one of ronde.Sum, .*, not 99"),
+    (lambda w: w.allreduce(np.ones(3, bool), op=ronde.Average), "there is no average of bool values"),
+    (lambda w: w.reduce(np.ones(3, bool), 0, op=ronde.Average), "there is no average of bool values"),
+    (lambda w: w.allreduce(np.ones(3, complex), op=ronde.Min), "there is no min of complex128 values"),
+    (lambda w: w.reducescatter(np.ones(4, complex), op=ronde.Max), "there is no max of complex128 values"),
+    (lambda w: w.allreduce(X, op=ronde.BitXor), "there is no bit-xor of float32 values"),
+    (lambda w: w.allreduce(X, op=99), "op must be one of ronde.Sum, .*, not 99"),
     (lambda w: w.split(-1), "a color is None or a whole number >= 0, not -1"),
     (lambda w: w.group([0, 0]), r"ranks must be different ones of 0 to 1, not \[0, 0\]"),
 ]
@@ -163,7 +163,7 @@ MISMATCHES: dict[str, tuple[Call, Call, str, str]] = {
     "count, one small": (lambda w: w.allreduce(MANY), lambda w: w.allreduce(X), "of 300000 ", "of 6 "),
     "count, nothing": (lambda w: w.allreduce(X), lambda w: w.allreduce(X[:0]), "of 6 ", "of 0 "),
     "count of broadcast": (lambda w: w.broadcast(X), lambda w: w.broadcast(X[1:]), "of 6 ", "of 5 "),
-    "op": (lambda w: w.allreduce(X), lambda w: w.allreduce(X, ronde.Max), "by sum", "by max"),
+    "op": (lambda w: w.allreduce(X), lambda w: w.allreduce(X, op=ronde.Max), "by sum", "by max"),
     "root": (lambda w: w.broadcast(X, 0), lambda w: w.broadcast(X, 1), "root 0", "root 1"),
     "root of reduce": (lambda w: w.reduce(X, 0), lambda w: w.reduce(X, 1), "root 0", "root 1"),
     "root of gather": (lambda w: w.gather(X, 0), lambda w: w.gather(X, 1), "root 0", "root 1"),
@@ -238,8 +238,8 @@ MISMATCHES: dict[str, tuple[Call, Call, str, str]] = {
             *descriptions,
         )
         for name, call in (
-            ("reduce", lambda w, x, op: w.reduce(x, 0, op)),
-            ("reducescatter", lambda w, x, op: w.reducescatter(x, op)),
+            ("reduce", lambda w, x, op: w.reduce(x, 0, op=op)),
+            ("reducescatter", lambda w, x, op: w.reducescatter(x, op=op)),
         )
         for what, first, others, descriptions in (
             ("dtype", (X64, ronde.Sum), (X64.view(np.int32), ronde.Sum), ("24 float32", "24 int32")),

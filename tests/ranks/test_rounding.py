@@ -56,19 +56,21 @@ def reduce_everywhere(is_ordered: bool) -> None:
             x = inputs[world.rank]
             for op in (ronde.Sum, ronde.Average):
                 what, expected = (dtype, count, op), combined(inputs, op)
-                assert_same_bits(world.allreduce(x, op), expected, ("allreduce", *what))
+                assert_same_bits(world.allreduce(x, op=op), expected, ("allreduce", *what))
                 symmetric = world.empty(x.shape, dtype)
                 symmetric[:] = x
-                assert_same_bits(world.allreduce(symmetric, op, symmetric), expected, ("in place", *what))
+                assert_same_bits(
+                    world.allreduce(symmetric, op=op, out=symmetric), expected, ("in place", *what)
+                )
                 for root in (0, world.size - 1):
-                    result = world.reduce(x, root, op)
+                    result = world.reduce(x, root, op=op)
                     if world.rank == root:
                         assert_same_bits(result, expected, ("reduce", root, *what))
                 share = np.array_split(expected, world.size)[world.rank]
-                assert_same_bits(world.reducescatter(x, op), share, ("reducescatter", *what))
+                assert_same_bits(world.reducescatter(x, op=op), share, ("reducescatter", *what))
     ones = np.full(70_000, 1 + 2**-8, np.float16)  # products are rounded once, too
     powers = combined([ones] * world.size, ronde.Product)
-    assert_same_bits(world.allreduce(ones, ronde.Product), powers, "product")
+    assert_same_bits(world.allreduce(ones, op=ronde.Product), powers, "product")
     ronde.shutdown()
 
 
@@ -112,9 +114,9 @@ def average_integers() -> None:
         high = np.full(20_000, limits.max - 1, dtype)
         below = np.full(5, -1 if world.rank == 0 and limits.min < 0 else 0, dtype)
         for x, expected in ((high, high), (high[:7], high[:7]), (below, np.zeros(5, dtype))):
-            assert (world.allreduce(x, ronde.Average) == expected).all(), dtype
-            assert (world.reducescatter(x, ronde.Average) == expected[0]).all(), dtype
-            reduced = world.reduce(x, 1, ronde.Average)
+            assert (world.allreduce(x, op=ronde.Average) == expected).all(), dtype
+            assert (world.reducescatter(x, op=ronde.Average) == expected[0]).all(), dtype
+            reduced = world.reduce(x, 1, op=ronde.Average)
             assert reduced is None or (reduced == expected).all(), dtype
             assert (ronde.allreduce(x) == expected).all()
     ronde.shutdown()

@@ -39,7 +39,7 @@ def every_type(world: Any) -> None:
         same(world.allgather(mine), torch.cat(all_of_them))
         same(world.broadcast(mine, root=1), all_of_them[1])
         if dtype in FLOATS:
-            same(world.allreduce(mine, ronde.Average), (total / world.size).to(mine.dtype))
+            same(world.allreduce(mine, op=ronde.Average), (total / world.size).to(mine.dtype))
 
 
 def every_operation(world: Any) -> None:

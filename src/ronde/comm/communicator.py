@@ -126,7 +126,7 @@ class Communicator:
 
     # Collectives
 
-    def allreduce(self, x: Any, op: ReduceOp = Sum, out: Any = None) -> Any:
+    def allreduce(self, x: Any, *, op: ReduceOp = Sum, out: Any = None) -> Any:
         """Combine the arrays of all ranks element by element and return the result on every rank.
 
         `x`: any shape, the same on all ranks. `op`: Sum, Average (of integers: cut off towards zero), Min, Max,
@@ -147,7 +147,7 @@ class Communicator:
         self._native.allreduce_as(given.memory, goal.memory, given.dtype, op, given.shape)
         return goal.finish()
 
-    def reduce(self, x: Any, root: int = 0, op: ReduceOp = Sum, out: Any = None) -> Any:
+    def reduce(self, x: Any, root: int = 0, *, op: ReduceOp = Sum, out: Any = None) -> Any:
         """Combine the arrays of all ranks like `allreduce`; return the result at `root`, None elsewhere."""
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
@@ -159,7 +159,7 @@ class Communicator:
         self._native.reduce_as(given.memory, goal.memory, given.dtype, op, root, given.shape)
         return goal.finish()
 
-    def reducescatter(self, x: Any, op: ReduceOp = Sum, out: Any = None) -> Any:
+    def reducescatter(self, x: Any, *, op: ReduceOp = Sum, out: Any = None) -> Any:
         """Combine like `allreduce`, but return only this rank's share of the first axis.
 
         The first axis is split as `numpy.array_split` does: the first `len(x) % size` ranks get one row more.
@@ -173,7 +173,7 @@ class Communicator:
         self._native.reduce_scatter_as(given.memory, goal.memory, counts, given.dtype, op, given.shape)
         return goal.finish()
 
-    def allgather(self, x: Any, out: Any = None) -> Any:
+    def allgather(self, x: Any, *, out: Any = None) -> Any:
         """Concatenate the arrays of all ranks along the first axis, in rank order; return the result on every rank.
 
         First dimensions may differ between ranks, the others must agree. 0-d arrays give one element each.
@@ -187,7 +187,7 @@ class Communicator:
         self._native.allgather_as(given.memory, goal.memory, sizes, given.dtype)
         return goal.finish()
 
-    def gather(self, x: Any, root: int = 0, out: Any = None) -> Any:
+    def gather(self, x: Any, root: int = 0, *, out: Any = None) -> Any:
         """Concatenate like `allgather`; return the result at `root`, None elsewhere."""
         given = operand(x)
         self._root(root)
@@ -202,7 +202,7 @@ class Communicator:
         self._native.gather_as(given.memory, goal.memory, sizes, given.dtype, root)
         return goal.finish()
 
-    def broadcast(self, x: Any, root: int = 0, out: Any = None) -> Any:
+    def broadcast(self, x: Any, root: int = 0, *, out: Any = None) -> Any:
         """Return `root`'s array on every rank. `x` has the same shape and type everywhere; `out=x` works in place."""
         given = operand(x)
         goal = target(given, given.shape, out)
@@ -211,7 +211,7 @@ class Communicator:
         self._native.broadcast_as(goal.memory, given.dtype, root, Kind.broadcast, given.shape)
         return goal.finish()
 
-    def scatter(self, x: Any = None, root: int = 0, out: Any = None) -> Any:
+    def scatter(self, x: Any = None, root: int = 0, *, out: Any = None) -> Any:
         """Split `root`'s array along the first axis (as `numpy.array_split` does); return each rank its share.
 
         Only `root` passes `x`. The other ranks get NumPy arrays unless `out` says otherwise.
@@ -227,7 +227,7 @@ class Communicator:
         self._native.scatter_as(memory, goal.memory, sizes, told.dtype, root)
         return goal.finish()
 
-    def alltoall(self, x: Any, splits: Sequence[int] | None = None, out: Any = None) -> Any:
+    def alltoall(self, x: Any, splits: Sequence[int] | None = None, *, out: Any = None) -> Any:
         """Send part p of `x` to rank p, and return the parts for this rank, concatenated in rank order.
 
         Parts are rows of the first axis: `splits[p]` of them (sum: `len(x)`), or equally many for every rank.
