@@ -43,7 +43,8 @@ nb::tuple as_tuple(const StallHub::Event& event) {
       return nb::make_tuple(event.member, type, event.rank, event.inquiry, event.ids);
     case Type::kAnswer:
       return nb::make_tuple(event.member, type, event.rank, event.inquiry, event.calls, event.is_in_cold_round,
-                            event.has, text, event.waits_for_us);
+                            event.has, text,
+                            nb::make_tuple(event.blocked.where, event.blocked.id, event.blocked.since_ns));
     case Type::kStacks:
       return nb::make_tuple(event.member, type, event.rank, event.inquiry, text, event.is_raw);
     default:
@@ -97,6 +98,12 @@ void bind_stalls(nb::module_& module) {
       .def("look", &look)
       .def("ask", [](Stalls& self, uint32_t inquiry, const Ids& ids,
                      bool leads_to_report) { self.ask(inquiry, ids, leads_to_report); })
+      .def("ask_about",
+           [](Stalls& self, uint32_t inquiry, const std::vector<std::tuple<uint64_t, uint64_t, int64_t>>& blocked) {
+             std::vector<StallHub::Blocked> sleeps;
+             for (const auto& [where, id, since_ns] : blocked) sleeps.push_back({where, id, since_ns});
+             self.ask_about(inquiry, sleeps);
+           })
       .def("ask_for_stacks", &Stalls::ask_for_stacks)
       .def("answer_stacks", &Stalls::answer_stacks)
       .def("survey", &survey)

@@ -49,15 +49,15 @@ void StallHub::leave(uint32_t member) {
   members_.erase(member);
 }
 
-StallHub::Blocked StallHub::blocked() {
-  Blocked found;
+std::pair<StallHub::Blocked, std::string> StallHub::blocked() {
+  std::pair<Blocked, std::string> found;
   int64_t since_ns = INT64_MAX;
   std::lock_guard lock(members_mutex_);
   for (const auto& [_, member] : members_) {
     member.waits->visit([&](const Waits::Item& item) {
       if (!item.is_awaited || item.is_running || item.since_ns >= since_ns) return;
       since_ns = item.since_ns;
-      found = {member.where, item.id, member.waits->describe(item)};
+      found = {{member.where, item.id, item.since_ns}, member.waits->describe(item)};
     });
   }
   return found;

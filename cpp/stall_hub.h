@@ -18,6 +18,12 @@ namespace ronde {
 
 class StallHub {
  public:
+  // What a thread of a process sleeps in, the longest of all; of what is being executed nothing.
+  struct Blocked {
+    uint64_t where = 0;  // the hash of the communicator's label; 0: in nothing
+    uint64_t id = 0;
+    int64_t since_ns = 0;  // by the clock of its host
+  };
   struct Event {
     enum class Type { kAsked = 1, kAnswer = 2, kStacksWanted = 3, kStacks = 4 };
     uint32_t member = 0;  // whose inspection it belongs to
@@ -28,9 +34,9 @@ class StallHub {
     std::vector<bool> has{};        // kAnswer: by id that was asked for, see Waits::has
     uint64_t calls = 0;             // kAnswer: Waits::Progress
     bool is_in_cold_round = false;  // kAnswer
-    bool waits_for_us = false;      // kAnswer: it is blocked in something that this process has not begun
     std::string text{};             // kAnswer: how far the rank is and what it waits for; kStacks
     bool is_raw = false;            // kStacks: written by the signal handler
+    Blocked blocked{};              // kAnswer: what its process sleeps in
   };
   // Sleeps until something happens, until `at_ns` (steady clock; < 0: no limit), or until wake(); returns what has
   // happened, nothing when stop() was called.
@@ -45,13 +51,8 @@ class StallHub {
   uint32_t join(const std::string& label, Waits* waits);
   void leave(uint32_t member);
 
-  // What a thread of this process sleeps in, the longest of all; of what is being executed nothing.
-  struct Blocked {
-    uint64_t where = 0;  // the hash of the communicator's label; 0: in nothing
-    uint64_t id = 0;
-    std::string text{};
-  };
-  Blocked blocked();
+  // What this process sleeps in, and the same in words.
+  std::pair<Blocked, std::string> blocked();
   // Whether `id` of that communicator waits for this process to begin it.
   bool lacks(uint64_t where, uint64_t id);
 

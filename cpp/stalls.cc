@@ -12,7 +12,7 @@ namespace ronde {
 namespace {
 
 enum class Note : uint32_t {
-  kQuestion = 1,   // inquiry, 1 if more follows, 1 if a report follows, then ids
+  kQuestion = 1,   // inquiry, 1 if more follows, Question, then ids
   kAnswer = 2,     // inquiry, Answer, then a bit per id, then text
   kAskStacks = 3,  // inquiry
   kStacks = 4,     // inquiry, 1 if more follows, 1 if raw, bytes, then text
@@ -25,8 +25,7 @@ struct Answer {
   uint64_t text_bytes = 0;
   uint64_t calls = 0;
   Waits::Arrivals arrivals{};
-  uint64_t blocked_where = 0;  // StallHub::Blocked
-  uint64_t blocked_id = 0;
+  StallHub::Blocked blocked{};
 };
 constexpr size_t kAnswerWords = sizeof(Answer) / sizeof(uint32_t);
 constexpr size_t kIdsPerNote = (Watch::kNoteWords - 4) / 2;
@@ -80,8 +79,18 @@ void Stalls::push(Event event) {
 }
 
 void Stalls::ask(uint32_t inquiry, std::span<const uint64_t> ids, bool leads_to_report) {
+  ask(inquiry, ids, leads_to_report ? Question::kReports : Question::kSilent);
+}
+
+void Stalls::ask_about(uint32_t inquiry, std::span<const StallHub::Blocked> blocked) {
+  std::vector<uint64_t> ids;
+  for (const StallHub::Blocked& each : blocked) ids.insert(ids.end(), {each.where, each.id});
+  ask(inquiry, ids, Question::kProcess);
+}
+
+void Stalls::ask(uint32_t inquiry, std::span<const uint64_t> ids, Question question) {
   ids = ids.first(std::min(ids.size(), kMostIds));
-  const auto own = answer(inquiry, ids);
+  const auto own = answer(inquiry, ids, question);
   for (int rank = 0; rank < communicator_.size(); ++rank) {
     if (rank == communicator_.rank()) continue;
     size_t begin = 0;
@@ -89,7 +98,7 @@ void Stalls::ask(uint32_t inquiry, std::span<const uint64_t> ids, bool leads_to_
       const auto part = ids.subspan(begin, std::min(kIdsPerNote, ids.size() - begin));
       begin += part.size();
       std::vector<uint32_t> words{static_cast<uint32_t>(Note::kQuestion), inquiry, begin < ids.size() ? 1u : 0u,
-                                  leads_to_report ? 1u : 0u};
+                                  static_cast<uint32_t>(question)};
       for (const uint64_t id : part) {
         words.push_back(static_cast<uint32_t>(id));
         words.push_back(static_cast<uint32_t>(id >> 32));
@@ -123,7 +132,7 @@ std::vector<std::optional<Waits::Arrivals>> Stalls::survey(int64_t timeout_ns) {
     number = kSurvey | ++surveys_;
     surveyed_[number] = &answers;
   }
-  ask(number, {}, false);
+  ask(number, {}, Question::kSilent);
   std::unique_lock lock(mutex_);
   answered_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] {
     return communicator_.has_failed() ||
@@ -169,33 +178,40 @@ void Stalls::hear_question(int peer, std::span<const uint32_t> words) {
     ids.push_back(words[at] | uint64_t{words[at + 1]} << 32);
   }
   if (words[2] != 0) return;
-  send(peer, answer(words[1], ids));
-  if (words[3] != 0) {
+  const auto question = static_cast<Question>(words[3]);
+  send(peer, answer(words[1], ids, question));
+  if (question == Question::kReports) {
     push({.type = Event::Type::kAsked, .rank = peer, .inquiry = words[1], .ids = std::move(ids)});
   }
   questions_.erase(peer);
 }
 
-std::vector<uint32_t> Stalls::answer(uint32_t inquiry, std::span<const uint64_t> ids) {
-  const std::vector<bool> has = waits_->has(ids);
+std::vector<bool> Stalls::have(std::span<const uint64_t> ids, Question question) {
+  if (question != Question::kProcess) return waits_->has(ids);
+  std::vector<bool> has;
+  for (size_t at = 0; at + 1 < ids.size(); at += 2) has.push_back(!hub_->lacks(ids[at], ids[at + 1]));
+  return has;
+}
+
+std::vector<uint32_t> Stalls::answer(uint32_t inquiry, std::span<const uint64_t> ids, Question question) {
+  const std::vector<bool> has = have(ids, question);
   const Waits::Progress progress = waits_->progress();
-  const StallHub::Blocked blocked = hub_->blocked();
-  const size_t bit_words = (ids.size() + 31) / 32;
+  const auto [blocked, what] = hub_->blocked();
+  const size_t bit_words = (has.size() + 31) / 32;
   std::string text = waits_->state();
-  if (blocked.where != 0) text += std::string(text.empty() ? "" : " and ") + "waits " + blocked.text;
+  if (blocked.where != 0) text += std::string(text.empty() ? "" : " and ") + "waits " + what;
   text.resize(std::min(text.size(), (Watch::kNoteWords - 2 - kAnswerWords - bit_words) * sizeof(uint32_t)));
-  const Answer answer{static_cast<uint32_t>(ids.size()),
+  const Answer answer{static_cast<uint32_t>(has.size()),
                       progress.is_in_cold_round ? 1u : 0u,
                       text.size(),
                       progress.calls,
                       progress.arrivals,
-                      blocked.where,
-                      blocked.id};
+                      blocked};
   std::vector<uint32_t> words(2 + kAnswerWords + bit_words + (text.size() + 3) / 4);
   words[0] = static_cast<uint32_t>(Note::kAnswer);
   words[1] = inquiry;
   std::memcpy(&words[2], &answer, sizeof(answer));
-  for (size_t i = 0; i < ids.size(); ++i) {
+  for (size_t i = 0; i < has.size(); ++i) {
     if (has[i]) words[2 + kAnswerWords + i / 32] |= 1u << (i % 32);
   }
   if (!text.empty()) std::memcpy(&words[2 + kAnswerWords + bit_words], text.data(), text.size());
@@ -225,8 +241,7 @@ void Stalls::hear_answer(int peer, std::span<const uint32_t> words) {
   Event event{.type = Event::Type::kAnswer, .rank = peer, .inquiry = words[1]};
   event.calls = answer.calls;
   event.is_in_cold_round = answer.is_in_cold_round != 0;
-  event.waits_for_us =
-      answer.blocked_where != 0 && peer != communicator_.rank() && hub_->lacks(answer.blocked_where, answer.blocked_id);
+  event.blocked = answer.blocked;
   event.text.assign(reinterpret_cast<const char*>(words.data() + before_text), answer.text_bytes);
   for (size_t i = 0; i < answer.ids; ++i) {
     event.has.push_back((words[2 + kAnswerWords + i / 32] >> (i % 32) & 1) != 0);

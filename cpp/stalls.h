@@ -56,6 +56,8 @@ class Stalls : private Watch::Listener {
 
   // Asks all ranks, this one too; the answers come as events. `leads_to_report`: the others get an event of it.
   void ask(uint32_t inquiry, std::span<const uint64_t> ids, bool leads_to_report);
+  // Asks all ranks whether they have begun what processes sleep in, on any communicator; the answers are events, too.
+  void ask_about(uint32_t inquiry, std::span<const StallHub::Blocked> blocked);
   void ask_for_stacks(uint32_t inquiry, int rank);
   // The interpreter's answer to kStacksWanted.
   void answer_stacks(uint32_t inquiry, int rank, const std::string& text);
@@ -75,6 +77,11 @@ class Stalls : private Watch::Listener {
     int64_t until_ns;
   };
   using Answers = std::vector<std::optional<Waits::Arrivals>>;
+  enum class Question : uint32_t {
+    kSilent = 0,   // ids of this communicator
+    kReports = 1,  // the same, and a report follows
+    kProcess = 2,  // pairs of a communicator and an id there
+  };
 
   void on_note(int peer, std::span<const uint32_t> words) override;
   void on_change() override;
@@ -83,7 +90,9 @@ class Stalls : private Watch::Listener {
   void hear_question(int peer, std::span<const uint32_t> words);
   void hear_answer(int peer, std::span<const uint32_t> words);
   void hear_stacks(int peer, std::span<const uint32_t> words);
-  std::vector<uint32_t> answer(uint32_t inquiry, std::span<const uint64_t> ids);
+  void ask(uint32_t inquiry, std::span<const uint64_t> ids, Question question);
+  std::vector<bool> have(std::span<const uint64_t> ids, Question question);
+  std::vector<uint32_t> answer(uint32_t inquiry, std::span<const uint64_t> ids, Question question);
   void send_stacks(int rank, uint32_t inquiry, const std::string& text, bool is_raw);
   void send(int rank, std::span<const uint32_t> words);
   void push(Event event);

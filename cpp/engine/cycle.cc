@@ -437,8 +437,11 @@ void Cycle::run_cold() {
 }
 
 void Cycle::join() {
-  std::lock_guard lock(table_);
-  has_joined_ = true;
+  {
+    std::lock_guard lock(table_);
+    has_joined_ = true;
+  }
+  pending_.note_submission();
 }
 
 void Cycle::absent() { board_.counters().has_joined.store(1, std::memory_order_seq_cst); }

@@ -1,8 +1,12 @@
-// What a rank waits for in an engine: the tensors that it has submitted and that are not through (waits.h).
+// What a rank waits for in an engine (waits.h): the tensors that it has submitted and that are not through, and the
+// other ranks in join(), as long as the engine runs nothing.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -21,6 +25,9 @@ class CycleWaits : public Waits {
       visit({hash_of(name), name, name_of(kind), completion.since_ns(), completion.is_running(),
              completion.is_awaited()});
     });
+    if (cycle_.has_joined()) {
+      visit({.id = kJoinId, .name = "join()", .kind = kJoin, .since_ns = idle_since_ns(), .is_awaited = true});
+    }
   }
   std::vector<bool> has(std::span<const uint64_t> ids) override {
     std::unordered_set<uint64_t> here;
@@ -37,14 +44,33 @@ class CycleWaits : public Waits {
     return {cycle_.progress(), cycle_.is_in_cold_round(), {arrivals.tensors, arrivals.last, arrivals.waited_ns}};
   }
   std::string state() override { return ""; }
-  std::string describe(const Item& item) override { return "for '" + item.name + "' (" + item.kind + ")"; }
+  std::string describe(const Item& item) override {
+    if (item.kind == kJoin) return "in join()";
+    return "for '" + item.name + "' (" + item.kind + ")";
+  }
 
   void on_wake(std::function<void()> call) override { cycle_.pending().on_wake(std::move(call)); }
   void arm() override { cycle_.pending().arm(); }
   void disarm() override { cycle_.pending().disarm(); }
 
  private:
+  static constexpr const char* kJoin = "join";                                    // no tensor is of that kind
+  inline static const uint64_t kJoinId = hash_of(std::string_view("\0join", 5));  // and none has that name
+
+  // Since when nothing has run, as far as the calls of this function show.
+  int64_t idle_since_ns() {
+    std::lock_guard lock(mutex_);
+    if (const uint64_t now = cycle_.progress(); now != seen_progress_) {
+      seen_progress_ = now;
+      idle_since_ns_ = coarse_now_ns();
+    }
+    return idle_since_ns_;
+  }
+
   Cycle& cycle_;
+  std::mutex mutex_;
+  uint64_t seen_progress_ = UINT64_MAX;
+  int64_t idle_since_ns_ = 0;
 };
 
 }  // namespace ronde

@@ -140,7 +140,7 @@ int main() {
       {2, 0, {2, 1, 2000, 0, 0, 0, 0, 0, 0, 0, 0, 0}, "an answer about stalls", Watch::Channel::kStalls},
       {2,
        0,
-       {2, 1, 0, 0, 4000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+       {2, 1, 0, 0, 4000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
        "an answer about stalls without its text",
        Watch::Channel::kStalls},
       {2, 0, {4, 1, 0}, "stacks", Watch::Channel::kStalls},

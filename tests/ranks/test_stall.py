@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ronde
-from ronde.errors import AbortedError
+from ronde.errors import AbortedError, PeerError
 from ronde.testing import faults, ranks
 from ronde.testing.worker import tell
 
@@ -132,6 +132,68 @@ def test_a_report_names_tensor_rank_and_line(
         who = "rank 1" if n == 2 and stuck == 0 else "rank 0" if n == 2 else f"ranks {waiting[0]}"
         assert f"submitted by {who}" in report
         assert f"not by rank {stuck}" in report
+
+
+def join_without_the_others(stuck: int, path: str) -> list[str]:
+    """All train; then all but one join, and that one stays in user code until a report has come."""
+    ronde.init(stall_warning_ns=LIMIT_NS)
+    pipe = os.open(path, os.O_RDWR)
+    reports = Reports(pipe)
+    for step in range(3 + (ronde.rank() == stuck)):  # the last one without the others, which have joined
+        ronde.allreduce(np.ones(3), name="cached" if step else "new")
+    if ronde.rank() == stuck:
+        stay_in_user_code("sleeps", pipe)
+    ronde.join()
+    ronde.shutdown()
+    os.close(pipe)
+    return reports.texts
+
+
+@pytest.mark.parametrize(("stuck", "n"), [(1, 2), (0, 3)])
+def test_a_join_that_one_rank_does_not_reach_is_reported(stuck: int, n: int, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    told = ranks.run(join_without_the_others, n, stuck, str(tmp_path / "pipe"))
+    (report,) = [text for texts in told for text in texts]
+    joined = "rank 0" if n == 2 else "ranks 1-2"
+    assert "and join() waits for the other ranks to join" in report
+    assert f"called by {joined}, not by rank {stuck}" in report
+    assert "in join_without_the_others" in report  # where this rank waits
+    assert any(line in report for line in lines_of("sleeps")), report
+
+
+def join_in_front_of_a_barrier() -> list[str]:
+    """Rank 0 joins the engine, rank 1 is in a call of the world: each waits for the other."""
+    ronde.init(stall_warning_ns=600 * 10**9, stall_shutdown_ns=3 * 10**9)
+    reports = Reports()
+    with pytest.raises(PeerError):
+        (ronde.world().barrier if ronde.rank() else ronde.join)()
+    ronde.shutdown()
+    return reports.texts
+
+
+def test_a_join_and_a_call_that_wait_for_each_other_are_reported_at_once() -> None:
+    (report,), others = ranks.run(join_in_front_of_a_barrier, 2)
+    assert others == []
+    assert "rank 1 waits for this rank, too: a deadlock" in report
+    assert "waits in call 1 on world: barrier" in report
+
+
+def join_long_before_the_others() -> list[str]:
+    """The others need several times the limit until they have joined, and go on all the while."""
+    ronde.init(stall_warning_ns=LIMIT_NS)
+    reports = Reports()
+    if ronde.rank():
+        for step in range(12):
+            time.sleep(LIMIT_NS / 4e9)
+            ronde.allreduce(np.ones(3), name="cached" if step % 2 else f"new {step}")
+    ronde.join()
+    ronde.shutdown()
+    return reports.texts
+
+
+@pytest.mark.slow
+def test_a_join_may_wait_as_long_as_others_go_on() -> None:
+    assert ranks.run(join_long_before_the_others, 2) == [[], []]
 
 
 def wait_for_a_frozen_rank() -> list[str]:

@@ -20,6 +20,7 @@ from ronde.testing import ranks
 
 ON_BOTH = pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 HOST = os.uname().nodename
+CIRCLE = "ranks wait in a circle, rank 0 for rank 1, rank 1 for rank 2, rank 2 for rank 0: a deadlock, unless another"
 
 
 def reports(pipe: int = -1) -> Reports:
@@ -74,9 +75,12 @@ def wait_for_each_other(how: str) -> tuple[list[str], str]:
     comm.init(stall_warning_ns=600 * 10**9, stall_shutdown_ns=3 * 10**9)
     told = reports()
     world = comm.world()
-    x, peer = np.ones(3), 1 - world.rank
-    twins = [world.duplicate(), world.duplicate()]
-    call = partial(world.recv, x, peer) if how == "recv" else partial(twins[world.rank].allreduce, x)
+    x, peer = np.ones(3), (world.rank + 1) % world.size
+    if how == "recv":
+        call = partial(world.recv, x, peer)
+    else:
+        twins = [world.duplicate(), world.duplicate()]
+        call = partial(twins[world.rank].allreduce, x)
     with pytest.raises(PeerError) as caught:  # one of two communicators may end first, with its rank
         call()
     while not told.texts and world.rank == 0:  # it is written by another thread
@@ -110,6 +114,19 @@ def test_communicators_in_different_order_are_reported_at_once_with_both(transpo
     assert "in call 1 on duplicate 2 of world: allreduce of 3 float64 by sum" in report
     assert "a deadlock, unless another thread" in report
     assert "in wait_for_each_other" in report
+
+
+def test_three_ranks_in_a_ring_of_recv_are_reported_at_once() -> None:
+    (told, _), *others = ranks.run(wait_for_each_other, 3, "recv")
+    assert [texts for texts, _ in others] == [[], []]
+    (report,) = told
+    assert CIRCLE in report
+    for rank, source in ((1, 2), (2, 0)):
+        assert (
+            f"rank {rank} on {HOST} has made 0 collective calls and waits in recv from rank {source}"
+            in report
+        )
+    assert report.count("in wait_for_each_other") == 3
 
 
 def wait_in_a_group(path: str) -> list[str]:
@@ -170,6 +187,29 @@ def test_ranks_that_wait_for_each_others_names_are_reported_at_once() -> None:
     assert "'of rank 0' (allreduce)" in report
     assert f"rank 1 on {HOST} waits for 'of rank 1' (allreduce)" in report
     assert "a deadlock, unless another thread" in report
+
+
+def cross_three_names() -> list[str]:
+    """Each rank waits for a tensor that only the next one has not submitted."""
+    ronde.init(stall_warning_ns=600 * 10**9, stall_shutdown_ns=3 * 10**9)
+    told = Reports()
+    own, later = f"of {ronde.rank()}", f"of {(ronde.rank() + 1) % 3}"
+    handle = ronde.allreduce_async(np.ones(3), name=later)
+    with pytest.raises(AbortedError, match="stalled"):
+        ronde.allreduce(np.ones(3), name=own)
+    with pytest.raises(AbortedError, match="stalled"):
+        handle.wait()
+    ronde.shutdown()
+    return told.texts
+
+
+def test_three_ranks_that_wait_for_each_others_names_are_reported_at_once() -> None:
+    (report,), *others = ranks.run(cross_three_names, 3)
+    assert others == [[], []]
+    assert "'of 0' (allreduce)\n    submitted by ranks 0, 2, not by rank 1" in report
+    assert CIRCLE in report
+    for rank in (1, 2):
+        assert f"rank {rank} on {HOST} waits for 'of {rank}' (allreduce)" in report
 
 
 def cross_engine_and_world() -> list[str]:

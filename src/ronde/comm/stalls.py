@@ -26,8 +26,10 @@ from ronde.core.stall_events import (
     Abort,
     Answer,
     Ask,
+    AskAbout,
     Asked,
     AskForStacks,
+    Blocked,
     Effect,
     Event,
     Pending,
@@ -107,9 +109,10 @@ class StallWatch:
         elif kind == _ASKED:
             self.step(Asked(rank, tuple(rest[1])))
         elif kind == _ANSWER:
-            inquiry, calls, is_in_round, has, state, waits_for_us = rest
+            inquiry, calls, is_in_round, has, state, (where, *what) = rest
             told = state.decode(errors="replace")
-            self.step(Answer(rank, inquiry, calls, is_in_round, tuple(has), told, waits_for_us))
+            blocked = Blocked(where, *what) if where else None
+            self.step(Answer(rank, inquiry, calls, is_in_round, tuple(has), told, blocked))
         elif kind == _STACKS:
             inquiry, text, is_raw = rest
             told = text.decode(errors="replace")
@@ -127,6 +130,8 @@ class StallWatch:
         match effect:
             case Ask(inquiry, ids, is_suspicion):
                 self.native.ask(inquiry, ids, not is_suspicion)
+            case AskAbout(inquiry, blocked):
+                self.native.ask_about(inquiry, blocked)
             case AskForStacks(inquiry, rank):
                 self.native.ask_for_stacks(inquiry, rank)
             case Report(stall):

@@ -17,16 +17,20 @@ Rules
 5. The own view may be old: a rank that finds itself behind, or in the middle of a round in which tensors are run, asks
    again a second later, and so does one whose interpreter kept it from looking in time (`look_later`). What is no
    longer pending when the answers are there is not reported.
-6. Two ranks that wait for each other are reported at once: a thread of this rank sleeps for a tensor that another rank
-   has not submitted, and a thread of that rank sleeps for something that this one has not begun. To find out, a rank
-   asks about what it has awaited for `SUSPICION_NS`, then at doubling distances. Unless another thread submits what is
-   missing, that is a deadlock; so it is a report and no error. The lower rank of the two reports.
+6. Ranks that wait for each other in a circle (`circles`) are reported at once, by the lowest of them. To find out, a
+   rank asks about what it has awaited for `SUSPICION_NS`, then at doubling distances. If a rank that has not submitted
+   it sleeps itself, it asks all about what the others sleep in. What a rank says twice that it sleeps in, it slept in
+   between the two questions, and so did all others then: the circle was whole. Unless another thread submits what is
+   missing, that is a deadlock; so it is a report and no error.
+7. A rank in join() waits for those that have not joined, and that may be right for hours. So a join is as old as the
+   time in which the engine has run nothing; and no report is made of it while a rank that has not joined sleeps for
+   something itself, as that rank reports what it waits for.
 
 Theory of operation
 
-There is at most one inquiry at a time: ASKING (until all have answered or the patience ends), then for a report
-LISTENING for stacks, then done. `step` takes what is pending now along with each event, and sets `wake_ns`, the time
-by which it wants to be called again even if nothing happens.
+There is at most one inquiry at a time: ASKING (until all have answered or the patience ends), once more for a circle,
+then for a report LISTENING for stacks, then done. `step` takes what is pending now along with each event, and sets
+`wake_ns`, the time by which it wants to be called again even if nothing happens.
 """
 
 from __future__ import annotations
@@ -36,12 +40,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
+from ronde.core.circles import circle_through, entangled_with
 from ronde.core.stall_events import (
     Abort,
     Answer,
     Ask,
+    AskAbout,
     Asked,
     AskForStacks,
+    Blocked,
     Effect,
     Event,
     Pending,
@@ -51,7 +58,7 @@ from ronde.core.stall_events import (
     Waiting,
 )
 
-__all__ = ["MOST_STACKS", "Inspector"]
+__all__ = ["JOIN", "MOST_STACKS", "Inspector"]
 
 ANSWER_PATIENCE_NS = 2 * 10**9  # a watch thread that can run answers within milliseconds
 STACKS_PATIENCE_NS = 2 * 10**9
@@ -61,6 +68,7 @@ SUSPICION_NS = 10**9
 GROWTH = 6  # with 10 s: reports after 10 s, 1 min, 6 min, 36 min
 MOST_STACKS = 8  # of so many ranks; a report is to be read by people
 MOST_TENSORS = 1024  # Stalls::kMostIds of cpp/stalls.h
+JOIN = "join"  # the kind of a wait in join(); kJoin of cpp/engine/cycle_waits.h
 
 
 class _Purpose(Enum):
@@ -77,6 +85,8 @@ class _Inquiry:
     deadline_ns: int
     answers: dict[int, Answer] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)  # ids that a lower rank reports
+    blocked: dict[int, Blocked] = field(default_factory=dict)  # what others sleep in, if asked about
+    about_blocked: dict[int, Answer] = field(default_factory=dict)
     stall: Stall | None = None  # once the answers have been judged
     stacks: dict[int, str] = field(default_factory=dict)
 
@@ -159,7 +169,7 @@ class Inspector:
             self._leave_to(event)
         elif inquiry is not None and event.inquiry == inquiry.number:
             if isinstance(event, Answer):
-                inquiry.answers[event.rank] = event
+                (inquiry.about_blocked if inquiry.blocked else inquiry.answers)[event.rank] = event
             else:
                 inquiry.stacks[event.rank] = event.text
 
@@ -235,9 +245,14 @@ class Inspector:
             return []
         effects: list[Effect] = []
         if inquiry.stall is None:
-            if len(inquiry.answers) < self._size and now_ns < inquiry.deadline_ns:
+            answers = inquiry.about_blocked if inquiry.blocked else inquiry.answers
+            if len(answers) < self._size and now_ns < inquiry.deadline_ns:
                 return []
-            inquiry.stall = self._judge(inquiry, now_ns, pending)
+            if inquiry.purpose is _Purpose.SUSPECT and not inquiry.blocked:
+                if asks := self._ask_about_others(inquiry, now_ns, pending):
+                    return asks
+            else:
+                inquiry.stall = self._judge(inquiry, now_ns, pending)
             if inquiry.stall is not None and inquiry.purpose is not _Purpose.ABORT:
                 inquiry.deadline_ns = now_ns + STACKS_PATIENCE_NS
                 effects += [AskForStacks(inquiry.number, rank) for rank in self._questioned(inquiry.stall)]
@@ -270,11 +285,11 @@ class Inspector:
         if not still or self._rank not in answers:
             return None
         if inquiry.purpose is _Purpose.SUSPECT:
-            return self._judge_suspicion(inquiry, now_ns, still)
+            return self._judge_circle(inquiry, now_ns, pending)
         silent = tuple(rank for rank in range(self._size) if rank not in answers)
         behind = () if silent else self._behind(answers)
         stall = replace(self._stall(inquiry, now_ns, still), behind=behind, silent=silent)
-        is_nobodys = not silent and not stall.culprits
+        is_nobodys = not silent and (not stall.culprits or self._is_left_to_others(stall, answers))
         is_new = stall.age_ns < self._long_ns(inquiry.purpose)
         in_round = answers[self._rank].is_in_round and not silent and not behind
         if self._rank in behind or (in_round and is_new):
@@ -297,20 +312,56 @@ class Inspector:
             return ()
         return tuple(sorted(rank for rank in progress if progress[rank] == least))
 
-    def _judge_suspicion(self, inquiry: _Inquiry, now_ns: int, still: dict[int, Tensor]) -> Stall | None:
-        """Does another rank wait for this one, while a thread of this one waits for it?"""
+    def _is_left_to_others(self, stall: Stall, answers: dict[int, Answer]) -> bool:
+        """Whether all that stalls is a join, and a rank that has not joined waits for something itself."""
+        return all(
+            waiting.tensor.kind == JOIN and any(answers[rank].blocked for rank in waiting.missing)
+            for waiting in stall.tensors
+        )
+
+    def _awaited(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
+        """What threads of this rank sleep for since before the inquiry."""
+        still = self._still(inquiry, pending)
         awaited = {each: tensor for each, tensor in still.items() if tensor.is_awaited}
-        stall = self._stall(inquiry, now_ns, awaited) if awaited else None
-        if stall is None:
+        return self._stall(inquiry, now_ns, awaited) if awaited else None
+
+    def _ask_about_others(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> list[Effect]:
+        """If this rank waits for one that waits itself, there may be a circle."""
+        stall = self._awaited(inquiry, now_ns, pending)
+        sleeping = {
+            rank: answer.blocked
+            for rank, answer in inquiry.answers.items()
+            if answer.blocked is not None and rank != self._rank
+        }
+        if stall is None or not sleeping.keys() & set(stall.culprits):
+            return []
+        self._inquiries += 1
+        inquiry.number, inquiry.deadline_ns = self._inquiries, now_ns + ANSWER_PATIENCE_NS
+        inquiry.blocked = sleeping
+        return [AskAbout(inquiry.number, tuple(sleeping.values()))]
+
+    def _judge_circle(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
+        """Does this rank wait for itself, by way of others that wait?"""
+        stall = self._awaited(inquiry, now_ns, pending)
+        answers = inquiry.about_blocked
+        if stall is None or self._rank not in answers:
             return None
-        mutual = tuple(rank for rank in stall.culprits if inquiry.answers[rank].waits_for_us)
-        if not mutual:
+        behind = self._behind(answers)  # these may sleep because they have not heard yet that it is over
+        waits_for = {self._rank: set(stall.culprits)}
+        for index, (rank, blocked) in enumerate(inquiry.blocked.items()):
+            if rank in answers and answers[rank].blocked == blocked and rank not in behind:
+                waits_for[rank] = {
+                    other for other, answer in answers.items() if not all(answer.has[index : index + 1])
+                }
+        circle = circle_through(self._rank, waits_for)
+        if not circle:
             return None
-        if min(mutual) < self._rank:  # it reports
-            self._known |= {each: _Known(tensor.since_ns) for each, tensor in awaited.items()}
+        blocked_here = tuple(waiting for waiting in stall.tensors if circle[1] in waiting.missing)
+        if min(entangled_with(self._rank, waits_for)) < self._rank:  # it reports
+            told = {waiting.tensor.id: waiting.tensor for waiting in blocked_here}
+            self._known |= {each: _Known(tensor.since_ns) for each, tensor in told.items()}
             return None
-        blocked = tuple(waiting for waiting in stall.tensors if set(mutual) & set(waiting.missing))
-        return replace(stall, tensors=blocked, mutual=mutual)
+        return replace(stall, tensors=blocked_here, circle=circle)
 
     def _stall(self, inquiry: _Inquiry, now_ns: int, still: dict[int, Tensor]) -> Stall:
         """What the answers say of these tensors."""

@@ -11,7 +11,9 @@ __all__ = [
     "Answer",
     "Ask",
     "Asked",
+    "AskAbout",
     "AskForStacks",
+    "Blocked",
     "Effect",
     "Event",
     "Pending",
@@ -44,6 +46,14 @@ class Pending(NamedTuple):
     next_ns: int = -1
 
 
+class Blocked(NamedTuple):
+    """What a process sleeps in, the longest of all: `id` on a communicator, since a time of its host's clock."""
+
+    where: int
+    id: int
+    since_ns: int
+
+
 # Events
 
 
@@ -57,11 +67,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A rank, or this one itself, says what it has of the tensors asked about, in their order.
+    """A rank, or this one itself, says what it has begun of what was asked about, in the same order.
 
     `calls`: collective calls and rounds of negotiation that its engine's thread has come to. `is_in_round`: it is in a
-    round of negotiation, or should be. `state`: how far it is and what it waits for, in words. `waits_for_us`: a thread
-    there sleeps for something that this process has not begun.
+    round of negotiation, or should be. `state`: how far it is and what it waits for, in words. `blocked`: the same for
+    machines, if it waits.
     """
 
     rank: int
@@ -70,7 +80,7 @@ class Answer:
     is_in_round: bool
     has: tuple[bool, ...]
     state: str = ""
-    waits_for_us: bool = False
+    blocked: Blocked | None = None
 
     @property
     def progress(self) -> tuple[int, bool]:
@@ -103,6 +113,14 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class AskAbout:
+    """Ask all ranks, this one too, whether they have begun what processes sleep in."""
+
+    inquiry: int
+    blocked: tuple[Blocked, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AskForStacks:
     """Ask this rank where its threads are."""
 
@@ -122,24 +140,26 @@ class Waiting(NamedTuple):
 class Stall:
     """What is to be told.
 
-    `age_ns`: of the oldest tensor. `behind`, `silent`: ranks; `mutual`: those of the missing that wait for this one.
-    `states`: of culprits, by rank; `stacks`: by rank. `next_ns`: at which age the next report follows; 0: at none.
+    `age_ns`: of the oldest tensor. `behind`, `silent`: ranks. `circle`: ranks, this one first, that wait each for the
+    next one and the last for this one. `states`: of culprits, by rank; `stacks`: by rank. `next_ns`: at which age the
+    next report follows; 0: at none.
     """
 
     age_ns: int
     tensors: tuple[Waiting, ...]
     behind: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
-    mutual: tuple[int, ...] = ()
+    circle: tuple[int, ...] = ()
     states: dict[int, str] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     next_ns: int = 0
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The ranks that hold things up and answer; those that wait for this one first."""
+        """The ranks that hold things up and answer; those on the circle first."""
         missing = {rank for waiting in self.tensors for rank in waiting.missing}
-        return tuple(sorted(missing | set(self.behind), key=lambda rank: (rank not in self.mutual, rank)))
+        others = self.circle[1:]
+        return (*others, *sorted((missing | set(self.behind)) - set(others)))
 
     def renamed(self, names: Sequence[int]) -> Stall:
         """Return the same with ranks as they are called in messages: names[rank]."""
@@ -151,7 +171,7 @@ class Stall:
         states, stacks = (
             {names[rank]: text for rank, text in texts.items()} for texts in (self.states, self.stacks)
         )
-        ranks = of(self.behind), of(self.silent), of(self.mutual)
+        ranks = of(self.behind), of(self.silent), of(self.circle)
         return Stall(self.age_ns, tensors, *ranks, states, stacks, self.next_ns)
 
 
@@ -169,4 +189,4 @@ class Abort:
     stall: Stall
 
 
-Effect = Ask | AskForStacks | Report | Abort
+Effect = Ask | AskAbout | AskForStacks | Report | Abort

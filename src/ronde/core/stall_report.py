@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ronde.core.stall import MOST_STACKS
+from ronde.core.stall import JOIN, MOST_STACKS
 from ronde.core.stall_events import Stall, Tensor, Waiting
 
 __all__ = [
@@ -36,6 +36,8 @@ class Subject(NamedTuple):
 
     def name(self, tensor: Tensor) -> str:
         """Return how a report calls one of them."""
+        if tensor.kind == JOIN:
+            return tensor.name
         if self.noun == "tensor":
             return f"'{_short(tensor.name)}' ({tensor.kind})"
         return f"{tensor.kind} on {self.where}: {tensor.name}"
@@ -58,25 +60,22 @@ def describe(
     `hosts`: by rank; `states`: what is known of silent ranks' processes. `here`: where this rank waits. `shutdown_ns`:
     when the world is aborted, 0: never.
     """
-    count = len(stall.tensors)
-    have = "has" if count == 1 else "have"
-    lines = [f"stalled: {_counted(count, subject.noun)} {have} been waiting for {_seconds(stall.age_ns)}"]
+    lines = [_headline(stall, subject)]
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Waiting]] = {}
     for waiting in stall.tensors:
         groups.setdefault((waiting.submitted, waiting.missing), []).append(waiting)
     for (submitted, missing), members in groups.items():
         lines.append(f"  {_names(members, subject)}")
+        done = "called" if members[0].tensor.kind == JOIN else subject.done
         if missing or stall.silent:
             not_by = f", not by {ranks_text(missing)}" if missing else ""
-            lines.append(f"    {subject.done} by {ranks_text(submitted)}{not_by}")
+            lines.append(f"    {done} by {ranks_text(submitted)}{not_by}")
         else:
             why = "" if stall.behind else f": {subject.complete}"
-            lines.append(f"    {subject.done} by all ranks{why}")
+            lines.append(f"    {done} by all ranks{why}")
     lines += [f"this rank waits here: {place}" for place in here]
-    for rank in stall.mutual:
-        lines.append(
-            f"rank {rank} waits for this rank, too: a deadlock, unless another thread of one of the two goes on"
-        )
+    if stall.circle:
+        lines.append(_circle(stall.circle))
     for rank in stall.silent[:MOST_STACKS]:
         state = states.get(rank) or "its process must be stopped"
         lines.append(f"rank {rank} on {hosts[rank]} does not answer: {state}")
@@ -85,6 +84,24 @@ def describe(
     if others := (*stall.silent[MOST_STACKS:], *stall.culprits[MOST_STACKS:]):
         lines.append(f"and {len(others)} more")
     return "\n".join([*lines, _outlook(stall, shutdown_ns)])
+
+
+def _headline(stall: Stall, subject: Subject) -> str:
+    count, age = len(stall.tensors), _seconds(stall.age_ns)
+    if all(waiting.tensor.kind == JOIN for waiting in stall.tensors):
+        return f"stalled: the engine has run nothing for {age}, and join() waits for the other ranks to join"
+    have = "has" if count == 1 else "have"
+    return f"stalled: {_counted(count, subject.noun)} {have} been waiting for {age}"
+
+
+def _circle(circle: Sequence[int]) -> str:
+    """Say who waits for whom; the first is this rank."""
+    if len(circle) == 2:
+        return f"rank {circle[1]} waits for this rank, too: a deadlock, unless another thread of one of the two goes on"
+    links = ", ".join(
+        f"rank {rank} for rank {other}" for rank, other in zip(circle, (*circle[1:], circle[0]))
+    )
+    return f"ranks wait in a circle, {links}: a deadlock, unless another thread of one of them goes on"
 
 
 def _outlook(stall: Stall, shutdown_ns: int) -> str:
@@ -102,8 +119,9 @@ def abort_reason(stall: Stall, hosts: Mapping[int, str], limit_ns: int, subject:
     who = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in culprits[:3])
     if len(culprits) > 3:
         who += f" and {len(culprits) - 3} more"
-    which = subject.name(stall.tensors[0].tensor)
-    if subject.noun == "tensor":
+    first = stall.tensors[0].tensor
+    which = subject.name(first)
+    if subject.noun == "tensor" and first.kind != JOIN:
         which = f"tensor {which}"
     if len(stall.tensors) > 1:
         which += f" and {len(stall.tensors) - 1} more"

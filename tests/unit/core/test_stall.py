@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ronde.core.stall import Inspector
+from ronde.core.stall import JOIN, Inspector
 from ronde.core.stall_events import (
     Abort,
     Answer,
     Ask,
     Asked,
     AskForStacks,
+    Blocked,
     Effect,
     Event,
     Pending,
@@ -141,42 +142,41 @@ def test_what_goes_on_stalling_is_reported_at_growing_distances() -> None:
         assert reported(rank.at(at_s, Stacks(1, number, "here"))).next_ns == 6 * at_s * S
 
 
-def suspect(rank: Rank, has: bool, waits_for_us: bool, at_s: float = 1) -> list[Effect]:
-    """The rank asks what it waits for in vain; return what follows from the answer of the other one of two."""
-    (ask,) = rank.at(at_s)
+def join(rank: Rank, has: Sequence[bool], blocked: Blocked | None) -> list[Effect]:
+    """A rank of three has waited 10 s in join(); return what follows from the others' answers."""
+    (ask,) = rank.at(10)
     assert isinstance(ask, Ask)
-    assert ask.is_suspicion
-    own = rank.inspector._rank
-    rank.at(at_s, Answer(own, ask.inquiry, 7, False, (True,)))
-    return rank.at(at_s, Answer(1 - own, ask.inquiry, 7, False, (has,), "waits for 'b'", waits_for_us))
+    rank.at(10, Answer(0, ask.inquiry, 7, False, (True,), "waits in join()", Blocked(1, 5, 0)))
+    rank.at(10, Answer(1, ask.inquiry, 7, False, (has[0],)))
+    return rank.at(10, Answer(2, ask.inquiry, 7, False, (has[1],), blocked=blocked))
 
 
-def test_two_ranks_that_wait_for_each_other_are_reported_at_once_by_the_lower() -> None:
-    rank = Rank(size=2)
-    rank.submit("a", is_awaited=True)
-    assert suspect(rank, has=False, waits_for_us=True) == [AskForStacks(1, 1)]
-    stall = reported(rank.at(1, Stacks(1, 1, "here")))
-    assert stall.mutual == (1,)
-    assert "rank 1 on alpha waits for 'b'" in describe(stall, HOSTS, {})
-    assert rank.at(59) == []
+def test_a_join_that_nobody_follows_is_reported() -> None:
+    rank = Rank(warning_s=10)
+    rank.tensors.append(Tensor(1, "join()", JOIN, 0))
+    assert join(rank, [True, False], None) == [AskForStacks(1, 2)]
+    stall = reported(rank.at(10, Stacks(2, 1, "main thread:\n  here")))
+    assert describe(stall, HOSTS, {}).splitlines()[:4] == [
+        "stalled: the engine has run nothing for 10 s, and join() waits for the other ranks to join",
+        "  join()",
+        "    called by ranks 0-1, not by rank 2",
+        "rank 2 on beta is here (most recent call first):",
+    ]
+    assert abort_reason(stall, HOSTS, 10 * S).endswith(": join(): waited for rank 2 on beta")
 
-    higher = Rank(rank=1, size=2)
-    higher.submit("a", is_awaited=True)
-    assert suspect(higher, has=False, waits_for_us=True) == []
-    assert higher.at(300) == []
+
+def test_a_join_leaves_the_report_to_a_rank_that_has_not_joined_and_waits() -> None:
+    rank = Rank(warning_s=10)
+    rank.tensors.append(Tensor(1, "join()", JOIN, 0))
+    assert join(rank, [False, False], Blocked(1, 6, 0)) == []
+    assert rank.wakes_at() == 60
 
 
-def test_what_is_not_awaited_or_not_mutual_is_no_deadlock() -> None:
-    rank = Rank(size=2)
-    rank.submit("a")
-    assert rank.at(1) == []  # the rank may still submit what the other waits for
-    for has, waits_for_us in ((False, False), (True, True)):
-        rank = Rank(size=2)
-        rank.submit("a", is_awaited=True)
-        assert suspect(rank, has, waits_for_us) == []
-        assert suspect(rank, has, waits_for_us, at_s=2) == []
-        assert rank.at(3.9) == []
-        assert rank.wakes_at() == 4
+def test_a_join_begins_anew_with_everything_that_runs() -> None:
+    rank = Rank(warning_s=10)
+    for second in range(0, 60, 5):
+        rank.tensors[:] = [Tensor(1, "join()", JOIN, second * S)]
+        assert rank.at(second) == []
 
 
 def test_one_of_the_ranks_that_notice_reports() -> None:
