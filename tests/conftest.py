@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -97,8 +97,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     """Fails a test after which there are more processes, shared memory, namespaces or open files than before."""
+    there = pids()
     kinds: dict[str, Callable[[], Counter[str]]] = {
-        "processes": processes,
+        "processes": lambda: processes(pids() - there),
         "in /dev/shm": lambda: names_in("/dev/shm"),
         "network namespaces": lambda: names_in("/run/netns", "ronde-*"),
         "network interfaces": lambda: names_in("/sys/class/net", "ronde-*"),
@@ -117,11 +118,16 @@ def leaves_nothing_behind() -> Iterator[None]:
         pytest.fail("left behind by this test: " + "; ".join(found), pytrace=False)
 
 
-def processes() -> Counter[str]:
-    """All living or unreaped processes that this one or a test started, as "pid command"."""
+def pids() -> set[int]:
+    """All processes of this machine."""
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+
+
+def processes(among: Iterable[int]) -> Counter[str]:
+    """Those living or unreaped processes that this one or a test started, as "pid command"."""
     mark = f"{MARK_NAME}={MARK_VALUE}".encode()
     found: Counter[str] = Counter()
-    for folder in Path("/proc").glob("[0-9]*"):
+    for folder in (Path(f"/proc/{pid}") for pid in among if pid != tracker_of("_pid")):
         try:
             # "pid (command) state parent ...", where the command may contain anything
             command, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
@@ -130,9 +136,6 @@ def processes() -> Counter[str]:
                 found[f"{folder.name} {command}"] += 1
         except OSError:
             continue  # it ended while we looked, or is somebody else's
-    for pid in (os.getpid(), tracker_of("_pid")):
-        for name in [name for name in found if name.split()[0] == str(pid)]:
-            del found[name]
     return found
 
 
