@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from ronde.net.processes import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ronde.net.processes import free_port
+from tests.ports import free_port
 
 __all__ = ["Slurm", "require"]
 

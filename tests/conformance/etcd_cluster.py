@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import pytest
+from tests.ports import free_ports
 
 START_S = 60
 
@@ -104,15 +104,3 @@ class EtcdCluster:
             if process:
                 self.kill(member)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def free_ports(count: int, host: str) -> list[int]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sockets = [socket.socket(family) for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind((host, 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.etcd_cluster import EtcdCluster, free_ports
+from tests.conformance.etcd_cluster import EtcdCluster
+from tests.ports import free_ports
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.net.rendezvous.config import RendezvousConfig

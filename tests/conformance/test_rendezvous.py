@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.conformance.etcd_cluster import EtcdCluster
 from tests.conformance.rendezvous_nodes import LONG_S, ONE_RESTART, ProcessNode, S, TestNode
+from tests.ports import free_port
 
 from ronde.core.round import (
     AllSucceeded,
@@ -23,7 +24,6 @@ from ronde.core.round import (
     WorkerFailed,
 )
 from ronde.errors import UsageError
-from ronde.net.processes import free_port
 from ronde.net.rendezvous.alone import Alone
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
@@ -89,7 +89,13 @@ def job(meeting: tuple[str, str], tmp_path: Path) -> Iterator[Job]:
     if not endpoint:
         endpoint = str(tmp_path / "meeting") if backend == "file" else f"127.0.0.1:{free_port('127.0.0.1')}"
     job = Job(
-        RendezvousConfig(backend, endpoint, tmp_path.name, join_timeout_ns=50 * S, last_call_ns=S // 10)
+        RendezvousConfig(
+            backend,
+            endpoint,
+            tmp_path.name,
+            join_timeout_ns=50 * S,
+            last_call_ns=S // 10,
+        )
     )
     yield job
     for node in reversed(job.nodes):  # the first one may serve the store

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 from tests.conformance.rendezvous_nodes import S, TestNode
+from tests.ports import free_port
 
 from ronde.core.round import RendezvousBroken
 from ronde.errors import UsageError
-from ronde.net.processes import free_port
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.registry import create
 from ronde.net.stores.server import StoreServer

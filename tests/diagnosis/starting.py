@@ -10,7 +10,7 @@ from tests.diagnosis.failure import Failure
 # Listens at a port, and then is `ronde run`.
 LISTEN = """
 import os, socket, sys
-listener = socket.create_server(("0.0.0.0", 34567))
+listener = socket.create_server(("0.0.0.0", 24567))
 listener.set_inheritable(True)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
@@ -49,8 +49,8 @@ FAILURES = [
     ),
     refused(
         "a port that is taken",
-        r"cannot serve at tcp:127.0.0.1:34567: Address already in use; end the process that uses it",
-        options=("-n", "2", "--master-port", "34567"),
+        r"cannot serve at tcp:127.0.0.1:24567: Address already in use; end the process that uses it",
+        options=("-n", "2", "--master-port", "24567"),
         shell="set -- " + sys.executable + " -c '" + LISTEN + '\' "$@"',
     ),
     Failure(

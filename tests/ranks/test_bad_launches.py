@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from ronde.net.processes import free_port
+from tests.ports import free_port
 
 HANGING_S = 60
 SILENT = ("RONDE_", "PET_", "HOROVOD_", "SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")

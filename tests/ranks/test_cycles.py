@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ports import free_port
 
 import ronde
-from ronde.net.processes import free_port
 from ronde.testing import ranks
 
 WARM_UP = 10  # cycles after which everything has been loaded and every cache filled

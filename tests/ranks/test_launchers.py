@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from ronde.net.processes import free_port
+from tests.ports import free_port
 
 PROGRAM = """
 import sys

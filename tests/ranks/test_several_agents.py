@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 from tests.ranks.test_launcher import HANGING_S, Launcher, end
-
-from ronde.net.processes import free_port
 
 # A worker says which round it is in, and then waits for the test to decide.
 HERE = """\

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from tests.other_user import as_nobody
+from tests.ports import free_port
 
 from ronde.core.identity import Surroundings, identify
 from ronde.net.addresses import parse, resolve
 from ronde.net.authentication import Role, authenticate
-from ronde.net.processes import free_port
 from ronde.net.protection import protection_of
 from ronde.net.stores.server import STORE_PURPOSE
 from ronde.net.stores.tcp import StoreClient

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conformance.etcd_cluster import EtcdCluster, free_ports
+from tests.conformance.etcd_cluster import EtcdCluster
+from tests.ports import free_ports
 
 
 class Place:

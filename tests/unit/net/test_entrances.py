@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from tests.ports import free_port
 
 from ronde.core.round import Node
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse
-from ronde.net.processes import free_port
 from ronde.net.rendezvous import entrances
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.doors import Door, knock

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -12,7 +13,7 @@ from ronde.settings import JobKey, Settings
 
 SECOND = 10**9
 SETTINGS = Settings(start_timeout_ns=30 * SECOND)
-POINT = MeetingPoint("unix:@ronde-test-meeting", 0, "job of this test")
+POINT = MeetingPoint(f"unix:@ronde-test-meeting-{os.getpid()}", 0, "job of this test")
 
 
 def test_rank_0_serves_and_the_others_come() -> None:
@@ -50,7 +51,7 @@ def test_the_launcher_serves_and_gives_the_key() -> None:
 
 
 def test_nobody_serves() -> None:
-    with pytest.raises(TimeoutError, match="for the store at unix:@ronde-test-meeting: Connection refused"):
+    with pytest.raises(TimeoutError, match=f"for the store at {POINT.address}: Connection refused"):
         meet(POINT, 1, Settings(start_timeout_ns=SECOND // 20))
 
 

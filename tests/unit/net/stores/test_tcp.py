@@ -29,9 +29,9 @@ LONG = 30 * SECOND
 KEY = JobKey.generate()
 
 
-@pytest.fixture(params=["tcp:127.0.0.1:0", "unix:@ronde-test-server"])
+@pytest.fixture(params=["tcp:127.0.0.1:0", "unix:@ronde-test-server-{pid}"])
 def server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
-    server = StoreServer(request.param, KEY)
+    server = StoreServer(request.param.format(pid=os.getpid()), KEY)
     yield server
     server.close()
 

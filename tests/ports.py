@@ -1,0 +1,48 @@
+"""TCP ports for what tests start: no two tests that run at once get the same, and the kernel gives them to nobody.
+
+They lie below those that the kernel chooses (for a port 0, for who connects), and each process that runs tests has some
+of its own. A port that was merely free a moment ago is somebody else's soon where several tests run at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from pathlib import Path
+
+from ronde.settings import environment
+
+LOWEST = 21_000
+FOR_EACH = 500
+
+
+def _of_this_process() -> range:
+    # xdist numbers its workers: gw0, gw1, ...
+    worker = int(environment().get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    chosen_by_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    shares = max((chosen_by_kernel - LOWEST) // FOR_EACH, 1)
+    first = LOWEST + worker % shares * FOR_EACH
+    return range(first, first + FOR_EACH)
+
+
+# Another start for each run, since one may follow another whose connections are still winding down.
+_ports = itertools.islice(itertools.cycle(_of_this_process()), os.getpid() % FOR_EACH, None)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    return free_ports(1, host)[0]
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports at which nobody listens at this numeric address."""
+    return list(itertools.islice((port for port in _ports if _is_free(port, host)), count))
+
+
+def _is_free(port: int, host: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
