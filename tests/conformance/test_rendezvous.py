@@ -95,6 +95,7 @@ def job(meeting: tuple[str, str], tmp_path: Path) -> Iterator[Job]:
             tmp_path.name,
             join_timeout_ns=50 * S,
             last_call_ns=S // 10,
+            heartbeat_ns=S,  # where a node is lost, the others wait until its lease has run out
         )
     )
     yield job
