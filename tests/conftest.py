@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing.resource_tracker
 import os
@@ -11,10 +12,16 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from ronde.launch.template import Template
 
 # Every process that a test starts inherits this, so that we find it also after its parent has died.
 MARK_NAME, MARK_VALUE = "TEST_RUN_OF_RONDE", f"{os.getpid()}.{time.monotonic_ns()}"
@@ -63,11 +70,7 @@ class NotAgain:
         self._passed = set(file.read_text().splitlines()) if file.exists() else set()
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        left_out = [
-            item
-            for item in items
-            if item.nodeid in self._passed and not re.search(r"\btorch\b", item.path.read_text())
-        ]
+        left_out = [item for item in items if item.nodeid in self._passed and not mentions_torch(item.path)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
 
@@ -92,6 +95,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs root")
     if item.get_closest_marker("hosts") and shutil.which("ip") is None:
         pytest.skip("needs the command `ip` (Debian: apt install iproute2)")
+
+
+@pytest.fixture(scope="session")
+def template_of() -> Iterator[Callable[..., Template]]:
+    """Return a function that makes, once, a process that has imported these modules, for `ranks.copies_of`."""
+    from ronde.testing import ranks
+
+    with ExitStack() as stack:
+        yield functools.cache(lambda *modules: stack.enter_context(ranks.template(*modules)))
+
+
+@pytest.fixture(scope="module")
+def copied_ranks(request: pytest.FixtureRequest, template_of: Callable[..., Template]) -> Iterator[None]:
+    """Spare ranks the imports that take longer than the test: NumPy and, where the file speaks of it, torch."""
+    from ronde.testing import ranks
+
+    modules = ["numpy", "ml_dtypes", "pytest", "ronde.comm.communicator", "ronde.engine.engine"]
+    if mentions_torch(request.path) and find_spec("torch"):
+        modules += ["torch.distributed", "ronde.torch"]
+    with ranks.copies_of(template_of(*modules)):
+        yield
+
+
+def mentions_torch(file: Path) -> bool:
+    return re.search(r"\btorch\b", file.read_text()) is not None
 
 
 @pytest.fixture(autouse=True)

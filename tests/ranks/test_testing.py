@@ -12,6 +12,8 @@ from tests.ranks import programs
 from ronde.errors import RemoteError, TimeoutError, UsageError
 from ronde.testing import faults, ranks
 
+pytestmark = pytest.mark.fresh_ranks
+
 
 def test_results_come_in_the_order_of_ranks() -> None:
     assert ranks.run(programs.answer, 3, programs.Question(21)) == [(0, 42), (1, 42), (2, 42)]
@@ -113,3 +115,25 @@ def test_a_function_without_a_name_cannot_be_run() -> None:
 def test_tell_is_for_ranks() -> None:
     with pytest.raises(UsageError, match="only in a rank"):
         ranks.tell(1)
+
+
+def test_copies_of_a_template_have_its_imports_and_are_ranks_like_others() -> None:
+    assert "tabnanny" not in ranks.run(programs.parent_and_modules, 1)[0][1]
+    with ranks.template("tabnanny") as template, ranks.copies_of(template):
+        (parent, modules), other = ranks.run(programs.parent_and_modules, 2)
+        assert "tabnanny" in modules
+        assert parent == other[0] != os.getpid()
+        assert ranks.run(programs.answer, 3, programs.Question(21)) == [(0, 42), (1, 42), (2, 42)]
+        with pytest.raises(RemoteError, match="rank 1 of 2 failed:\nthe process died of SIGSEGV") as caught:
+            ranks.run(programs.crash_on_rank_1, 2)
+        assert "in crash_on_rank_1" in caught.value.traceback_text
+        with ranks.start(programs.leave_a_child_behind, 1) as job:
+            end_of_child = os.pidfd_open(job.results()[0])
+        assert select.select([end_of_child], [], [], 10)[0]
+        os.close(end_of_child)
+        # The runtime of OpenMP has read this in the template.
+        assert (
+            "tabnanny"
+            not in ranks.run(programs.parent_and_modules, 1, environ={"OMP_NUM_THREADS": "2"})[0][1]
+        )
+    assert "tabnanny" not in ranks.run(programs.parent_and_modules, 1)[0][1]

@@ -1,4 +1,4 @@
-"""Runs a function on n ranks, each a fresh process, and returns what they returned.
+"""Runs a function on n ranks, each a process of its own, and returns what they returned.
 
     from ronde.testing import ranks
 
@@ -12,6 +12,7 @@ The rules:
   1. Whatever happens, no process is left behind: leaving the `with` block of a Job kills what still lives, and a rank
      dies with the process that started it.
   2. A wait that ends by its time limit shows the stacks of all threads of all ranks that were still busy.
+  3. Ranks are fresh interpreters, but for those within `copies_of(template)`, which have its imports already.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import contextlib
 import fcntl
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -33,11 +35,14 @@ from typing import Any, Self, TypeVar
 
 from ronde import settings
 from ronde.errors import PeerError, RemoteError, TimeoutError, UsageError
+from ronde.launch.template import Template
+from ronde.net.processes import GroupLeader
 from ronde.net.stores.server import StoreServer
 from ronde.testing.worker import Raised, Returned, Told, refuse_while_importing, run_script, tell
 
-__all__ = ["Job", "Outcome", "Place", "run", "run_script", "start", "tell"]
+__all__ = ["Job", "Outcome", "Place", "copies_of", "run", "run_script", "start", "tell", "template"]
 
+IMPORTS_TIMEOUT_NS = 60 * 10**9  # how long ranks wait for the imports of their template
 STACKS_TIMEOUT_S = 10.0  # how long a rank that is asked for its stacks may take to write them
 
 Result = TypeVar("Result")
@@ -103,6 +108,42 @@ def start(
     )
 
 
+def template(*modules: str) -> contextlib.closing[Template]:
+    """Return a context of a process that imports these modules, for `copies_of`. Leaving it ends the process."""
+    command = [*_COMMAND, "ronde.testing"]
+    return contextlib.closing(Template(command, _environment({}), ["ronde.testing.worker", *modules]))
+
+
+@contextlib.contextmanager
+def copies_of(template: Template) -> Iterator[None]:
+    """Let ranks that are started inside be copies of the template, which takes milliseconds.
+
+    Ranks elsewhere than on this machine's network are fresh interpreters all the same, and so are those whose
+    environment differs in what an interpreter or a library reads when it starts, and all if the imports do not allow
+    copies (because they start threads, for example).
+    """
+    before, _This.template = _This.template, template
+    try:
+        yield
+    finally:
+        _This.template = before
+
+
+class _This:
+    """This process."""
+
+    template: Template | None = None  # of which ranks are copies
+
+
+_COMMAND = (sys.executable, "-P", "-m")
+
+
+def _environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """What a rank's environment is, before it has a place."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return {**settings.environment(), "OMP_NUM_THREADS": "1", **changes, "PYTHONPATH": paths}
+
+
 def _local_place(rank: int, n: int) -> Place:
     return Place(environ={"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(n), "GROUP_RANK": "0"})
 
@@ -129,9 +170,8 @@ class Job:
                     "WORLD_SIZE": str(len(places)),
                     "RONDE_STORE": store.address,
                     "RONDE_JOB_KEY": key.hex(),
-                    "OMP_NUM_THREADS": "1",
                 }
-                everything = {**settings.environment(), **shared, **place.environ, **environ}
+                everything = _environment({**shared, **place.environ, **environ})
                 self._ranks.append(_Rank(rank, place.prefix, everything))
             for started in self._ranks:
                 started.assign(fn, args)
@@ -220,6 +260,44 @@ class Job:
             rank.kill()
 
 
+class _Copy:
+    """A rank that is a copy of the template, with what we use of `subprocess.Popen`."""
+
+    def __init__(self, leader: GroupLeader) -> None:
+        self.pid = leader.pid
+        self._leader = leader
+        self._code: int | None = None  # once it has ended
+
+    def wait(self) -> int:
+        if self._code is None:
+            select.select([self._leader.pidfd], [], [])
+            self._code = self._leader.reap()
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        if self._code is None:
+            os.kill(self.pid, number)
+
+
+def _start(
+    prefix: tuple[str, ...], environ: dict[str, str], keep: tuple[int, int]
+) -> subprocess.Popen[bytes] | _Copy:
+    """Start a rank with the two descriptors that its command line names; it leads a session, so that kill() reaches
+    what it has started itself."""
+    command = [*_COMMAND, "ronde.testing", *map(str, keep)]
+    if _This.template and not prefix and _This.template.is_ready(time.monotonic_ns() + IMPORTS_TIMEOUT_NS):
+        copy = _This.template.start([*command, "0"], environ, stdout=1, stderr=2, keep=keep)
+        if copy is not None:
+            return _Copy(copy)
+    return subprocess.Popen(
+        [*prefix, *command, str(os.getpid())],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        pass_fds=keep,
+        start_new_session=True,
+    )
+
+
 class _Rank:
     """One process, the connection to it, and the pipe for its stacks."""
 
@@ -232,16 +310,8 @@ class _Rank:
         self.connection, theirs = multiprocessing.Pipe()
         self._stacks, stacks = os.pipe()
         fcntl.fcntl(stacks, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads while a rank crashes
-        code = f"from ronde.testing.worker import main; main({theirs.fileno()}, {stacks}, {os.getpid()})"
-        environ = {**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
-            self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-P", "-c", code],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), stacks),
-                start_new_session=True,  # so that kill() reaches what the rank itself has started
-            )
+            self.process = _start(prefix, environ, (theirs.fileno(), stacks))
         except BaseException:
             self.connection.close()
             os.close(self._stacks)

@@ -89,8 +89,9 @@ def run_script(path: str, *arguments: str) -> None:
 
 
 def main(connection_fd: int, stacks_fd: int, parent_pid: int) -> None:
-    """Serve as one rank: entered by the command line that `ranks.start` makes."""
-    _die_with(parent_pid)
+    """Serve as one rank, as the command line that `ranks.start` makes. A template's copy has no `parent_pid`."""
+    if parent_pid:
+        _die_with(parent_pid)
     for fd in (connection_fd, stacks_fd):
         os.set_inheritable(fd, False)  # end of file on them has to mean the end of this process
     faulthandler.enable(file=stacks_fd)
