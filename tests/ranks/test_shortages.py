@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,11 @@ def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def used_by_children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> list[str]:
     (tmp_path / "hello.py").write_text(PROGRAM)
@@ -65,6 +71,24 @@ def test_a_system_call_that_is_refused(
     assert done.returncode > 0
     assert re.search(f"refuses {call}: use Linux 5.4 or later, and a container whose seccomp", done.stderr)
     assert ("Traceback" in done.stderr) != is_launchers  # a worker's shows where it has called ronde.init
+
+
+@SECCOMP
+@pytest.mark.slow
+def test_a_store_that_may_not_accept_ends_the_job(launch: list[str], tmp_path: Path) -> None:
+    before_s = used_by_children_s()
+    done = run(sys.executable, "-m", "tests.ranks.without_calls", "accept,accept4", *launch, folder=tmp_path)
+    assert done.returncode == 1
+    [said] = [
+        line for line in done.stderr.splitlines() if "cannot accept connections and tries again" in line
+    ]
+    assert "Function not implemented" in said
+    assert re.search(
+        r"ronde: the store at \S+ accepts no more connections, and ranks cannot meet there: Function not "
+        "implemented; a container or sandbox may forbid the system call accept4: SIGTERM to ranks 0, 1",
+        done.stderr,
+    )
+    assert used_by_children_s() - before_s < 6  # it gives up after 10 s, in which it does not spin
 
 
 @SECCOMP

@@ -14,8 +14,22 @@ import sys
 from collections.abc import Sequence
 
 NUMBERS = {
-    "x86_64": {"memfd_create": 319, "pidfd_open": 434, "eventfd": 290, "sched_getaffinity": 204},
-    "aarch64": {"memfd_create": 279, "pidfd_open": 434, "eventfd": 19, "sched_getaffinity": 123},
+    "x86_64": {
+        "memfd_create": 319,
+        "pidfd_open": 434,
+        "eventfd": 290,
+        "sched_getaffinity": 204,
+        "accept": 43,
+        "accept4": 288,
+    },
+    "aarch64": {
+        "memfd_create": 279,
+        "pidfd_open": 434,
+        "eventfd": 19,
+        "sched_getaffinity": 123,
+        "accept": 202,
+        "accept4": 242,
+    },
 }
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, FILTER = 22, 38, 2
 LOAD_WORD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06

@@ -17,7 +17,7 @@ from functools import partial
 
 from ronde.core import agent as machine
 from ronde.core.agent import Agent
-from ronde.core.round import Budget, Failure, Round
+from ronde.core.round import Budget, Failure, RendezvousBroken, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
@@ -375,7 +375,7 @@ class _Shell:
 
     def _open_store(self) -> RoundStore:
         host = self._address if self._config.rendezvous.max_nodes > 1 else ""
-        return RoundStore(host, self._key, self._loop)
+        return RoundStore(host, self._key, self._loop, lambda problem: self._tell(RendezvousBroken(problem)))
 
     def _close_store(self) -> None:
         self._store.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ronde.job_key import JobKey
@@ -26,12 +27,16 @@ BACKLOG = 4096
 class RoundStore:
     """A store at a numeric TCP address of this host, or at an abstract Unix socket if that is empty.
 
-    Every one has an address that none had before. Raises UsageError if the address is not ours.
+    Every one has an address that none had before. `give_up` gets a sentence when workers cannot connect any more.
+    Raises UsageError if the address is not ours.
     """
 
-    def __init__(self, host: str, key: JobKey, loop: Loop) -> None:
+    def __init__(self, host: str, key: JobKey, loop: Loop, give_up: Callable[[str], object]) -> None:
         self._key = key
         self._loop = loop
+        self._give_up = give_up
+        self._problem = ""  # set by the server's thread before it writes to the eventfd
+        self._problem_fd = -1
         self._server: StoreServer | None = None
         self._listener, self.address = _listen_tcp(host) if host else _listen_unix()
         loop.watch(self._listener.fileno(), Order.NODES, self._serve)
@@ -41,7 +46,17 @@ class RoundStore:
         from ronde.net.stores.server import StoreServer
 
         self._let_go()
-        self._server = StoreServer(self.address, self._key, listener=self._listener)
+        self._problem_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._loop.watch(self._problem_fd, Order.NODES, self._read_problem)
+        self._server = StoreServer(self.address, self._key, listener=self._listener, give_up=self._tell)
+
+    def _tell(self, problem: str) -> None:
+        self._problem = problem
+        os.eventfd_write(self._problem_fd, 1)
+
+    def _read_problem(self) -> None:
+        self._loop.unwatch(self._problem_fd)
+        self._give_up(self._problem)
 
     def _let_go(self) -> None:
         self._loop.unwatch(self._listener.fileno())
@@ -51,6 +66,8 @@ class RoundStore:
         """End it, with all that is in it."""
         if self._server:
             self._server.close()
+            self._loop.unwatch(self._problem_fd)
+            os.close(self._problem_fd)
         else:
             self._let_go()
             self._listener.close()

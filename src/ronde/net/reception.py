@@ -73,7 +73,8 @@ class Reception:
     """The strangers of one service, which log lines call `owner`; its caller owns listeners and poll.
 
     `greet` begins the handshake on a new connection. `report` gets the OSError of a listener that cannot accept, once
-    until it works again; what it raises comes out of `serve`.
+    until it works again; what it raises comes out of `serve`. `give_up` gets that of the last listener, when that is
+    closed for good.
     """
 
     def __init__(
@@ -83,10 +84,12 @@ class Reception:
         greet: Callable[[socket.socket], Handshake],
         report: Callable[[OSError], None],
         epoll: select.epoll,
+        give_up: Callable[[OSError], object] = lambda _: None,
     ) -> None:
         self._owner = owner
         self._greet = greet
         self._report = report
+        self._give_up = give_up
         self._epoll = epoll
         self._listeners = {each.fd: each for each in map(_Listener, listeners)}
         self._strangers: dict[int, _Stranger] = {}  # the oldest first
@@ -201,6 +204,8 @@ class Reception:
             _log.error("%s accepts no more connections: %s", self._owner, error.strerror)
             del self._listeners[listener.fd]
             listener.sock.close()
+            if not self._listeners:
+                self._give_up(error)
 
     def _take_in(self, listener: _Listener, caller: Caller, now_ns: int) -> None:
         try:

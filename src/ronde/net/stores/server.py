@@ -25,6 +25,7 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ class StoreServer:
     `seed` it begins with what is in that journal of another store, on whatever node that was; its journal must be empty
     then. A `listener` that waits at the address already becomes the server's. Raises UsageError if the address is taken
     or not ours, or a file cannot be used. Connections are encrypted if either end asks for it: this one by `is_secret`,
-    or by the environment.
+    or by the environment. `give_up` gets a sentence, on the server's thread, when no client can come any more.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class StoreServer:
         seed: Path | None = None,
         listener: socket.socket | None = None,
         is_secret: bool | None = None,
+        give_up: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._desk = Desk()
         listeners, self._address = listen_for_clients(parse(address), key, listener)
@@ -98,8 +100,13 @@ class StoreServer:
         self._epoll = select.epoll()
         self._is_secret = secrecy_is_wanted() if is_secret is None else is_secret
         self._listeners = listeners
+        name = f"the store at {self._address}"
         self._reception = Reception(
-            listeners, f"the store at {self._address}", self._greet, self._report_listener, self._epoll
+            *(listeners, name, self._greet, self._report_listener, self._epoll),
+            give_up=lambda error: give_up(
+                f"{name} accepts no more connections, and ranks cannot meet there: {error.strerror}; a container or "
+                "sandbox may forbid the system call accept4"
+            ),
         )
         try:
             self._journal = self._open_journal(journal, seed)
