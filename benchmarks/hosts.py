@@ -27,6 +27,10 @@ RANKS = 2  # one on each host
 ITEM_BYTES = 4  # float32
 IPERF_S = 2
 CONTESTANTS = ["ronde-private", "gloo"]
+PROTECTIONS = {
+    "ronde-payload": "payload",
+    "ronde-secret": "secret",
+}  # the same with tags on tensors, or encrypted
 SIZES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 
@@ -61,17 +65,17 @@ def wire_rate(group: Group, nbytes: int) -> float:
     return 8 * nbytes * 2 * (RANKS - 1) / RANKS / seconds
 
 
-def measure(two: hosts.Hosts, options: argparse.Namespace, groups: list[Group]) -> dict[str, list[float]]:
+def measure(
+    two: hosts.Hosts, options: argparse.Namespace, groups: dict[str, Group]
+) -> dict[str, list[float]]:
     """Medians over rounds in bits per second, per size for the contestants; everyone has a turn in every round."""
-    rates: dict[str, list[list[float]]] = {
-        name: [] for name in ("one", "both", *(g.contestant for g in groups))
-    }
+    rates: dict[str, list[list[float]]] = {name: [] for name in ("one", "both", *groups)}
     for number in range(1, options.rounds + 1):
         print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
         rates["one"].append([iperf(two, options.streams, both_ways=False)])
         rates["both"].append([iperf(two, options.streams, both_ways=True)])
-        for group in groups:
-            rates[group.contestant].append([wire_rate(group, nbytes) for nbytes in options.sizes])
+        for name, group in groups.items():
+            rates[name].append([wire_rate(group, nbytes) for nbytes in options.sizes])
     return {name: [statistics.median(column) for column in zip(*rounds)] for name, rounds in rates.items()}
 
 
@@ -79,6 +83,9 @@ def start(two: hosts.Hosts, contestant: str) -> Group:
     """The contestant's ranks, one on each host."""
     # Gloo wants to be told; the port is free, because the hosts are new.
     environ = {"MASTER_ADDR": two.ipv4(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+    if contestant in PROTECTIONS:
+        environ["RONDE_PROTECTION"] = PROTECTIONS[contestant]
+        contestant = "ronde-private"
     return Group(contestant, RANKS, two.places(), two.store_address(), environ)
 
 
@@ -106,9 +113,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", type=parse_bytes, nargs="+", default=SIZES, metavar="BYTES", help="such as 1MiB 64MiB"
     )
-    parser.add_argument(
-        "--contestants", nargs="+", choices=["ronde-private", "gloo"], default=["ronde-private", "gloo"]
-    )
+    parser.add_argument("--contestants", nargs="+", choices=[*CONTESTANTS, *PROTECTIONS], default=CONTESTANTS)
     parser.add_argument("--rounds", type=int, default=5, help="(default: 5)")
     options = parser.parse_args()
     if reason := hosts.require():
@@ -123,7 +128,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         two = stack.enter_context(hosts.Hosts(2, rate=options.rate))
         stack.enter_context(iperf_server(two))
-        groups = [stack.enter_context(start(two, contestant)) for contestant in options.contestants]
+        groups = {name: stack.enter_context(start(two, name)) for name in options.contestants}
         print_table(options, measure(two, options, groups))
 
 

@@ -6,12 +6,12 @@
 #include <cstring>
 #include <utility>
 
+#include "poly1305.h"
+
 namespace ronde {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "words are read as they lie in memory");
-
-__extension__ using Wide = unsigned __int128;
 
 // --- ChaCha20 -------------------------------------------------------------------------------------------------------
 
@@ -88,73 +88,10 @@ class KeyStream {
   std::array<std::byte, 32> tag_key_;
 };
 
-// --- Poly1305 -------------------------------------------------------------------------------------------------------
-
-// The sum of all blocks, times r for each, modulo 2^130 - 5. Two limbs of 64 bits and a small one hold it.
-class Poly1305 {
- public:
-  explicit Poly1305(const std::array<std::byte, 32>& key) {
-    std::memcpy(&r0_, &key[0], 8);
-    std::memcpy(&r1_, &key[8], 8);
-    std::memcpy(pad_, &key[16], 16);
-    r0_ &= 0x0ffffffc0fffffff;
-    r1_ &= 0x0ffffffc0ffffffc;
-    folded_ = r1_ + (r1_ >> 2);  // 5/4 of it: what r1 counts for above 2^130
-  }
-
-  // Adds the bytes and zeros up to a whole block.
-  void add_padded(std::span<const std::byte> bytes) {
-    const size_t whole = bytes.size() / kTagBytes * kTagBytes;
-    for (size_t begin = 0; begin < whole; begin += kTagBytes) add_block(bytes.data() + begin);
-    if (whole == bytes.size()) return;
-    std::byte last[kTagBytes] = {};
-    std::memcpy(last, bytes.data() + whole, bytes.size() - whole);
-    add_block(last);
-  }
-
-  Tag finish() const {
-    // The sum is less than twice the modulus: subtract that once, without a branch, if the sum is not smaller.
-    Wide carried = Wide{h0_} + 5;
-    const auto low = static_cast<uint64_t>(carried);
-    carried = Wide{h1_} + static_cast<uint64_t>(carried >> 64);
-    const auto high = static_cast<uint64_t>(carried);
-    const uint64_t is_above = 0 - ((h2_ + static_cast<uint64_t>(carried >> 64)) >> 2);  // all ones, or none
-    const Wide sum0 = Wide{(h0_ & ~is_above) | (low & is_above)} + pad_[0];
-    const Wide sum1 = Wide{(h1_ & ~is_above) | (high & is_above)} + pad_[1] + static_cast<uint64_t>(sum0 >> 64);
-    const uint64_t words[2] = {static_cast<uint64_t>(sum0), static_cast<uint64_t>(sum1)};
-    Tag tag;
-    std::memcpy(tag.data(), words, sizeof(words));
-    return tag;
-  }
-
- private:
-  void add_block(const std::byte* block) {
-    uint64_t words[2];
-    std::memcpy(words, block, sizeof(words));
-    const Wide sum0 = Wide{h0_} + words[0];
-    const Wide sum1 = Wide{h1_} + words[1] + static_cast<uint64_t>(sum0 >> 64);
-    const auto a0 = static_cast<uint64_t>(sum0), a1 = static_cast<uint64_t>(sum1);
-    const uint64_t a2 = h2_ + static_cast<uint64_t>(sum1 >> 64) + 1;  // a whole block has a bit above its bytes
-
-    const Wide product0 = Wide{a0} * r0_ + Wide{a1} * folded_;
-    const Wide product1 = Wide{a0} * r1_ + Wide{a1} * r0_ + a2 * folded_ + static_cast<uint64_t>(product0 >> 64);
-    const uint64_t top = a2 * r0_ + static_cast<uint64_t>(product1 >> 64);
-
-    // What lies above 2^130 comes back five times.
-    const Wide low = Wide{static_cast<uint64_t>(product0)} + (top & ~uint64_t{3}) + (top >> 2);
-    const Wide high = Wide{static_cast<uint64_t>(product1)} + static_cast<uint64_t>(low >> 64);
-    h0_ = static_cast<uint64_t>(low);
-    h1_ = static_cast<uint64_t>(high);
-    h2_ = (top & 3) + static_cast<uint64_t>(high >> 64);
-  }
-
-  uint64_t r0_, r1_, folded_;
-  uint64_t h0_ = 0, h1_ = 0, h2_ = 0;
-  uint64_t pad_[2];
-};
+// --- Tags -----------------------------------------------------------------------------------------------------------
 
 Tag tag_of(const KeyStream& stream, std::span<const std::byte> associated, std::span<const std::byte> sealed) {
-  Poly1305 sum(stream.tag_key());
+  poly1305::Sum sum(stream.tag_key());
   sum.add_padded(associated);
   sum.add_padded(sealed);
   const uint64_t lengths[2] = {associated.size(), sealed.size()};

@@ -1,7 +1,8 @@
-// The vectors of RFC 8439 (2.8.2 and A.5), messages of all lengths, and what a connection's seals refuse.
+// The vectors of RFC 8439 (2.8.2, A.3 and A.5), messages of all lengths, and what a connection's seals refuse.
 #include "aead.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "check.h"
+#include "poly1305.h"
 #include "sealer.h"
 
 namespace ronde {
@@ -78,6 +80,42 @@ void the_vectors_of_the_rfc_fit() {
   }
 }
 
+struct TagVector {
+  const char *key, *message, *tag;
+};
+
+// Where a sum reaches the modulus, and where a carry goes all the way up (A.3, 7 to 11).
+const TagVector kTagVectors[] = {
+    {"0200000000000000000000000000000000000000000000000000000000000000", "ffffffffffffffffffffffffffffffff",
+     "03000000000000000000000000000000"},
+    {"02000000000000000000000000000000ffffffffffffffffffffffffffffffff", "02000000000000000000000000000000",
+     "03000000000000000000000000000000"},
+    {"0100000000000000000000000000000000000000000000000000000000000000",
+     "fffffffffffffffffffffffffffffffff0ffffffffffffffffffffffffffffff11000000000000000000000000000000",
+     "05000000000000000000000000000000"},
+    {"0100000000000000000000000000000000000000000000000000000000000000",
+     "fffffffffffffffffffffffffffffffffbfefefefefefefefefefefefefefefe01010101010101010101010101010101",
+     "00000000000000000000000000000000"},
+    {"0200000000000000000000000000000000000000000000000000000000000000", "fdffffffffffffffffffffffffffffff",
+     "faffffffffffffffffffffffffffffff"},
+    {"0100000000000000040000000000000000000000000000000000000000000000",
+     "e33594d7505e43b900000000000000003394d7505e4379cd01000000000000000000000000000000000000000000000001000000000000000"
+     "0"
+     "00000000000000",
+     "14000000000000005500000000000000"},
+    {"0100000000000000040000000000000000000000000000000000000000000000",
+     "e33594d7505e43b900000000000000003394d7505e4379cd010000000000000000000000000000000000000000000000",
+     "13000000000000000000000000000000"},
+};
+
+void the_tags_of_the_rfc_fit() {
+  for (const TagVector& vector : kTagVectors) {
+    poly1305::Sum sum(array_of<std::array<std::byte, 32>>(from_hex(vector.key)));
+    sum.add_padded(from_hex(vector.message));
+    CHECK(sum.finish() == array_of<Tag>(from_hex(vector.tag)));
+  }
+}
+
 Bytes pattern(size_t size) {
   Bytes bytes(size);
   for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 2654435761u >> 9);
@@ -85,6 +123,20 @@ Bytes pattern(size_t size) {
 }
 
 const ConnectionKeys kKeys{array_of<AeadKey>(pattern(32)), {}, false};
+
+// Blocks that enter together, and the same one after the other.
+void how_many_blocks_enter_at_once_changes_no_tag() {
+  for (const std::byte fill : {std::byte{0}, std::byte{0xff}, std::byte{0x5a}}) {
+    Bytes message = pattern(1024);
+    if (fill != std::byte{0x5a}) std::fill(message.begin(), message.end(), fill);
+    for (size_t size = 0; size <= message.size(); size += 16) {
+      poly1305::Sum together(array_of<std::array<std::byte, 32>>(pattern(32))), single = together;
+      together.add_padded(std::span(message).first(size));
+      for (size_t begin = 0; begin < size; begin += 16) single.add_padded(std::span(message).subspan(begin, 16));
+      CHECK(together.finish() == single.finish());
+    }
+  }
+}
 
 void whatever_is_changed_is_noticed() {
   for (const size_t size : {0, 1, 15, 16, 17, 63, 64, 65, 191, 192, 193, 255, 256, 257, 1000}) {
@@ -135,6 +187,8 @@ void a_message_fits_only_in_its_place(bool conceals) {
 int main() {
   using namespace ronde;
   the_vectors_of_the_rfc_fit();
+  the_tags_of_the_rfc_fit();
+  how_many_blocks_enter_at_once_changes_no_tag();
   whatever_is_changed_is_noticed();
   a_message_fits_only_in_its_place(false);
   a_message_fits_only_in_its_place(true);
