@@ -48,6 +48,9 @@ class KeyStream {
     std::copy_n(bytes_, tag_key_.size(), tag_key_.begin());
     used_ = kBlockBytes;
   }
+  ~KeyStream() { explicit_bzero(state_, sizeof(state_)); }  // the key is a part of it
+  KeyStream(const KeyStream&) = delete;
+  KeyStream& operator=(const KeyStream&) = delete;
 
   // The key of the tag: the stream begins with it.
   const std::array<std::byte, 32>& tag_key() const { return tag_key_; }

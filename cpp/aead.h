@@ -4,6 +4,8 @@
 // The rule: one key never sees two messages under one nonce. sealer.h keeps it.
 #pragma once
 
+#include <string.h>
+
 #include <array>
 #include <cstddef>
 #include <span>
@@ -12,7 +14,10 @@ namespace ronde {
 
 constexpr size_t kTagBytes = 16;
 
-using AeadKey = std::array<std::byte, 32>;
+// Every copy is wiped when it ends, so that neither freed memory nor a core file shows it.
+struct AeadKey : std::array<std::byte, 32> {
+  ~AeadKey() { explicit_bzero(data(), size()); }
+};
 using Nonce = std::array<std::byte, 12>;
 using Tag = std::array<std::byte, kTagBytes>;
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -138,6 +139,24 @@ void how_many_blocks_enter_at_once_changes_no_tag() {
   }
 }
 
+// Whoever reads the memory of a process later, or its core file, must not find the keys of ended connections.
+void a_sealer_that_ends_leaves_no_key() {
+  alignas(Sealer) std::byte place[sizeof(Sealer)];
+  Sealer* const sealer = new (place) Sealer(kKeys.outgoing, true);
+  const auto holds_key = [&] {
+    const volatile std::byte* const bytes = place;
+    for (size_t i = 0; i + 8 <= sizeof(place); ++i) {
+      size_t same = 0;
+      while (same < 8 && bytes[i + same] == kKeys.outgoing[same]) ++same;
+      if (same == 8) return true;
+    }
+    return false;
+  };
+  CHECK(holds_key());
+  sealer->~Sealer();
+  CHECK(!holds_key());
+}
+
 void whatever_is_changed_is_noticed() {
   for (const size_t size : {0, 1, 15, 16, 17, 63, 64, 65, 191, 192, 193, 255, 256, 257, 1000}) {
     for (const bool conceals : {false, true}) {
@@ -189,6 +208,7 @@ int main() {
   the_vectors_of_the_rfc_fit();
   the_tags_of_the_rfc_fit();
   how_many_blocks_enter_at_once_changes_no_tag();
+  a_sealer_that_ends_leaves_no_key();
   whatever_is_changed_is_noticed();
   a_message_fits_only_in_its_place(false);
   a_message_fits_only_in_its_place(true);
