@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "bind_border.h"
+#include "bind_keys.h"
 #include "communicator.h"
 #include "reduce.h"
 #include "shape_word.h"
@@ -358,16 +359,14 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communi
 // conceals. Two empty keys: it has none.
 using Wire = std::tuple<int, nb::bytes, nb::bytes, bool>;
 
-Connection connection(const Wire& wire) {
+void set_keys(Connection& connection, const Wire& wire) {
   const auto& [fd, outgoing, incoming, conceals] = wire;
-  if (outgoing.size() == 0) return Descriptor(fd);
+  if (outgoing.size() == 0) return;
   ConnectionKeys keys{.conceals = conceals};
-  if (outgoing.size() != sizeof(AeadKey) || incoming.size() != sizeof(AeadKey)) {
+  if (!read_key(outgoing.ptr(), keys.outgoing) || !read_key(incoming.ptr(), keys.incoming)) {
     throw std::invalid_argument("the key of a connection has 32 bytes");
   }
-  std::memcpy(keys.outgoing.data(), outgoing.c_str(), sizeof(AeadKey));
-  std::memcpy(keys.incoming.data(), incoming.c_str(), sizeof(AeadKey));
-  return {Descriptor(fd), keys};
+  connection.keys = keys;
 }
 
 std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, std::vector<int> host_of, int cores,
@@ -378,12 +377,17 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
                                       bool hierarchical_allgather, bool seals_payload, Communicator* twin) {
   Wiring wiring;  // first of all the descriptors, for them to be closed whatever fails
   for (int fd : bells) wiring.bells.emplace_back(fd);
-  for (const auto& [peer, wire] : controls) wiring.controls.emplace(peer, connection(wire));
+  Descriptor memory(segment);
+  for (const auto& [peer, wire] : controls) wiring.controls.emplace(peer, Descriptor(std::get<int>(wire)));
   for (const auto& [peer, streams] : data) {
-    for (const Wire& wire : streams) wiring.data[peer].push_back(connection(wire));
+    for (const Wire& wire : streams) wiring.data[peer].emplace_back(Descriptor(std::get<int>(wire)));
+  }
+  for (const auto& [peer, wire] : controls) set_keys(wiring.controls.at(peer), wire);
+  for (const auto& [peer, streams] : data) {
+    for (size_t i = 0; i < streams.size(); ++i) set_keys(wiring.data.at(peer)[i], streams[i]);
   }
   const auto local_size = static_cast<int>(bells.size());
-  wiring.segment = std::make_shared<Mapping>(segment, HostSegment::bytes(local_size, staging_bytes));
+  wiring.segment = std::make_shared<Mapping>(memory.release(), HostSegment::bytes(local_size, staging_bytes));
   wiring.rank = rank;
   wiring.hosts = std::move(hosts);
   wiring.host_of = std::move(host_of);
