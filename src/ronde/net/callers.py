@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ronde.net.peers import process_and_user
 
-__all__ = ["Caller", "accept_caller", "is_shortage"]
+__all__ = ["Caller", "accept_caller", "is_shortage", "source_of"]
 
 MOST_BROKEN = 16  # in a row, so that the other sockets of a loop get their turn
 ANOTHER_USER = "only processes of our own user are let in at this Unix socket"
@@ -25,6 +25,7 @@ _BROKEN = {
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _MAPPED_IPV4 = bytes(10) + b"\xff\xff"
 _NETWORK_BYTES = 8
+_LINK_LOCAL, _LINK_LOCAL_BITS = 0xFE80 >> 6, 10
 
 
 class Caller(NamedTuple):
@@ -53,7 +54,7 @@ def accept_caller(listener: socket.socket, turn_away: Callable[[str, str], None]
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             host, port = address[:2]
-            return Caller(sock, _source(host), f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            return Caller(sock, source_of(host), f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         process, user = process_and_user(sock)
         if user == os.geteuid():
             return Caller(sock, "", f"process {process}")
@@ -67,11 +68,17 @@ def is_shortage(error: OSError) -> bool:
     return error.errno in _SHORTAGES
 
 
-def _source(host: str) -> str:
-    """Return the host's address; of IPv6 the network, for a host can have any address in it."""
+def source_of(host: str) -> str:
+    """Return what counts as one peer: an IPv4 address, or an IPv6 network, in which a host can have any address.
+
+    All link-local addresses are in one network, on every link, so each of them counts alone, with its interface.
+    """
     if ":" not in host:
         return host
-    address = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    text, _, interface = host.partition("%")
+    address = socket.inet_pton(socket.AF_INET6, text)
+    if int.from_bytes(address, "big") >> (128 - _LINK_LOCAL_BITS) == _LINK_LOCAL:
+        return f"{address.hex()}%{interface}"
     if address.startswith(_MAPPED_IPV4):
         return socket.inet_ntop(socket.AF_INET, address[len(_MAPPED_IPV4) :])
     return address[:_NETWORK_BYTES].hex()
