@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = [
     "LOG_LEVELS",
+    "PROTECTIONS",
     "backend_lists",
     "bytes_up_to",
     "cores",
@@ -124,6 +125,9 @@ def one_of(*choices: str) -> dict[str, Any]:
         "right": "one of " + ", ".join(choices),
     }
 
+
+# Light enough for a launcher, which reads this setting without the others.
+PROTECTIONS = one_of("messages", "payload", "secret")
 
 _NAME_LIST = r"\s*\w+\s*(,\s*\w+\s*)*"
 _BACKENDS = re.compile(rf"(\s*\w+\s*=)?{_NAME_LIST}(;(\s*\w+\s*=)?{_NAME_LIST})*;?\s*", re.ASCII)

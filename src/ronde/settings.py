@@ -18,6 +18,7 @@ from ronde.errors import UsageError
 from ronde.job_key import KEY_BYTES, JobKey
 from ronde.setting_values import (
     LOG_LEVELS,
+    PROTECTIONS,
     backend_lists,
     bytes_up_to,
     cores,
@@ -125,7 +126,7 @@ class Settings:
         "messages",
         "Protection between hosts. `messages`: authenticate everything except tensors; `payload`: authenticate "
         "tensors, too; `secret`: also encrypt everything (docs/security.md).",
-        **one_of("messages", "payload", "secret"),
+        **PROTECTIONS,
     )
     tcp_streams: int = _setting(
         "RONDE_TCP_STREAMS",

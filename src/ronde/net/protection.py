@@ -7,12 +7,12 @@ from enum import IntEnum
 
 from ronde.environment import environment
 from ronde.errors import UsageError
+from ronde.setting_values import PROTECTIONS
 
 __all__ = ["SECRET", "ConnectionKeys", "Protection", "protection_of", "secrecy_is_wanted"]
 
 SECRET = "secret"  # the value of the setting `protection` that conceals everything
 _VARIABLE = "RONDE_PROTECTION"
-_VALUES = ("messages", "payload", SECRET)
 
 
 class Protection(IntEnum):
@@ -50,7 +50,8 @@ def protection_of(sock: socket.socket, is_secret: bool) -> Protection:
 
 def secrecy_is_wanted() -> bool:
     """Return whether this process's environment asks for secrecy: for those who have no settings, as launchers."""
-    text = environment().get(_VARIABLE, "").strip().lower()
-    if text and text not in _VALUES:
-        raise UsageError(f"{_VARIABLE}={text!r} is invalid: expected one of {', '.join(_VALUES)}")
-    return text == SECRET
+    text = environment().get(_VARIABLE, "").strip()
+    value = PROTECTIONS["parse"](text)
+    if text and not PROTECTIONS["check"](value):
+        raise UsageError(f"{_VARIABLE}={text!r} is invalid: expected {PROTECTIONS['right']}")
+    return bool(value == SECRET)
