@@ -157,6 +157,12 @@ class Handshake:
         import hmac
 
         ours, theirs = self._protection, self._peer_protection
+        if theirs not in tuple(Protection):
+            known = ", ".join(f"{each} ({each.name.lower()})" for each in Protection)
+            raise VersionError(
+                f"the other end asks for protection {theirs}, and this one knows {known}; install the same Ronde "
+                "everywhere"
+            )
         if (ours is Protection.KERNEL) != (theirs == Protection.KERNEL):
             raise AuthenticationError(
                 "this connection is a Unix socket at one end only: somebody in between passes on what is sent"

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -183,6 +184,14 @@ def test_nobody_weakens_the_protection_on_the_way() -> None:
     client.advance(answer[:HELLO_BYTES])
     with pytest.raises(AuthenticationError):
         client.advance(answer[HELLO_BYTES:])
+
+
+def test_a_protection_that_is_unknown_is_named() -> None:
+    """As a later version may have one: the weaker of the two must not pass for it."""
+    with pytest.raises(
+        VersionError, match=r"asks for protection 3, and this one knows 0 \(kernel\), 1 \(sealed\)"
+    ):
+        keys_of(SEALED, cast(Protection, 3))
 
 
 def test_a_unix_socket_at_one_end_only_is_refused() -> None:
