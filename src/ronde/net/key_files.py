@@ -25,6 +25,8 @@ KEY_FILE = "job.key"
 MOST_BYTES = 4096
 ATTEMPTS = 3
 OTHERS_READ, OTHERS_WRITE = 0o077, 0o022
+_WITHOUT_MODES = "a file system without Unix modes (vfat, some network mounts)"
+_ELSEWHERE = f"if the mode stays, that is {_WITHOUT_MODES}: set RONDE_JOB_KEY_FILE to a file on another one"
 # Where one machine's processes find a key if there is no home directory: its memory and its temporary files.
 _ON_THIS_MACHINE = ("/tmp", "/dev/shm")
 
@@ -91,7 +93,7 @@ def _own_key_in(directory: str) -> JobKey:
             with contextlib.suppress(FileNotFoundError):
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
                 return _read(os.open(KEY_FILE, flags, dir_fd=place), path)
-            _create(place)
+            _create(place, directory)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UsageError(
@@ -126,17 +128,17 @@ def _check_directory(place: int, directory: str) -> None:
     if status.st_mode & OTHERS_WRITE:
         raise UsageError(
             f"others may write to {directory} (mode {stat.S_IMODE(status.st_mode):04o}), so the job key in it may be "
-            f"theirs: chmod 700 {directory}, and remove {KEY_FILE} there if you do not trust it"
+            f"theirs: chmod 700 {directory}, and remove {KEY_FILE} there if you do not trust it; {_ELSEWHERE}"
         )
 
 
-def _create(place: int) -> None:
+def _create(place: int, directory: str) -> None:
     draft = f".{KEY_FILE}.{host_name()}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(draft, flags, 0o600, dir_fd=place)
     try:
         with os.fdopen(fd, "w") as file:
-            os.fchmod(fd, 0o600)
+            _make_private(fd, directory)
             file.write(JobKey.generate().hex() + "\n")
             file.flush()
             os.fsync(fd)
@@ -144,6 +146,17 @@ def _create(place: int) -> None:
             os.link(draft, KEY_FILE, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
     finally:
         os.unlink(draft, dir_fd=place)
+
+
+def _make_private(fd: int, directory: str) -> None:
+    """Take every right to a new file from others, before anything is in it. Raises _NoPlaceError if they keep one."""
+    with contextlib.suppress(PermissionError):  # how vfat answers
+        os.fchmod(fd, 0o600)
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    if mode & OTHERS_READ:
+        raise _NoPlaceError(
+            f"{directory} lies on {_WITHOUT_MODES}, where others may read a key (mode {mode:04o})"
+        )
 
 
 def _read(fd: int, path: str) -> JobKey:
@@ -172,5 +185,5 @@ def _check_file(status: os.stat_result, path: str) -> None:
     if mode & OTHERS_READ:
         raise UsageError(
             f"others may read the job key {path} (mode {mode:04o}), so it may be known: chmod 600 {path}, and make a "
-            "new one if others use this machine"
+            f"new one if others use this machine; {_ELSEWHERE}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -105,7 +106,7 @@ def _of_another_user(path: Path) -> None:
 
 
 BAD = [
-    (_wide, r"mode 0644.*chmod 600 .*job\.key"),
+    (_wide, r"mode 0644.*chmod 600 .*job\.key.*if the mode stays.*RONDE_JOB_KEY_FILE"),
     (_link, "is a link, which is not followed"),
     (_in_a_shared_directory, "others may write to"),
     (_pipe, "is no regular file"),
@@ -124,6 +125,23 @@ def test_a_spoilt_file_is_refused_and_nothing_stands_in_for_it(
         find(home, is_one_machine=is_one_machine)
     assert KEY.hex()[:8] not in str(caught.value)
     assert "there is no job key" not in str(caught.value)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_no_key_is_made_where_modes_do_not_stay(
+    refuses: bool, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on vfat, where every file has the mode of the mount, and a change is refused or forgotten."""
+
+    def fchmod(fd: int, mode: int) -> None:
+        os.chmod(fd, 0o755)
+        if refuses:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    with pytest.raises(UsageError, match=r"without Unix modes \(vfat.*mode 0755.*set RONDE_JOB_KEY_FILE"):
+        find(home)
+    assert list(of_user(home).parent.iterdir()) == []
 
 
 def test_a_link_in_place_of_the_directory_is_not_followed(home: Path) -> None:
