@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import socket
 import subprocess
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from tests.other_user import NOBODY, as_nobody
+from tests.other_user import NOBODY, start_as_nobody
 
 from ronde.errors import AuthenticationError, ProtocolError, TimeoutError, UsageError
 from ronde.job_key import JobKey
@@ -74,30 +73,23 @@ def service(listener: socket.socket, answer: Callable[[socket.socket], None]) ->
             sock.close()
 
 
+def squat(path: str) -> None:
+    listener, _ = listen(parse(f"unix:{path}"))
+    with listener:
+        print("listening", flush=True)
+        sys.stdin.readline()
+
+
 @contextmanager
 def squatter_of_another_user(path: str) -> Iterator[None]:
     """Have a process of another user listen at an abstract name."""
-    ready, is_ready = os.pipe()
-    until, end = os.pipe()
-
-    def squat() -> None:
-        listener, _ = listen(parse(f"unix:{path}"))
-        os.write(is_ready, b"!")
-        os.read(until, 1)
-        listener.close()
-
-    child = os.fork()
-    if not child:
-        as_nobody(squat)
-        os._exit(0)
-    try:
-        os.read(ready, 1)
-        yield
-    finally:
-        os.write(end, b"!")
-        os.waitpid(child, 0)
-        for fd in (ready, is_ready, until, end):
-            os.close(fd)
+    with start_as_nobody(squat, path) as squatter:
+        assert squatter.stdout
+        assert squatter.stdout.readline() == "listening\n"
+        try:
+            yield
+        finally:
+            squatter.communicate("\n", timeout=30)
 
 
 @pytest.fixture

@@ -74,10 +74,10 @@ def attack(job: subprocess.Popen[str]) -> None:
     point = identify(said, Surroundings(os.geteuid())).meeting
     assert point is not None
     deadline = time.monotonic() + LONG_S
-    while "refused" in (answer := as_nobody(lambda: shake_hands(point.address, point.job))):
+    while "refused" in (answer := as_nobody(shake_hands, point.address, point.job)):
         assert time.monotonic() < deadline  # it does not serve yet
     assert answer.startswith(("AuthenticationError", "Connection", "BrokenPipe")), answer
-    answer = as_nobody(lambda: enter(point.address, point.job))
+    answer = as_nobody(enter, point.address, point.job)
     assert answer.startswith("AuthenticationError"), answer
 
 

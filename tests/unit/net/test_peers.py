@@ -42,24 +42,27 @@ with socket.socket(socket.AF_UNIX) as listener:
 """
 
 
-def shake_hands(address: str) -> None:
+def shake_hands(address: str, key: JobKey) -> None:
     """Do the handshake with the right key, and believe whoever answers."""
     endpoint = resolve(parse(address))[0]
     with socket.socket(endpoint.family) as sock:
         sock.connect(endpoint.sockaddr)
         authenticate(
-            sock, Role.CLIENT, KEY, STORE_PURPOSE, protection_of(sock, False), time.monotonic_ns() + LONG
+            sock, Role.CLIENT, key, STORE_PURPOSE, protection_of(sock, False), time.monotonic_ns() + LONG
         )
+
+
+def join_a_rank(address: Address, key: JobKey) -> None:
+    calls = {Slot(0, Channel.CONTROL): address}
+    open_connections(1, ["a", "a"], [], calls, [], key, "world", time.monotonic_ns() + LONG)
 
 
 def test_a_store_at_a_unix_socket_turns_other_users_away() -> None:
     server = StoreServer("unix:@ronde-test-peers", KEY)
     try:
-        assert as_nobody(lambda: shake_hands(server.address)).startswith(("Connection", "BrokenPipe"))
-        assert "run all processes of a job as one user" in as_nobody(
-            lambda: StoreClient(server.address, KEY, LONG)
-        )
-        shake_hands(server.address)
+        assert as_nobody(shake_hands, server.address, KEY).startswith(("Connection", "BrokenPipe"))
+        assert "run all processes of a job as one user" in as_nobody(StoreClient, server.address, KEY, LONG)
+        shake_hands(server.address, KEY)
     finally:
         server.close()
 
@@ -81,13 +84,8 @@ def test_a_client_believes_no_store_of_another_users() -> None:
 
 def test_a_rank_takes_no_other_user_for_a_rank() -> None:
     listener, address = listen(Address(path="@ronde-test-rank"))
-    calls = {Slot(0, Channel.CONTROL): address}
-
-    def join() -> None:
-        open_connections(1, ["a", "a"], [], calls, [], KEY, "world", time.monotonic_ns() + LONG)
-
     with listener:
-        assert f"user {os.geteuid()}" in as_nobody(join)  # it has called all the same
+        assert f"user {os.geteuid()}" in as_nobody(join_a_rank, address, KEY)  # it has called all the same
         soon_ns = time.monotonic_ns() + 10**9 // 2
         with pytest.raises(TimeoutError, match=rf"turned away .* of user {NOBODY}"):
             open_connections(0, ["a", "a"], [listener], {}, [Slot(1, Channel.CONTROL)], KEY, "world", soon_ns)
