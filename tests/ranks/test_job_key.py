@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ronde.net.processes import free_port
+
 WORKER = """
 import os, sys
 import numpy, ronde
@@ -44,3 +46,26 @@ def test_workers_get_it_by_descriptor_also_from_a_template(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines())[1::2] == ["[0] total 2 attempt 1", "[1] total 2 attempt 1"]
+
+
+def test_a_name_that_stands_for_the_key_is_warned_of_once() -> None:
+    """Ranks that somebody starts by hand: no launcher warns for them."""
+    port = str(free_port("127.0.0.1"))
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "RONDE_INSECURE_JOB_KEY": "1",
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import ronde; ronde.init(); ronde.world().barrier()"],
+            env={**os.environ, **place, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=100)[1] for rank in started]
+    assert [rank.returncode for rank in started] == [0, 0], said
+    assert [text.count("the job's name stands for its key") for text in said] == [1, 0], said

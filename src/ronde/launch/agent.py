@@ -50,10 +50,6 @@ __all__ = ["RunResult", "plan_here", "run_agent"]
 
 SIGPIPE = 13
 LATE_LOGS_NS = 2 * 10**9
-INSECURE = (
-    "the job's name stands for its key, so a stranger on this network who guesses the name can join this job and run "
-    "programs in it: set RONDE_JOB_KEY_FILE instead (docs/security.md says how)"
-)
 
 
 @dataclass(frozen=True)
@@ -207,6 +203,8 @@ class _Shell:
         self._loop.watch(self._starter.announcements.fileno(), Order.RAISED, self._read_announcements)
         self._loop.watch(self._starter.logs.fileno(), Order.SINKS, self._starter.logs.settle)
         if has_insecure_key(self._config, self._environment):
+            from ronde.net.job_keys import INSECURE  # only for such jobs
+
             self._say(INSECURE)
         try:
             self._perform(self._agent.begin())

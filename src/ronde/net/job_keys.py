@@ -18,8 +18,12 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.key_files import NoKeyFileError, own_key, read_key_file
 
-__all__ = ["find_job_key", "key_in_memory"]
+__all__ = ["INSECURE", "find_job_key", "key_in_memory"]
 
+INSECURE = (
+    "the job's name stands for its key, so a stranger on this network who guesses the name can join this job and run "
+    "programs in it: set RONDE_JOB_KEY_FILE instead (docs/security.md says how)"
+)
 _MEMORY = "ronde-job-key"  # the name of the memory file
 REMEDY = (
     "make one with `(umask 077; head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key)`, copy it to all "

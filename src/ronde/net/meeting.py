@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from ronde.core.identity import MeetingPoint
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net import addresses
-from ronde.net.job_keys import find_job_key
+from ronde.net.job_keys import INSECURE, find_job_key
 from ronde.net.protection import SECRET
 from ronde.net.stores.base import Store
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import Settings, environment
 
 __all__ = ["Meeting", "meet"]
+
+_log = logging.getLogger(__name__)
 
 FILE = "file:"
 ELSEWHERE = "192.0.2.1"  # of no machine: reached like everything that is not in our own networks
@@ -53,7 +56,7 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
         return _meet_in_file(point, rank, settings)
     target = addresses.parse(point.address)
     is_one_machine = target.is_unix or target.host == "localhost" or addresses.is_loopback(target.host)
-    key = _key(point, settings, is_one_machine)
+    key = _key(point, rank, settings, is_one_machine)
     timeout_ns = settings.start_timeout_ns
     if point.is_torch:
         from ronde.net.stores.torch import TorchStore  # only here, because it imports torch
@@ -76,7 +79,10 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
         raise
 
 
-def _key(point: MeetingPoint, settings: Settings, is_one_machine: bool) -> JobKey:
+def _key(point: MeetingPoint, rank: int, settings: Settings, is_one_machine: bool) -> JobKey:
+    is_given = settings.job_key is not None or settings.job_key_fd is not None or bool(settings.job_key_file)
+    if settings.insecure_job_key and not is_given and rank == 0:
+        _log.warning("%s", INSECURE)
     return find_job_key(
         point.job,
         environment(),
@@ -94,7 +100,7 @@ def _meet_in_file(point: MeetingPoint, rank: int, settings: Settings) -> Meeting
 
     named = settings.interface
     address = addresses.address_of_interface(named) if named else _outward_address()
-    key = _key(point, settings, addresses.is_loopback(address))
+    key = _key(point, rank, settings, addresses.is_loopback(address))
     file = FileStore(point.address.removeprefix(FILE))
     try:
         return Meeting(join_session(file, rank), key, address)
