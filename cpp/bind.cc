@@ -355,6 +355,12 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communi
   return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(reinterpret_cast<uint8_t*>(data), {part_bytes}, capsule);
 }
 
+// Fails the communicator because `rank` has sent something malformed, and raises what it has failed with.
+void distrust(Communicator& communicator, int rank, const std::string& what) {
+  communicator.watch().distrust(ProtocolError(rank, what));
+  raise_failure(communicator, communicator.failure().value());
+}
+
 // The descriptor of a connection and its keys, as comm/bootstrap.py has them: outgoing, incoming, and whether it
 // conceals. Two empty keys: it has none.
 using Wire = std::tuple<int, nb::bytes, nb::bytes, bool>;
@@ -441,6 +447,7 @@ NB_MODULE(_native, module) {
       .def("barrier", [](Communicator& self) { ronde::without_gil(self, [&] { self.barrier(); }); })
       .def("map_symmetric", &ronde::map_symmetric)
       .def("abort", [](Communicator& self, const std::string& reason) { self.abort(reason); })
+      .def("distrust", &ronde::distrust)
       .def("shutdown", [](Communicator& self) { ronde::without_gil(self, [&] { self.shutdown(); }); })
       .def("abandon", &ronde::abandon_for_good<Communicator>)
       .def("is_crowded", &Communicator::is_crowded)

@@ -62,7 +62,7 @@ class PyCycle {
   Cycle& cycle() { return *cycle_; }
   void abandon() { cycle_->abandon(); }
   const Cycle& cycle() const { return *cycle_; }
-  Communicator& communicator() { return communicator_; }
+  Communicator& communicator() const { return communicator_; }
 
   static std::pair<std::byte*, size_t> memory_of(nb::handle object) {
     if (object.is_none()) return {nullptr, 0};
@@ -222,6 +222,16 @@ auto guarded(PyCycle& self, Body&& body) {
   }
 }
 
+// Takes over what a peer has sent, and does not wait: the GIL is kept. It may be malformed.
+template <class Body>
+void sent_by_peer(const PyCycle& self, Body&& body) {
+  try {
+    body();
+  } catch (const Failure& failure) {
+    raise_failure(self.communicator(), failure);
+  }
+}
+
 // `table`: by Backends::place_of, 0 for the native backend, 1 for the first of `carriers`.
 void use_backends(PyCycle& self, const std::vector<nb::object>& carriers, const std::vector<uint8_t>& table) {
   if (table.size() != Backends::kTableSize) raise("UsageError", "the table of backends has another size");
@@ -281,14 +291,15 @@ void bind_cycle(nb::module_& module) {
            })
       .def("insert",
            [](PyCycle& self, uint32_t slot, std::string name, const Signature& signature, std::vector<uint64_t> rows) {
-             self.cycle().insert(slot, std::move(name), signature, std::move(rows));
+             sent_by_peer(self, [&] { self.cycle().insert(slot, std::move(name), signature, std::move(rows)); });
            })
       .def("evict", &PyCycle::evict)
       .def("take_back", &PyCycle::take_back)
       .def("add_cold",
            [](PyCycle& self, std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
               const nb::list& in, const nb::list& out, int contributors, bool is_absent) {
-             self.cycle().add_cold(name, signature, rows, PyCycle::memory_of(in, out), contributors, is_absent);
+             const auto memory = PyCycle::memory_of(in, out);
+             sent_by_peer(self, [&] { self.cycle().add_cold(name, signature, rows, memory, contributors, is_absent); });
            })
       .def("run_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().run_cold(); }); })
       .def("join", [](PyCycle& self) { self.cycle().join(); })

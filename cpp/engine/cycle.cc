@@ -319,7 +319,8 @@ std::vector<Cycle::Tensor> Cycle::tensors_of(const Signature& signature, const s
   for (Signature& each : signature.tensors()) {
     const auto begin = rows.begin() + static_cast<ptrdiff_t>(tensors.size()) * rows_each;
     tensors.push_back({std::move(each), {begin, begin + rows_each}, {}});
-    check_rows(tensors.back().signature, tensors.back().rows, communicator_.rank(), communicator_.size());
+    const Tensor& tensor = tensors.back();
+    check_sent([&] { check_rows(tensor.signature, tensor.rows, communicator_.rank(), communicator_.size()); });
   }
   return tensors;
 }
@@ -379,13 +380,15 @@ void Cycle::want_cold() {
 }
 
 void Cycle::insert(uint32_t index, std::string name, Signature signature, std::vector<uint64_t> rows) {
+  check_sent([&] { check_slots({&index, 1}, 0, slots_.size()); });
+  std::vector<Tensor> tensors = tensors_of(signature, rows);
   std::lock_guard lock(table_);
   Slot& slot = slots_.at(index);
   slot = Slot{};
   recorder_.forget(index);
   slot.is_used = true;
   slot.name = std::move(name);
-  slot.tensors = tensors_of(signature, rows);
+  slot.tensors = std::move(tensors);
   for (const Tensor& tensor : slot.tensors) slot.bytes += tensor.signature.bytes();
   slot.signature = std::move(signature);
   slot_of_[slot.name] = index;

@@ -32,6 +32,7 @@
 #include "engine/recorder.h"
 #include "engine/runner.h"
 #include "engine/signature.h"
+#include "function_ref.h"
 
 namespace ronde {
 
@@ -186,6 +187,15 @@ class Cycle : private Watch::Listener {
   void run_slots(const std::vector<uint32_t>& slots);
   std::shared_ptr<Completion> take_back(Slot& slot, uint32_t index);
   std::vector<Tensor> tensors_of(const Signature& signature, const std::vector<uint64_t>& rows) const;
+  // Checks a part of what a peer has sent in a cold round. If it is malformed, the peer counts as lost.
+  void check_sent(FunctionRef<void()> check) const {
+    try {
+      check();
+    } catch (const ProtocolError& error) {
+      communicator_.watch().distrust(error);
+      throw communicator_.failure().value();
+    }
+  }
   bool has_work() const;
   void refuse() const;
   void drive(Completion& completion);

@@ -2,9 +2,11 @@
 // and nobody reads or writes where it must not.
 #include <barrier>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -84,6 +86,38 @@ void test_rows_that_fit_no_tensor() {
   refuses({});
 }
 
+// The same where a cold round takes them over: it is rank 0 that everybody blames.
+void test_a_stream_that_fits_no_tensor() {
+  Signature gathered, reduced;
+  gathered.kind = Kind::kAllgather;
+  gathered.shape = {3, 2};
+  reduced.shape = {1};
+  const std::vector<std::pair<std::string, std::function<void(Cycle&)>>> cases = {
+      {"rows of another number of ranks", [&](Cycle& cycle) { cycle.insert(0, "a", gathered, {5}); }},
+      {"more rows than this rank has given",
+       [&](Cycle& cycle) { cycle.add_cold("a", gathered, {5, 4}, {}, 2, false); }},
+      {"slot 100 of a cache with 100", [&](Cycle& cycle) { cycle.insert(kCapacity, "a", reduced, {}); }},
+  };
+  for (const auto& [text, take_over] : cases) {
+    std::barrier all(2);
+    run({0, 1}, {}, [&](Communicator& communicator) {
+      const size_t bytes = (Board::bytes(kCapacity) + 4095) / 4096 * 4096;
+      const uint32_t segment = communicator.symmetric()->add(shared_memory(bytes), bytes, 0);
+      Cycle cycle(communicator, communicator.symmetric()->own_part(segment), kCapacity, nullptr, 0, 0, false, 1);
+      all.arrive_and_wait();
+      try {
+        communicator.rank() == 1 ? take_over(cycle) : static_cast<void>(cycle.run());
+        CHECK(!"an end without a failure");
+      } catch (const Failure& failure) {
+        CHECK(failure.kind == FailureKind::kPeerLost && failure.rank == 0);
+        CHECK(std::string(failure.what()).find("rank 0 on host-0 sent ") == 0);
+        CHECK(std::string(failure.what()).find(text) != std::string::npos);
+      }
+      all.arrive_and_wait();
+    });
+  }
+}
+
 // Shared memory of a host is trusted no more than it must be: its leader's log may be nonsense, too.
 void test_a_log_of_nonsense() {
   for (const uint32_t words : {uint32_t{kCapacity} + 1, uint32_t{1}}) {
@@ -148,6 +182,7 @@ int main() {
   };
   for (const Case& each : cases) check(each);
   test_rows_that_fit_no_tensor();
+  test_a_stream_that_fits_no_tensor();
   test_a_log_of_nonsense();
   return 0;
 }

@@ -30,6 +30,7 @@ from ronde.core.messages import (
     Joined,
     Leaving,
     Run,
+    StreamItem,
     Tune,
     decode_stream,
     encode_stream,
@@ -46,7 +47,7 @@ from ronde.core.negotiation import (
     Member,
 )
 from ronde.engine.fresh_errors import fresh
-from ronde.engine.rounds import Collector, share_bytes
+from ronde.engine.rounds import Collector, sent_by, share_bytes
 from ronde.engine.submission import Submission, address, result_rows, signature_of
 from ronde.engine.tuner import Tuner, take_over
 from ronde.errors import MismatchError, PeerLostError, UsageError
@@ -199,15 +200,19 @@ class Negotiator:
             stream = encode_stream(self._coordinator.step_merged(batches, self._cycle.take_used()))
             for warning in self._coordinator.take_warnings():
                 _log.warning("%s", warning)
-        for item in decode_stream(share_bytes(self._comm, stream)):
+        with sent_by(self._comm, 0):
+            self._follow(decode_stream(share_bytes(self._comm, stream)))
+        self._run_decided()
+        self._cycle.end_cold()
+
+    def _follow(self, items: Sequence[StreamItem]) -> None:
+        for item in items:
             # Tensors that follow each other run together, on all ranks alike. Evictions and refusals concern others.
             if not isinstance(item, Run | Evict | Fail):
                 self._run_decided()
             with self._lock:
                 for effect in self._member.apply(item):
                     self._apply(effect)
-        self._run_decided()
-        self._cycle.end_cold()
 
     def _apply(self, effect: Effect) -> None:
         """Do what an item of the stream asks for, with the lock held."""

@@ -7,7 +7,8 @@ decides is broadcast. Everything runs in the engine's own communicator, and is s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from ronde.comm.communicator import Communicator
 from ronde.core.merging import Batch, BatchReader, encode_batch, merge, told_together
 from ronde.core.messages import Message, encode_requests
 from ronde.core.tree import children, parent, ranks_under
+from ronde.errors import ProtocolError
 
-__all__ = ["Collector", "gather_bytes", "share_bytes"]
+__all__ = ["Collector", "gather_bytes", "sent_by", "share_bytes"]
 
 _LENGTH_BYTES = 8
 _FIRST_BYTES = 2048  # what nearly always suffices; a longer message follows in a second part
@@ -47,20 +49,39 @@ class Collector:
         mine = encode_requests(outbox)
         if self._is_one_host:
             gathered = gather_bytes(self._comm, mine)
-            return [told_together(dict(enumerate(gathered)))] if gathered else []
+            return [self._told_together(dict(enumerate(gathered)))] if gathered else []
         if self._comm.rank != self._leader:
             _send_bytes(self._comm, mine, self._leader)
             return []
         others = [rank for rank in self._local_ranks if rank != self._comm.rank]
         outboxes = {self._comm.rank: mine} | {rank: _receive_bytes(self._comm, rank) for rank in others}
         reader = BatchReader()
-        batches = [told_together(outboxes)]
+        batches = [self._told_together(outboxes)]
         for child, ranks in self._under.items():
-            batches.append(reader.read(_receive_bytes(self._comm, child), ranks))
+            with sent_by(self._comm, child):
+                batches.append(reader.read(_receive_bytes(self._comm, child), ranks))
         if self._parent < 0:
             return batches
         _send_bytes(self._comm, encode_batch(merge(batches)), self._parent)
         return []
+
+    def _told_together(self, outboxes: Mapping[int, bytes]) -> Batch:
+        try:
+            return told_together(outboxes)
+        except ProtocolError:
+            for rank, outbox in outboxes.items():
+                with sent_by(self._comm, rank):
+                    told_together({rank: outbox})
+            raise  # each by itself is well-formed
+
+
+@contextmanager
+def sent_by(comm: Communicator, rank: int) -> Iterator[None]:
+    """Turn a ProtocolError into the loss of `rank`, which has sent what is read here; all ranks hear of it."""
+    try:
+        yield
+    except ProtocolError as error:
+        comm._native.distrust(rank, f"what cannot be followed: {error}")
 
 
 def _send_bytes(comm: Communicator, message: bytes, dest: int) -> None:

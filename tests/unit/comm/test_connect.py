@@ -1,5 +1,7 @@
 """A communicator that cannot be made lets go of what it was given."""
 
+from __future__ import annotations
+
 import os
 import socket
 

@@ -1,0 +1,41 @@
+"""A rank that says in a round of negotiation what no rank says: all ranks name it, whoever reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ronde.testing import ranks
+
+
+def _all_reduce_after(rank: int, module: str, function: str, message: bytes) -> str:
+    import importlib
+
+    import numpy as np
+
+    import ronde
+
+    ronde.init()
+    ronde.allreduce(np.ones(3), name="before")
+    if ronde.rank() == rank:
+        setattr(importlib.import_module(module), function, lambda *_: message)
+    with pytest.raises(ronde.PeerLostError) as caught:
+        ronde.allreduce(np.ones(3), name="after")
+    assert caught.value.rank == rank
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rank", "place", "message", "text"),
+    [
+        (1, "rounds.encode_requests", b"[[7]]", "malformed message of the negotiation"),
+        (0, "negotiator.encode_stream", b"[[7]]", "malformed message of the negotiation"),
+        (0, "negotiator.encode_stream", b'[["evict",[3]]]', "sent what cannot be followed"),
+    ],
+)
+def test_who_sends_a_malformed_message_is_named(rank: int, place: str, message: bytes, text: str) -> None:
+    module, function = place.split(".")
+    told = ranks.run(_all_reduce_after, 2, rank, f"ronde.engine.{module}", function, message)
+    for error in told:
+        assert error.startswith(f"rank {rank} on "), error
+        assert "sent what cannot be followed" in error
+        assert text in error
