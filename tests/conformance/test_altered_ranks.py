@@ -124,6 +124,17 @@ def send_message(comm: Communicator) -> bytes:
     return bytes(received)
 
 
+def split_alike(comm: Communicator) -> int:
+    """Let both ranks choose the same color, so that they are one group."""
+    child = comm.split(77)
+    assert child is not None
+    return child.size
+
+
+def recolor(to_server: bool, _number: int, piece: bytes) -> bytes:
+    return piece.replace((77).to_bytes(8, "little"), (78).to_bytes(8, "little")) if to_server else piece
+
+
 def leave_early(comm: Communicator) -> str:
     if comm.rank == 1:
         return "left"
@@ -164,6 +175,10 @@ def test_an_altered_tensor_is_noticed_by_the_setting(protection: str, alter: Alt
 
 def test_an_altered_message_of_the_engine_is_noticed_always() -> None:
     assert_noticed(run(send_message, Channel.DATA, flip(FRAME_BYTES + 5))[0])
+
+
+def test_an_altered_color_of_a_split_is_noticed_always() -> None:
+    assert_noticed(run(split_alike, Channel.DATA, recolor)[0])
 
 
 @pytest.mark.parametrize("alter", [flip(8), flip(-1)], ids=["words", "tag"])

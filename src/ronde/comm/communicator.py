@@ -286,8 +286,10 @@ class Communicator:
         """
         if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
             raise UsageError(f"a color is None or a whole number >= 0, not {color!r}")
-        mine = np.array([[-1 if color is None else color, key]], np.int64)
-        everyone = self.allgather(mine).tolist()
+        mine = np.array([[-1 if color is None else color, key]] * self.size, np.int64)
+        everyone = np.empty_like(mine)  # all-to-all, because that carries tags
+        sizes = [mine.itemsize * mine.shape[1]] * self.size
+        self._native.alltoall_as(mine, sizes, everyone, sizes, DType.int64, mine.shape, sealed=True)
         self._splits_made += 1
         if color is None:
             return None
