@@ -178,7 +178,7 @@ class AgentSimulation(Simulation):
 
     def check_alone(self, number: int) -> None:
         """No node has workers of an earlier round, but for those that are frozen, or leave and may take their time."""
-        for other in self.nodes if self.rules.has_leases else ():
+        for other in self.nodes:
             assert isinstance(other, AgentNode)
             if other.workers and other.is_alive and other.worked_in < number:
                 excused = other.is_frozen or other.is_leaving or other.thawed_ns + S > self.now_ns

@@ -63,7 +63,6 @@ class Simulation:
             spares=rng.choice((0, 1)),
             join_timeout_ns=JOIN_TIMEOUT_NS,
             last_call_ns=rng.choice((0, S, 20 * S)),
-            has_leases=seed % 3 > 0,
         )
         self.budget = Budget(rng.choice((0, 2, 10)), rng.choice((-1, -1, -1, 3)))
         self.checks = Checks(self.rules, self.budget)
@@ -110,6 +109,11 @@ class Simulation:
         if node not in self.ids:
             self.ids |= {each.node.id: each for each in self.nodes}
         return self.ids[node]
+
+    def door(self, node: SimNode, other: str) -> str:
+        """What becomes of this node's attempt to connect to the other one's agent."""
+        found = self.by_id(other)
+        return "silent" if found.has_no_power else "open" if found.is_alive else "shut"
 
     def freezes_before(self, node: SimNode, effect: Set) -> bool:
         """Sometimes a leader stops, or the store, in the worst of moments: when it is about to write a roster."""

@@ -15,6 +15,8 @@ from ronde.core.rendezvous.effects import (
     Effect,
     Event,
     Hold,
+    Knock,
+    Knocked,
     Look,
     Pop,
     Popped,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 S = 10**9
 MS = 10**6
 NEVER_NS = 10**18
+KNOCK_NS = S
 GRACE_NS = S  # in which what a leader knows may be older
 CLOSE_NS = 3 * S  # how long the shell stays to do what is still to be done, as to end the job
 
@@ -61,13 +64,19 @@ class SimNode:
         self.origin_ns = rng.randrange(10**18)
         self.rate = 1 + rng.uniform(-1e-4, 1e-4)
         self.node = Node(
-            f"n{self.name}", f"host{host}", f"10.0.0.{host}", 1, f"tcp:10.0.0.{host}:9", 1024 + start
+            f"n{self.name}",
+            f"host{host}",
+            f"10.0.0.{host}",
+            1,
+            f"tcp:10.0.0.{host}:9",
+            1024 + start,
+            meeting=f"tcp:n{self.name}",
         )
         self.host = host
         self.place = sim.store  # where it meets the others
         self.participant = Participant(sim.rules)
         self.is_alive = True
-        self.is_frozen = False
+        self.is_frozen = self.has_no_power = False
         self.thawed_ns = -(10**18)
         self.postponed: list[Callable[[], None]] = []
         self.operations: deque[Effect] = deque()
@@ -142,10 +151,16 @@ class SimNode:
                 case Pop(queue):
                     self.queue = queue
                     self.pop()
+                case Knock():
+                    self.knock(effect)
                 case _:
                     self.operations.append(effect)
         self.next_operation()
         self.schedule_tick()
+
+    def knock(self, asked: Knock) -> None:
+        shut = tuple(node for node in asked.doors if self.sim.door(self, node) == "shut")
+        self.later(self.sim.rng.randrange(KNOCK_NS), lambda: self.step(Knocked.of(asked, shut)))
 
     def next_operation(self) -> None:
         if self.operations and not self.is_busy:
@@ -263,6 +278,7 @@ class SimNode:
     def die(self, is_noticed: bool) -> None:
         """All at once; `is_noticed`: the connection breaks. Otherwise there is only silence."""
         self.is_alive = False
+        self.has_no_power = not is_noticed
         self.is_harmed = True
         self.work += 1
         if self.waiter:

@@ -22,17 +22,16 @@ from dataclasses import replace
 from tests.sim.common_order import require
 from tests.sim.rendezvous import BAD_TIMES_NS, Simulation, main
 from tests.sim.rendezvous_checks import Checks
-from tests.sim.rendezvous_node import S, SimNode
+from tests.sim.rendezvous_node import KNOCK_NS, S, SimNode
 from tests.sim.rendezvous_store import SimStore, Values
 
-from ronde.core.rendezvous.effects import Compare, Effect, Knock, Knocked, Tell
+from ronde.core.rendezvous.effects import Compare, Effect, Knock, Tell
 from ronde.core.rendezvous.state import STATE, Cause, Phase, State
 from ronde.core.rendezvous.text import decode_roster, decode_state
 from ronde.core.round import Budget, Round
 
 SILENCE_NS = 6 * S  # after which a connection breaks
 SEARCH_NS = 60 * S
-KNOCK_NS = S
 LINGER_NS = 2 * S
 
 
@@ -98,7 +97,6 @@ class MovingNode(SimNode):
 
     def __init__(self, sim: Partition, host: int, start: int) -> None:
         super().__init__(sim, host, start)
-        self.node = replace(self.node, meeting=f"tcp:{self.node.id}")
         self.own = sim.store if host == start == 0 else PlaceStore(sim, self.node.id)
         self.is_searching = self.broke_now = False
         self.were_there: list[str] | None = None
@@ -177,19 +175,15 @@ class MovingNode(SimNode):
         self.perform(self.participant.moved(self.now_ns(), forget="it goes on elsewhere"))
 
     def perform(self, effects: list[Effect]) -> None:
+        if not self.is_searching:
+            super().perform(effects)
+            return
         for effect in effects:
             if isinstance(effect, Knock):
-                shut = tuple(node for node in effect.doors if self.sim.door(self, node) == "shut")
-                told = Knocked.of(effect, shut)
-                self.later(self.sim.rng.randrange(KNOCK_NS), lambda told=told: self.step(told))  # type: ignore[misc]
-        left: list[Effect] = [effect for effect in effects if not isinstance(effect, Knock)]
-        if self.is_searching:
-            for effect in left:
-                if isinstance(effect, Tell):
-                    self.told(effect.event)
-            self.schedule_tick()
-            return
-        super().perform(left)
+                self.knock(effect)
+            elif isinstance(effect, Tell):
+                self.told(effect.event)
+        self.schedule_tick()
 
     def start(self) -> None:
         if not self.is_searching and not self.reaches(self.place):
@@ -215,7 +209,7 @@ class Partition(Simulation):
     def draw_fates(self, nodes: int) -> None:
         rng = self.rng
         least = min(self.rules.min_nodes, max(1, nodes // 2))
-        self.rules = replace(self.rules, rehost=True, has_leases=True, min_nodes=least)
+        self.rules = replace(self.rules, rehost=True, min_nodes=least)
         self.budget = Budget(10, -1)
         self.checks = PartitionChecks(self.rules, self.budget)
         self.failing = 0.0
@@ -274,10 +268,9 @@ class Partition(Simulation):
         return place.is_shut
 
     def door(self, node: SimNode, other: str) -> str:
-        found = self.by_id(other)
-        if self.side_of(found) != self.side_of(node):
-            return "silent"
-        return "open" if found.is_alive else "shut"
+        return (
+            super().door(node, other) if self.side_of(self.by_id(other)) == self.side_of(node) else "silent"
+        )
 
     # Fates
 

@@ -35,7 +35,8 @@ class Node:
     address by which other nodes reach it; `slots` its number of workers; `store` where its agent serves a store for the
     workers of a round that it leads (group rank 0); `master_port` a port that was free there, for whatever rank 0 of
     the user's program wants to serve; `wish` the group rank it asks for, -1 for any. The rendezvous fills in `meeting`:
-    where this node would serve a store for all nodes to meet again, if theirs is lost; empty if nowhere.
+    where this node's agent listens, so that others can find out whether it has ended, and may serve a store for all
+    nodes to meet again if theirs is lost; empty if nowhere.
     """
 
     id: str

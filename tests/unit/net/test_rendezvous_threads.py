@@ -67,9 +67,6 @@ class Way:
     ) -> Found | None:
         return None
 
-    def ended(self, doors: Mapping[str, str]) -> tuple[str, ...]:
-        return ()
-
     def call(self, is_here: bool) -> None:
         pass
 

@@ -90,13 +90,15 @@ class Forget(NamedTuple):
 
 
 class Knock(NamedTuple):
-    """Find out whether agents have ended for certain; comes to `Knocked`. `doors`: where they serve stores, by node.
+    """Find out whether agents have ended for certain; comes to `Knocked`. `doors`: where they listen, by node.
 
-    `all_or_none`: that only some of them have ended says nothing.
+    `all_or_none`: that only some of them have ended says nothing. `is_late`: they were lost before, so they may have
+    taken part elsewhere since, and only their workers matter.
     """
 
     doors: Mapping[str, str]
     all_or_none: bool = False
+    is_late: bool = False
 
 
 class Delete(NamedTuple):
@@ -147,14 +149,16 @@ class Popped(NamedTuple):
 
 
 class Knocked(NamedTuple):
-    """Of the agents at whose doors we have knocked these have ended."""
+    """Of the agents at whose doors we have knocked these have ended; `is_late` as in `Knock`."""
 
     ended: tuple[str, ...]
+    is_late: bool = False
 
     @staticmethod
     def of(asked: Knock, ended: tuple[str, ...]) -> Knocked:
         """Return what is to be told when these have ended."""
-        return Knocked(() if asked.all_or_none and len(ended) < len(asked.doors) else ended)
+        says_nothing = asked.all_or_none and len(ended) < len(asked.doors)
+        return Knocked(() if says_nothing else ended, asked.is_late)
 
 
 Event = Tick | Stored | Seen | Compared | Popped | Knocked

@@ -274,6 +274,11 @@ class Leader:
         self.remains.discard(nodes)
         self.lose(now_ns, nodes, how)
 
+    def know_workers_ended(self, now_ns: int, nodes: Collection[str]) -> None:
+        """The agents of these nodes have ended, whatever they have done since they were lost."""
+        self.remains.discard(nodes)
+        self._decide(now_ns)
+
     def doors_of_all(self, now_ns: int) -> dict[str, str]:
         """Where to find out whether all of the last round have ended, if not one of them is here."""
         is_forming = self.state.phase == Phase.FORMING

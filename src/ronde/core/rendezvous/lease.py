@@ -21,7 +21,7 @@ Source: Gray and Cheriton, Leases: An Efficient Fault-Tolerant Mechanism for Dis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 
 from ronde.core.rendezvous.state import Rules
 
@@ -75,8 +75,12 @@ class Remains:
 
     def add(self, node: str, heard_ns: int) -> None:
         """This node is lost, and was heard last at that time."""
-        if self._rules.has_leases:
-            self._until_ns[node] = heard_ns + self._rules.silence_ns + self._rules.heartbeat_ns
+        self._until_ns[node] = heard_ns + self._rules.silence_ns + self._rules.heartbeat_ns
+
+    @property
+    def nodes(self) -> KeysView[str]:
+        """Their ids."""
+        return self._until_ns.keys()
 
     def discard(self, nodes: Iterable[str]) -> None:
         """The workers of these nodes have ended."""

@@ -133,6 +133,8 @@ class Office:
                     self._hear(now_ns, values[0])
             case Seen(asked, changed):
                 self._see(now_ns, asked, changed)
+            case Knocked(ended, True):
+                self.leader.know_workers_ended(now_ns, ended)
             case Knocked(ended):
                 self.leader.know_ended(now_ns, ended, CONNECTION_LOST)
 
@@ -157,6 +159,7 @@ class Office:
     def _see(self, now_ns: int, asked: Values, changed: Values) -> None:
         beats: dict[str, Beat | None] = {}
         shown: set[str] = set()
+        remains: set[str] = set()
         for key, value in changed.items():
             kind, _, node = key.partition("/")
             if kind == "beat":
@@ -164,6 +167,10 @@ class Office:
                 beats[node] = _beat(value)
             elif not asked and kind == "alive" and node in self.leader.nodes:
                 shown.add(node)
+            elif not asked and kind == "alive" and value is None and node in self.leader.remains.nodes:
+                remains.add(node)
+        if doors := self.leader.quorum.doors(remains):
+            self.effects.append(Knock(doors, is_late=True))
         if shown:  # as gone: they may have said something last, and may have come back; or as there
             self._unsure |= shown
             self._look_at(shown)

@@ -179,8 +179,7 @@ class Participant:
 
     def must_end_workers(self, now_ns: int) -> bool:
         """Return whether this node is in a round, and the others may have gone on without it."""
-        ended = self._presence.lease.has_ended if self._rules.has_leases else self.contact.is_cut_off
-        return self._member.is_working and ended(now_ns)
+        return self._member.is_working and self._presence.lease.has_ended(now_ns)
 
     @property
     def is_ending(self) -> bool:
@@ -222,7 +221,7 @@ class Participant:
                 times.append(self._lookout.wake_ns)
             elif self._record.writing is None:
                 times.append(self._office.leader.wake_ns)
-        if self._rules.has_leases and self._member.is_working:
+        if self._member.is_working:
             times.append(self._presence.lease.ends_ns)
         return min(each for each in times if each is not None)
 
@@ -365,7 +364,7 @@ class Participant:
         watched: dict[str, bytes | None] = {STATE: self._record.raw, **self._presence.grip}
         if self._office:
             leader = self._office.leader
-            for key in map(alive_key, [*leader.nodes, *leader.unwatched]):
+            for key in map(alive_key, [*leader.nodes, *leader.unwatched, *leader.remains.nodes]):
                 watched[key] = self._watched.get(key, ALIVE)
             leader.unwatched.clear()
         elif state.leader != self._presence.id and state.is_open:

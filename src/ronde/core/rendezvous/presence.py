@@ -68,8 +68,8 @@ class Presence:
         self._stored = values.get(beat_key(self.id), self._stored)
 
     def has_lease(self, now_ns: int) -> bool:
-        """Return whether this node may have workers, as far as leases say."""
-        return not (self._rules.has_leases and self.lease.has_ended(now_ns))
+        """Return whether this node may have workers."""
+        return not self.lease.has_ended(now_ns)
 
     def renew_lease(self) -> bool:
         """The store is the one where the others look for our heartbeats. Returns whether it has a new one."""

@@ -74,9 +74,7 @@ class Quorum:
     # Where to find out whether they have ended
 
     def doors(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Those of these nodes, whose connections have just broken, if that matters."""
-        if not self._rules.rehost:
-            return {}
+        """Those of these nodes, whose connections have just broken."""
         known = [self._last[node] for node in nodes if node in self._last]
         return {node.id: node.meeting for node in known if node.meeting}
 

@@ -69,8 +69,7 @@ class Rules:
     `min_slots`: what all nodes of a round must have together. `spares`: so many nodes may wait for a place without
     limit. `places_are_given`: every node wishes for its group rank, and of two that wish for the same only one gets in
     (`static`). `rehost`: nodes that lose the store may meet at that of another node (`quorum`). `gives_way`:
-    when no restart is left, a failure costs the job the node where it was, and not its life. `has_leases`: that a node
-    is gone from the store does not show that its workers have ended (`lease`).
+    when no restart is left, a failure costs the job the node where it was, and not its life.
     """
 
     min_nodes: int = 1
@@ -84,7 +83,6 @@ class Rules:
     min_slots: int = 0
     rehost: bool = False
     gives_way: bool = False
-    has_leases: bool = False
 
     @property
     def silence_ns(self) -> int:

@@ -48,7 +48,7 @@ class RendezvousConfig:
     supply: int | None = None
     gives_way: bool = False
 
-    def rules(self, places_are_given: bool = False, rehost: bool = False, has_leases: bool = False) -> Rules:
+    def rules(self, places_are_given: bool = False, rehost: bool = False) -> Rules:
         """Return what of this the machines need."""
         from ronde.core.rendezvous.state import Rules  # a job of one node does without
 
@@ -64,7 +64,6 @@ class RendezvousConfig:
             self.min_slots,
             rehost,
             self.gives_way,
-            has_leases,
         )
 
     def truth(self, option: str) -> bool | None:

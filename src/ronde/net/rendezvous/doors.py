@@ -1,4 +1,4 @@
-"""What can be learned at the door of a store without going in: whether its process has ended, is there, or is silent.
+"""What can be learned at the door of an agent, without going in: whether its process has ended, is there, or is silent.
 
 Only a refusal is certain: the machine says that nobody listens there. A door that opens may be that of a process which
 has stopped, and silence may be a cable that was pulled, anywhere.
@@ -10,15 +10,19 @@ import errno
 import select
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from enum import Enum, auto
 
-from ronde.net.addresses import Address, resolve_all
+from ronde.errors import UsageError
+from ronde.net.addresses import Address, listen, parse, resolve_all
 
-__all__ = ["KNOCK_NS", "Door", "knock", "knock_at_all"]
+__all__ = ["KNOCK_NS", "MOST_DOORS", "Door", "ProbeListener", "find_ended", "knock", "knock_at_all"]
 
 KNOCK_NS = 10**9
+MOST_DOORS = 64  # at once
+PROBES = 128  # that wait at a listener which accepts none
+FIRST_PAUSE_S = 0.01
 NAMES_NS = KNOCK_NS // 2  # of it, for a name server
 NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # this machine does not speak IPv6, say
 
@@ -29,6 +33,52 @@ class Door(Enum):
     OPEN = auto()
     SILENT = auto()  # nobody says anything, so nobody knows
     SHUT = auto()  # its machine says that nobody is there
+
+
+class ProbeListener:
+    """A listening socket by which other nodes can find out whether this process has ended. It accepts nobody."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._is_closed = False
+        self.address = ""  # where it listens; empty before `open`, or if it cannot listen there
+
+    def open(self, host: str) -> None:
+        """Listen at any free port of this address; a second call does nothing."""
+        if self._socket is None:
+            with suppress(UsageError, OSError):  # then the others wait for our lease
+                self._socket, address = listen(Address(host=host), backlog=PROBES)
+                self.address = str(address)
+        if self._is_closed:  # meanwhile
+            self.close()
+
+    def close(self) -> None:
+        """Show that this process has ended, or has no workers any more."""
+        self._is_closed = True
+        if self._socket:
+            self._socket.close()
+
+
+def find_ended(doors: Mapping[str, str]) -> tuple[str, ...]:
+    """Return those nodes whose machines say that their agents have ended; `doors` has their addresses, by node.
+
+    A process that ends closes its connections before its listener, so an open door is tried again for a second.
+    """
+    ended: list[str] = []
+    left = list(doors)
+    deadline_ns, pause_s = time.monotonic_ns() + KNOCK_NS, FIRST_PAUSE_S
+    while True:
+        are_open: list[str] = []
+        for first in range(0, len(left), MOST_DOORS):
+            some = left[first : first + MOST_DOORS]
+            answers = dict(zip(some, knock_at_all([parse(doors[node]) for node in some])))
+            ended += [node for node, door in answers.items() if door is Door.SHUT]
+            are_open += [node for node, door in answers.items() if door is Door.OPEN]
+        if not are_open or time.monotonic_ns() >= deadline_ns:
+            return tuple(ended)
+        left = are_open
+        time.sleep(pause_s)
+        pause_s *= 2
 
 
 def knock(address: Address) -> Door:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError,
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, is_ours, parse, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.doors import KNOCK_NS, Door, knock, knock_at_all
+from ronde.net.rendezvous.doors import KNOCK_NS, MOST_DOORS, Door, ProbeListener, knock, knock_at_all
 from ronde.net.rendezvous.over_store import Found, OverStore
 from ronde.net.rendezvous.session import MOVED
 from ronde.net.stores.base import Store
@@ -36,7 +36,6 @@ SEARCH_NS = 60 * SECOND  # and when they are: so long may all connections betwee
 # After which it is looked for elsewhere; by then its end of the connection has broken too.
 SILENT_NS = 6 * SECOND
 ENTER_NS = 6 * SECOND  # at another node's open door, where thousands may have come at once: nobody goes back
-MOST_DOORS = 64  # at once, and of those that are asked whether it is worth it
 NOT_OURS = (
     TimeoutError,
     PeerLostError,
@@ -67,6 +66,7 @@ class TcpEntrance:
         self._is_closed = False
         self._may_serve = serve or (serve is None and is_this_machine(address.host))
         self._server: StoreServer | None = None  # the store, or where it would be if it is lost
+        self._listener = ProbeListener()  # if there will be no server
         if self._may_serve:
             try:
                 self._server = _serve(str(address), key)
@@ -77,7 +77,9 @@ class TcpEntrance:
     def offer(self, node: Node) -> Node:
         if self._rehost and self._server is None:
             self._try_to_serve(Address(host=node.address))
-        return replace(node, meeting=self._server.address) if self._server else node
+        elif self._server is None:
+            self._listener.open(node.address)
+        return replace(node, meeting=self._server.address if self._server else self._listener.address)
 
     def enter(self, timeout_ns: int) -> Store:
         try:
@@ -157,13 +159,6 @@ class TcpEntrance:
                     return Found(store, gone, True)
         return None
 
-    def ended(self, doors: Mapping[str, str]) -> tuple[str, ...]:
-        nodes, answers = list(doors), list[Door]()
-        while len(answers) < len(nodes):
-            some = nodes[len(answers) : len(answers) + MOST_DOORS]
-            answers += knock_at_all([parse(doors[node]) for node in some])
-        return tuple(node for node, door in zip(nodes, answers) if door is Door.SHUT)
-
     def enter_other(self, address: str) -> Store:
         store = self._client(address, KNOCK_NS)
         self._address = parse(address)
@@ -193,6 +188,7 @@ class TcpEntrance:
             if self.serves():
                 others(LINGER_NS)
             self._server.close()
+        self._listener.close()
 
 
 def _spread(nodes: Sequence[Node]) -> list[Node]:
@@ -255,16 +251,17 @@ class _Signpost:
 class _OnlyPlace:
     """What entrances have in common whose store no node serves: there is no other one."""
 
+    def __init__(self) -> None:
+        self._listener = ProbeListener()
+
     def offer(self, node: Node) -> Node:
-        return node
+        self._listener.open(node.address)
+        return replace(node, meeting=self._listener.address)
 
     def enter_again(
         self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
     ) -> None:
         return None
-
-    def ended(self, doors: Mapping[str, str]) -> tuple[str, ...]:
-        return ()
 
     def call(self, is_here: bool) -> None:
         pass
@@ -279,13 +276,14 @@ class _OnlyPlace:
         return ""
 
     def close(self, others: Callable[[int], None]) -> None:
-        pass
+        self._listener.close()
 
 
 class FileEntrance(_OnlyPlace):
     """To a store in a file."""
 
     def __init__(self, path: str, prefix: str) -> None:
+        super().__init__()
         self._path = path
         self._prefix = prefix
 
@@ -299,6 +297,7 @@ class EtcdEntrance(_OnlyPlace):
     """To a store in an etcd."""
 
     def __init__(self, config: RendezvousConfig, prefix: str) -> None:
+        super().__init__()
         self._config = config
         self._prefix = prefix
 
@@ -327,7 +326,7 @@ def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
     of the store is the end of the job.
     """
     entrance = TcpEntrance(endpoint_of(config), key, config.truth("is_host"), config)
-    rules = config.rules(rehost=may_rehost(config), has_leases=may_rehost(config))
+    rules = config.rules(rehost=may_rehost(config))
     return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
 
 
@@ -350,8 +349,7 @@ def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
         entrance = TcpEntrance(ours, key, config.node_rank == 0, config)
     except UsageError as error:
         raise UsageError(f"{error} (where the nodes meet whose workers have port {endpoint.port})") from None
-    rehost = may_rehost(config)
-    rules = config.rules(places_are_given=True, rehost=rehost, has_leases=rehost)
+    rules = config.rules(places_are_given=True, rehost=may_rehost(config))
     return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
 
 
@@ -381,8 +379,9 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
     from ronde.net.stores.etcd_gateway import parse_endpoints
 
     parse_endpoints(etcd_endpoint(config), "", "", "")  # says now what is wrong with it
-    rules = config.rules(has_leases=config.max_nodes > 1)  # a key that is gone may be that of a node cut off
-    return OverStore(rules, EtcdEntrance(config, _prefix(config)), config.node_rank, config.start_timeout_ns)
+    return OverStore(
+        config.rules(), EtcdEntrance(config, _prefix(config)), config.node_rank, config.start_timeout_ns
+    )
 
 
 def etcd_endpoint(config: RendezvousConfig) -> str:

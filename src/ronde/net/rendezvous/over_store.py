@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -21,6 +21,7 @@ from ronde.core.rendezvous.participant import Participant
 from ronde.core.rendezvous.state import ALIVE, Rules, Terms, alive_key
 from ronde.core.round import Budget, Failure, Node, Notice, RendezvousBroken, RendezvousEvent
 from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
+from ronde.net.rendezvous.doors import find_ended
 from ronde.net.rendezvous.events import Events
 from ronde.net.rendezvous.session import Session
 from ronde.net.rendezvous.succession import succeed_ended_job
@@ -56,7 +57,7 @@ class Entrance(Protocol):
         """Return a client. Raises TimeoutError if there is none yet, other errors of this package if never."""
 
     def offer(self, node: Node) -> Node:
-        """Return what this node says of itself, with where it would serve a store if this one is lost."""
+        """Return what this node says of itself, with where it listens and may serve a store if this one is lost."""
 
     def enter_again(
         self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
@@ -67,9 +68,6 @@ class Entrance(Protocol):
         that were at the store until it showed that it is gone; None if it is only silent. Returns None if there is
         none, or `go_on` says no.
         """
-
-    def ended(self, doors: Mapping[str, str]) -> tuple[str, ...]:
-        """Return which nodes have ended for certain, of those who would serve a store there; after a while."""
 
     def call(self, is_here: bool) -> None:
         """Call those who meet elsewhere, if the job surely goes on where the nodes have moved to, or do so no more."""
@@ -343,7 +341,7 @@ class OverStore:
         """Have it done; it may take a while."""
 
         def knock() -> None:
-            event = Knocked.of(asked, self._entrance.ended(asked.doors))
+            event = Knocked.of(asked, find_ended(asked.doors))
             self._news.put(lambda: self._participant.step(time.monotonic_ns(), event))
 
         threading.Thread(target=knock, name="ronde-rendezvous-knock", daemon=True).start()

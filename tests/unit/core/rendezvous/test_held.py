@@ -128,6 +128,12 @@ class Job:
         assert self.last_round() == ["a", "b", "c"]
         assert self.a.participant.is_leader
 
+    def outlive_leases(self, *nodes: Shell) -> None:
+        """Only these nodes go on while four heartbeats pass."""
+        for _ in range(10):
+            self.now_ns += 2 * S
+            self.settle(*nodes)
+
     def last_round(self) -> list[str]:
         began = [event for event in self.a.told if isinstance(event, RoundBegan)]
         return [node.id for node in began[-1].round.nodes]
@@ -232,15 +238,13 @@ def test_the_beat_of_the_dead_goes_with_the_next_round(job: Job) -> None:
     assert "beat/b" in job.store.values  # it may have said that its work was done
     for node in (job.a, job.c):
         node.join()
-    job.settle(job.a, job.c)
+    job.outlive_leases(job.a, job.c)
     assert job.last_round() == ["a", "c"]
     assert {key for key in job.store.values if key.startswith("beat/")} == {"beat/a", "beat/c"}
 
 
 def test_who_was_lost_and_is_back_before_the_next_round_can_end_the_job(job: Job) -> None:
-    for _ in range(10):  # b is frozen
-        job.now_ns += 2 * S
-        job.settle(job.a, job.c)
+    job.outlive_leases(job.a, job.c)  # b is frozen
     assert job.lost() == ["b"]
     job.settle()
     for node in job.nodes:
@@ -253,12 +257,10 @@ def test_who_was_lost_and_is_back_before_the_next_round_can_end_the_job(job: Job
 
 
 def test_who_was_frozen_tells_no_store_without_memory_what_it_knew_before_the_others_can(job: Job) -> None:
-    for _ in range(10):  # b is frozen
-        job.now_ns += 2 * S
-        job.settle(job.a, job.c)
+    job.outlive_leases(job.a, job.c)  # b is frozen
     job.a.join()
     job.c.join()
-    job.settle(job.a, job.c)
+    job.outlive_leases(job.a, job.c)
     assert job.last_round() == ["a", "c"]
 
     job.store = SimStore()

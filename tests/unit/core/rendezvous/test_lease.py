@@ -7,7 +7,7 @@ from tests.unit.core.rendezvous.test_leader import Office, S, running
 from ronde.core.rendezvous.lease import Lease
 from ronde.core.rendezvous.state import Beat, Leave, Rules
 
-RULES = Rules(2, 3, last_call_ns=S, heartbeat_ns=5 * S, missing_beats=3, has_leases=True)
+RULES = Rules(2, 3, last_call_ns=S, heartbeat_ns=5 * S, missing_beats=3)
 
 
 def test_a_lease_counts_from_when_the_confirmed_heartbeat_was_sent() -> None:
@@ -74,9 +74,3 @@ def test_a_node_that_waits_for_the_round_has_no_workers_either() -> None:
     office.join("c", after=0)
     office.leader.lose(office.now_ns, ["c"], "lost the connection", may_work=True)
     assert office.join("a", "d", after=0).at(11).roster == "ad"
-
-
-def test_without_leases_nobody_waits() -> None:
-    office = running("abc", Rules(2, 3, last_call_ns=S)).at(10)
-    office.leader.lose(office.now_ns, ["c"], "lost the connection", may_work=True)
-    assert office.join("a", "b", after=0).roster == "ab"
