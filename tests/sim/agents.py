@@ -5,7 +5,7 @@
 
 The world is that of `rendezvous`, with all that happens there; only that joining, stopping and telling is decided by
 `ronde.core.agent`. Checked is, beside what is checked there: a node never runs two sets of workers at once; it starts
-them in a round only; no node has workers of an earlier round when a later one begins, unless it is frozen or leaves;
+them in a round only; no node has workers of an earlier round when a later one begins, unless it is frozen;
 every agent that lives ends, with the exit code that fits what has become of the job.
 """
 
@@ -48,6 +48,7 @@ from ronde.core.round import (
 SIGINT, SIGTERM = 2, 15
 FOREVER_NS = 10**18
 STOPPED = 143
+LONGEST_END_NS = 20 * S  # of workers that are to save what they have
 
 
 class AgentNode(SimNode):
@@ -120,7 +121,7 @@ class AgentNode(SimNode):
                 case EndJob():
                     self.end_job()
                 case Leave(reason):
-                    self.perform(self.participant.leave(reason))
+                    self.perform(self.participant.leave(reason, LONGEST_END_NS if self.workers else 0))
                 case Exit():
                     self.exited(effect)
 
@@ -152,7 +153,7 @@ class AgentNode(SimNode):
 
     def interrupt(self, signum: int) -> None:
         if self.workers:
-            self.end_workers(128 + signum, None, S)
+            self.end_workers(128 + signum, None, S if signum == SIGINT else LONGEST_END_NS)
         self.interrupted = self.is_leaving = True
         self.tell_agent(Interrupt(signum, "interrupted"))
 
@@ -177,11 +178,11 @@ class AgentSimulation(Simulation):
     module = "tests.sim.agents"
 
     def check_alone(self, number: int) -> None:
-        """No node has workers of an earlier round, but for those that are frozen, or leave and may take their time."""
+        """No node has workers of an earlier round, but for those that are frozen."""
         for other in self.nodes:
             assert isinstance(other, AgentNode)
             if other.workers and other.is_alive and other.worked_in < number:
-                excused = other.is_frozen or other.is_leaving or other.thawed_ns + S > self.now_ns
+                excused = other.is_frozen or other.thawed_ns + S > self.now_ns
                 require(excused, other.name, "still has workers of round", other.worked_in, "in", number)
 
     def leave(self) -> None:

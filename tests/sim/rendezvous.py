@@ -224,7 +224,7 @@ class Simulation:
         if node := self.victim():
             self.tell_fate(node, "leaves")
             node.is_harmed = node.is_leaving = True
-            node.perform(node.participant.leave("enough"))
+            node.perform(node.participant.leave("enough", 2 * S))
             node.later(self.rng.randrange(2 * S), node.close)
 
     def end_job(self) -> None:

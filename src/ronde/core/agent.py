@@ -25,6 +25,7 @@ Rules
 8. Every ending has one reason, and nothing is decided after it.
 9. Workers of a node that the others take for dead are killed at once. The others start theirs when the node's lease has
    run out (`core/rendezvous/lease`), and what the old workers would save then might replace what the new ones save.
+   The others wait for those of a node that leaves, so these may still save something.
 
 Theory of operation
 
@@ -315,7 +316,8 @@ class Agent:
     def _ejected(self, reason: str) -> list[Effect]:
         if self._failure and self._gives_way and not (self._exit or self._interrupted):
             exit = Exit(_exit_code(self._failure), self._failure.message, self._failure, gave_way=True)
-            return self._leave_for_good(exit, stop=False)
+            said: list[Effect] = [Leave(exit.reason)] if self._alive else []
+            return said + self._leave_for_good(exit, stop=False)
         return [Say(reason), *self._again(at_once=True)]
 
     def _again(self, at_once: bool = False) -> list[Effect]:

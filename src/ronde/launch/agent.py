@@ -334,7 +334,8 @@ class _Shell:
             case machine.EndJob(reason):
                 self._rendezvous.end_job(reason)
             case machine.Leave(reason):
-                self._rendezvous.leave(reason)
+                ends_within_ns = self._config.worker.longest_end_ns() if self._alive else 0
+                self._rendezvous.leave(reason, ends_within_ns)
 
     def _say(self, text: str) -> None:
         self._screen.say(f"ronde: {text}".encode(errors="backslashreplace"))

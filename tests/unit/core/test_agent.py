@@ -165,7 +165,7 @@ def test_where_nodes_can_be_replaced_a_failure_takes_its_node_away() -> None:
     story = Story(1, gives_way=True)
     story.at(0, RoundBegan(a_round(restarts=1)))
     assert story.at(1, Failing(OURS)) == [Fail(OURS)]
-    assert story.at(1, Ejected("it left")) == []
+    assert story.at(1, Ejected("it left")) == [Leave(OURS.message)]
     assert story.at(2, Gone(137, OURS.message, OURS)) == [last]
     sudden = Story(0, gives_way=True)
     sudden.at(0, RoundBegan(a_round()))

@@ -80,6 +80,7 @@ class Leader:
         self._applicants = Applicants(rules)
         self.quorum = Quorum(rules, self._by_id)
         self._succeeded: set[str] = set()
+        self._leaving: set[str] = set()
         self.departed: set[str] = set()  # who has gone, and left a beat that may still have to be read
         self._seqs: dict[str, int] = {}
         self._pulses = Pulses(rules, self._by_id, now_ns)
@@ -179,10 +180,14 @@ class Leader:
             case Succeed(_, _, number):
                 if self._is_running(sender, number):
                     self._note_success(sender)
-            case Leave(_, _, _, reason):
+            case Leave(_, _, _, reason, ends_within_ns):
                 self.quorum.end({sender})
                 self.departed.add(sender)
-                self.remains.discard({sender})
+                if not ends_within_ns:
+                    self.remains.discard({sender})
+                elif sender in self._by_id and sender not in self._leaving:
+                    self._leaving.add(sender)  # what it says again is as old
+                    self.remains.expect(sender, now_ns + ends_within_ns)
                 self.lose(now_ns, {sender}, f"left: {reason}" if reason else "left")
         self._decide(now_ns)
 
@@ -220,7 +225,7 @@ class Leader:
             self._settle_doubt(now_ns)
         elif self._rules.gives_way and self.state.restarts >= self.state.terms.max_restarts:
             # Those of other nodes may be its consequences.
-            self.lose(now_ns, {sender}, f"left: {failure.message}")
+            self.lose(now_ns, {sender}, f"left: {failure.message}", may_work=True)
         else:
             self._end(now_ns, WorkerFailed(failure))
 

@@ -8,8 +8,11 @@ its own clock:
 2. The leader begins no round before `silence_ns` and one heartbeat more have passed since it *received* the last
    heartbeat, or the wish to join, of a node that is lost (`Remains`). Both are received after they were sent, so the
    difference is a margin: for killing processes, and for clocks that do not run alike.
-3. The leader need not wait for a node that said itself that it goes or that it has no workers, or whose machine says
-   that its agent has ended: the kernel ends workers with their agent.
+3. The leader need not wait for a node that said itself that it has no workers, or whose machine says that its agent
+   has ended: the kernel ends workers with their agent. So it asks the machine when the connection of the agent breaks,
+   also later.
+4. A node that leaves says within what time its workers end; they may save what they have. Until then, and a heartbeat
+   more, the leader waits for its agent to end. Rule 1 holds for them, too.
 
 A process that is frozen together with its agent can do nothing, but both may thaw at any later time. What such a worker
 still does before its agent kills it, no lease can prevent: scripts need the number of the round for that
@@ -75,7 +78,11 @@ class Remains:
 
     def add(self, node: str, heard_ns: int) -> None:
         """This node is lost, and was heard last at that time."""
-        self._until_ns[node] = heard_ns + self._rules.silence_ns + self._rules.heartbeat_ns
+        self.expect(node, heard_ns + self._rules.silence_ns)
+
+    def expect(self, node: str, end_ns: int) -> None:
+        """The workers of this node end then, by its own clock at the latest."""
+        self._until_ns[node] = end_ns + self._rules.heartbeat_ns
 
     @property
     def nodes(self) -> KeysView[str]:

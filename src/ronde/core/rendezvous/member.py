@@ -91,6 +91,7 @@ class Member:
         self._wish: Message | None = None  # what else is not heeded yet
         self._wish_term = -1
         self._ending: _Ending | None = None
+        self._is_left_working = False  # though the store is lost for good: workers may still be ending
         self._seq = 0
         self._deadline_ns = 0  # until when to wait for a round
         self._again_ns = 0  # when to say again what has not been heeded
@@ -130,8 +131,8 @@ class Member:
 
     @property
     def is_working(self) -> bool:
-        """Whether this node may have workers in a round."""
-        return self._place == _Place.WORKING
+        """Whether this node may have workers of a round that others may end."""
+        return self._place == _Place.WORKING or self._is_left_working
 
     @property
     def is_over(self) -> bool:
@@ -179,10 +180,10 @@ class Member:
             self._wish_for(Succeed(self._next_seq(), self._node.id, self._number))
         return self._number
 
-    def leave(self, reason: str) -> None:
-        """Go away."""
+    def leave(self, reason: str, ends_within_ns: int) -> None:
+        """Go away. The workers of this node end within that time."""
         if self._node and self._place != _Place.OVER:
-            self._wish_for(Leave(self._next_seq(), self._node.id, self._node.host, reason))
+            self._wish_for(Leave(self._next_seq(), self._node.id, self._node.host, reason, ends_within_ns))
 
     def end_job(self, reason: str) -> None:
         """End it for everybody, by what `closed` returns."""
@@ -236,12 +237,14 @@ class Member:
     def give_up(self, reason: str) -> None:
         """The store is lost for good."""
         if self._place != _Place.OVER:
+            self._is_left_working = self._place == _Place.WORKING
             self._tell_last(RendezvousBroken(reason))
 
     def cut_off(self, reason: str) -> None:
         """For too long nothing was heard of the store: the others will have taken this node for dead."""
-        if self._place == _Place.WORKING:
-            self._tell(Ejected(reason), _Place.IDLE)
+        if self.is_working:
+            self._is_left_working = False
+            self._tell(Ejected(reason), _Place.OVER if self.is_over else _Place.IDLE)
 
     def lose_sight(self, broke_now: bool) -> None:
         """The store is lost; unless it has broken for all, what was said may be heeded all the same."""
@@ -342,6 +345,8 @@ class Member:
         assert self._node is not None
         if self._consider_end(state) or (state.phase == Phase.RUNNING and state.roster == self._roster_key):
             return
+        if isinstance(self._wish, Leave):
+            return  # the others wait for the workers that are still here
         cause = state.cause
         if state.phase == Phase.FORMING and state.number == self._number + 1 and cause is not None:
             why = self._why_lost(cause)

@@ -112,9 +112,9 @@ class Participant:
         self._effects += self._presence.beat(now_ns, self._member.succeed())
         return self._take()
 
-    def leave(self, reason: str) -> list[Effect]:
-        """Go away in good order."""
-        self._member.leave(reason)
+    def leave(self, reason: str, ends_within_ns: int = 0) -> list[Effect]:
+        """Go away in good order. The workers of this node end within that time."""
+        self._member.leave(reason, ends_within_ns)
         return self._take()
 
     def end_job(self, reason: str) -> list[Effect]:

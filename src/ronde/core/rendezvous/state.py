@@ -267,12 +267,13 @@ class Succeed:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The node goes away, on purpose."""
+    """The node goes away, on purpose. Its workers end within `ends_within_ns`; 0: it has none."""
 
     seq: int
     id: str
     host: str
     reason: str
+    ends_within_ns: int = 0
 
 
 Message = Join | Fail | Succeed | Leave

@@ -80,7 +80,7 @@ class Alone:
         if not self._over:
             self._close(JobClosed(reason))
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, ends_within_ns: int = 0) -> None:
         self._over, self._running = True, False
 
     def serves_others(self) -> bool:

@@ -15,7 +15,8 @@ class Rendezvous(Protocol):
     All methods return at once and may be called from one thread only; what comes of them is an event. `join` first;
     after `RoundBegan`, `fail` or `succeed` once at most; after `RoundEnded` or `Ejected`, `join` again; `close` last.
     While workers run, `RoundEnded`, `Ejected`, `JobClosed` and `RendezvousBroken` may come at any time: end them then.
-    The last two, and `AllSucceeded`, are the last event.
+    The last two, and `AllSucceeded`, are the last event; but after `RendezvousBroken` an `Ejected` may say that workers
+    which are still ending must be killed now.
     """
 
     def fileno(self) -> int:
@@ -36,8 +37,11 @@ class Rendezvous(Protocol):
     def end_job(self, reason: str) -> None:
         """Close the job for all nodes, present and future: the user has interrupted it."""
 
-    def leave(self, reason: str) -> None:
-        """Go away in good order; the others go on without this node if they may."""
+    def leave(self, reason: str, ends_within_ns: int = 0) -> None:
+        """Go away in good order; the others go on without this node if they may.
+
+        Its workers end within that time, and then comes `close`; the others start theirs when that has happened.
+        """
 
     def serves_others(self) -> bool:
         """Return whether the nodes meet at a store that ends with this process."""

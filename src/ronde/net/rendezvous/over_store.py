@@ -143,8 +143,8 @@ class OverStore:
     def end_job(self, reason: str) -> None:
         self._news.put(lambda: self._participant.end_job(reason))
 
-    def leave(self, reason: str) -> None:
-        self._news.put(lambda: self._participant.leave(reason))
+    def leave(self, reason: str, ends_within_ns: int = 0) -> None:
+        self._news.put(lambda: self._participant.leave(reason, ends_within_ns))
 
     def serves_others(self) -> bool:
         return self._entrance.serves()
@@ -358,7 +358,7 @@ class OverStore:
     def _step(self) -> bool:
         """Wait for one piece of news, or for the clock. Returns whether to go on."""
         wait_ns = LONGEST_WAIT_NS
-        if self._participant.has_joined and not self._is_lost:
+        if self._participant.has_joined:  # also without a store: the lease runs out
             wait_ns = self._participant.wake_ns - time.monotonic_ns()
             if wait_ns <= 0:  # first, for news may never end
                 self._tick(time.monotonic_ns())

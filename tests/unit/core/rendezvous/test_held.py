@@ -13,6 +13,8 @@ from ronde.core.rendezvous.effects import (
     Compared,
     Effect,
     Event,
+    Knock,
+    Knocked,
     Look,
     Pop,
     Popped,
@@ -31,6 +33,7 @@ from ronde.core.round import (
     JobClosed,
     Node,
     NodesLost,
+    RendezvousBroken,
     RendezvousEvent,
     RoundBegan,
     RoundEnded,
@@ -56,7 +59,8 @@ class Shell:
         self.join()
 
     def join(self) -> None:
-        node = Node(self.name, f"host-{self.name}", "10.0.0.1", 1, "tcp:10.0.0.1:9", 1024)
+        meeting = f"tcp:{self.name}:1"
+        node = Node(self.name, f"host-{self.name}", "10.0.0.1", 1, "tcp:10.0.0.1:9", 1024, meeting=meeting)
         self.perform(self.participant.join(self.job.now_ns, node, Budget()))
 
     def perform(self, effects: list[Effect]) -> None:
@@ -68,6 +72,8 @@ class Shell:
                     self.watched = dict(known)
                 case Pop(queue):
                     self.queue = queue
+                case Knock(doors):
+                    self.job.knocked.append(list(doors))
                 case _:
                     self.operations.append(effect)
         if not self.is_busy:
@@ -121,6 +127,7 @@ class Job:
     def __init__(self, rules: Rules = RULES) -> None:
         self.rules = rules
         self.now_ns = 0
+        self.knocked: list[list[str]] = []  # the nodes at whose doors somebody has knocked
         self.store = SimStore()
         self.nodes = [Shell(self, name) for name in "abc"]
         self.a, self.b, self.c = self.nodes
@@ -288,3 +295,57 @@ def test_who_was_frozen_and_finds_nobody_goes_on_a_heartbeat_later(job: Job) -> 
     job.settle()
     assert STATE in job.store.values
     assert job.lost() == []
+
+
+def test_a_lease_runs_out_also_without_a_store(job: Job) -> None:
+    """The workers may still be saving something, and are killed before those of the others start."""
+    participant = job.a.participant
+    assert [type(effect.event) for effect in participant.give_up("lost") if isinstance(effect, Tell)] == [
+        RendezvousBroken
+    ]
+
+    def told(at_ns: int) -> list[type]:
+        effects = participant.step(at_ns, Tick())
+        return [type(effect.event) for effect in effects if isinstance(effect, Tell)]
+
+    assert told(RULES.silence_ns - 1) == []
+    assert participant.wake_ns <= RULES.silence_ns
+    assert told(RULES.silence_ns) == [Ejected]
+    assert told(RULES.silence_ns + 1) == []
+
+
+def leaving(job: Job) -> Job:
+    """`b` leaves, with workers that may take 30 s to end, and the others ask for the next round."""
+    job.b.perform(job.b.participant.leave("preempted", 30 * S))
+    job.settle()
+    job.a.join()
+    job.c.join()
+    for _ in range(12):
+        job.now_ns += 2 * S
+        job.settle()
+    assert not any(isinstance(event, Ejected) for event in job.b.told), "its workers may save what they have"
+    assert job.last_round() == ["a", "b", "c"]
+    return job
+
+
+def test_the_others_wait_until_the_agent_of_a_node_that_leaves_has_ended(job: Job) -> None:
+    leaving(job).store.lose("b")
+    job.settle(job.a, job.c)
+    assert job.knocked == [["b"]]
+    job.a.step(Knocked(("b",), is_late=True))
+    job.settle(job.a, job.c)
+    assert job.last_round() == ["a", "c"]
+
+
+def test_the_others_wait_for_a_node_that_leaves_no_longer_than_its_workers_may_take(job: Job) -> None:
+    leaving(job)
+    for _ in range(6):  # 36 s since it said so, and its workers have ended after 30 s
+        job.now_ns += 2 * S
+        job.settle()
+    assert job.last_round() == ["a", "c"]
+
+
+def test_a_node_that_is_cut_off_while_it_leaves_has_its_lease_and_no_more(job: Job) -> None:
+    leaving(job).now_ns += RULES.silence_ns
+    job.b.step(Tick())
+    assert isinstance(job.b.told[-1], Ejected)
