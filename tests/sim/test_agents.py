@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 from tests.sim.agents import AgentSimulation
 from tests.sim.common_order import Broken
-from tests.sim.rendezvous import draw_nodes, simulate
+from tests.sim.rendezvous import Simulation, draw_nodes, simulate
 
 from ronde.core.agent import Agent, Effect, Fail, Failing, Gone, Join, Succeed
+from ronde.core.rendezvous.lease import Remains
 
 WHAT_HAPPENS = {
     "a node dies",
@@ -80,17 +81,32 @@ def leave_without_a_word_when_others_are_lost(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Agent, "_again", lambda self: [])
 
 
+def begin_before_the_workers_of_a_lost_node_have_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Remains, "add", lambda self, node, heard_ns: None)
+
+
+def begin_before_the_workers_of_a_node_that_leaves_have_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Remains, "expect", lambda self, node, end_ns: None)
+
+
+def take_silence_for_an_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Simulation, "door", lambda self, node, other: "shut")
+
+
 @pytest.mark.parametrize(
-    "plant",
+    ("plant", "first_seed"),
     [
-        join_before_the_workers_are_gone,
-        call_it_success_when_workers_were_stopped,
-        keep_a_failure_to_oneself,
-        leave_without_a_word_when_others_are_lost,
+        (begin_before_the_workers_of_a_lost_node_have_ended, 70),
+        (begin_before_the_workers_of_a_node_that_leaves_have_ended, 0),
+        (take_silence_for_an_end, 70),
+        (join_before_the_workers_are_gone, 0),
+        (call_it_success_when_workers_were_stopped, 0),
+        (keep_a_failure_to_oneself, 0),
+        (leave_without_a_word_when_others_are_lost, 0),
     ],
 )
-def test_a_planted_bug_is_found(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found(plant: object, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(plant)
     plant(monkeypatch)
     with pytest.raises((Broken, AssertionError)):
-        run(range(150))
+        run(range(first_seed, first_seed + 150))
