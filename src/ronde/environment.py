@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["environment", "set_defaults"]
+__all__ = ["environment", "set_defaults", "set_variable"]
 
 
 def environment() -> dict[str, str]:
@@ -16,3 +16,8 @@ def set_defaults(**variables: str) -> None:
     """Set what is not set in the environment of this process, for a library that is about to read it."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+
+
+def set_variable(name: str, value: str) -> None:
+    """Set a variable of this process, as an option on its command line does."""
+    os.environ[name] = value

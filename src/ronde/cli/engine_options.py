@@ -101,6 +101,16 @@ _ENGINE = (
     ),
     Option(
         ENGINE,
+        ("--protection",),
+        "protection between machines, also of the connections of ronde run: messages: authenticate everything except "
+        "tensors; payload: authenticate tensors, too; secret: also encrypt everything (default: messages)",
+        metavar="LEVEL",
+        variable="RONDE_PROTECTION",
+        place="protection",
+        **one_of("messages", "payload", "secret"),
+    ),
+    Option(
+        ENGINE,
         ("--tcp",),
         "use only TCP between hosts: keeps NCCL from InfiniBand (Ronde's own links always use TCP)",
         variable="NCCL_IB_DISABLE",

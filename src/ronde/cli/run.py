@@ -94,6 +94,10 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
         show(describe_launch(config, variables))
         return 0
+    if protection := config.worker.environment.get("RONDE_PROTECTION"):
+        from ronde.environment import set_variable
+
+        set_variable("RONDE_PROTECTION", protection)  # our own connections follow the environment
     if config.hosts or config.discovery:
         from ronde.launch.ssh import run_hosts
 
