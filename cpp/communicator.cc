@@ -227,7 +227,7 @@ bool Communicator::gathers_by_rails() {
 
 void Communicator::check_root(int root) const {
   if (root < 0 || root >= size()) {
-    throw UsageError("root " + std::to_string(root) + " is no rank of this communicator, which has ranks 0 to " +
+    throw UsageError("root " + std::to_string(root) + " is not a rank of this communicator, which has ranks 0 to " +
                      std::to_string(size() - 1));
   }
 }

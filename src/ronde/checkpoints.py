@@ -66,7 +66,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
         if keep < 1:
-            raise UsageError(f"keep is {keep}: at least one checkpoint must be kept")
+            raise UsageError(f"keep={keep} is invalid: expected 1 or more")
         self.folder = Path(folder)
         self._keep = keep
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -152,9 +152,9 @@ class Checkpoints:
     def _stale(self, owner: _Round) -> StaleRoundError:
         assert self._round
         if owner.job == self._round.job:
-            who = f"round {owner.number} of this job uses {self.folder} by now"
+            who = f"round {owner.number} of this job now uses {self.folder}"
         else:
-            who = f"another job, started later, uses {self.folder} by now"
+            who = f"another job, started later, now uses {self.folder}"
         return StaleRoundError(
             f"{who}, but this process belongs to round {self._round.number}: "
             "it may write no more checkpoints and should end"

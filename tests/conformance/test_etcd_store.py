@@ -275,7 +275,7 @@ def test_nobody_there() -> None:
 
 
 def test_somebody_else_there(etcd: EtcdCluster) -> None:
-    with pytest.raises(UsageError, match="no etcd with the JSON gateway of version 3"):
+    with pytest.raises(UsageError, match="not an etcd with the JSON gateway of version 3"):
         EtcdStore(f"127.0.0.1:{etcd.peer_port}", "job", LONG)
 
 

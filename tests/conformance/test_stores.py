@@ -222,7 +222,7 @@ def test_add_refuses_what_is_no_number(kind: str, store: Store) -> None:
         pytest.skip("torch hangs up")
     for value in (b"", b"x", b"1x", b" 1", b"+1", b"1.0"):
         store.set("n", value)
-        with pytest.raises(UsageError, match="n': its value is no number"):
+        with pytest.raises(UsageError, match="n': its value is not a number"):
             store.add("n", 1)
         assert store.get("n", 0) == value
 

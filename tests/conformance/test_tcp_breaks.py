@@ -222,7 +222,7 @@ def test_it_goes_on_elsewhere_from_a_copy_of_the_journal(place: Place, tmp_path:
     assert store.add("count", 1) == 2
     assert (store.get("key", 0), store.queue_pop("queue", 0)) == (b"value", b"1")
     server.close()
-    with pytest.raises(UsageError, match="has something in it, which does not go with a seed"):
+    with pytest.raises(UsageError, match="is not empty, but --seed needs a new one"):
         StoreServer(there, KEY, journal=tmp_path / "new", seed=tmp_path / "copy")
     server = StoreServer(there, KEY, journal=tmp_path / "new")
     assert store.get("count", 0) == b"2"

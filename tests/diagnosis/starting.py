@@ -35,10 +35,10 @@ FAILURES = [
         options=("-n", "two"),
     ),
     refused("no workers", r"-n 0 .*: expected a whole number above 0", options=("-n", "0")),
-    refused("no script", r"no script to run was given, as in: ronde run -n 4 train.py", command=()),
+    refused("no script", r"no script given: write, for example, ronde run -n 4 train.py", command=()),
     refused(
         "a log directory that cannot be made",
-        r"there can be no logs in /proc/logs: .*--log-dir should name a directory that can be written or made",
+        r"cannot write logs to /proc/logs: .*--log-dir must name a directory that is writable or can be created",
         options=("-n", "2", "--log-dir", "/proc/logs"),
     ),
     refused(

@@ -79,7 +79,7 @@ def test_a_restart_is_told_once(world: World) -> None:
 def test_what_cannot_be_followed_on_a_host_is_one_sentence(world: World) -> None:
     code, out, err = world.run("-H", world.listed(0), "--log-dir", "/proc/logs", str(world.program))
     assert (code, out) == (2, "")
-    assert err.startswith(f"ronde: host {world.name(0)}: there can be no logs in /proc/logs: ")
+    assert err.startswith(f"ronde: host {world.name(0)}: cannot write logs to /proc/logs: ")
     assert len(err.splitlines()) == 1
 
 
@@ -110,7 +110,7 @@ def test_the_job_key_is_on_no_command_line(world: World) -> None:
 def test_too_few_slots_are_refused_at_once(world: World) -> None:
     code, _, err = world.run("-H", world.listed(0, 1), "--min-np", "5", str(world.program))
     assert code == 2
-    assert "5 workers at least need as many slots, but " in err
+    assert "5 workers, the minimum, need as many slots, but " in err
     assert len(err.splitlines()) == 1
 
 

@@ -197,4 +197,4 @@ def test_a_launcher_that_was_stopped_is_named(launcher: Launcher) -> None:
     process.send_signal(signal.SIGCONT)
     code, _, err = end(process)
     assert code == 1
-    assert "the launcher has not been heard of for 3 s" in err.splitlines()[-1]
+    assert "no heartbeat from the launcher for 3 s" in err.splitlines()[-1]

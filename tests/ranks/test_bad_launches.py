@@ -75,11 +75,11 @@ def refuse(here: Path, line: str, **variables: str) -> list[str]:
         ),
         (
             "--nnodes 2",
-            "ronde run: 2 machines need a place where they meet: give --master-addr HOST",
+            "ronde run: 2 machines need an endpoint: give --master-addr HOST",
         ),
         (
             "--nnodes 2 --rdzv-backend zookeeper --rdzv-endpoint a:1",
-            "ronde run: --rdzv-backend zookeeper is not known (known are alone, c10d, etcd, etcd-v2, file,",
+            "ronde run: --rdzv-backend zookeeper is not known (available: alone, c10d, etcd, etcd-v2, file,",
         ),
         (
             f"--nnodes 2 --rdzv-endpoint {NO_HOST}:1",
@@ -108,7 +108,7 @@ def refuse(here: Path, line: str, **variables: str) -> list[str]:
         ),
         (
             "--log-dir /dev/null/logs",
-            "ronde run: there can be no logs in /dev/null/logs: Not a directory; --log-dir should",
+            "ronde run: cannot write logs to /dev/null/logs: Not a directory; --log-dir must",
         ),
         ("--config-file absent.yaml", "ronde run: "),
         ("-i absent -H localhost", "ronde run: -i "),
@@ -209,7 +209,10 @@ def test_another_job_key(here: Path, port: int) -> None:
         assert right.stderr is not None
         assert "1 of 2 nodes is here; waiting for the others" in right.stderr.readline()
         (sentence,) = refuse(here, f"{line} --rdzv-conf is_host=false", RONDE_JOB_KEY="22" * 32)
-        assert "does not know the job key (RONDE_JOB_KEY) of this job; is that another job's?" in sentence
+        assert (
+            "does not know the job key (RONDE_JOB_KEY) of this job; does it belong to another job?"
+            in sentence
+        )
         assert "22" * 32 not in sentence
         refused = right.stderr.readline()
         assert re.search(r"turned away a connection from 127.0.0.1:\d+: .*does not know the job key", refused)

@@ -161,7 +161,7 @@ def test_mistakes() -> None:
         ronde.run(functions.big, (threading.Lock(),))
     with pytest.raises(ronde.UsageError, match="0 workers requested"):
         ElasticLaunch(LaunchConfig(WorkerSpec(argv=(), slots=0)), functions.big)
-    with pytest.raises(ronde.UsageError, match=r"'train.py' is no function"):
+    with pytest.raises(ronde.UsageError, match=r"'train.py' is not callable"):
         ronde.run("train.py", np=2)  # type: ignore[arg-type]
 
 

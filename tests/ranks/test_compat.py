@@ -204,9 +204,9 @@ print(horovod.__version__)
     lines = output("-c", program, folder=tmp_path).splitlines()
     assert len(lines) == 11
     for line in lines[:-1]:
-        assert "is not there: Ronde answers for Horovod" in line or "cannot import name" in line, line
-    assert "horovod.tensorflow is not there" in lines[0]
-    assert "and of Horovod it has horovod.torch and horovod.run, but not yet the rest" in lines[7]
+        assert "is not available: Ronde replaces Horovod" in line or "cannot import name" in line, line
+    assert "horovod.tensorflow is not available" in lines[0]
+    assert "and provides only horovod.torch and horovod.run" in lines[7]
     assert "ModuleNotFoundError" in lines[1]
 
 
@@ -233,7 +233,7 @@ try:
     util.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", hvd.__file__, "mpi_lib")
     raise SystemExit("there is no TensorFlow here")
 except ImportError as error:
-    assert "horovod.tensorflow is not there" in str(error)
+    assert "horovod.tensorflow is not available" in str(error)
 assert util.extension_available("torch") and not util.extension_available("mxnet")
 assert util.gloo_built() == hvd.gloo_built() and util.split_list([1, 2, 3], 2) == [[1, 2], [3]]
 assert util.num_rank_is_power_2(4) and not util.num_rank_is_power_2(0)

@@ -55,9 +55,9 @@ def groups() -> None:
     assert world.group([]) is None
     assert members(world.group(range(world.size))) == list(range(world.size))
     for wrong in ([0, 0], [world.size], [-1]):
-        with pytest.raises(ronde.UsageError, match=f"ranks must be different ones of 0 to {last}, not"):
+        with pytest.raises(ronde.UsageError, match=f"ranks must be distinct numbers from 0 to {last}, not"):
             world.group(wrong)
-    with pytest.raises(ronde.UsageError, match="a color is None or a whole number >= 0, not -1"):
+    with pytest.raises(ronde.UsageError, match="a color must be None or a whole number >= 0, not -1"):
         world.split(-1)
     ronde.shutdown()
 

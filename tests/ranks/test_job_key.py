@@ -68,4 +68,4 @@ def test_a_name_that_stands_for_the_key_is_warned_of_once() -> None:
     ]
     said = [rank.communicate(timeout=100)[1] for rank in started]
     assert [rank.returncode for rank in started] == [0, 0], said
-    assert [text.count("the job's name stands for its key") for text in said] == [1, 0], said
+    assert [text.count("the job's name is its key") for text in said] == [1, 0], said

@@ -128,7 +128,7 @@ def test_operations_that_need_everybody_fail_and_the_next_works(n: int) -> None:
     assert other == []
     assert first == [
         "tensor 'broadcast': the root of the broadcast, rank 1, has joined: it has nothing to send",
-        "tensor 'parts': rank 0 submitted alltoall, but rank 1 has joined, and nobody knows how many rows it takes",
+        "tensor 'parts': rank 0 submitted alltoall, but rank 1 has joined, so its number of rows is unknown",
     ]
 
 

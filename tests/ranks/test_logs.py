@@ -51,7 +51,7 @@ def test_variables_of_horovods_that_mean_nothing_are_told_once() -> None:
     assert len(errors(INIT, **ignored)) == 1  # at the usual level nothing
     told = [line for line in errors(INIT, **ignored, RONDE_LOG_LEVEL="info") if "Horovod" in line]
     assert len(told) == 1
-    assert told[0].endswith("mean nothing to Ronde: HOROVOD_CCL_CACHE, HOROVOD_MPI_THREADS_DISABLE")
+    assert told[0].endswith("have no effect in Ronde: HOROVOD_CCL_CACHE, HOROVOD_MPI_THREADS_DISABLE")
 
 
 def test_a_program_with_handlers_keeps_them() -> None:

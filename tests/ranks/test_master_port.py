@@ -126,4 +126,4 @@ def test_where_the_nodes_meet_is_taken(launcher: Launcher) -> None:
         code, _, err = launcher.run(*static(port, 0), "script.py")
     assert code == 2
     assert f"cannot serve at tcp:{HOST}:{taken}: Address already in use" in err
-    assert f"(where the nodes meet whose workers have port {port})" in err
+    assert f"(the port at which nodes meet if their workers use port {port})" in err

@@ -43,8 +43,8 @@ REFUSED: list[tuple[Call, str]] = [
         r"ndarray of datetime64\S* values: supported are",
     ),
     (lambda w: w.allreduce(np.zeros(3, [("a", "f4")])), "values: supported are"),
-    (lambda w: w.allreduce(np.ones(6, ">f4")), "bytes are in the other order .*astype"),
-    (lambda w: w.allgather(np.ones(6, ">i8")), "bytes are in the other order .*astype"),
+    (lambda w: w.allreduce(np.ones(6, ">f4")), "the other byte order .*astype"),
+    (lambda w: w.allgather(np.ones(6, ">i8")), "the other byte order .*astype"),
     (lambda w: w.allreduce(X, out=np.ones(6)), "out holds float64 values, the (result|input) float32"),
     (
         lambda w: w.allreduce(X, out=np.ones(7, np.float32)),
@@ -85,17 +85,20 @@ REFUSED: list[tuple[Call, str]] = [
     (lambda w: w.recv(X.copy(), w.rank), "cannot send to or receive from rank"),
     (lambda w: w.send(X, 2), "cannot send to or receive from rank 2"),
     (lambda w: w.send(X, -1), "cannot send to or receive from rank -1"),
-    (lambda w: w.send(X, 1 - w.rank, tag=-1), "a tag is a number from 0 to 2147483647, not -1"),
-    (lambda w: w.send(X, 1 - w.rank, tag=2**31), "a tag is a number from 0 to 2147483647, not 2147483648"),
-    (lambda w: w.recv(X, 1 - w.rank, tag=-1), "a tag is a number from 0 to 2147483647, not -1"),
+    (lambda w: w.send(X, 1 - w.rank, tag=-1), "a tag must be a number from 0 to 2147483647, not -1"),
+    (
+        lambda w: w.send(X, 1 - w.rank, tag=2**31),
+        "a tag must be a number from 0 to 2147483647, not 2147483648",
+    ),
+    (lambda w: w.recv(X, 1 - w.rank, tag=-1), "a tag must be a number from 0 to 2147483647, not -1"),
     (lambda w: w.allreduce(np.ones(3, bool), op=ronde.Average), "there is no average of bool values"),
     (lambda w: w.reduce(np.ones(3, bool), 0, op=ronde.Average), "there is no average of bool values"),
     (lambda w: w.allreduce(np.ones(3, complex), op=ronde.Min), "there is no min of complex128 values"),
     (lambda w: w.reducescatter(np.ones(4, complex), op=ronde.Max), "there is no max of complex128 values"),
     (lambda w: w.allreduce(X, op=ronde.BitXor), "there is no bit-xor of float32 values"),
     (lambda w: w.allreduce(X, op=99), "op must be one of ronde.Sum, .*, not 99"),
-    (lambda w: w.split(-1), "a color is None or a whole number >= 0, not -1"),
-    (lambda w: w.group([0, 0]), r"ranks must be different ones of 0 to 1, not \[0, 0\]"),
+    (lambda w: w.split(-1), "a color must be None or a whole number >= 0, not -1"),
+    (lambda w: w.group([0, 0]), r"ranks must be distinct numbers from 0 to 1, not \[0, 0\]"),
 ]
 
 

@@ -234,7 +234,7 @@ def test_the_exception_survives_an_error_file_that_cannot_be_written(shown: Show
 def test_a_log_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        UsageError, match=r"there can be no logs in .*/file/logs: Not a directory; --log-dir should"
+        UsageError, match=r"cannot write logs to .*/file/logs: Not a directory; --log-dir must"
     ):
         RunOutputs(Outputs(log_dir=str(tmp_path / "file" / "logs")), "run", print, host="here")
 

@@ -126,5 +126,5 @@ def test_misuse_is_told_to_all() -> None:
     first, *others = ranks.run(misuse, 3)
     assert all(other == first for other in others)
     assert first[0] == "all ranks add the same process set: rank 0 says ranks [0, 0], but rank 1 [0, 1]"
-    assert first[1] == "a process set needs different ranks of 0 to 2, at least one, not [0, 3]"
+    assert first[1] == "a process set needs distinct ranks from 0 to 2, at least one, not [0, 3]"
     assert first[4] == "there is a process set of ranks [0, 1, 2] already, with id 0"

@@ -113,7 +113,7 @@ def test_nodes_need_no_key_where_they_share_the_users_file(
         assert (code, err.count("key")) == (0, 0), err
     nodes.launcher.started.clear()
     for code, _, err in map(end, [nodes.start("--insecure-job-key", nodes="2") for _ in range(2)]):
-        assert (code, err.count("the job's name stands for its key")) == (0, 1), err
+        assert (code, err.count("the job's name is its key")) == (0, 1), err
     nodes.launcher.started.clear()
     first = nodes.start(nodes="2")
     assert first.stderr is not None

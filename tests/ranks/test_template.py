@@ -372,7 +372,7 @@ def test_a_template_that_is_unfit_is_said_to_be(capfd: pytest.CaptureFixture[str
     assert run_job("print(rank)", fork=True, preload=("threads",)) == 0
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[0] 0", "[1] 1"]
-    assert "ronde: workers do not come from the template, but do their own imports: the imports have" in err
+    assert "ronde: workers import modules themselves, without the template: the imports have" in err
 
 
 def test_ctrl_c_while_it_imports_starts_nobody() -> None:

@@ -114,7 +114,7 @@ def refused(rank: int, size: int) -> None:
         (dict(named_parameters=model.parameters()), "must be pairs"),
         (dict(backward_passes_per_step=0), "at least 1, not 0"),
         (dict(op=ronde.Sum, gradient_predivide_factor=2.0), "needs op=Average"),
-        (dict(process_set=3), "process_set is a ProcessSet, not 3"),
+        (dict(process_set=3), "process_set must be a ProcessSet, not 3"),
     ):
         with pytest.raises(ValueError, match=message):
             hvd.DistributedOptimizer(optimizer, **how)

@@ -105,7 +105,7 @@ def refusals(mine: Any, other: Any, rank: int) -> None:
             call()
     with pytest.raises(ValueError, match=f"rank {other.ranks[0]} is not in the process set of"):
         hvd.broadcast(x, other.ranks[0], process_set=mine)
-    with pytest.raises(ValueError, match="process_set is a ProcessSet, not 1"):
+    with pytest.raises(ValueError, match="process_set must be a ProcessSet, not 1"):
         hvd.allreduce(x, process_set=1)
     with pytest.raises(ValueError, match="is not added"):
         hvd.allreduce(x, process_set=hvd.ProcessSet([0, 1]))
@@ -188,8 +188,8 @@ def worlds() -> None:
     for comm, message in (
         ([0], r"comm=\[0\] are not all 2 ranks"),
         ([0, 1, 2], "are not all 2 ranks"),
-        ("ranks", "comm is a list of ranks or None, not 'ranks'"),
-        (object(), "comm is a list of ranks or None"),
+        ("ranks", "comm must be a list of ranks or None, not 'ranks'"),
+        (object(), "comm must be a list of ranks or None"),
     ):
         with pytest.raises(ronde.UsageError, match=message):
             hvd.init(comm)

@@ -87,7 +87,7 @@ def test_values_are_right_while_settings_change(hosts: str, tuned: set[str], tmp
     [end] = [line for line in told[0] if line.startswith("tuning is over")]
     assert not any("over" in line for lines in told[1:] for line in lines)
     assert re.search(r"the best of 5 trials reaches [\d.]+ MB/s, the first [\d.]+ MB/s", end)
-    pasted = dict(word.split("=") for word in end.split("To begin with it: ")[1].split())
+    pasted = dict(word.split("=") for word in end.split("To start with it: ")[1].split())
     found = settings.resolve(pasted)
     assert f"fusion_bytes={found.fusion_bytes}, linger_ns={found.linger_ns}" in switches[0][-1]
 

@@ -52,7 +52,7 @@ def test_a_worker_of_an_earlier_round_cannot_save(tmp_path: Path, monkeypatch: p
     writing = late.checkpoints.writing(120)
     writing.__enter__().write_text("too late")
     current = Worker(tmp_path, monkeypatch, "job", 4)  # while the other one was frozen
-    with pytest.raises(StaleRoundError, match=r"round 4 of this job uses .* belongs to round 3"):
+    with pytest.raises(StaleRoundError, match=r"round 4 of this job now uses .* belongs to round 3"):
         writing.__exit__(None, None, None)
     assert current.latest() == (100, "of round 3")
     current.save(110)
@@ -114,7 +114,7 @@ def test_without_rounds_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="keep is 0: at least one"):
+    with pytest.raises(UsageError, match="keep=0 is invalid: expected 1 or more"):
         ronde.Checkpoints(tmp_path, keep=0)
     with pytest.raises(UsageError, match=r"other\.pt is not named like a checkpoint"):
         ronde.Checkpoints(tmp_path).step_of(tmp_path / "other.pt")

@@ -160,7 +160,7 @@ class CCL(Backend):
         while not call.is_over.wait(_LOOK_S):
             patience.check()
         if call.result:
-            raise RuntimeError(f"oneCCL answers {call.result}: {_last_error(_load())}")
+            raise RuntimeError(f"oneCCL returned {call.result}: {_last_error(_load())}")
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -236,4 +236,4 @@ def _load() -> ctypes.CDLL:
 
 
 def _last_error(library: ctypes.CDLL) -> str:
-    return bytes(library.onecclGetLastError(None) or b"it does not say why").decode(errors="replace")
+    return bytes(library.onecclGetLastError(None) or b"it gives no reason").decode(errors="replace")

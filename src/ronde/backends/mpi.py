@@ -55,7 +55,9 @@ class MPI(Backend):
         if _process.has_failed:
             return "MPI has failed in this process before, and cannot be used again"
         if self.place.size > 1 and "mpi4py.MPI" not in sys.modules and not _has_launcher():
-            return "it was not started by mpirun: use that, or ronde run --launcher mpi"  # MPI would run it alone
+            return (
+                "mpirun has not started it: use mpirun, or ronde run --launcher mpi"  # MPI would run it alone
+            )
         try:
             mpi = _load()
         except (ImportError, RuntimeError) as error:
@@ -65,13 +67,13 @@ class MPI(Backend):
         level = mpi.Query_thread()
         if level < mpi.THREAD_SERIALIZED:
             return (
-                "MPI was initialized for one thread only, and the engine has its own: it needs MPI_THREAD_SERIALIZED, "
-                "or MPI_THREAD_MULTIPLE if the program calls MPI too"
+                "MPI was initialized for one thread only, but the engine has a separate thread: it needs "
+                "MPI_THREAD_SERIALIZED, or MPI_THREAD_MULTIPLE if the program calls MPI too"
             )
         world, mine = mpi.COMM_WORLD, self.place.members[self.place.rank]
         if max(self.place.members) >= world.Get_size() or world.Get_rank() != mine:
             return (
-                f"MPI counts it as rank {world.Get_rank()} of {world.Get_size()}: start the job by mpirun, or by "
+                f"in MPI it is rank {world.Get_rank()} of {world.Get_size()}: start the job by mpirun, or by "
                 "ronde run --launcher mpi"
             )
         return None

@@ -67,8 +67,8 @@ def _not_ours(package: str) -> str:
     try:
         version(package)
     except PackageNotFoundError:
-        _none("not installed, and Ronde has nothing for it")
-    return _none("installed, but Ronde has nothing for it")
+        _none("not installed, and not supported by Ronde")
+    return _none("installed, but not supported by Ronde")
 
 
 def _native() -> str:

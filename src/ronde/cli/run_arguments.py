@@ -28,7 +28,7 @@ _EXCLUSIVE = (
     ("--hosts", "--hostfile", "both name the hosts"),
     ("--hosts", "--host-discovery-script", "both name the hosts"),
     ("--hostfile", "--host-discovery-script", "both name the hosts"),
-    ("--standalone", "--rdzv-endpoint", "a job of one machine has no place to meet"),
+    ("--standalone", "--rdzv-endpoint", "one machine needs no rendezvous"),
     ("--standalone", "--hosts", "a job of one machine has no other hosts"),
     ("--standalone", "--hostfile", "a job of one machine has no other hosts"),
     (
@@ -38,7 +38,7 @@ _EXCLUSIVE = (
     ),
     ("--bind", "--numa-binding", "both say to which processors workers are bound"),
     ("--log-dir", "--output-filename", "both name the directory of the files"),
-    ("--gloo", "--mpi", "each names a controller of its own"),
+    ("--gloo", "--mpi", "both choose the controller"),
 )
 
 
@@ -80,7 +80,7 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> RunA
     given = _settle(words, variables, _from_file(words, variables))
     if not rest:
         wanted = "module" if "--module" in given else "script"
-        raise UsageError(f"no {wanted} to run was given, as in: ronde run -n 4 train.py")
+        raise UsageError(f"no {wanted} given: write, for example, ronde run -n 4 train.py")
     return RunArguments(rest[0], tuple(rest[1:]), given)
 
 

@@ -95,8 +95,8 @@ def _number(asked: RunArguments, option: str, here: Here) -> int:
         wanted = "gpu" if here.gpus else "cpu"
     if wanted == "gpu" and not here.gpus:
         raise UsageError(
-            f"{asked.origin(option)} gpu: there is no GPU on this machine that may be used; "
-            "say how many workers, or cpu for one on each core"
+            f"{asked.origin(option)} gpu: this machine has no usable GPU; give a number of "
+            "workers, or cpu for one worker per core"
         )
     return {"cpu": here.cores, "gpu": here.gpus}.get(wanted, wanted)  # type: ignore[no-any-return]
 
@@ -119,8 +119,8 @@ def _check_workers(asked: RunArguments, by_ssh: bool) -> None:
     for name in ("--min-num-proc", "--max-num-proc"):
         if asked.has(name) and not by_ssh:
             raise UsageError(
-                f"{asked.origin(name)} is for hosts that come and go: name them with -H, --hostfile or "
-                "--host-discovery-script; without SSH --nnodes MIN:MAX is what you need"
+                f"{asked.origin(name)} needs a list of hosts: add -H, --hostfile or "
+                "--host-discovery-script; without SSH, use --nnodes MIN:MAX"
             )
     number = asked.value("--num-proc")
     number = number if isinstance(number, int) else None
@@ -130,7 +130,7 @@ def _check_workers(asked: RunArguments, by_ssh: bool) -> None:
         if small > large:
             raise UsageError(
                 f"{asked.origin(one)} {small} is more than {asked.origin(other)} {large}: "
-                "it has to be min <= number <= max"
+                "expected min <= number <= max"
             )
 
 
@@ -168,7 +168,7 @@ def _discovery(asked: RunArguments, here: Here) -> Discovery | None:
         for name in ("--slots-per-host", "--blacklist-cooldown-range"):
             if asked.has(name) and not asked.has("--hosts", "--hostfile"):
                 raise UsageError(
-                    f"{asked.origin(name)} is for hosts that come and go: add --host-discovery-script"
+                    f"{asked.origin(name)} needs hosts that come and go: add --host-discovery-script"
                 )
         return None
     each = asked.value("--nproc-per-node")
@@ -182,7 +182,8 @@ def _discovery(asked: RunArguments, here: Here) -> Discovery | None:
 def _check_launcher(asked: RunArguments, rendezvous: RendezvousConfig) -> None:
     if asked.value("--launcher") == "mpi" and rendezvous.backend != ALONE:
         raise UsageError(
-            f"{asked.origin('--launcher')} mpi starts workers on this machine only: leave out what names other machines"
+            f"{asked.origin('--launcher')} mpi starts workers on this machine only: leave out the options that name "
+            "other machines"
         )
     if asked.value("--launcher") == "mpi" and asked.has("--job-key-by-descriptor"):
         raise UsageError(
@@ -230,9 +231,9 @@ def _exports(asked: RunArguments, here: Here) -> dict[str, str]:
     for name in exports:
         said = f"{asked.origin('--export')} {name}"
         if name in OURS:
-            raise UsageError(f"{said}: each worker gets a {name} of its own from ronde run: leave it out")
+            raise UsageError(f"{said}: ronde run sets {name} for each worker: leave it out")
         if name not in here.environment:
-            raise UsageError(f"{said}: there is no variable of this name here")
+            raise UsageError(f"{said}: the environment has no such variable")
         if name == "MASTER_PORT":
             try:
                 port(here.environment[name])
@@ -256,8 +257,8 @@ def _outputs(asked: RunArguments, slots: int, here: Here) -> Outputs:
     shown = asked.value("--local-ranks-filter")
     if slots and shown is not None and min(shown) >= slots:
         raise UsageError(
-            f"{asked.origin('--local-ranks-filter')} names no worker that there is, so nothing would be shown: "
-            f"they are numbered from 0 to {slots - 1}"
+            f"{asked.origin('--local-ranks-filter')} names no existing worker, so no output would be shown: "
+            f"workers are numbered from 0 to {slots - 1}"
         )
     filters = {Std.OUT: "--duplicate-stdout-filters", Std.ERR: "--duplicate-stderr-filters"}
     prefix = asked.value("--prefix")

@@ -50,8 +50,7 @@ def look(asked: RunArguments, variables: Mapping[str, str]) -> Here:
     identity = asked.value("--ssh-identity-file")
     if identity is not None and not os.access(identity, os.R_OK):
         raise UsageError(
-            f"{asked.origin('--ssh-identity-file')} {identity}: there is no such file that can be read; it should be a "
-            "private key"
+            f"{asked.origin('--ssh-identity-file')} {identity} is not a readable file: expected a private key"
         )
     step = None
     if "SLURM_STEP_ID" in variables:
@@ -88,5 +87,5 @@ def _hostfile(path: str | None) -> str:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the hostfile {path}: {getattr(error, 'strerror', 'it is not a text')}"
+            f"cannot read the hostfile {path}: {getattr(error, 'strerror', 'it is not text')}"
         ) from None

@@ -27,7 +27,7 @@ def describe_launch(config: LaunchConfig, environment: Mapping[str, str]) -> str
     spec = config.worker
     lines = [_size(config), *about, "", "its command:", f"    {shlex.join(spec.argv)}"]
     variables = {**spec.environment, **({} if spec.key_by_descriptor else {"RONDE_JOB_KEY": ""})}
-    lines += ["", "environment of every worker, beside the variables that say who it is:"]
+    lines += ["", "environment of every worker, besides the variables for its rank:"]
     lines += [f"    {text}" for text in assignments(set(variables.items()), spec.exported)]
     return "\n".join(lines) + "\n"
 
@@ -64,7 +64,7 @@ def _hosts(config: LaunchConfig) -> Iterator[str]:
         cooldown = "for good"
         if config.cooldown_ns:
             cooldown = f"for {config.cooldown_ns[0] / 1e9:g} to {config.cooldown_ns[1] / 1e9:g} s"
-        yield f"a host that fails is left alone {cooldown}"
+        yield f"a failed host is set aside {cooldown}"
     if config.hosts or config.discovery:
         port = f", port {config.ssh.port}" if config.ssh.port else ""
         key = f", key {config.ssh.identity_file}" if config.ssh.identity_file else ""

@@ -31,13 +31,13 @@ def with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
     for name in ("--node-rank", "--master-addr", "--master-port"):
         if asked.has(name):
             raise UsageError(
-                f"{asked.origin(name)} and a list of hosts contradict each other: -H numbers the hosts by itself "
-                "and lets them meet here"
+                f"{asked.origin(name)} and a list of hosts contradict each other: -H numbers the hosts, "
+                "which meet at this machine"
             )
     if asked.has("--nnodes") and asked.value("--nnodes") != (hosts, hosts):
         raise UsageError(
-            f"{asked.origin('--nnodes')} and a list of hosts contradict each other: the hosts say how many machines "
-            "there are, and --min-np how few workers will do"
+            f"{asked.origin('--nnodes')} and a list of hosts contradict each other: the list gives the number of "
+            "machines, and --min-np the smallest number of workers"
         )
     is_fixed = hosts and not asked.has("--min-num-proc")
     least, most = (hosts, hosts) if is_fixed else (1, hosts or MANY_NODES)
@@ -105,7 +105,7 @@ def rendezvous_of(asked: RunArguments, here: Here) -> RendezvousConfig:
     if backend == STATIC and least != most:
         raise UsageError(
             f"a static rendezvous has a fixed number of machines, not {asked.origin('--nnodes')} {least}:{most}: "
-            "say --nnodes N, or give --rdzv-backend tcp and --rdzv-endpoint"
+            "give --nnodes N, or --rdzv-backend tcp and --rdzv-endpoint"
         )
     return _meeting(asked, here, backend, least, most)
 
@@ -177,7 +177,7 @@ def _backend(asked: RunArguments, here: Here) -> str | None:
                 "torchrun, under which ronde.init() finds its place too"
             )
         raise UsageError(
-            f"{asked.origin('--rdzv-backend')} {name} is not known{nearest(name, here.backends)} (known are {known})"
+            f"{asked.origin('--rdzv-backend')} {name} is not known{nearest(name, here.backends)} (available: {known})"
         )
     return name
 
@@ -190,9 +190,7 @@ def _endpoint(asked: RunArguments, backend: str, nodes: int) -> str:
         if asked.has("--hosts", "--hostfile", "--host-discovery-script") and backend in BY_HOST_AND_PORT:
             return ""  # here
         form = {FILE: "the path of a file that all machines see"}.get(backend, "HOST:PORT")
-        raise UsageError(
-            f"the rendezvous {backend} needs a place where the machines meet: give --rdzv-endpoint {form}"
-        )
+        raise UsageError(f"the rendezvous {backend} needs an endpoint: give --rdzv-endpoint {form}")
     if backend in BY_HOST_AND_PORT:
         return _host_and_port(asked.origin("--rdzv-endpoint"), place, TCP_PORT)
     return os.path.abspath(place) if backend == FILE else place
@@ -206,7 +204,7 @@ def _static_endpoint(asked: RunArguments, place: str, nodes: int) -> str:
         )
     if not host:
         raise UsageError(
-            f"{nodes} machines need a place where they meet: give --master-addr HOST and --node-rank N, "
+            f"{nodes} machines need an endpoint: give --master-addr HOST and --node-rank N, "
             "or --rdzv-backend tcp and --rdzv-endpoint HOST:PORT, the same on all of them"
         )
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -240,7 +238,7 @@ def _host_and_port(origin: str, place: str, port: int) -> str:
     """
     if "," in place:
         raise UsageError(
-            f"{origin} {place} names several places, but the machines have to meet at one: give one of them (if its "
+            f"{origin} {place} names several endpoints, but the machines must meet at one: give one of them (if its "
             "store is lost, they meet again at another machine), or use --rdzv-backend etcd with all of its members"
         )
     from ronde.net.addresses import parse_tcp

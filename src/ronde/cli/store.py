@@ -90,7 +90,9 @@ def run(argv: Sequence[str]) -> int:
         show(HELP)
         return 0
     if rest:
-        raise UsageError(f"it takes nothing but options, not {rest[0]!r}: ronde store --port 29500")
+        raise UsageError(
+            f"unexpected argument {rest[0]!r}: ronde store takes only options, as in ronde store --port 29500"
+        )
     port = values.get("--port")
     if port is None:
         raise UsageError("--port is missing: ronde store --port 29500, or --port 0 for any free one")

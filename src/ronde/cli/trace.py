@@ -49,12 +49,10 @@ def run(argv: Sequence[str]) -> int:
         show(HELP)
         return 0
     if words[0] != "merge":
-        raise UsageError(f"there is no {words[0]!r}{nearest(words[0], ['merge'])}")
+        raise UsageError(f"unknown command {words[0]!r}{nearest(words[0], ['merge'])}")
     output = values.get("--output")
     if len(words) == 1 or not isinstance(output, str):
-        raise UsageError(
-            "it takes timelines and a place for the result: ronde trace merge traces/ -o trace.json"
-        )
+        raise UsageError("expected timelines and an output file: ronde trace merge traces/ -o trace.json")
     merge(list(_files(words[1:])), Path(output))
     return 0
 
@@ -67,9 +65,11 @@ def merge(files: Sequence[Path], output: Path) -> None:
             surveys.append(survey(lines, str(path)))
         for earlier, other in zip(surveys[:-1], files):
             if earlier.rank == surveys[-1].rank:
-                raise UsageError(f"{other} and {path} are both of rank {earlier.rank}: they are of two runs")
+                raise UsageError(
+                    f"{other} and {path} both have rank {earlier.rank}, so they come from two runs"
+                )
         if surveys[-1].torn:
-            print(f"{path}: {surveys[-1].torn} broken lines are left out", file=sys.stderr)
+            print(f"{path}: {surveys[-1].torn} broken lines skipped", file=sys.stderr)
     common = agree(surveys)
     draft = output.with_name(output.name + ".new")
     count = 0
@@ -97,7 +97,11 @@ def _accuracy(surveys: Sequence[Survey], common: Common) -> str:
         guessed = ", ".join(f"rank {rank}" for rank in common.by_wall_clock)
         return f"{text}; the clock of {guessed} was not measured: its wall clock is trusted"
     error_ns = max(clock.error_ns for each in surveys for clock in each.clocks)
-    return f"{text}; clocks agree to {error_ns / 1000:.0f} us" if error_ns else f"{text}; all have one clock"
+    return (
+        f"{text}; clocks agree to {error_ns / 1000:.0f} us"
+        if error_ns
+        else f"{text}; all ranks share one clock"
+    )
 
 
 def _files(words: Sequence[str]) -> Iterator[Path]:

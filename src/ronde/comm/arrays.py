@@ -90,7 +90,7 @@ def operand(x: Any, anywhere: bool = False) -> Operand:
     dtype = _dtype_of(array.dtype.name, array)
     if not array.dtype.isnative:
         raise UsageError(
-            f"the array's bytes are in the other order ({array.dtype.str}); convert it with astype() first"
+            f"the array has the other byte order ({array.dtype.str}); convert it with astype() first"
         )
     return Operand(_exportable(np.ascontiguousarray(array)), dtype, array.shape, x)
 

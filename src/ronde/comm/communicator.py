@@ -285,7 +285,7 @@ class Communicator:
         All ranks call it; whoever passes None as `color` takes part in none and gets None.
         """
         if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
-            raise UsageError(f"a color is None or a whole number >= 0, not {color!r}")
+            raise UsageError(f"a color must be None or a whole number >= 0, not {color!r}")
         mine = np.array([[-1 if color is None else color, key]] * self.size, np.int64)
         everyone = np.empty_like(mine)  # all-to-all, because that carries tags
         sizes = [mine.itemsize * mine.shape[1]] * self.size
@@ -301,7 +301,7 @@ class Communicator:
         """Return a communicator of these ranks, in this order; None on the others. All ranks call it alike."""
         members = [operator.index(rank) for rank in ranks]
         if len(set(members)) != len(members) or not all(0 <= rank < self.size for rank in members):
-            raise UsageError(f"ranks must be different ones of 0 to {self.size - 1}, not {members}")
+            raise UsageError(f"ranks must be distinct numbers from 0 to {self.size - 1}, not {members}")
         if self.rank in members:
             return self.split(0, members.index(self.rank))
         return self.split(None)
@@ -486,7 +486,7 @@ def _even_split(rows: int, parts: int) -> list[int]:
 
 def _tag(tag: int) -> int:
     if not 0 <= tag < 2**31:
-        raise UsageError(f"a tag is a number from 0 to {2**31 - 1}, not {tag}")
+        raise UsageError(f"a tag must be a number from 0 to {2**31 - 1}, not {tag}")
     return tag
 
 

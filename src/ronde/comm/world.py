@@ -79,7 +79,7 @@ def init(
     wanted = settings.resolve(environ, **overrides)
     logs.follow(wanted, identity.rank)
     if ignored := settings.ignored(environ):
-        _log.info("these variables of Horovod's mean nothing to Ronde: %s", ", ".join(ignored))
+        _log.info("these Horovod variables have no effect in Ronde: %s", ", ".join(ignored))
     if identity.meeting is None:
         _process.world = CommunicatorMaker(wanted, JobKey.generate()).make(0, 1, lambda mine: [mine], "world")
     else:

@@ -40,7 +40,7 @@ def install(force: bool = False) -> bool:
     found = PathFinder.find_spec("horovod", others)
     # A mere folder of that name, which has no origin, would not stand in the way.
     if found is not None and found.origin is not None and not force:
-        _log.info("Horovod is installed in %s, so Ronde does not answer for it", found.origin)
+        _log.info("Horovod is installed in %s, so Ronde does not replace it", found.origin)
         return False
     sys.path[:] = [PACKAGES, *others] if force else [*others, PACKAGES]
     return True

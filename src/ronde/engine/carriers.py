@@ -123,7 +123,7 @@ class Carriers:
         for kind, order in self._wishes.items():
             if not any(name == NATIVE or name in usable for name in order):
                 lacks = "; ".join(self._lacks)
-                raise UsageError(f"nobody can carry {kind.name}: {lacks}; backends={','.join(order)}")
+                raise UsageError(f"no backend can carry {kind.name}: {lacks}; backends={','.join(order)}")
 
     def _open(self, backend: Backend) -> None:
         try:

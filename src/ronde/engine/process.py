@@ -88,7 +88,7 @@ def _init(
     overrides: Mapping[str, object],
 ) -> None:
     if isinstance(process_sets, str) and process_sets != "dynamic":
-        raise UsageError(f'process_sets is a list of process sets, or "dynamic", not {process_sets!r}')
+        raise UsageError(f'process_sets must be a list of process sets, or "dynamic", not {process_sets!r}')
     if comm.has_joined():
         return
     comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
@@ -130,7 +130,7 @@ def engine(process_set: ProcessSet | None = None) -> Engine:
     """
     if process_set is not None and process_set is not global_process_set:
         if not isinstance(process_set, ProcessSet):
-            raise UsageError(f"process_set is a ProcessSet, not {process_set!r}")
+            raise UsageError(f"process_set must be a ProcessSet, not {process_set!r}")
         return process_set.engine()
     if _process.engine is None:
         comm.world()  # raises, and says why

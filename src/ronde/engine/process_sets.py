@@ -133,7 +133,7 @@ class ProcessSets:
         ranks = self._agreed("add", wanted.ranks)
         if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < self._world.size:
             raise UsageError(
-                f"a process set needs different ranks of 0 to {self._world.size - 1}, at least one, not {ranks}"
+                f"a process set needs distinct ranks from 0 to {self._world.size - 1}, at least one, not {ranks}"
             )
         for number, known in self.ids_and_ranks().items():
             if ranks == known:
@@ -208,4 +208,4 @@ def _whole_numbers(ranks: Iterable[int]) -> list[int]:
     try:
         return [operator.index(rank) for rank in ranks]
     except TypeError:
-        raise UsageError(f"a process set is made of a list of ranks, not {ranks!r}") from None
+        raise UsageError(f"a process set needs a list of ranks, not {ranks!r}") from None

@@ -206,7 +206,7 @@ def check_name(name: object) -> None:
             f"the second argument is the name, not the reduction; write op=ronde.{name.name} (and name=... if you like)"
         )
     if not isinstance(name, str) or (not name.isascii() and _is_broken(name)):
-        raise UsageError(f"the name of a tensor is a text, not {name!r}")
+        raise UsageError(f"the name of a tensor must be a string, not {name!r}")
 
 
 def _is_broken(name: str) -> bool:
@@ -240,7 +240,7 @@ def check_reduction(dtype: DType, op: ReduceOp) -> None:
     if op is Adasum:
         raise UnsupportedError("Adasum combines whole vectors: only allreduce has it")
     if not _native.is_supported(dtype, op):
-        raise UsageError(f"there is no {op.name} of {dtype.name} values")
+        raise UsageError(f"{op.name} is not defined for {dtype.name} values")
 
 
 def normal_splits(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ class Timeline:
         wanted = os.fspath(file_path)
         path = Path(path_of(wanted, self._rank, self._size, os.path.isdir(wanted)))
         if path.exists() and not path.is_file():
-            raise UsageError(f"a timeline is written into a file, which {path} is not")
+            raise UsageError(f"cannot write a timeline to {path}: it is not a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         self.native.start(str(path), self._rank, self._size, self._host, mark_cycles)
         self._path = str(path)
@@ -43,4 +43,4 @@ class Timeline:
         """End the file; does nothing if there is none."""
         trouble = self.native.stop()
         if trouble:
-            _log.warning("rank %d: the timeline %s ends before its time: %s", self._rank, self._path, trouble)
+            _log.warning("rank %d: the timeline %s ends early: %s", self._rank, self._path, trouble)

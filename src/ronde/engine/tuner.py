@@ -77,7 +77,7 @@ def begin_tuning(
     log, problem = None, ""
     if not space.knobs:
         if comm.rank == 0:
-            _log.warning("autotune has nothing to do: every setting that matters here has been given a value")
+            _log.warning("autotune has nothing to do: every setting that it tunes here has a fixed value")
         return None
     if comm.rank == 0:
         try:
@@ -160,7 +160,7 @@ class Tuner:
             try:
                 self._step(event)
             except Exception:
-                _log.exception("autotune gives up, and keeps the best values so far")
+                _log.exception("autotune has failed, and keeps the best values so far")
                 self._tuning.is_over = True
                 self._perform(Switch(self._tuning.best().values, 0))
 
@@ -187,7 +187,7 @@ class Tuner:
         values = self._space.describe(found.values).items()
         return (
             f"the best of {found.trials} trials reaches {found.score / 1e6:.1f} MB/s, the first "
-            f"{found.first / 1e6:.1f} MB/s. To begin with it: "
+            f"{found.first / 1e6:.1f} MB/s. To start with it: "
             + " ".join(assignment(name, value) for name, value in values)
         )
 

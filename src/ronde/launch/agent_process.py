@@ -217,7 +217,7 @@ class AgentProcess:
     def _write(self, data: bytes) -> None:
         """Write it as far as it goes, and the rest when there is room."""
         if len(self._unwritten) > MOST_UNREAD:
-            self.kill("it does not listen to us")
+            self.kill("it does not read its input")
         self._unwritten += data
         self._write_on()
 
@@ -229,7 +229,7 @@ class AgentProcess:
             pass
         except BrokenPipeError:  # it is about to end, and has some time to say why
             self._unwritten, self._leaving = b"", True
-            deaf = partial(self.kill, "it does not listen to us")
+            deaf = partial(self.kill, "it does not read its input")
             self._loop.set_timer(self, time.monotonic_ns() + LAST_WORD_NS, deaf)
         wanted = bool(self._unwritten)
         self._loop.watch(fd, Order.SINKS, self._write_on, wanted=wanted, events=selectors.EVENT_WRITE)
@@ -284,11 +284,11 @@ class AgentProcess:
                 return "the connection by ssh broke, or its agent was killed"
             return f"its agent ended with exit code {returncode}"
         if self._by_ssh and returncode == SSH_FAILED:
-            return f"cannot be reached by ssh: {last.removeprefix('ssh: ') or 'it does not say why'}"
+            return f"cannot be reached by ssh: {last.removeprefix('ssh: ') or 'it gives no reason'}"
         if "No module named" in last and "ronde" in last:
-            return f"there is no Ronde there for {sys.executable}: install it in the same place on all hosts"
+            return f"Ronde is not installed there for {sys.executable}: install it in the same place on all hosts"
         if returncode == NOT_FOUND:
             return (
                 f"there is no {sys.executable} there: install the same Python in the same place on all hosts"
             )
-        return f"no agent came up, but exit code {returncode}" + (f" after: {last}" if last else "")
+        return f"its agent did not start: exit code {returncode}" + (f" after: {last}" if last else "")

@@ -81,7 +81,7 @@ class ElasticLaunch(Generic[P, R]):
         python: str | None = None,
     ) -> None:
         if not callable(fn):
-            raise UsageError(f"{fn!r} is no function: a command is started by ronde.cli.main(['run', ...])")
+            raise UsageError(f"{fn!r} is not callable: to run a command, use ronde.cli.main(['run', ...])")
         if config.worker.slots < 1:
             raise UsageError(f"{config.worker.slots} workers requested: expected at least 1")
         if start_method not in ("spawn", "forkserver"):

@@ -79,9 +79,11 @@ def _check_program(name: str) -> None:
     if first.startswith(b"#!"):
         interpreter = os.fsdecode((first[2:].split() or [b""])[0])
         if not os.path.exists(interpreter):
-            raise UsageError(f"cannot run {name!r}: its first line names {interpreter!r}, which is not there")
+            raise UsageError(
+                f"cannot run {name!r}: its first line names {interpreter!r}, which does not exist"
+            )
     elif b"\0" not in head:
-        raise UsageError(f"cannot run {name!r}: its first line does not say who runs it, as in #!/bin/sh")
+        raise UsageError(f"cannot run {name!r}: its first line names no interpreter, as in #!/bin/sh")
 
 
 def _where(name: str, kind: str) -> str:

@@ -70,8 +70,8 @@ class HostScript:
             self._running = self._start()
         except OSError as error:
             raise UsageError(
-                f"cannot run the host discovery script {self._name}: {error.strerror}; it should be an "
-                "executable file, or a command, that prints one host:slots on each line"
+                f"cannot run the host discovery script {self._name}: {error.strerror}; expected an "
+                "executable file, or a command, that prints one host:slots per line"
             ) from None
         assert self._running.stdout is not None
         self._answer = b""
@@ -127,7 +127,7 @@ class HostScript:
                 last = (
                     os.pread(self._words, MOST_BYTES, 0).decode(errors="replace").strip().rpartition("\n")[2]
                 )
-                raise UsageError(f"{self._name} failed with exit code {code}: {last or 'it said nothing'}")
+                raise UsageError(f"{self._name} failed with exit code {code}: {last or 'it printed nothing'}")
             hosts = parse_discovered(text, self._slots, self._name)
         except UsageError as error:
             if self._last is None:

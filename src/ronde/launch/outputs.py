@@ -118,8 +118,8 @@ class RunOutputs:
             where = log_dir or f"{_temporary_place()}, where they would be without --log-dir"
             option = "--output-filename" if self._outputs.by_rank else "--log-dir"
             raise UsageError(
-                f"there can be no logs in {where}: {error.strerror or error}; {option} should name a directory that "
-                "can be written or made"
+                f"cannot write logs to {where}: {error.strerror or error}; {option} must name a directory "
+                "that is writable or can be created"
             ) from None
 
     def worker(self, attempt: int, rank: int, local_rank: int, size: int = 1) -> WorkerOutput:

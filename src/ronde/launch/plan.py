@@ -147,8 +147,8 @@ def own_gpus(spec: WorkerSpec, environment: Mapping[str, str]) -> Sequence[str]:
     names = [name.strip() for name in visible.split(",")]
     if len(names) < spec.slots or not all(names):
         raise UsageError(
-            f"--virtual-local-rank gives each of {spec.slots} workers a GPU of its own, but CUDA_VISIBLE_DEVICES="
-            f"{visible} does not name as many: start fewer workers, or name more"
+            f"--virtual-local-rank gives each of {spec.slots} workers its own GPU, but CUDA_VISIBLE_DEVICES="
+            f"{visible} names fewer: start fewer workers, or name more"
         )
     return names
 

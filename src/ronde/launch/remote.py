@@ -88,7 +88,7 @@ class _LifeLine:
                 if word == b"signal" and number.isdigit():
                     self._pass_on(int(number))
         if not ready:
-            self.why = f"the launcher has not been heard of for {silence_ns / 1e9:g} s (was it stopped?)"
+            self.why = f"no heartbeat from the launcher for {silence_ns / 1e9:g} s (was it stopped?)"
         self.has_ended = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(patience_ns / 1e9)

@@ -339,8 +339,8 @@ def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
     is_fixed = _is_fixed(config, hosts)
     if not config.discovery and config.min_workers > slots:
         raise UsageError(
-            f"{config.min_workers} workers at least need as many slots, but {describe(hosts)} has {slots}: name more "
-            "hosts or slots, or ask for less (--min-np)"
+            f"{config.min_workers} workers, the minimum, need as many slots, but {describe(hosts)} has {slots}: name "
+            "more hosts or slots, or lower --min-np"
         )
     return health.Limits(
         min_slots=config.min_workers or slots or 1,

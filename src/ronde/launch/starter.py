@@ -142,9 +142,7 @@ class Starter:
         process = template.start(argv, environment, signals=signals, **wishes)
         if template.problem and not self._said:
             self._said = True
-            self._complain(
-                f"workers do not come from the template, but do their own imports: {template.problem}"
-            )
+            self._complain(f"workers import modules themselves, without the template: {template.problem}")
         return process
 
     @property

@@ -133,7 +133,7 @@ def _ask(host: str, port: int) -> Answer:
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:  # as with two dots behind each other
-        raise socket.gaierror(socket.EAI_NONAME, "no host can be called so") from None
+        raise socket.gaierror(socket.EAI_NONAME, "not a valid host name") from None
 
 
 _names = Names(_ask)

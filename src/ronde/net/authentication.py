@@ -134,7 +134,9 @@ class Handshake:
 
     def _take_welcome(self, data: bytes) -> bytes:
         if data != WELCOME:
-            raise AuthenticationError("the other end does not take our proof of the job key (RONDE_JOB_KEY)")
+            raise AuthenticationError(
+                "the other end rejects this process's proof of the job key (RONDE_JOB_KEY)"
+            )
         self.wanted = 0
         return b""
 

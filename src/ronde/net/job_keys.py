@@ -21,7 +21,7 @@ from ronde.net.key_files import NoKeyFileError, own_key, read_key_file
 __all__ = ["INSECURE", "find_job_key", "key_in_memory"]
 
 INSECURE = (
-    "the job's name stands for its key, so a stranger on this network who guesses the name can join this job and run "
+    "the job's name is its key, so a stranger on this network who guesses the name can join this job and run "
     "programs in it: set RONDE_JOB_KEY_FILE instead (docs/security.md says how)"
 )
 _MEMORY = "ronde-job-key"  # the name of the memory file

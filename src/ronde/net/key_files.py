@@ -102,7 +102,7 @@ def _own_key_in(directory: str) -> JobKey:
         raise _NoPlaceError(f"the key file {path} cannot be used: {error.strerror}") from None
     finally:
         os.close(place)
-    raise _NoPlaceError(f"the key file {path} goes as soon as it is made")
+    raise _NoPlaceError(f"the key file {path} disappears as soon as it is created")
 
 
 def _open_directory(directory: str) -> int:
@@ -176,7 +176,7 @@ def _read(fd: int, path: str) -> JobKey:
 def _check_file(status: os.stat_result, path: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"the job key {path} is no regular file: name a file that only you can read")
+        raise UsageError(f"the job key {path} is not a regular file: name a file that only you can read")
     if status.st_uid != os.geteuid():
         raise UsageError(
             f"the job key {path} belongs to user {status.st_uid}, and we are user {os.geteuid()}: copy it into a file "

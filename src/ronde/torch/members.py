@@ -34,5 +34,5 @@ def _is_world(process_set: ProcessSet | None) -> bool:
 
 def _checked(process_set: object) -> ProcessSet:
     if not isinstance(process_set, ProcessSet):
-        raise UsageError(f"process_set is a ProcessSet, not {process_set!r}")
+        raise UsageError(f"process_set must be a ProcessSet, not {process_set!r}")
     return process_set

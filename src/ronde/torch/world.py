@@ -54,5 +54,5 @@ def _ranks(comm: object) -> list[int]:
         return [operator.index(rank) for rank in comm]  # type: ignore[attr-defined]
     except TypeError:
         raise UsageError(
-            f"comm is a list of ranks or None, not {comm!r}: the ranks are those that were started together"
+            f"comm must be a list of ranks or None, not {comm!r}: the ranks are those that were started together"
         ) from None

@@ -117,9 +117,9 @@ COUNT = "expected a whole number above 0, or auto, gpu or cpu"
         ("--no-autotun train.py", "unknown option --no-autotun; did you mean --no-autotune?"),
         ("--zzz train.py", "unknown option --zzz"),
         ("--dry-run=yes train.py", "--dry-run takes no value, but was given 'yes'"),
-        ("", "no script to run was given, as in: ronde run -n 4 train.py"),
-        ("-n 2 --", "no script to run was given, as in: ronde run -n 4 train.py"),
-        ("-m", "no module to run was given, as in: ronde run -n 4 train.py"),
+        ("", "no script given: write, for example, ronde run -n 4 train.py"),
+        ("-n 2 --", "no script given: write, for example, ronde run -n 4 train.py"),
+        ("-m", "no module given: write, for example, ronde run -n 4 train.py"),
         (
             "-m --no-python x",
             f"-m and --no-python contradict each other, because a module can only be run by Python: {LEAVE}",
@@ -354,8 +354,8 @@ def test_commands_that_cannot_be_run(here: Path) -> None:
         "./nope": f"program './nope' not found in {here}",
         "folder.py": "cannot run 'folder.py': it is a directory, not a script",
         "plain": "cannot run 'plain': it is not executable (chmod +x would make it so)",
-        "lost": "cannot run 'lost': its first line names '/no/shell', which is not there",
-        "bare": "cannot run 'bare': its first line does not say who runs it, as in #!/bin/sh",
+        "lost": "cannot run 'lost': its first line names '/no/shell', which does not exist",
+        "bare": "cannot run 'bare': its first line names no interpreter, as in #!/bin/sh",
         "": f"program '' not found in {here} or in PATH",
     }.items():
         with pytest.raises(UsageError) as caught:

@@ -203,9 +203,9 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
         ("--nnodes 4:2", "--nnodes 4:2 contradicts itself: the smaller number comes first, as in 2:4"),
         (
             "--nnodes 2",
-            "2 machines need a place where they meet: give --master-addr HOST and --node-rank N, or",
+            "2 machines need an endpoint: give --master-addr HOST and --node-rank N, or",
         ),
-        ("--nnodes 2 --rdzv-backend static --node-rank 1", "2 machines need a place where they meet"),
+        ("--nnodes 2 --rdzv-backend static --node-rank 1", "2 machines need an endpoint"),
         (
             "--nnodes 1:2 --master-addr a",
             "a static rendezvous has a fixed number of machines, not --nnodes 1:2",
@@ -233,20 +233,20 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
         ("-H a:2,a:1", "-H a:2,a:1: a is listed twice"),
         ("-H a:x", "-H a:x: 'a:x' is invalid: expected a whole number of slots"),
         ("--hostfile h", "there is no host in h: write one on each line"),
-        ("-n gpu", "-n gpu: there is no GPU on this machine that may be used; say how many workers, or cpu"),
+        ("-n gpu", "-n gpu: this machine has no usable GPU; give a number of workers, or cpu"),
         ("-n 2 --nproc-per-node 3", "-n 2 and --nproc-per-node 3 contradict each other"),
-        ("-n 4 --min-np 2", "--min-np is for hosts that come and go: name them with -H"),
-        ("-H a:4 -np 2 --min-np 3", "--min-np 3 is more than -np 2: it has to be min <= number <= max"),
+        ("-n 4 --min-np 2", "--min-np needs a list of hosts: add -H"),
+        ("-H a:4 -np 2 --min-np 3", "--min-np 3 is more than -np 2: expected min <= number <= max"),
         ("-H a:4 --min-np 3 --max-np 2", "--min-np 3 is more than --max-np 2"),
-        ("--slots 3", "--slots is for hosts that come and go: add --host-discovery-script"),
+        ("--slots 3", "--slots needs hosts that come and go: add --host-discovery-script"),
         (
             "--rdzv-backend c10 --rdzv-endpoint a",
-            "--rdzv-backend c10 is not known; did you mean c10d? (known are alone,",
+            "--rdzv-backend c10 is not known; did you mean c10d? (available: alone,",
         ),
-        ("--nnodes 2 --rdzv-backend etcd", "the rendezvous etcd needs a place where the machines meet"),
+        ("--nnodes 2 --rdzv-backend etcd", "the rendezvous etcd needs an endpoint"),
         (
             "--nnodes 2 --rdzv-backend file",
-            "the rendezvous file needs a place where the machines meet: give --rdzv-endpoint the path",
+            "the rendezvous file needs an endpoint: give --rdzv-endpoint the path",
         ),
         (
             "--nnodes 2 --rdzv-endpoint a:0",
@@ -254,7 +254,7 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
         ),
         (
             "--nnodes 2 --rdzv-endpoint a:1,b:1",
-            "--rdzv-endpoint a:1,b:1 names several places, but the machines have to meet at one: give one of them",
+            "--rdzv-endpoint a:1,b:1 names several endpoints, but the machines must meet at one: give one of them",
         ),
         ("--nnodes 2 --rdzv-endpoint a:b", "--rdzv-endpoint a:b is invalid: expected HOST:PORT"),
         (
@@ -313,7 +313,7 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
             "--nnodes 2 --node-rank 1 --master-addr a:29500",
             "--master-addr a:29500 is invalid: expected a host name or an address; the port is that of",
         ),
-        ("-n 2 --local-ranks-filter 2,3", "--local-ranks-filter names no worker that there is, so nothing"),
+        ("-n 2 --local-ranks-filter 2,3", "--local-ranks-filter names no existing worker, so no output"),
         ("--bind numa --numa-binding node", "--bind and --numa-binding contradict each other"),
         ("--log-dir a --output-filename b", "--log-dir and --output-filename contradict each other"),
     ],
@@ -328,8 +328,8 @@ def test_contradictions_are_one_sentence(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("WORLD_SIZE", "each worker gets a WORLD_SIZE of its own from ronde run: leave it out"),
-        ("RONDE_JOB_KEY", "each worker gets a RONDE_JOB_KEY of its own from ronde run: leave it out"),
+        ("WORLD_SIZE", "ronde run sets WORLD_SIZE for each worker: leave it out"),
+        ("RONDE_JOB_KEY", "ronde run sets RONDE_JOB_KEY for each worker: leave it out"),
         ("MASTER_PORT", "x is invalid: expected a port from 1 to 65535"),
     ],
 )
@@ -446,7 +446,7 @@ shown: only local ranks 0
 its command:
     /bin/python train.py
 
-environment of every worker, beside the variables that say who it is:
+environment of every worker, besides the variables for its rank:
     RONDE_CACHE_CAPACITY=7
     RONDE_JOB_KEY=<hidden>
 """

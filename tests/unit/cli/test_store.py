@@ -16,11 +16,11 @@ from ronde.settings import JobKey
     [
         ("", "--port is missing"),
         ("--port 70000", "--port 70000 is invalid: expected a number from 0 to 65535"),
-        ("--port 0 more", "it takes nothing but options, not 'more'"),
+        ("--port 0 more", "unexpected argument 'more': ronde store takes only options"),
         ("--port 0 --jurnal x", "did you mean --journal?"),
         ("--port 0 --journal /absent/x", "cannot open the journal /absent/x: No such file"),
         ("--port 0 --journal /absent/x --seed /absent", "cannot read the journal /absent: No such file"),
-        ("--port 0 --seed /etc/passwd", "/etc/passwd is no journal of a store"),
+        ("--port 0 --seed /etc/passwd", "/etc/passwd is not a journal of a store"),
         ("--port 0 --job-key-file /absent", "cannot read the job key from /absent: No such file"),
         ("--port 0 --job-key-file /etc/passwd", "others may read the job key /etc/passwd (mode 0644)"),
         ("--port 0 --host no-such-host.invalid", "cannot serve at tcp:no-such-host.invalid:0: "),

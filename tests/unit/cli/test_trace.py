@@ -31,8 +31,8 @@ def test_merges_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "in/rank-2.json").write_text(timeline(2).removesuffix("\n]") + '\n,{"ph":"X","pi')
     assert main(["trace", "merge", str(tmp_path / "in"), "-o", str(tmp_path / "all.json")]) == 0
     told = capsys.readouterr()
-    assert "6 records of 2 ranks (without rank 1); all have one clock" in told.out
-    assert "rank-2.json: 1 broken lines are left out" in told.err
+    assert "6 records of 2 ranks (without rank 1); all ranks share one clock" in told.out
+    assert "rank-2.json: 1 broken lines skipped" in told.err
     assert [each["pid"] for each in json.loads((tmp_path / "all.json").read_text())] == [0] * 3 + [2] * 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all.json", "in"]
 
@@ -41,10 +41,10 @@ def test_merges_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("words", "complaint"),
     [
         (["mrge", "x"], "did you mean merge?"),
-        (["merge", "-o", "x"], "it takes timelines and a place for the result"),
-        (["merge", "a.json"], "it takes timelines and a place for the result"),
+        (["merge", "-o", "x"], "expected timelines and an output file"),
+        (["merge", "a.json"], "expected timelines and an output file"),
         (["merge", "absent.json", "-o", "x"], "cannot read absent.json: No such file"),
-        (["merge", "a.json", "a.json", "-o", "x"], "a.json and a.json are both of rank 0"),
+        (["merge", "a.json", "a.json", "-o", "x"], "a.json and a.json both have rank 0"),
         (["merge", "a.json", "-o", "absent/x"], "cannot write absent/x: No such file"),
         (["merge", ".", "--output", "absent/x"], "cannot write absent/x: No such file"),
     ],

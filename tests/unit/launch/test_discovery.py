@@ -127,7 +127,7 @@ def test_a_script_that_cannot_be_run_is_refused(asked: Asked) -> None:
     ):
         asked.script.ask()
     asked.path.write_text("echo a")
-    with pytest.raises(UsageError, match="Permission denied; it should be an executable file"):
+    with pytest.raises(UsageError, match="Permission denied; expected an executable file"):
         asked.script.ask()
     with pytest.raises(
         UsageError, match="cannot run the host discovery script find 'x: No closing quotation"

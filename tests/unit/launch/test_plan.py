@@ -117,7 +117,7 @@ def test_a_virtual_local_rank_goes_with_a_gpu_of_its_own(visible: str | None, se
 
 @pytest.mark.parametrize("visible", ["3", "", "1,"])
 def test_a_virtual_local_rank_needs_enough_gpus(visible: str) -> None:
-    with pytest.raises(UsageError, match=f"CUDA_VISIBLE_DEVICES={visible} does not name as many"):
+    with pytest.raises(UsageError, match=f"CUDA_VISIBLE_DEVICES={visible} names fewer"):
         plan(2, {"CUDA_VISIBLE_DEVICES": visible}, virtual_local_rank=True)
 
 

@@ -109,7 +109,7 @@ BAD = [
     (_wide, r"mode 0644.*chmod 600 .*job\.key.*if the mode stays.*RONDE_JOB_KEY_FILE"),
     (_link, "is a link, which is not followed"),
     (_in_a_shared_directory, "others may write to"),
-    (_pipe, "is no regular file"),
+    (_pipe, "is not a regular file"),
     (_half, "64 hexadecimal digits"),
     pytest.param(_of_another_user, "belongs to user 65534, and we are user 0", marks=pytest.mark.root),
 ]

@@ -348,7 +348,9 @@ def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
     try:
         entrance = TcpEntrance(ours, key, config.node_rank == 0, config)
     except UsageError as error:
-        raise UsageError(f"{error} (where the nodes meet whose workers have port {endpoint.port})") from None
+        raise UsageError(
+            f"{error} (the port at which nodes meet if their workers use port {endpoint.port})"
+        ) from None
     rules = config.rules(places_are_given=True, rehost=may_rehost(config))
     return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
 
@@ -374,7 +376,7 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
     """Return the rendezvous in an etcd, whose members are at host:port[,host:port...]."""
     if not config.endpoint:
         raise UsageError(
-            "the rendezvous 'etcd' needs where etcd is: --rdzv-endpoint HOST:PORT[,HOST:PORT...]"
+            "the rendezvous 'etcd' needs the address of etcd: --rdzv-endpoint HOST:PORT[,HOST:PORT...]"
         )
     from ronde.net.stores.etcd_gateway import parse_endpoints
 
@@ -413,7 +415,7 @@ def endpoint_of(config: RendezvousConfig) -> Address:
     text = config.endpoint
     if not text:
         raise UsageError(
-            f"the rendezvous {config.backend!r} needs where to meet: --rdzv-endpoint HOST[:{DEFAULT_PORT}]"
+            f"the rendezvous {config.backend!r} needs an endpoint: --rdzv-endpoint HOST[:{DEFAULT_PORT}]"
         )
     has_port = text.rpartition(":")[2].isdecimal() and (text.count(":") == 1 or "]:" in text)
     return parse_tcp(text if has_port or ":" in text.strip("[]") else f"{text}:{DEFAULT_PORT}")

@@ -36,7 +36,9 @@ CONNECT_NS = 10**9  # of one attempt, so that `close` need not wait longer
 LEAST_NS = 10**8  # of the last one
 LEAST_SILENCE_NS = 2 * 10**9  # of the store, before anybody is told
 LEAVING_NS = 3 * 10**9  # how long nodes of an earlier job may take to go
-STRANGE = "is that another job's? Then choose another port; else give all nodes the same RONDE_JOB_KEY"
+STRANGE = (
+    "does it belong to another job? Then choose another port; otherwise give all nodes the same RONDE_JOB_KEY"
+)
 REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
 
 _log = logging.getLogger(__name__)

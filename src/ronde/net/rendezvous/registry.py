@@ -65,7 +65,7 @@ def _factory(name: str) -> Factory:
     if name in points:
         loaded: Factory = points[name].load()
         return loaded
-    raise UsageError(f"there is no rendezvous backend {name!r}: there are {', '.join(names())}")
+    raise UsageError(f"unknown rendezvous backend {name!r}: there are {', '.join(names())}")
 
 
 def names() -> list[str]:

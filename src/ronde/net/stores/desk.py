@@ -275,7 +275,7 @@ class Desk:
         except ValueError:
             amount = None
         if amount is None:
-            raise ProtocolError("a number that is none, or too long, came with a request to the store")
+            raise ProtocolError("a request to the store has an invalid number")
         total = self.table.add(key, amount)
         number = self.table.get(key) or b"%d" % total  # quicker than to write it once more
         if key in self._waiting:
@@ -448,7 +448,7 @@ _CHANGING = frozenset(
 
 
 def _too_long(value: bytes) -> ProtocolError:
-    return ProtocolError(f"a value of {len(value)} bytes came where at most {VALUE_LIMIT_BYTES} are allowed")
+    return ProtocolError(f"a value of {len(value)} bytes exceeds the limit of {VALUE_LIMIT_BYTES} bytes")
 
 
 def _within_frame(value: bytes) -> bytes:

@@ -400,7 +400,9 @@ class EtcdStore:
         self._count = 0
         self._client = secrets.token_hex(8).encode()
         self._counter = self._names.counter(self._client)
-        raise PeerLostError(f"the store at {self.address} has lost what it knew; somebody has deleted it all")
+        raise PeerLostError(
+            f"the store at {self.address} has lost all its keys: another client has deleted them"
+        )
 
     def _read(self, names: Iterable[str], values: bool = True) -> tuple[dict[str, _Found], int]:
         """Return which of the keys there are, all at one revision, and that revision."""

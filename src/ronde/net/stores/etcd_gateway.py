@@ -284,10 +284,8 @@ def _message(text: bytes, whose: str) -> Message:
         message = None
     if not isinstance(message, dict):
         if text.strip() in (b"Not Found", b"404 page not found"):
-            raise UsageError(
-                f"{whose} is no etcd with the JSON gateway of version 3 (etcd 3.4 or later has it)"
-            )
-        raise OSError(f"no answer of etcd's: {text[:80].decode(errors='replace')!r}")
+            raise UsageError(f"{whose} is not an etcd with the JSON gateway of version 3 (etcd 3.4 or later)")
+        raise OSError(f"not an answer of etcd: {text[:80].decode(errors='replace')!r}")
     return message
 
 

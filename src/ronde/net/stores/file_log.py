@@ -120,7 +120,7 @@ class FileLog:
                 raise self._foreign()
             self._end = _BEGIN
         if size < self._end:
-            raise PeerLostError(f"the store at file:{self.path} has been cut off by somebody else")
+            raise PeerLostError(f"the store at file:{self.path} was truncated by another process")
         records = list(self._parse(self._read(self._end, size - self._end))) if size > self._end else []
         if exclusive and size > self._end:
             os.ftruncate(self._fd, self._end)
@@ -171,7 +171,7 @@ class FileLog:
             if exclusive:
                 os.pwrite(self._fd, _CURRENT, len(_MAGIC))
         elif status.st_nlink == 0:
-            raise PeerLostError(f"the store at file:{self.path} is gone: somebody removed the file")
+            raise PeerLostError(f"the store at file:{self.path} is gone: its file was removed")
         return None
 
     def _read(self, start: int, count: int) -> bytes:

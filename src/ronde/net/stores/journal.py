@@ -91,7 +91,7 @@ def _replay(data: bytes, path: Path, table: Table) -> tuple[list[Remembered], in
     if not data.startswith(HEADER):
         if HEADER.startswith(data):  # its server died when it had just been made
             return [], 0
-        raise UsageError(f"{path} is no journal of a store, or one of another version of Ronde")
+        raise UsageError(f"{path} is not a journal of a store, or comes from another version of Ronde")
     sessions: dict[bytes, Remembered] = {}
     place = len(HEADER)
     while place < len(data):
@@ -100,7 +100,7 @@ def _replay(data: bytes, path: Path, table: Table) -> tuple[list[Remembered], in
             break
         if end < 0:
             raise UsageError(
-                f"the journal {path} is damaged at byte {place} of {len(data)}; take a copy of it that is whole"
+                f"the journal {path} is damaged at byte {place} of {len(data)}; use an undamaged copy of it"
             )
         for kind, name, value in _entries(data, place + _HEAD_BYTES, end):
             if kind == _SESSION:

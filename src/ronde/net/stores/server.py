@@ -167,7 +167,7 @@ class StoreServer:
                 for session in journal.load(desk.table):
                     desk.remember(*session, now_ns)
             elif not journal.is_empty:
-                raise UsageError(f"the journal {path} has something in it, which does not go with a seed")
+                raise UsageError(f"the journal {path} is not empty, but --seed needs a new one")
             else:
                 journal.rewrite(desk.table, desk.remembered())
         except OSError as error:
@@ -332,7 +332,7 @@ class StoreServer:
             return
         length = _length_of(inbox)[0] + LENGTH.size
         if length > FRAME_LIMIT_BYTES:
-            raise ProtocolError(f"a request of {length} bytes came where {FRAME_LIMIT_BYTES} are allowed")
+            raise ProtocolError(f"a request of {length} bytes exceeds the limit of {FRAME_LIMIT_BYTES} bytes")
         if len(inbox) > length:
             raise ProtocolError("a client of the store asks again before it has its answer")
         if len(inbox) < length:

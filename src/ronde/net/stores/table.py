@@ -46,7 +46,7 @@ class Table:
     def add(self, key: bytes, amount: int) -> int:
         text = self._values.get(key, b"0")
         if len(text) > NUMBER_BYTES or not (text.isdigit() or text.removeprefix(b"-").isdigit()):
-            raise UsageError(f"cannot add to {_shown(key)}: its value is no number")
+            raise UsageError(f"cannot add to {_shown(key)}: its value is not a number")
         total = int(text) + amount
         self.set(key, b"%d" % total)
         return total

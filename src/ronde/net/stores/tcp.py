@@ -363,14 +363,14 @@ class StoreClient(StoreLine):
             ).keys
         except (ConnectionResetError, BrokenPipeError):
             _refuse_torch(endpoint)
-            raise _NoAnswerError("it hung up on our greeting; is it a store of Ronde's?") from None
+            raise _NoAnswerError(
+                "it closed the connection at the greeting; is it a store of Ronde?"
+            ) from None
         except builtins.TimeoutError:
             waited_ns = time.monotonic_ns() - began_ns
             if waited_ns >= PROBE_AFTER_NS:  # else a store that has much to do would have more
                 _refuse_torch(endpoint)
-            reason = (
-                f"it has not answered our greeting for {waited_ns / 1e9:.2g} s; is it a store of Ronde's?"
-            )
+            reason = f"it has not answered our greeting for {waited_ns / 1e9:.2g} s; is it a store of Ronde?"
             raise _NoAnswerError(reason) from None
         self._use_keys(*(keys.parts() if keys else ()))
 

@@ -162,7 +162,7 @@ def keys_from(data: bytes) -> list[bytes]:
     place = 0
     while place < len(data):
         if len(data) - place < _KEY.size:
-            raise ProtocolError("a list of keys breaks off")
+            raise ProtocolError("a list of keys is incomplete")
         (length,) = _KEY.unpack_from(data, place)
         place += _KEY.size + length
         if place > len(data) or not 0 < length <= KEY_LIMIT_BYTES:
@@ -181,11 +181,11 @@ def values_from(data: bytes) -> list[bytes]:
     place = 0
     while place < len(data):
         if len(data) - place < LENGTH.size:
-            raise ProtocolError("a list of values breaks off")
+            raise ProtocolError("a list of values is incomplete")
         (length,) = LENGTH.unpack_from(data, place)
         place += LENGTH.size + length
         if place > len(data):
-            raise ProtocolError("a list of values breaks off")
+            raise ProtocolError("a list of values is incomplete")
         values.append(data[place - length : place])
     return values
 
@@ -243,7 +243,7 @@ def _triples(data: bytes) -> Iterable[tuple[bytes, int, bytes]]:
     place = 0
     while place < len(data):
         if len(data) - place < _PAIR.size:
-            raise ProtocolError("a list of values breaks off")
+            raise ProtocolError("a list of values is incomplete")
         key_length, kind, length = _PAIR.unpack_from(data, place)
         place += _PAIR.size
         key = _key(data[place : place + key_length], key_length)

@@ -80,7 +80,7 @@ def test_a_torn_end_is_as_if_its_turn_had_not_been(opened: Journal, path: Path, 
                     content(table) == [state for size, state in after if size <= max(length, after[0][0])][-1]
                 )
                 continue
-            with pytest.raises(UsageError, match="is no journal of a store"):
+            with pytest.raises(UsageError, match="is not a journal of a store"):
                 read(torn, table)
 
 
@@ -114,7 +114,7 @@ def test_damage_before_the_end_is_an_error(opened: Journal, path: Path, place: i
 def test_a_file_that_is_no_journal(path: Path) -> None:
     path.write_bytes(b"my thesis")
     it = Journal(path)
-    with pytest.raises(UsageError, match="is no journal of a store"):
+    with pytest.raises(UsageError, match="is not a journal of a store"):
         it.load(Table())
     it.close()
     assert path.read_bytes() == b"my thesis"

@@ -260,7 +260,7 @@ def test_a_socket_in_the_file_system_goes_with_its_server(tmp_path: Path) -> Non
 
 def test_adding_to_what_is_no_number(client: StoreClient) -> None:
     client.set("key", b"text")
-    with pytest.raises(UsageError, match="cannot add to 'key': its value is no number"):
+    with pytest.raises(UsageError, match="cannot add to 'key': its value is not a number"):
         client.add("key", 1)
     assert client.get("key", 0) == b"text"
 

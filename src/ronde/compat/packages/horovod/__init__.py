@@ -12,8 +12,8 @@ __version__ = "0.28.1"  # the one whose names these are, for scripts that look
 
 def _missing(name: str) -> str:
     return (
-        f"{name} is not there: Ronde answers for Horovod in this process (ronde.compat), and of Horovod it has "
-        "horovod.torch and horovod.run, but not yet the rest"
+        f"{name} is not available: Ronde replaces Horovod in this process (ronde.compat), and provides only "
+        "horovod.torch and horovod.run"
     )
 
 

@@ -34,8 +34,8 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
     """Raise ImportError unless Ronde answers for this framework: `ext_name` is "horovod.torch", for example."""
     if not extension_available(ext_name.removeprefix("horovod.")):
         raise ImportError(
-            f"{ext_name} is not there: Ronde answers for Horovod in this process (ronde.compat), and of the "
-            "frameworks it has PyTorch, where that is installed"
+            f"{ext_name} is not available: Ronde replaces Horovod in this process (ronde.compat), and of "
+            "the frameworks provides only PyTorch, if it is installed"
         )
 
 

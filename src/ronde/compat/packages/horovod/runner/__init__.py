@@ -67,7 +67,7 @@ def run(
     for name in ("mpi_args", *_ELASTIC):
         if given[name] is not None:
             raise UsageError(
-                f"horovod.run({name}=...) is not there: Ronde answers for Horovod in this process"
+                f"horovod.run({name}=...) is not available: Ronde replaces Horovod in this process"
             )
     if hosts is not None and hostfile is not None:
         raise UsageError("horovod.run: hosts and hostfile contradict each other: both name the hosts")
@@ -80,7 +80,7 @@ def run(
         outputs = Outputs(log_dir=output_filename, tee={-1: Std.ALL}, by_rank=True)
     python = None if executable is None else shutil.which(executable)
     if executable is not None and python is None:
-        raise UsageError(f"horovod.run(executable={executable!r}): there is no such program that can be run")
+        raise UsageError(f"horovod.run(executable={executable!r}): no such executable program")
     limit = {"RONDE_START_TIMEOUT": str(start_timeout)} if start_timeout else {}
     worker = WorkerSpec(argv=(), slots=workers, environment=limit)
     launch = ElasticLaunch(LaunchConfig(worker, outputs=outputs), func, python=python)

@@ -22,6 +22,6 @@ __all__ = _ours.__all__ + [
 
 def __getattr__(name: str) -> NoReturn:
     raise AttributeError(
-        f"horovod.torch.{name} is not there: Ronde answers for Horovod in this process (ronde.compat), and does not "
-        f"have {name} yet"
+        f"horovod.torch.{name} is not available: Ronde replaces Horovod in this process (ronde.compat), and does not "
+        f"provide {name}"
     )
