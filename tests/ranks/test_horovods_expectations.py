@@ -76,6 +76,19 @@ def what_programs_look_at(rank: int, size: int) -> None:
         assert optimizer._parameter_names == names
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     assert len(set(optimizer._parameter_names.values())) == 4
+    halved = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        compression=hvd.Compression.fp16,
+        op=hvd.Sum,
+        symmetric_gradients=False,
+    )
+    for value, reduced in ((None, 0.0), (rank + 1.0, size * (size + 1) / 2)):
+        model[0].bias.grad = None if value is None else torch.full((2,), value)
+        handle, context = halved._allreduce_grad_async(model[0].bias)
+        result = hvd.Compression.fp16.decompress(hvd.synchronize(handle), context)
+        assert result.dtype == torch.float32
+        assert result.tolist() == [reduced] * 2
+    halved.zero_grad()
     optimizer.zero_grad()
     model(torch.ones(4, 3)).sum().backward()
     optimizer.synchronize()

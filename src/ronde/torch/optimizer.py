@@ -23,13 +23,13 @@ from ronde.torch.bucket import Bucket, make_buckets
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.gradient import Gradient, SymmetricGradient, Treatment
 from ronde.torch.gradient_groups import GradientGroup, make_groups
-from ronde.torch.handles import wait_all
+from ronde.torch.handles import Handle, wait_all
 from ronde.torch.members import is_member, size_of
 from ronde.torch.names import named_by_parameter, names_of, parameters_of
-from ronde.torch.reductions import Reduction
+from ronde.torch.reductions import Reduction, start_reduction
 from ronde.torch.same_parameters import require_same_parameters
 from ronde.torch.symmetric import Place, symmetric_places
-from ronde.types import Adasum, Average, ReduceOp
+from ronde.types import Adasum, Average, Kind, ReduceOp
 
 __all__ = ["DistributedOptimizer"]
 
@@ -155,6 +155,26 @@ class _Distributed:
     def _parameter_names(self) -> dict[Any, str]:
         """The names by parameter, where Horovod keeps them: programs for it look them up here."""
         return named_by_parameter(parameters_of(self), self._names)
+
+    def _allreduce_grad_async(self, p: Any) -> tuple[Handle, Any]:
+        """Submit the gradient of a parameter now; return the handle, and the context that decompresses the result.
+
+        `step()` does not need it. Programs recognize an optimizer of Horovod by this name.
+        """
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        treatment = self._treatment
+        dense = p.grad.to_dense() if p.grad.is_sparse and treatment.sparse_as_dense else p.grad
+        sent, context = treatment.compression.compress(dense)
+        handle = start_reduction(
+            Kind.allreduce,
+            sent,
+            self._names[id(p)],
+            treatment.reduction,
+            in_place=not sent.is_sparse,
+            process_set=treatment.process_set,
+        )
+        return handle, context
 
     @property
     def backward_passes_per_step(self) -> int:
