@@ -56,11 +56,11 @@ class Checkpoints:
     than `ronde run` there are no rounds: then nothing is refused.
 
     Args:
-        folder: made if it is missing.
+        folder: created if it does not exist.
         keep: how many complete checkpoints to keep; older ones are deleted after each save.
 
     Raises:
-        StaleRoundError: a later round of the job, or another job, uses the folder by now.
+        StaleRoundError: a later round of the job, or another job, now uses the folder.
         UsageError: `keep` is less than 1.
     """
 
@@ -74,22 +74,35 @@ class Checkpoints:
         self._fence = self._open()
 
     def latest(self) -> Path | None:
-        """Return the newest complete checkpoint, None if there is none."""
+        """Return the path of the newest complete checkpoint, or None. Raises OSError if the folder cannot be read."""
         found = self._checkpoints()
         return found[-1] if found else None
 
     def step_of(self, checkpoint: Path) -> int:
-        """Return the step that a checkpoint of this folder was saved at. Raises UsageError if it is none."""
+        """Return the step at which a checkpoint was saved.
+
+        Args:
+            checkpoint: a path that `latest` returned.
+
+        Raises:
+            UsageError: the path does not have the name of a checkpoint.
+        """
         if match := _CHECKPOINT.fullmatch(checkpoint.name):
             return int(match[2])
         raise UsageError(f"{checkpoint} is not named like a checkpoint (fence-000000.step-000000000)")
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
-        """Yield a path to write a checkpoint to; it counts when the block has ended without an exception.
+        """Yield a path for a new checkpoint, which counts once the block has ended without an exception.
 
-        Only one process at a time writes a step. Raises StaleRoundError, before or after the block, if this round is
-        over; then nothing has changed. Raises OSError if the file cannot be written.
+        One rank calls it, usually rank 0.
+
+        Args:
+            step: the step of the program, a number from 0.
+
+        Raises:
+            StaleRoundError: this round is over; raised before or after the block. No checkpoint has changed.
+            OSError: the file cannot be written.
         """
         self._refuse_if_stale()
         draft = self.folder / f"draft-{secrets.token_hex(8)}"

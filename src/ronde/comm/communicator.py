@@ -26,6 +26,7 @@ import numpy as np
 from ronde import _native
 from ronde.comm import arrays
 from ronde.comm.arrays import Operand, late_target, operand, target
+from ronde.comm.communicator_help import complete_help_of_communicator
 from ronde.comm.stalls import StallWatch
 from ronde.core.stall_report import CALLS
 from ronde.errors import MismatchError, RondeError, UnsupportedError, UsageError
@@ -127,14 +128,12 @@ class Communicator:
     # Collectives
 
     def allreduce(self, x: Any, *, op: ReduceOp = Sum, out: Any = None) -> Any:
-        """Combine the arrays of all ranks element by element and return the result on every rank.
+        """Combine the arrays of all ranks element by element, and return the result on all ranks.
 
-        `x`: any shape, the same on all ranks. `op`: Sum, Average (of integers: cut off towards zero), Min, Max,
-        Product, BitAnd, BitOr, BitXor, or Adasum (real floating point only, a power of two of ranks), for which the
-        whole array is one vector. Min and Max propagate NaN; 16-bit floats are summed in float32 and rounded once.
-        Inside a host, and with the `direct` algorithm everywhere, sums are taken in the order of ranks: bitwise the
-        same in every run.
-        Nothing is copied if `x` and `out` lie in symmetric memory (`empty`) at the same place on all ranks.
+            total = ronde.world().allreduce(x)
+
+        Min and Max propagate NaN; averages of integers are truncated towards zero; 16-bit floats are summed in float32
+        and rounded once. Arrays of `empty` are not copied. docs/communicator.md has the order of sums.
         """
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
@@ -148,7 +147,7 @@ class Communicator:
         return goal.finish()
 
     def reduce(self, x: Any, root: int = 0, *, op: ReduceOp = Sum, out: Any = None) -> Any:
-        """Combine the arrays of all ranks like `allreduce`; return the result at `root`, None elsewhere."""
+        """Combine the arrays of all ranks like `allreduce`. Return the result at `root`, None elsewhere."""
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
         given = operand(x)
@@ -174,7 +173,7 @@ class Communicator:
         return goal.finish()
 
     def allgather(self, x: Any, *, out: Any = None) -> Any:
-        """Concatenate the arrays of all ranks along the first axis, in rank order; return the result on every rank.
+        """Concatenate the arrays of all ranks along the first axis, in rank order, and return the result on all ranks.
 
         First dimensions may differ between ranks, the others must agree. 0-d arrays give one element each.
         """
@@ -188,7 +187,7 @@ class Communicator:
         return goal.finish()
 
     def gather(self, x: Any, root: int = 0, *, out: Any = None) -> Any:
-        """Concatenate like `allgather`; return the result at `root`, None elsewhere."""
+        """Concatenate like `allgather`. Return the result at `root`, None elsewhere."""
         given = operand(x)
         self._root(root)
         rows = self._exchange(Kind.gather, given, root)
@@ -203,7 +202,7 @@ class Communicator:
         return goal.finish()
 
     def broadcast(self, x: Any, root: int = 0, *, out: Any = None) -> Any:
-        """Return `root`'s array on every rank. `x` has the same shape and type everywhere; `out=x` works in place."""
+        """Return `root`'s array on all ranks. `x` has the same shape and dtype on all ranks; `out=x` works in place."""
         given = operand(x)
         goal = target(given, given.shape, out)
         if self.rank == self._root(root) and goal.result is not x:
@@ -212,9 +211,9 @@ class Communicator:
         return goal.finish()
 
     def scatter(self, x: Any = None, root: int = 0, *, out: Any = None) -> Any:
-        """Split `root`'s array along the first axis (as `numpy.array_split` does); return each rank its share.
+        """Split `root`'s array along the first axis, as `numpy.array_split` does, and return this rank's part.
 
-        Only `root` passes `x`. The other ranks get NumPy arrays unless `out` says otherwise.
+        Only `root` passes `x`. The other ranks get NumPy arrays, or `out`.
         """
         at_root = self.rank == self._root(root)
         given = self._with_axis(x, "scatter") if at_root else None
@@ -228,10 +227,7 @@ class Communicator:
         return goal.finish()
 
     def alltoall(self, x: Any, splits: Sequence[int] | None = None, *, out: Any = None) -> Any:
-        """Send part p of `x` to rank p, and return the parts for this rank, concatenated in rank order.
-
-        Parts are rows of the first axis: `splits[p]` of them (sum: `len(x)`), or equally many for every rank.
-        """
+        """Send part p of the rows of `x` to rank p, and return the parts for this rank, concatenated in rank order."""
         given = self._with_axis(x, "alltoall")
         sending = self._splits(given, splits)
         if out is not None and arrays.overlap(given.memory, operand(out).memory):
@@ -246,7 +242,7 @@ class Communicator:
         return goal.finish()
 
     def barrier(self) -> None:
-        """Return once every rank has called it."""
+        """Return when all ranks have called it."""
         self._native.barrier()
 
     # Point to point
@@ -260,7 +256,7 @@ class Communicator:
         self._native.send_as(given.memory, given.dtype, dest, _tag(tag))
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
-        """Fill `x` with the next array from rank `source`, of the same size and type; return `x`."""
+        """Fill `x` with the next array from rank `source`, of the same size and dtype, and return `x`."""
         given = operand(x)
         goal = target(given, given.shape, x)
         self._native.recv_as(goal.memory, given.dtype, source, _tag(tag))
@@ -280,10 +276,7 @@ class Communicator:
     # Making more
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """Divide the ranks: those with the same `color` (>= 0) form a new communicator, ordered by `key`, then rank.
-
-        All ranks call it; whoever passes None as `color` takes part in none and gets None.
-        """
+        """Return a new communicator of the ranks with the same `color`, ordered by `key`, then by rank."""
         if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
             raise UsageError(f"a color must be None or a whole number >= 0, not {color!r}")
         mine = np.array([[-1 if color is None else color, key]] * self.size, np.int64)
@@ -298,7 +291,7 @@ class Communicator:
         return self._child(ranks)
 
     def group(self, ranks: Iterable[int]) -> Communicator | None:
-        """Return a communicator of these ranks, in this order; None on the others. All ranks call it alike."""
+        """Return a communicator of these ranks, in this order; None on the others."""
         members = [operator.index(rank) for rank in ranks]
         if len(set(members)) != len(members) or not all(0 <= rank < self.size for rank in members):
             raise UsageError(f"ranks must be distinct numbers from 0 to {self.size - 1}, not {members}")
@@ -307,7 +300,7 @@ class Communicator:
         return self.split(None)
 
     def duplicate(self) -> Communicator:
-        """Return another communicator of the same ranks, with its own order of calls. All ranks call it.
+        """Return another communicator of the same ranks, with a separate order of calls.
 
         Symmetric memory of either is symmetric for both; only one thread at a time may call `empty` on the two.
         """
@@ -315,10 +308,10 @@ class Communicator:
         return self._child(list(range(self.size)), is_twin=True)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
-        """Return a NumPy array, filled with zeros, in symmetric memory, which all ranks of the host can reach.
+        """Return a NumPy array of zeros in symmetric memory, which all ranks of the host share.
 
-        All ranks call it with the same size. Collectives on such arrays (or the same part of them on every rank) copy
-        nothing. `torch.from_numpy` makes a tensor of it. The memory lives as long as the array or a view of it.
+        Collectives on such arrays, or on the same part of them on all ranks, copy nothing. `torch.from_numpy` makes a
+        tensor of it. The memory lives as long as the array or a view of it.
         """
         kind = np.dtype(dtype)
         axes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
@@ -341,9 +334,12 @@ class Communicator:
         return part[:nbytes].view(kind).reshape(axes)
 
     def abort(self, reason: str) -> None:
-        """Fail this communicator on every rank: pending and later calls raise AbortedError with the reason.
+        """Fail this communicator on all ranks: pending and later calls raise AbortedError.
 
-        Any thread may call it, also while another one is inside a collective.
+        Any thread of any rank may call it, also while another thread is inside a collective. Raises no error.
+
+        Args:
+            reason: the text of the error.
         """
         self._native.abort(reason)
 
@@ -361,7 +357,7 @@ class Communicator:
             self._stalls.close()
 
     def shutdown(self) -> None:
-        """Take leave: the other ranks can finish what they do not need this one for. Later calls raise UsageError."""
+        """Leave; other ranks finish calls that do not need this rank. Raises no error; later calls raise UsageError."""
         for child in list(self._children):
             child.shutdown()
         self.leave_stalls()
@@ -496,3 +492,6 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
         return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
     return np.dtype(dtype.name)
+
+
+complete_help_of_communicator(Communicator)

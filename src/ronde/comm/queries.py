@@ -12,35 +12,38 @@ __all__ = ["cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_si
 
 
 def rank() -> int:
-    """Return this process's number, 0 to size() - 1."""
+    """Return the rank of this process, from 0 to size() - 1. Raises NotInitializedError before `init`."""
     return world_of_parent().rank
 
 
 def size() -> int:
-    """Return how many processes there are."""
+    """Return the number of processes. Raises NotInitializedError before `init`."""
     return world_of_parent().size
 
 
 def local_rank() -> int:
-    """Return this process's number among those of its host."""
+    """Return the rank of this process among those of its host. Raises NotInitializedError before `init`."""
     return world_of_parent().local_rank
 
 
 def local_size() -> int:
-    """Return how many processes this host has."""
+    """Return the number of processes of this host. Raises NotInitializedError before `init`."""
     return world_of_parent().local_size
 
 
 def cross_rank() -> int:
-    """Return the number of this host among those that have a process with this local rank."""
+    """Return the number of this host among those that have a process with this local rank.
+
+    Raises NotInitializedError before `init`.
+    """
     return world_of_parent().cross_rank
 
 
 def cross_size() -> int:
-    """Return how many hosts have a process with this local rank."""
+    """Return the number of hosts that have a process with this local rank. Raises NotInitializedError before `init`."""
     return world_of_parent().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Return whether all hosts have the same number of processes."""
+    """Return whether all hosts have the same number of processes. Raises NotInitializedError before `init`."""
     return world_of_parent().is_homogeneous

@@ -65,7 +65,7 @@ def init(
     `rank`, `size` (or `world_size`): instead of a launcher. `store`: where the ranks meet then, `tcp:host:port` or
     `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in the words of torch.distributed,
     `env://`, `tcp://host:port` or `file:///path` (see core/init_method). `overrides`: settings by name
-    (docs/settings.md), before `RONDE_*` variables. Raises UsageError for nonsense and contradictions, TimeoutError that
+    (docs/settings.md), before `RONDE_*` variables. Raises UsageError for invalid arguments, TimeoutError that
     names the ranks that did not come, AuthenticationError.
     """
     _forget_if_forked()
@@ -95,9 +95,9 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined the world and not left it; or its parent had, when this one was forked.
+    """Return whether this process has joined the world and not left it, or its parent had when it forked this process.
 
-    So who asks `rank() if is_initialized() else 0` in the workers of a DataLoader gets its parent's rank.
+    So `rank() if is_initialized() else 0` in a worker of a DataLoader is the rank of its parent. Raises no error.
     """
     return _process.world is not None
 

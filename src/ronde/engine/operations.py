@@ -1,12 +1,6 @@
 """The engine's operations as functions: named, in any order, blocking or not.
 
-All ranks submit the same names, each in its own order and from any thread. Every function takes any array (NumPy,
-PyTorch on the CPU, ...) and returns one of the same kind; the `_async` ones return a handle whose `wait()` does. The
-grouped ones take and return lists: the arrays of a group run when all ranks have submitted all of them, under one name.
-
-`name`: None numbers the operations of a sort in program order. `process_set`: the ranks that take part, None for all.
-Raises ValueError if the name is in flight already, UsageError for what makes no sense or if this process is not in the
-set, and in `wait()` on all ranks MismatchError for what they disagree about, PeerLostError if a rank is gone.
+The parameters and errors that they share are described once, at the end of this module.
 """
 
 from __future__ import annotations
@@ -18,6 +12,7 @@ from ronde._native import Handle
 from ronde.engine.arrivals import Arrivals
 from ronde.engine.process import engine, submit
 from ronde.engine.process_sets import ProcessSet
+from ronde.help_texts import complete_help
 from ronde.types import (
     Allgather,
     Allreduce,
@@ -62,10 +57,12 @@ def allreduce(
     out: Any = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Return the arrays of all ranks, combined element by element; `out=x` works in place.
+    """Return the arrays of all ranks, combined element by element. `out=x` works in place.
 
-    The input is multiplied by `prescale_factor`, the result by `postscale_factor`. The average of integers is cut off
-    towards zero. `op=Adasum` takes the array as one vector.
+        ronde.init()
+        mean = ronde.allreduce(loss, name="loss")
+
+    The average of integers is truncated towards zero. `op=Adasum` treats the array as one vector.
     """
     handle = engine(process_set).submit(
         Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, True
@@ -82,7 +79,7 @@ def allreduce_async(
     out: Any = None,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Begin an `allreduce`. `x` and `out` must not change until the handle is done."""
+    """Start an `allreduce`, and return a handle. `x` and `out` must not change until `handle.wait()` has returned."""
     return engine(process_set).submit(
         Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, False
     )
@@ -97,7 +94,7 @@ def grouped_allreduce(
     outs: Sequence[Any] | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Return what `allreduce` returns, of each array. They may be of different types."""
+    """Return the `allreduce` of each array, as a list. The arrays may have different types and shapes."""
     handle = engine(process_set).submit_group(
         Allreduce, xs, name, op, prescale_factor, postscale_factor, outs, waits=True
     )
@@ -114,7 +111,7 @@ def grouped_allreduce_async(
     outs: Sequence[Any] | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Begin a `grouped_allreduce`."""
+    """Start a `grouped_allreduce`, and return a handle; `handle.wait()` returns the list."""
     return engine(process_set).submit_group(Allreduce, xs, name, op, prescale_factor, postscale_factor, outs)
 
 
@@ -124,14 +121,14 @@ def allgather(x: Any, name: str | None = None, process_set: ProcessSet | None = 
 
 
 def allgather_async(x: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Handle:
-    """Begin an `allgather`."""
+    """Start an `allgather`, and return a handle. `x` must not change until `handle.wait()` has returned."""
     return submit(Allgather, x, name=name, process_set=process_set)
 
 
 def grouped_allgather(
     xs: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """Return what `allgather` returns, of each array."""
+    """Return the `allgather` of each array, as a list."""
     results: list[Any] = engine(process_set).submit_group(Allgather, xs, name, waits=True).wait()
     return results
 
@@ -139,24 +136,21 @@ def grouped_allgather(
 def grouped_allgather_async(
     xs: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle:
-    """Begin a `grouped_allgather`."""
+    """Start a `grouped_allgather`, and return a handle; `handle.wait()` returns the list."""
     return engine(process_set).submit_group(Allgather, xs, name)
 
 
 def broadcast(
     x: Any, root: int = 0, name: str | None = None, out: Any = None, process_set: ProcessSet | None = None
 ) -> Any:
-    """Return the array of rank `root`; `x` has the same shape and type everywhere, `out=x` works in place.
-
-    `root` is a rank of the world, also with a process set.
-    """
+    """Return the array of rank `root`. `x` has the same shape and type on all ranks; `out=x` works in place."""
     return submit(Broadcast, x, name=name, root=root, out=out, waits=True, process_set=process_set).wait()
 
 
 def broadcast_async(
     x: Any, root: int = 0, name: str | None = None, out: Any = None, process_set: ProcessSet | None = None
 ) -> Handle:
-    """Begin a `broadcast`."""
+    """Start a `broadcast`, and return a handle. `x` and `out` must not change until `handle.wait()` has returned."""
     return submit(Broadcast, x, name=name, root=root, out=out, process_set=process_set)
 
 
@@ -166,9 +160,9 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Send `splits[p]` rows of `x` to rank p (equally many to all, if None); return the rows that came, by rank.
+    """Send rows of `x` to each rank, and return the rows that the ranks send to this one, in rank order.
 
-    The handle of `alltoall_async` also has `received_splits`: how many rows came from each rank.
+    The handle of `alltoall_async` also has `received_splits`, the number of rows from each rank.
     """
     return submit(Alltoall, x, name=name, splits=splits, waits=True, process_set=process_set).wait()
 
@@ -179,7 +173,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Begin an `alltoall`."""
+    """Start an `alltoall`, and return a handle with `wait()` and `received_splits`."""
     return submit(Alltoall, x, name=name, splits=splits, process_set=process_set)
 
 
@@ -191,7 +185,7 @@ def reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Combine like `allreduce`; return this rank's share of the first axis (as `numpy.array_split` divides it)."""
+    """Combine like `allreduce`, and return this rank's part of the first axis, divided as by `numpy.array_split`."""
     handle = engine(process_set).submit(
         Reducescatter, x, name, op, -1, prescale_factor, postscale_factor, None, None, True
     )
@@ -206,7 +200,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Begin a `reducescatter`."""
+    """Start a `reducescatter`, and return a handle. `x` must not change until `handle.wait()` has returned."""
     return engine(process_set).submit(
         Reducescatter, x, name, op, -1, prescale_factor, postscale_factor, None, None, False
     )
@@ -220,7 +214,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Return what `reducescatter` returns, of each array."""
+    """Return the `reducescatter` of each array, as a list."""
     handle = engine(process_set).submit_group(
         Reducescatter, xs, name, op, prescale_factor, postscale_factor, waits=True
     )
@@ -236,29 +230,88 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Begin a `grouped_reducescatter`."""
+    """Start a `grouped_reducescatter`, and return a handle; `handle.wait()` returns the list."""
     return engine(process_set).submit_group(Reducescatter, xs, name, op, prescale_factor, postscale_factor)
 
 
 def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> None:
-    """Return once every rank has submitted it."""
+    """Return when all ranks have called it."""
     submit(Barrier, None, name=name, waits=True, process_set=process_set).wait()
 
 
 def poll(handle: Handle) -> bool:
-    """Return whether `synchronize` would return (or raise) at once."""
+    """Return whether the operation of a handle is complete, so that `synchronize` would return or raise at once.
+
+    Args:
+        handle: returned by an `_async` operation of this process.
+
+    Raises no error.
+    """
     return handle.done()
 
 
 def synchronize(handle: Handle) -> Any:
-    """Wait for an operation and return its result."""
+    """Wait until the operation of a handle is complete, and return its result.
+
+    Args:
+        handle: returned by an `_async` operation of this process.
+
+    Raises:
+        MismatchError: ranks submitted different operations under the name; the next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     return handle.wait()
 
 
 def stragglers(process_set: ProcessSet | None = None) -> list[Arrivals]:
-    """Return, by rank, who arrives last, how often and how late, since `init`. Any rank may call it, at any time.
+    """Return for each rank how often it submitted tensors last, and how late, since `init`.
 
-    It counts tensors that needed no negotiation; docs/stalls.md says how. Raises TimeoutError that names the ranks that
-    do not answer.
+        for each in ronde.stragglers():
+            print(each.rank, each.last, each.late_s)
+
+    Any rank may call it at any time, without the others. Only tensors that needed no negotiation count.
+
+    Args:
+        process_set: the ranks in question (None: all ranks).
+
+    Returns:
+        A list of `Arrivals`, one for each rank: `rank`, `tensors` (how many count), `last` (how often the rank was the
+        last one of its host) and `late_s` (average delay in seconds).
+
+    Raises:
+        TimeoutError: some ranks do not answer; the error names them.
+        NotInitializedError: before `ronde.init()`.
     """
     return engine(process_set).arrivals()
+
+
+_SHARED = {
+    "x": "the array: NumPy, PyTorch on the CPU, DLPack, or a number. The result is of the same kind. Any dtype of"
+    " float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, bool, complex64, complex128; the same shape"
+    " on all ranks (all-gather and all-to-all: except for the first axis).",
+    "xs": "a list of arrays, as `x` of the operation on one array. The group runs when all ranks have submitted it.",
+    "name": "the same on all ranks, and of one operation at a time (None: numbered in program order).",
+    "op": "the reduction: ronde.Average, Sum, Min, Max, Product, BitAnd, BitOr, BitXor, or Adasum in an all-reduce"
+    " (default: Average).",
+    "prescale_factor": "multiplies the input (default: 1).",
+    "postscale_factor": "multiplies the result (default: 1).",
+    "out": "an array of the result's shape and dtype that receives the result (None: a new array).",
+    "outs": "a list of arrays that receive the results (None: new arrays).",
+    "root": "a rank of the world, also with a process set (default: 0).",
+    "splits": "the number of rows for each rank (None: the same number for all).",
+    "process_set": "the ranks that take part (None: all ranks).",
+}
+_ERRORS = {
+    "UsageError": "an argument is invalid, or this rank is not in the process set. Nothing was sent.",
+    "ValueError": "an operation with this name is not complete yet.",
+    "MismatchError": "ranks submitted different operations under the name, on all ranks. The next operation works.",
+    "PeerLostError": "a rank died, left or cannot be reached. Asynchronous operations raise it in `wait()`.",
+    "NotInitializedError": "before `ronde.init()`.",
+}
+_SELF_CONTAINED = ("poll", "stragglers", "synchronize")
+complete_help(
+    [globals()[name] for name in __all__ if name not in _SELF_CONTAINED],
+    _SHARED,
+    _ERRORS,
+    "All ranks of the process set call it with the same name, in any order and from any thread.",
+)

@@ -58,15 +58,28 @@ def init(
     process_sets: Iterable[ProcessSet | Sequence[int]] | str | None = None,
     **overrides: object,
 ) -> None:
-    """Join the world; returns when all ranks have joined. All ranks call it; a second call does nothing.
+    """Join the world: connect this process with all other ranks of the job, and start the engine.
 
-    Without arguments, the launcher's environment says who this process is; without a launcher it is alone, of size 1.
-    `rank`, `size` (or `world_size`): instead of a launcher. `store`: where the ranks meet then, `tcp:host:port` or
-    `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in the words of torch.distributed,
-    `env://`, `tcp://host:port` or `file:///path`. `process_sets`: added at once (see `add_process_set`); the word
-    "dynamic" stands for none, as more can be added at any time. `overrides`: settings by name (docs/settings.md),
-    before `RONDE_*` variables. Raises UsageError for nonsense and contradictions, and for what the machine lacks,
-    TimeoutError that names the ranks that did not come, AuthenticationError.
+        ronde.init()
+        print("rank", ronde.rank(), "of", ronde.size())
+
+    All ranks call it, before any other function. It returns when all have joined; a second call does nothing. Without
+    arguments, rank and size come from the launcher's environment; without a launcher, the world has one rank.
+
+    Args:
+        rank: this process's rank, from 0, if there is no launcher.
+        size: the number of ranks, if there is no launcher.
+        store: where the ranks meet: "tcp:host:port" or "unix:@name", which rank 0 serves, or "file:/path".
+        init_method: the same in torch.distributed's form: "env://", "tcp://host:port" or "file:///path".
+        world_size: another name of `size`.
+        process_sets: process sets, or lists of their ranks, to add (None or "dynamic": none yet).
+        overrides: settings by name (docs/settings.md), which override `RONDE_*` variables: `timeout_ns=10**10`.
+
+    Raises:
+        UsageError: an argument or variable is invalid, or the machine lacks a resource.
+        TimeoutError: ranks are missing after `start_timeout_ns` (default: 300 s); the error names them.
+        AuthenticationError: another rank has another job key.
+        MismatchError: ranks have different settings that must be the same.
     """
     try:
         _init(rank, size, store, init_method, world_size, process_sets, overrides)
@@ -109,7 +122,10 @@ def _init(
 
 
 def shutdown() -> None:
-    """Leave the world; what other ranks have submitted and this one has not, fails. Does nothing before `init`."""
+    """Leave the world. Operations of other ranks that still need this rank raise PeerLostError there.
+
+    Every rank calls it, at any time; it does not wait for the others. Before `init` it does nothing. Raises no error.
+    """
     leaving, _process.engine = _process.engine, None
     sets, _process.sets = _process.sets, None
     global_process_set.end()
@@ -168,22 +184,35 @@ def prepare(
 
 
 def join() -> int:
-    """Say that this rank has run out of data; return the rank that was the last to say so, once all have.
+    """Wait, without data, until all ranks have called `join`; return the last rank that called it, on all ranks.
 
-    Meanwhile this rank contributes to what the others submit, so that nobody waits for it: zero to a sum or average
-    (which is divided by the number of all ranks, or as the setting `join_average` says), the largest value to Min, the
-    lowest to Max, one to Product, no rows to an all-gather. An all-to-all fails on all ranks, and so does a broadcast
-    whose root has joined. What this rank has submitted before is done as usual. Raises UsageError if another thread has
-    called it, PeerLostError if a rank is gone.
+    Until then this rank contributes neutral values to the operations of the other ranks, so that they need not wait:
+    zero to a sum or average (the setting `join_average` chooses the divisor), the largest value to Min, the lowest to
+    Max, one to Product, no rows to an all-gather. An all-to-all raises MismatchError on all ranks, and so does a
+    broadcast whose root has joined. Operations that this rank submitted before run as usual.
+
+    Raises:
+        UsageError: another thread has called it.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
     """
     return engine().join()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Add a process set of these ranks of the world, and return it. All ranks call it, in the same place.
+    """Add a process set of some ranks of the world, and return it.
 
-    Raises on all ranks MismatchError if they name different ranks, UsageError for ranks that do not exist or a set that
-    does.
+        even = ronde.add_process_set([0, 2])
+
+    All ranks of the world call it, also ranks outside the set, in the same order as other changes of process sets.
+
+    Args:
+        process_set: a `ProcessSet`, or a list of ranks of the world.
+
+    Raises:
+        MismatchError: ranks name different ranks; raised on all ranks.
+        UsageError: a rank does not exist, or there is such a set already.
+        NotInitializedError: before `ronde.init()`.
     """
     engine()
     wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -192,13 +221,27 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set; return False if it is not there. All ranks call it, when no one uses it any more."""
+    """Remove a process set, and return whether it existed.
+
+    All ranks of the world call it, when no rank uses the set any more.
+
+    Args:
+        process_set: returned by `add_process_set`, or added by `init`.
+
+    Raises:
+        MismatchError: ranks name different sets; raised on all ranks.
+        UsageError: it is the set of all ranks.
+        NotInitializedError: before `ronde.init()`.
+    """
     engine()
     return _sets().remove(process_set)
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """Return the ranks of each process set by its id; 0 is that of all ranks."""
+    """Return a dict from the id of each process set to its ranks. Id 0 is the set of all ranks.
+
+    Raises NotInitializedError before `init`.
+    """
     engine()
     return _sets().ids_and_ranks()
 
@@ -210,18 +253,26 @@ def _sets() -> ProcessSets:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Begin to record this rank's timeline; the other ranks need not take part. docs/timeline.md tells what is in it.
+    """Start to record this rank's timeline (docs/timeline.md). The other ranks need not take part.
 
-    `file_path`: of the file, which is replaced if there is one. With several ranks each writes its own: `{rank}` stands
-    for the rank, a directory gets a file `rank-N.json` for each, and otherwise the rank goes before the suffix
-    (`run-0.json`). `mark_cycles`: a tick for every decision of what runs next. Raises UsageError if a timeline is being
-    recorded already, OSError if the file cannot be made, NotInitializedError before `init`.
+    Args:
+        file_path: a directory, which gets `rank-N.json`; a file, to whose name the rank is added if there are several
+            (`run.json`: `run-0.json`); or a path with `{rank}`. An existing file is replaced.
+        mark_cycles: whether to mark each negotiation round (default: False).
+
+    Raises:
+        UsageError: a timeline is being recorded already.
+        OSError: the file cannot be created.
+        NotInitializedError: before `ronde.init()`.
     """
     engine().timeline.start(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Complete the timeline that is being recorded, if there is one. `shutdown` does it, too."""
+    """Complete this rank's timeline, if one is being recorded; `shutdown` does this, too.
+
+    Raises NotInitializedError before `init`.
+    """
     engine().timeline.stop()
 
 

@@ -43,7 +43,7 @@ class ProcessSet:
         return ProcessSet, (self.ranks,)  # another process adds its own
 
     def initialized(self) -> bool:
-        """Return whether the set is added."""
+        """Return whether the set has been added. Raises no error."""
         return self.process_set_id is not None
 
     def included(self) -> bool:

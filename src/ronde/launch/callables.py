@@ -48,14 +48,24 @@ def run(
     environment: Mapping[str, str] | None = None,
     start_method: str = "spawn",
 ) -> list[R]:
-    """Call `fn(*args, **kwargs)` in `np` new processes, the ranks of a job, and return their results by rank.
+    """Call `fn(*args, **kwargs)` in `np` new processes, the ranks of a job, and return a list of their results by rank.
 
-    What they print is shown behind their ranks; `environment` goes before ours in theirs, but no variable of it changes
-    who a worker is. `start_method`: "spawn"
-    starts each from nothing; "forkserver" forks them from one process that has imported the large modules that are
-    loaded here.
-    Raises RemoteError with the rank and traceback of the first that fails, after all have ended, and UsageError if the
-    function cannot be sent. Ctrl-C ends all of them.
+        results = ronde.run(train, (10,), np=4)
+
+    Output of the ranks appears here, prefixed by the rank. Ctrl-C ends all of them.
+
+    Args:
+        fn: a function of a module; with cloudpickle installed, any function.
+        args: positional arguments, the same for all ranks (default: none).
+        kwargs: keyword arguments, the same for all ranks (default: none).
+        np: the number of processes (default: 1).
+        environment: variables for the processes, which override this process's, except those of rank and size.
+        start_method: "spawn" starts new processes; "forkserver" forks them from one process that has imported the large
+            modules of this one (default: "spawn").
+
+    Raises:
+        RemoteError: a rank failed: `.rank`, `.traceback_text`, `.exit_codes`. All ranks have ended.
+        UsageError: an argument is invalid, or the function cannot be sent to other processes.
     """
     if np < 1:
         raise UsageError(f"ronde.run(np={np}) is invalid: expected a whole number above 0")

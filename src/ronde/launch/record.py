@@ -56,10 +56,17 @@ def record(
 def record(
     fn: Callable[..., Any] | None = None, error_handler: ErrorHandler | None = None
 ) -> Callable[..., Any]:
-    """Make an exception that leaves `fn` known to the launcher, which then names it as the cause of the failure.
+    """Return a function that reports an exception of `fn` to the launcher, which names it as the cause of a failure.
 
-    For the main function of a script: `@ronde.record`, or `@ronde.record(error_handler=...)`. The exception goes on as
-    before; SystemExit is none. Without a launcher nothing else happens.
+        @ronde.record
+        def main(): ...
+
+    The exception continues as before; SystemExit is not reported. Without a launcher there is no report. Scripts that
+    call `ronde.init()` do not need it. Raises no error.
+
+    Args:
+        fn: the main function of a script (None: return a decorator, for `@ronde.record(error_handler=...)`).
+        error_handler: what to do with an exception (None: write the launcher's error file).
     """
     if fn is None:
         return functools.partial(record, error_handler=error_handler)

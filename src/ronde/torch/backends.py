@@ -27,7 +27,7 @@ __all__ = [
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI, where it is in use, may be called by several threads at once."""
+    """Whether several threads may call MPI at once, if MPI is in use. Raises no error."""
     module: Any = sys.modules.get("mpi4py.MPI")
     return bool(module and module.Is_initialized() and module.Query_thread() == module.THREAD_MULTIPLE)
 
@@ -38,7 +38,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether MPI could carry them: whether mpi4py is installed."""
+    """Whether MPI could carry them: whether mpi4py is installed. Raises no error."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
@@ -48,12 +48,12 @@ def gloo_enabled() -> bool:
 
 
 def gloo_built() -> bool:
-    """Whether Gloo could carry them: whether this PyTorch has it."""
+    """Whether Gloo could carry them: whether this PyTorch has it. Raises no error."""
     return bool(torch.distributed.is_available() and torch.distributed.is_gloo_available())
 
 
 def nccl_built() -> int:
-    """The version of NCCL that could carry them, such as 22700 for 2.27.0; 0 for none."""
+    """The version of NCCL that could carry them, such as 22700 for 2.27.0; 0 for none. Raises no error."""
     if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
@@ -61,20 +61,20 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL could carry them."""
+    """Whether IBM's DDL could carry them. Raises no error."""
     return False
 
 
 def ccl_built() -> bool:
-    """Whether oneCCL could carry them: whether it is installed."""
+    """Whether oneCCL could carry them: whether it is installed. Raises no error."""
     return is_installed()
 
 
 def cuda_built() -> bool:
-    """Whether tensors could be reduced on CUDA devices: whether there are any, and NCCL."""
+    """Whether tensors could be reduced on CUDA devices: whether there are any, and NCCL. Raises no error."""
     return nccl_built() > 0
 
 
 def rocm_built() -> bool:
-    """Whether tensors are reduced on ROCm devices. They travel through main memory."""
+    """Whether tensors are reduced on ROCm devices. They travel through main memory. Raises no error."""
     return False

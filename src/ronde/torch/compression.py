@@ -17,10 +17,23 @@ class Compressor(Protocol):
     """What `compression=` takes: a class with these two static methods, or an object with such methods."""
 
     def compress(self, tensor: Any, /) -> tuple[Any, Any]:
-        """Return the tensor to send, and whatever `decompress` needs to know."""
+        """Return the tensor to send, and the context that `decompress` gets.
+
+        Args:
+            tensor: as the user passed it.
+
+        Raises no error.
+        """
 
     def decompress(self, tensor: Any, context: Any, /) -> Any:
-        """Return the received tensor as its user expects it."""
+        """Return the received tensor in the dtype that the user passed.
+
+        Args:
+            tensor: as it was received.
+            context: returned by `compress`.
+
+        Raises no error.
+        """
 
 
 class NoneCompressor:

@@ -27,8 +27,17 @@ def broadcast_parameters(
 ) -> None:
     """Fill tensors with those of rank `root_rank`.
 
-    `params`: `model.state_dict()`, `model.named_parameters()`, or any tensors, named or not; without names the order
-    must be the same on all ranks. Raises ValueError for anything else, and what `broadcast` raises.
+    All ranks of the process set call it.
+
+    Args:
+        params: `model.state_dict()`, `model.named_parameters()`, or tensors in the same order on all ranks.
+        root_rank: a rank of the world, also with a process set (default: 0).
+        process_set: the ranks that take part (default: all ranks).
+
+    Raises:
+        ValueError: `params` is anything else.
+        MismatchError: the tensors differ in shape or dtype between ranks.
+        PeerLostError: a rank died, left or cannot be reached.
     """
     if isinstance(params, Mapping):
         params = sorted(params.items())
@@ -52,11 +61,20 @@ def broadcast_parameters(
 def broadcast_optimizer_state(
     optimizer: Any, root_rank: int = 0, model: Any = None, process_set: ProcessSet | None = global_process_set
 ) -> None:
-    """Give the optimizer the state of the one on rank `root_rank`: learning rates and other options, moments, steps.
+    """Copy the state of rank `root_rank`'s optimizer to all ranks: learning rates and other options, moments, steps.
 
-    The other ranks' optimizers may be new and have no state yet, or have one that is then forgotten. They must be of
-    the same class and have the same parameters. Parameters of an optimizer without a state that have no gradient yet
-    get one of zeros, as under Horovod. `model`: where its embeddings make sparse gradients, those zeros are sparse.
+    All ranks of the process set call it. Parameters without a gradient get one of zeros if the optimizer has no state.
+
+    Args:
+        optimizer: of the same class and with the same parameters on all ranks. Its own state is overwritten.
+        root_rank: a rank of the world, also with a process set (default: 0).
+        model: if its embeddings have sparse gradients, the gradients of zeros are sparse, too (None: dense).
+        process_set: the ranks that take part (default: all ranks).
+
+    Raises:
+        RemoteError: the state of `root_rank` cannot be pickled.
+        MismatchError: the optimizers have different parameters.
+        PeerLostError: a rank died, left or cannot be reached.
     """
     if not optimizer.state_dict()["state"]:
         _fill_gradients(optimizer, model)
@@ -75,9 +93,20 @@ def broadcast_optimizer_state(
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = global_process_set
 ) -> Any:
-    """Return the object of rank `root_rank` on every rank: there the object itself, elsewhere a copy by pickle.
+    """Return the object of rank `root_rank`: on that rank the object itself, elsewhere a copy by pickle.
 
-    Raises RemoteError if that rank cannot pickle it; `ronde.broadcast_object` has the details.
+    All ranks of the process set call it.
+
+    Args:
+        obj: any object that `pickle` can copy; ranks other than `root_rank` may pass None.
+        root_rank: a rank of the world, also with a process set (default: 0).
+        name: the same on all ranks; calls with one name must not overlap in time (None: "broadcast_object").
+        process_set: the ranks that take part (default: all ranks).
+
+    Raises:
+        RemoteError: `root_rank` cannot pickle its object. That rank raises the original error.
+        AuthenticationError: the object was altered on its way.
+        PeerLostError: a rank died, left or cannot be reached.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
@@ -85,9 +114,19 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet | None = global_process_set
 ) -> list[Any]:
-    """Return the list of all ranks' objects, in the order of ranks, copied by pickle.
+    """Return the list of all ranks' objects, in rank order, copied by pickle.
 
-    Raises RemoteError if another rank cannot pickle its own; `ronde.allgather_object` has the details.
+    All ranks of the process set call it.
+
+    Args:
+        obj: any object that `pickle` can copy; it may differ between ranks.
+        name: the same on all ranks; calls with one name must not overlap in time (None: "allgather_object").
+        process_set: the ranks that take part (default: all ranks).
+
+    Raises:
+        RemoteError: another rank cannot pickle its object. That rank raises the original error.
+        AuthenticationError: an object was altered on its way.
+        PeerLostError: a rank died, left or cannot be reached.
     """
     return objects.allgather_object(obj, name, process_set)
 

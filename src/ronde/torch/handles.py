@@ -171,10 +171,24 @@ def wait_all(handles: Iterable[Handle]) -> list[Any]:
 
 
 def poll(handle: Handle) -> bool:
-    """Return whether `synchronize` would return at once."""
+    """Return whether the operation is complete, so that `synchronize` would return or raise at once.
+
+    Args:
+        handle: returned by an `_async` operation.
+
+    Raises no error.
+    """
     return handle.done()
 
 
 def synchronize(handle: Handle) -> Any:
-    """Wait for an operation and return its result; of a grouped operation a list of results."""
+    """Wait until the operation is complete, and return its result: a tensor, or a list of a grouped operation.
+
+    Args:
+        handle: returned by an `_async` operation.
+
+    Raises:
+        MismatchError: ranks submitted different operations under the name; it is a RuntimeError.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     return handle.wait()

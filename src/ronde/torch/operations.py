@@ -1,18 +1,8 @@
 """The operations of `horovod.torch`: named, in any order, blocking or not, in place or not.
 
-All ranks submit the same names, each in its own order and from any thread; without names, they count. Tensors may have
-any layout, and any device (those not on the CPU are copied through main memory). The blocking forms that return new
-tensors can be differentiated (ronde.torch.differentiable says what the gradients are).
-
-Every operation raises ValueError if its name is in flight already and UsageError (a ValueError) for what makes no
-sense; when it is waited for, on all ranks, MismatchError (a RuntimeError) for what they disagree about, and
-PeerLostError if a rank is gone. Arguments as in Horovod: `tensor`, of the same shape and type on all ranks unless said
-otherwise; `name`; `op`, how tensors are combined, Average if None; `prescale_factor` and `postscale_factor`, which
-multiply what goes in and what comes out; `compression`, for the way; `process_set`, the ranks that take part: all, or
-those of a set, of which this must be one (a ValueError otherwise). `root_rank` is a rank of the world in any case.
-
-The grouped operations take and return lists. What is in a group runs when all ranks have submitted all of it, under one
-name, so it completes together or not at all (ronde.torch.groups has the rules).
+Tensors not on the CPU are copied through main memory. Autograd works through the blocking forms that return new tensors
+(ronde.torch.differentiable has the gradients). The rules of groups are in ronde.torch.groups. The parameters and errors
+that all operations share are described once, at the end of this module.
 """
 
 from __future__ import annotations
@@ -23,6 +13,7 @@ from typing import Any
 
 from ronde.engine.process import engine, global_process_set, submit
 from ronde.engine.process_sets import ProcessSet
+from ronde.help_texts import complete_help
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.differentiable import (
     Call,
@@ -76,7 +67,10 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Any:
-    """Return the tensors of all ranks, combined element by element. `average`: deprecated, `op` says it."""
+    """Return the tensors of all ranks, combined element by element, as a new tensor.
+
+    mean = hvd.allreduce(loss.detach(), name="loss")
+    """
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
     return _compressed(
         compression, [tensor], lambda sent: allreduce_all(sent, Call(name, process_set), reduction)
@@ -92,7 +86,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Any:
-    """Combine the tensors of all ranks in place, and return the tensor."""
+    """Combine the tensors of all ranks element by element in place, and return the tensor."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
     handle = start_reduction(
         Kind.allreduce, tensor, name, reduction, in_place=True, waits=True, process_set=process_set
@@ -109,7 +103,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
-    """Begin an `allreduce`."""
+    """Start an `allreduce`, and return a handle for `synchronize`. The tensor must not change until then."""
     return _reduction(
         tensor, name, _chosen(op, average), prescale_factor, postscale_factor, False, process_set
     )
@@ -124,7 +118,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
-    """Begin an `allreduce_`."""
+    """Start an `allreduce_`, and return a handle for `synchronize`. The tensor must not change until then."""
     return _reduction(
         tensor, name, _chosen(op, average), prescale_factor, postscale_factor, True, process_set
     )
@@ -140,7 +134,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> list[Any]:
-    """Return what `allreduce` returns, of each tensor; they complete together."""
+    """Return the `allreduce` of each tensor, as a list; they complete together."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
     call = Call(name, process_set, is_group=True)
     return _compressed(compression, tensors, lambda sent: allreduce_all(sent, call, reduction))
@@ -172,7 +166,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
-    """Begin a `grouped_allreduce`."""
+    """Start a `grouped_allreduce`, and return a handle for `synchronize`. The tensors must not change until then."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
     return start_reductions(Kind.allreduce, tensors, Call(name, process_set, is_group=True), reduction)
 
@@ -186,7 +180,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
-    """Begin a `grouped_allreduce_`."""
+    """Start a `grouped_allreduce_`, and return a handle for `synchronize`. The tensors must not change until then."""
     reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
     call = Call(name, process_set, is_group=True)
     return start_reductions(Kind.allreduce, tensors, call, reduction, in_place=True)
@@ -197,7 +191,7 @@ def allgather(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Any:
-    """Return the tensors of all ranks, joined along the first axis, whose length may differ between ranks."""
+    """Return the tensors of all ranks, concatenated along the first axis, whose length may differ between ranks."""
     return allgather_all([tensor], Call(name, process_set))[0]
 
 
@@ -206,7 +200,7 @@ def allgather_async(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
-    """Begin an `allgather`."""
+    """Start an `allgather`, and return a handle for `synchronize`. The tensors must not change until then."""
     return start(Kind.allgather, tensor, name=name, process_set=process_set)
 
 
@@ -215,7 +209,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> list[Any]:
-    """Return what `allgather` returns, of each tensor."""
+    """Return the `allgather` of each tensor, as a list."""
     return allgather_all(tensors, Call(name, process_set, is_group=True))
 
 
@@ -224,7 +218,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
-    """Begin a `grouped_allgather`."""
+    """Start a `grouped_allgather`, and return a handle for `synchronize`. The tensors must not change until then."""
     return start_gather(tensors, Call(name, process_set, is_group=True))
 
 
@@ -244,7 +238,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Any:
-    """Fill the tensor with that of rank `root_rank`, and return it."""
+    """Copy the tensor of rank `root_rank` into the tensor, and return it."""
     how: dict[str, Any] = dict(name=name, root=root_rank, process_set=process_set)
     return start(Kind.broadcast, tensor, in_place=True, waits=True, **how).wait()
 
@@ -255,7 +249,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
-    """Begin a `broadcast`."""
+    """Start a `broadcast`, and return a handle for `synchronize`. The tensors must not change until then."""
     return start(Kind.broadcast, tensor, name=name, root=root_rank, process_set=process_set)
 
 
@@ -265,7 +259,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
-    """Begin a `broadcast_`."""
+    """Start a `broadcast_`, and return a handle for `synchronize`. The tensors must not change until then."""
     how: dict[str, Any] = dict(name=name, root=root_rank, process_set=process_set)
     return start(Kind.broadcast, tensor, in_place=True, **how)
 
@@ -291,7 +285,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
-    """Begin an `alltoall`. Waiting returns the rows and how many came from each rank, also without `splits`."""
+    """Start an `alltoall`, and return a handle. `synchronize` returns the rows and how many came from each rank."""
     return start_alltoall(tensor, splits, Call(name, process_set))
 
 
@@ -304,7 +298,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Combine like `allreduce`, and return this rank's rows; the first ranks get one more if there is a remainder."""
+    """Combine like `allreduce`, and return this rank's rows; the first ranks get one more if needed."""
     reduction = Reduction(op, prescale_factor, postscale_factor)
     return _compressed(
         compression, [tensor], lambda sent: reducescatter_all(sent, Call(name, process_set), reduction)
@@ -319,7 +313,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Begin a `reducescatter`."""
+    """Start a `reducescatter`, and return a handle for `synchronize`. The tensors must not change until then."""
     check_tensors((tensor,))
     reduction = Reduction(op, prescale_factor, postscale_factor)
     return start_reduction(Kind.reducescatter, tensor, name, reduction, process_set=process_set)
@@ -334,7 +328,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Return what `reducescatter` returns, of each tensor."""
+    """Return the `reducescatter` of each tensor, as a list."""
     reduction = Reduction(op, prescale_factor, postscale_factor)
     call = Call(name, process_set, is_group=True)
     return _compressed(compression, tensors, lambda sent: reducescatter_all(sent, call, reduction))
@@ -348,7 +342,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Begin a `grouped_reducescatter`."""
+    """Start a `grouped_reducescatter`, and return a handle for `synchronize`, until which tensors must not change."""
     reduction = Reduction(op, prescale_factor, postscale_factor)
     return start_reductions(Kind.reducescatter, tensors, Call(name, process_set, is_group=True), reduction)
 
@@ -356,7 +350,7 @@ def grouped_reducescatter_async(
 def barrier(
     process_set: ProcessSet | None = global_process_set,
 ) -> None:
-    """Return once every rank has called it."""
+    """Return when all ranks have called it."""
     submit(Kind.barrier, None, waits=True, process_set=process_set).wait()
 
 
@@ -393,3 +387,32 @@ def _compressed(
     pairs = [compression.compress(tensor) for tensor in tensors]
     results = reduce([sent for sent, _ in pairs])
     return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]
+
+
+_SHARED = {
+    "tensor": "a tensor of any layout, on any device; the same shape and"
+    " dtype on all ranks (all-gather and all-to-all: except for the first axis).",
+    "tensors": "a list of tensors. The group runs when all ranks have submitted it.",
+    "average": "deprecated: use `op`.",
+    "name": "the same on all ranks, and of one operation at a time (None: numbered in program order).",
+    "compression": "hvd.Compression.fp16 or bf16 sends 16 bits per element (default: none).",
+    "op": "the reduction: hvd.Average, Sum, Min, Max, Product, or Adasum in an all-reduce (None: Average).",
+    "prescale_factor": "multiplies the input (default: 1).",
+    "postscale_factor": "multiplies the result (default: 1).",
+    "root_rank": "a rank of the world, also with a process set.",
+    "splits": "the number of rows for each rank, as a list or tensor of integers (None: the same number for all).",
+    "process_set": "the ranks that take part (default: hvd.global_process_set, all ranks).",
+}
+_ERRORS = {
+    "ValueError": "an operation with this name is not complete yet, or this rank is not in the process set.",
+    "UsageError": "an argument is invalid; it is a ValueError. Nothing was sent.",
+    "MismatchError": "ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next"
+    " operation works.",
+    "PeerLostError": "a rank died, left or cannot be reached. Asynchronous operations raise it in `synchronize`.",
+}
+complete_help(
+    [globals()[name] for name in __all__],
+    _SHARED,
+    _ERRORS,
+    "All ranks of the process set call it with the same name, in any order and from any thread.",
+)

@@ -49,23 +49,28 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
 ) -> Any:
     """Return an optimizer like `optimizer`, of a subclass of its class, that reduces gradients over all ranks.
 
-    All ranks call it, with the same parameters and arguments. It shares its state and options with `optimizer`, which
-    should not be used any more.
+    All ranks of the process set call it, with the same parameters and arguments. It replaces `optimizer`, whose state
+    and options it shares.
 
-    `named_parameters`: names that say which gradients belong together, usually `model.named_parameters()`; all of the
-    optimizer's parameters must be named, or none. `compression`: for the way, `Compression.fp16` or `.bf16`.
-    `backward_passes_per_step`: so many passes add up gradients before they are reduced. `op`: Average or Sum; or
-    Adasum, which combines the changes that each rank's own step makes (ronde.torch.adasum_optimizer) instead of
-    gradients, so that what is said of those here does not apply.
-    `gradient_predivide_factor`: divides before the sum, and the rest of the average after it. `groups`: a number of
-    groups of about equal size, or lists of parameters; the gradients of a group are reduced together, when all of them
-    are there, and those in no group as they come. `num_groups`: its older name.
-    `sparse_as_dense`: reduce sparse gradients as dense ones. `process_set`: whose gradients are combined; only these
-    ranks need to call it, and on others the optimizer is a plain one. `symmetric_gradients`: keep gradients of CPU
-    parameters in memory that the ranks of a host share, so that reducing them copies nothing; without a process set.
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    Raises MismatchError on all ranks if a parameter's name, shape or type differs between them, and says which one and
-    how; ValueError for invalid arguments and for names that are missing or not unique.
+    Args:
+        optimizer: any torch optimizer; do not use it afterwards.
+        named_parameters: `model.named_parameters()`: names for all parameters of the optimizer (None: numbered).
+        compression: hvd.Compression.fp16 or bf16 sends 16 bits per element (default: none).
+        backward_passes_per_step: the number of passes that add up gradients before they are reduced (default: 1).
+        op: Average, Sum, or Adasum, which combines the changes of each rank's own step (default: Average).
+        gradient_predivide_factor: divides before the sum; the rest of the average follows after it (default: 1).
+        num_groups: an older name of `groups`.
+        groups: a number of groups, or lists of parameters, whose gradients are reduced together (None: no groups).
+        sparse_as_dense: whether to reduce sparse gradients as dense ones (default: False).
+        process_set: the ranks that take part (default: all); other ranks get a plain optimizer.
+        symmetric_gradients: whether gradients of CPU parameters are in memory that the ranks of a host share, which
+            saves copies; only without a process set (default: True).
+
+    Raises:
+        MismatchError: a parameter's name, shape or dtype differs between ranks; the error names it.
+        ValueError: an argument is invalid, or names are missing or not unique.
     """
     ranks = size_of(process_set)
     if gradient_predivide_factor != 1.0 and op != Average:

@@ -33,11 +33,20 @@ def sparse_allreduce_async(
     op: ReduceOp = Average,
     process_set: ProcessSet | None = global_process_set,
 ) -> SparseHandle:
-    """Begin to combine the sparse (COO) tensors of all ranks, Sum or Average; what they leave out counts as zero.
+    """Start to combine the sparse (COO) tensors of all ranks, and return a handle.
 
-    Ranks may have different numbers of values, and none. `synchronize(handle)`, or to call the handle, returns a
-    coalesced sparse tensor of the same shape, type and device. Raises UsageError for other operations and layouts, and
-    when it is waited for MismatchError if shapes or types differ.
+    `synchronize(handle)` or `handle()` returns a coalesced sparse tensor of the same shape, dtype and device. All ranks
+    of the process set call it, with the same name.
+
+    Args:
+        tensor: a sparse COO tensor; ranks may have different numbers of values, and none. Missing values count as zero.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: hvd.Average or hvd.Sum (default: Average).
+        process_set: the ranks that take part (default: all ranks).
+
+    Raises:
+        UsageError: another `op` or layout.
+        MismatchError: shapes or dtypes differ between ranks; raised by `synchronize`.
     """
     return start_sparse(tensor, name=name, op=op, process_set=process_set)
 

@@ -55,7 +55,16 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
             raise ValueError(f"expected an input of {self.num_features} channels, not {input.size(1)}")
 
     def forward(self, input: Any) -> Any:
-        """Normalize the input, and follow the statistics if this is training."""
+        """Return the normalized input, and update the running statistics in training.
+
+        All ranks call their layers in the same order.
+
+        Args:
+            input: a tensor of at least 2 dimensions: batch, channels, and any others.
+
+        Raises:
+            ValueError: the input has another number of channels, or too few values per channel on all ranks together.
+        """
         self._check_input_dim(input)
         is_local = not self.training and self.running_mean is not None
         if is_local or size_of(self._process_set) == 1:

@@ -20,11 +20,22 @@ def init(
     process_sets: Iterable[ProcessSet | Sequence[int]] | str | None = None,
     **how: Any,
 ) -> None:
-    """Join the world; returns when all ranks have joined. All ranks call it; a second call does nothing.
+    """Join the world: connect this process with all other ranks of the job, and start the engine.
 
-    `comm`: the list of all ranks, or None; to work with some of them there are process sets. `process_sets`: added at
-    once; the word "dynamic" stands for none, as more can be added at any time. `how`: what `ronde.init` takes, too.
-    Raises UsageError for other values, and what `ronde.init` raises.
+        hvd.init()
+        print("rank", hvd.rank(), "of", hvd.size())
+
+    All ranks call it, before any other function. It returns when all have joined; a second call does nothing.
+
+    Args:
+        comm: the list of all ranks, or None. For some of the ranks, use process sets.
+        process_sets: process sets, or lists of their ranks, to add (None or "dynamic": none yet).
+        how: arguments of `ronde.init`: `rank`, `size`, `store`, `init_method` and settings.
+
+    Raises:
+        UsageError: an argument or variable is invalid.
+        TimeoutError: ranks are missing after `start_timeout_ns` (default: 300 s); the error names them.
+        AuthenticationError: another rank has another job key.
     """
     wanted = None if comm is None else _ranks(comm)
     was_initialized = has_joined()
@@ -40,10 +51,20 @@ def init(
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has run out of data; return the rank that was the last to say so, once all have.
+    """Wait, without data, until all ranks have called `join`; return the last rank that called it, on all ranks.
 
-    Meanwhile this rank takes part in what the others submit, with zeros (see `ronde.join`), so that their optimizers go
-    on; its own parameters stay as they are. `device`: as scripts for Horovod pass it; it does not matter here.
+        last = hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+
+    Until then this rank contributes zeros to the operations of the other ranks, so that their optimizers continue. Its
+    own parameters do not change.
+
+    Args:
+        device: has no effect; Horovod's scripts pass it.
+
+    Raises:
+        UsageError: another thread has called it.
+        PeerLostError: a rank died, left or cannot be reached.
     """
     operator.index(device)
     return process.join()
