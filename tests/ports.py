@@ -15,6 +15,7 @@ from ronde.settings import environment
 
 LOWEST = 21_000
 FOR_EACH = 500
+BESIDE = 10_000  # of the rendezvous `static`: so far below its endpoint the nodes meet
 
 
 def _of_this_process() -> range:
@@ -35,8 +36,9 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports at which nobody listens at this numeric address."""
-    return list(itertools.islice((port for port in _ports if _is_free(port, host)), count))
+    """Ports at which nobody listens at this numeric address, nor where nodes meet whose workers have such a port."""
+    free = (port for port in _ports if _is_free(port, host) and _is_free(port - BESIDE, host))
+    return list(itertools.islice(free, count))
 
 
 def _is_free(port: int, host: str) -> bool:
