@@ -13,6 +13,7 @@ TO_SERVER_BYTES, TO_CLIENT_BYTES = 54 + 32, 54 + 32 + 1  # of a handshake: a hel
 LENGTH_BYTES = 4
 
 # Gets whether a message goes to the server, its number in that direction from 0, and its bytes; returns what goes on.
+# An OSError drops the message and ends the connection.
 Alter = Callable[[bool, int, bytes], bytes]
 
 
@@ -28,13 +29,14 @@ class AlteringRelay:
         alter: Alter,
         concerns: Callable[[bytes], bool] = lambda _hello: True,
         receive: Callable[[socket.socket], bytes] | None = None,
+        at: tuple[str, int] = ("127.0.0.1", 0),
     ) -> None:
         self._target = target
         self._alter = alter
         self._concerns = concerns
         self._receive = receive or _receive_frame
         self.seen = b""
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(at)
         self._socks: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()

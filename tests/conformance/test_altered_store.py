@@ -122,6 +122,38 @@ def test_after_an_altered_answer_the_client_goes_on_and_says_so(
     assert sum("altered" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize("dropped", ["request", "answer"])
+def test_what_is_dropped_on_the_way_happens_once(server: StoreServer, dropped: str) -> None:
+    """Each message of the first three connections is the last one, and is lost."""
+    connections: list[int] = []
+
+    def drop(to_server: bool, number: int, message: bytes) -> bytes:
+        if to_server is (dropped == "request") and number == 1 and len(connections) < 3:
+            connections.append(number)
+            raise ConnectionResetError
+        return message
+
+    with closing(relay_to(server, drop)) as relay, closing(StoreClient(relay.address, KEY, LONG)) as client:
+        assert [client.add("n", 1) for _ in range(8)] == list(range(1, 9))
+    assert len(connections) == 3
+
+
+def test_what_was_recorded_on_one_connection_is_worth_nothing_on_the_next(server: StoreServer) -> None:
+    recorded: list[bytes] = []
+
+    def replay(to_server: bool, number: int, message: bytes) -> bytes:
+        if not to_server or len(recorded) > 3:
+            return message
+        recorded.append(message)
+        if len(recorded) == 2:
+            raise ConnectionResetError  # the client comes back, and gets what it has said before
+        return recorded[0] if len(recorded) == 3 else message
+
+    with closing(relay_to(server, replay)) as relay, closing(StoreClient(relay.address, KEY, LONG)) as client:
+        assert [client.add("n", 1) for _ in range(4)] == [1, 2, 3, 4]
+    assert len(recorded) > 3
+
+
 @pytest.mark.parametrize(("of_server", "of_client"), [(False, False), (True, False), (False, True)])
 def test_what_is_secret_cannot_be_read_on_the_way(of_server: bool, of_client: bool) -> None:
     with (
