@@ -44,7 +44,7 @@ from ronde.net.output import claim_standard_streams
 from ronde.net.processes import SignalInbox, usable_cores
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.registry import create
-from ronde.records import dataclass, field
+from ronde.records import dataclass, field, replace
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
 
@@ -166,7 +166,8 @@ class _Shell:
             environment = {name: value for name, value in environment.items() if name != JOB_KEY}
         self._address = own_address(config)
         require_free_master_port(config)
-        spec, meeting = config.worker, config.rendezvous
+        spec = config.worker
+        meeting = replace(config.rendezvous, longest_end_ns=spec.longest_end_ns())
         self._budget = Budget(spec.max_restarts, spec.max_changes)
         self._agent = Agent(
             self._budget,

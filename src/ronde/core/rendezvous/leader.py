@@ -4,7 +4,8 @@ Rules
 
 1. The first round waits until the minimum of nodes is there, then for the last call, but no longer than until it is
    full. So does a later one if too few were left. Otherwise a round begins as soon as all survivors of the last one
-   have joined; one that does not come, though it lives, is left behind after the last call (at least `STRAGGLER_NS`).
+   have joined; one that does not come, though it lives, is left behind after the last call (at least `STRAGGLER_NS`),
+   and not before its workers have ended.
 2. A round ends at once when one of its nodes is lost, says that a worker failed, or leaves. The first of these to
    arrive is the cause. A failure that blames a peer waits for a better one: until every other node shows that it lives.
 3. Late nodes wait. If there is room for them, the round ends for them: at once if that makes the world full or as large
@@ -316,7 +317,8 @@ class Leader:
         return any(node not in self._applicants.ids for node in self._survivors)
 
     def _straggler_ns(self) -> int:
-        return max(self._rules.last_call_ns, STRAGGLER_NS)
+        longest_end_ns = self._rules.longest_end_ns + self._rules.heartbeat_ns  # it began by another clock
+        return max(self._rules.last_call_ns, STRAGGLER_NS, longest_end_ns)
 
     def _consider_beginning(self, now_ns: int) -> None:
         rules = self._rules

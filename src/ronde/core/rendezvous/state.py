@@ -69,7 +69,8 @@ class Rules:
     `min_slots`: what all nodes of a round must have together. `spares`: so many nodes may wait for a place without
     limit. `places_are_given`: every node wishes for its group rank, and of two that wish for the same only one gets in
     (`static`). `rehost`: nodes that lose the store may meet at that of another node (`quorum`). `gives_way`:
-    when no restart is left, a failure costs the job the node where it was, and not its life.
+    when no restart is left, a failure costs the job the node where it was, and not its life. `longest_end_ns`: how long
+    the workers of a node may take to end.
     """
 
     min_nodes: int = 1
@@ -83,6 +84,7 @@ class Rules:
     min_slots: int = 0
     rehost: bool = False
     gives_way: bool = False
+    longest_end_ns: int = 0
 
     @property
     def silence_ns(self) -> int:

@@ -27,7 +27,7 @@ class RendezvousConfig:
     `min_slots`: of all nodes of a round together. `spares`: how many nodes may wait for a place without limit.
     `start_timeout_ns`: how long to wait for the store where they meet. `supply`: all the nodes that there will ever be,
     None if others may come in the place of lost ones. `gives_way`: when no restart is left, a worker that fails takes
-    only its node out of the job.
+    only its node out of the job. `longest_end_ns`: how long the workers of a node may take to end.
     """
 
     backend: str = "alone"
@@ -47,6 +47,7 @@ class RendezvousConfig:
     min_slots: int = 0
     supply: int | None = None
     gives_way: bool = False
+    longest_end_ns: int = 0
 
     def rules(self, places_are_given: bool = False, rehost: bool = False) -> Rules:
         """Return what of this the machines need."""
@@ -64,6 +65,7 @@ class RendezvousConfig:
             self.min_slots,
             rehost,
             self.gives_way,
+            self.longest_end_ns,
         )
 
     def truth(self, option: str) -> bool | None:

@@ -106,6 +106,14 @@ def test_who_does_not_come_is_left_behind() -> None:
     assert office.at(50 + STRAGGLER_NS / S).roster == "a"
 
 
+def test_nobody_is_left_behind_while_its_workers_may_still_be_ending() -> None:
+    office = running("ab", Rules(1, 2, heartbeat_ns=5 * S, longest_end_ns=70 * S)).at(50)
+    office.say(Fail(0, "a", 0, BOOM))
+    office.join("a", after=0).at(50 + 74.9)
+    assert office.is_forming
+    assert office.at(50 + 75).roster == "a"
+
+
 def test_a_late_node_comes_in_after_the_last_call_or_when_the_world_is_full() -> None:
     office = running("ab", Rules(1, 4)).at(50).join("c", after=0)
     assert office.roster == "ab"
