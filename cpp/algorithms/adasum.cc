@@ -22,15 +22,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
-#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "algorithms/adasum_vectors.h"
 #include "algorithms/chunks.h"
 #include "algorithms/over_links.h"
 #include "function_ref.h"
-#include "reduce.h"
 
 namespace ronde {
 namespace {
@@ -40,134 +38,8 @@ constexpr size_t kGatherBytes = 64 << 10;
 
 constexpr size_t kAlignment = 64;  // elements
 
-constexpr size_t kProducts = 3;  // of each pair of vectors: a.a, a.b, b.b
-
 // Adds them up over ranks that have other pieces of the same vectors.
 using SumProducts = FunctionRef<void(std::span<double>)>;
-
-// Sums of products, and by what the vectors of each pair were multiplied before (nothing: they were not).
-struct Sums {
-  std::span<const double> products;
-  std::span<const double> scales;  // two per pair: of a and of b
-};
-
-// Squares of float64 numbers can leave the range of float64: those of 1e200 are infinite, those of 1e-200 are zero.
-// Then the vector is multiplied by a power of two, which changes no bit of the result. Other types cannot.
-constexpr double kLargestSquare = 0x1p1000, kSmallestSquare = 0x1p-900, kScale = 0x1p600;
-
-double scale_for(double square) {
-  if (square > kLargestSquare) return 1 / kScale;
-  return square < kSmallestSquare ? kScale : 1;
-}
-
-// Empty if all is well.
-std::vector<double> scales_for(DType dtype, std::span<const double> products) {
-  std::vector<double> scales;
-  if (dtype != DType::kFloat64) return scales;
-  bool is_any = false;
-  for (size_t i = 0; i < products.size(); i += kProducts) {
-    for (const double square : {products[i], products[i + 2]}) {
-      scales.push_back(scale_for(square));
-      is_any |= scales.back() != 1;
-    }
-  }
-  if (!is_any) scales.clear();
-  return scales;
-}
-
-class ScaledSums {
- public:
-  // `products`: of whole vectors, the same on all ranks that work on them; so they agree whether form(scales) has to
-  // form and sum them again.
-  template <class Form>
-  ScaledSums(DType dtype, std::vector<double> products, Form&& form)
-      : products_(std::move(products)), scales_(scales_for(dtype, products_)) {
-    if (!scales_.empty()) products_ = form(std::span<const double>(scales_));
-  }
-
-  // Of the vectors number `first` and so on.
-  Sums of(size_t first, size_t count) const {
-    const std::span products(products_), scales(scales_);
-    return {products.subspan(first * kProducts, count * kProducts),
-            scales.empty() ? std::span<const double>() : scales.subspan(first * 2, count * 2)};
-  }
-  Sums all() const { return {products_, scales_}; }
-
- private:
-  std::vector<double> products_, scales_;
-};
-
-// add_dot_products() of float64 vectors that are multiplied by `scale_a` and `scale_b` first.
-void add_scaled_products(const std::byte* a, double scale_a, const std::byte* b, double scale_b, size_t count,
-                         double* products) {
-  constexpr size_t kBlock = 512;
-  double scaled_a[kBlock], scaled_b[kBlock];
-  for (size_t first = 0; first < count; first += kBlock) {
-    const size_t items = std::min(kBlock, count - first);
-    std::memcpy(scaled_a, a + first * sizeof(double), items * sizeof(double));
-    std::memcpy(scaled_b, b + first * sizeof(double), items * sizeof(double));
-    for (size_t i = 0; i < items; ++i) {
-      scaled_a[i] *= scale_a;
-      scaled_b[i] *= scale_b;
-    }
-    add_dot_products(DType::kFloat64, scaled_a, scaled_b, items, products);
-  }
-}
-
-// What two ranges of elements and a list of vectors have to do with each other.
-class Vectors {
- public:
-  Vectors(DType dtype, std::span<const size_t> counts) : dtype_(dtype), ends_(counts.size()) {
-    std::inclusive_scan(counts.begin(), counts.end(), ends_.begin());
-  }
-
-  std::vector<double> no_products() const { return std::vector<double>(kProducts * ends_.size()); }
-
-  // Adds the products of the pieces that lie in `range`. `a` and `b` point to where the range begins.
-  void add_products(const std::byte* a, const std::byte* b, const Range& range, std::span<double> products,
-                    std::span<const double> scales = {}) const {
-    for_each_piece(range, [&](size_t vector, size_t offset, size_t count) {
-      double* const sums = &products[kProducts * vector];
-      if (scales.empty()) return add_dot_products(dtype_, a + offset, b + offset, count, sums);
-      add_scaled_products(a + offset, scales[2 * vector], b + offset, scales[2 * vector + 1], count, sums);
-    });
-  }
-
-  // Combines the pieces that lie in `range`, with the products of the whole vectors.
-  void combine(std::byte* out, const std::byte* a, const std::byte* b, const Range& range, const Sums& sums) const {
-    for_each_piece(range, [&](size_t vector, size_t offset, size_t count) {
-      const double* const products = &sums.products[kProducts * vector];
-      const double scale_a = sums.scales.empty() ? 1 : sums.scales[2 * vector];
-      const double scale_b = sums.scales.empty() ? 1 : sums.scales[2 * vector + 1];
-      weighted_sum(dtype_, out + offset, a + offset, weight(products[1], products[0], scale_a, scale_b), b + offset,
-                   weight(products[1], products[2], scale_b, scale_a), count);
-    });
-  }
-
- private:
-  // A vector of zeros has no direction to take into account. `scale`, `other`: of this vector and of the other one.
-  // Their quotient may be infinite, and must not meet the product of orthogonal vectors, which is zero.
-  static double weight(double product, double square, double scale, double other) {
-    constexpr double kMost = std::numeric_limits<double>::max();
-    return square == 0 ? 1 : std::clamp(1 - product / (2 * square) * scale / other, -kMost, kMost);
-  }
-
-  // body(vector, where in the range its piece begins in bytes, elements of the piece)
-  template <class Body>
-  void for_each_piece(const Range& range, Body&& body) const {
-    const size_t end = range.begin + range.count;
-    size_t begin = range.begin;
-    size_t vector = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
-    for (; begin < end; ++vector) {
-      const size_t piece_end = std::min(end, ends_[vector]);
-      if (piece_end > begin) body(vector, (begin - range.begin) * size_of(dtype_), piece_end - begin);
-      begin = piece_end;
-    }
-  }
-
-  DType dtype_;
-  std::vector<size_t> ends_;
-};
 
 // --- Everything on every rank ---------------------------------------------------------------------------------------
 
@@ -180,9 +52,9 @@ void combine_gathered(const Call& call, std::byte* gathered, int ranks, void* ou
     for (int rank = 0; rank < ranks; rank += 2 * distance) {
       std::byte* const a = gathered + static_cast<size_t>(rank) * bytes;
       const std::byte* const b = a + static_cast<size_t>(distance) * bytes;
-      const auto form = [&](std::span<const double> scales) {
+      const auto form = [&](std::span<const int> exponents) {
         std::vector<double> products = vectors.no_products();
-        vectors.add_products(a, b, all, products, scales);
+        vectors.add_products(a, b, all, products, exponents);
         return products;
       };
       const ScaledSums sums(call.dtype, form({}), form);
@@ -268,9 +140,9 @@ class Halving {
     group_.wait(last_send);
     sum_in_block(products, distance);
     sum_elsewhere_(products);
-    const ScaledSums sums(call_.dtype, std::move(products), [&](std::span<const double> scales) {
+    const ScaledSums sums(call_.dtype, std::move(products), [&](std::span<const int> exponents) {
       std::vector<double> again = vectors_.no_products();
-      vectors_.add_products(a, b, keep, again, scales);
+      vectors_.add_products(a, b, keep, again, exponents);
       sum_in_block(again, distance);
       sum_elsewhere_(again);
       return again;
@@ -350,10 +222,10 @@ void combine_share(HostGroup& host, const Call& call, std::span<const size_t> co
   const size_t bytes = share.count * size_of(call.dtype);
   while (pieces.size() > 1) {
     const size_t pairs = pieces.size() / 2;
-    const auto form = [&](std::span<const double> scales) {
+    const auto form = [&](std::span<const int> exponents) {
       std::vector<double> products(pairs * each);
       for (size_t pair = 0; pair < pairs; ++pair) {
-        const auto own = scales.empty() ? scales : scales.subspan(2 * counts.size() * pair, 2 * counts.size());
+        const auto own = exponents.empty() ? exponents : exponents.subspan(2 * counts.size() * pair, 2 * counts.size());
         vectors.add_products(pieces[2 * pair], pieces[2 * pair + 1], share,
                              std::span(products).subspan(pair * each, each), own);
       }
@@ -463,7 +335,7 @@ void hierarchical_adasum(Hierarchy& hierarchy, const Call& call, const void* in,
   } else {
     // It has no shard, but the others of this host sum their products at every level with it.
     for (size_t hosts = hierarchy.ranks_of_host.size(); hosts > 1; hosts /= 2) {
-      const auto add_nothing = [&](std::span<const double>) {
+      const auto add_nothing = [&](std::span<const int>) {
         std::vector<double> nothing = vectors.no_products();
         sum_in_host(nothing);
         return nothing;

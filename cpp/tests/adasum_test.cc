@@ -10,6 +10,7 @@
 #include <numeric>
 #include <vector>
 
+#include "algorithms/adasum_vectors.h"
 #include "error.h"
 #include "rank_communicators.h"
 #include "rank_threads.h"
@@ -191,6 +192,24 @@ void check_huge_count() {
   close(file);
 }
 
+// What the products of two pieces, one of `a` and one of `b`, tell of the scales that their vectors need.
+std::vector<int> exponents_of(double a, double b) {
+  const Counts counts{3};
+  const Bytes first = encoded(DType::kFloat64, {0, a, 0}), second = encoded(DType::kFloat64, {b, b, b});
+  const auto bytes = [](const Bytes& of) { return reinterpret_cast<const std::byte*>(of.data()); };
+  const Vectors vectors(DType::kFloat64, counts);
+  std::vector<double> products = vectors.no_products();
+  vectors.add_products(bytes(first), bytes(second), {0, 3}, products);
+  return exponents_for(DType::kFloat64, products);
+}
+
+void check_scales() {
+  CHECK(exponents_of(1, 2).empty());
+  CHECK(exponents_of(0, 1).empty() && exponents_of(1, 0).empty());  // zeros are no small numbers
+  CHECK((exponents_of(1e-200, 1) == std::vector{600, 0}) && (exponents_of(1, 5e-324) == std::vector{0, 600}));
+  CHECK((exponents_of(0, 1e200) == std::vector{0, -600}) && (exponents_of(1e200, 1e-200) == std::vector{-600, 600}));
+}
+
 // --- Over links -----------------------------------------------------------------------------------------------------
 
 // Small enough to be gathered, or halved; halves with nothing in them; vectors that end where no half does.
@@ -318,6 +337,7 @@ void check_refusals() {
 
 int main() {
   check_kernels();
+  check_scales();
 #if !defined(__SANITIZE_THREAD__)  // which would remember every byte of it
   check_huge_count();
 #endif

@@ -100,6 +100,10 @@ def properties(world: Any) -> None:
         # The quotient of their scales would be infinite.
         apart = orthogonal * np.float64(1e200 if rank == size - 1 else 1e-200)
         assert (world.allreduce(apart, op=ronde.Adasum) == world.allreduce(apart)).all()
+        # Parallel vectors average, also where the weight of the short ones is beyond the range of float64.
+        for short, long in ((1e-200, 1e200), (1e-300, 1e300), (1.0, 1e300)):
+            parallel = np.full(length, long if rank == size - 1 else short)
+            assert_is(world.allreduce(parallel, op=ronde.Adasum) / long, np.full(length, 1 / size))
 
 
 # The engine: tensors that are fused have weights of their own
