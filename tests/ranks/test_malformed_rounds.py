@@ -17,7 +17,8 @@ def _all_reduce_after(rank: int, module: str, function: str, message: bytes) -> 
     ronde.init()
     ronde.allreduce(np.ones(3), name="before")
     if ronde.rank() == rank:
-        setattr(importlib.import_module(module), function, lambda *_: message)
+        sent = np.frombuffer(message, np.uint8).copy() if function == "_first_part" else message
+        setattr(importlib.import_module(module), function, lambda *_: sent)
     with pytest.raises(ronde.PeerLostError) as caught:
         ronde.allreduce(np.ones(3), name="after")
     assert caught.value.rank == rank
@@ -28,6 +29,7 @@ def _all_reduce_after(rank: int, module: str, function: str, message: bytes) -> 
     ("rank", "place", "message", "text"),
     [
         (1, "rounds.encode_requests", b"[[7]]", "malformed message of the negotiation"),
+        (0, "rounds._first_part", b"\xff" * 2048, "a message of 18446744073709551615 bytes"),
         (0, "negotiator.encode_stream", b"[[7]]", "malformed message of the negotiation"),
         (0, "negotiator.encode_stream", b'[["evict",[3]]]', "sent what cannot be followed"),
     ],

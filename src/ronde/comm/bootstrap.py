@@ -241,8 +241,8 @@ class _Record:
                 if others and all(isinstance(text, str) for text in texts):
                     return record
                 raise ValueError
-        except (ValueError, TypeError, KeyError):
-            raise ProtocolError(f"the start-up record of rank {rank} is malformed") from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise _malformed(rank) from None
         raise VersionError(
             f"rank {rank} speaks version {version} of Ronde's protocol, this one {PROTOCOL_VERSION}; "
             "install the same Ronde everywhere"
@@ -268,16 +268,27 @@ def _agree(mine: _Record, rank: int, exchange: Exchange, listeners: ExitStack) -
     _check_alike(records)
     topology = place(rank, [record.key for record in records], [record.name for record in records])
     cores = functools.reduce(operator.or_, (records[each].cores for each in topology.local_ranks))
-    targets = [parse(record.unix) for record in records]
+    targets = [_address_from(peer, record.unix.encode()) for peer, record in enumerate(records)]
     if topology.local_size == topology.size:
         return _Plan(topology, cores, targets, [unix])
     tcp, tcp_address = listen(Address(host=_offered(mine, records)))
     listeners.enter_context(tcp)
-    tcp_targets = [parse(told.decode()) for told in exchange(str(tcp_address).encode())]
+    tcp_targets = [_address_from(*each) for each in enumerate(exchange(str(tcp_address).encode()))]
     for peer in range(topology.size):
         if not topology.is_local(peer):
             targets[peer] = tcp_targets[peer]
     return _Plan(topology, cores, targets, [unix, tcp])
+
+
+def _address_from(peer: int, told: bytes) -> Address:
+    try:
+        return parse(told.decode())
+    except ValueError:
+        raise _malformed(peer) from None
+
+
+def _malformed(rank: int) -> ProtocolError:
+    return ProtocolError(f"the start-up record of rank {rank} is malformed")
 
 
 def _check_alike(records: list[_Record]) -> None:

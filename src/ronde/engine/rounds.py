@@ -23,6 +23,7 @@ __all__ = ["Collector", "gather_bytes", "sent_by", "share_bytes"]
 _LENGTH_BYTES = 8
 _FIRST_BYTES = 2048  # what nearly always suffices; a longer message follows in a second part
 _ROOM = _FIRST_BYTES - _LENGTH_BYTES
+_MOST_BYTES = 1 << 30  # of one message: bounds the memory that a peer can ask for
 
 
 class Collector:
@@ -54,7 +55,10 @@ class Collector:
             _send_bytes(self._comm, mine, self._leader)
             return []
         others = [rank for rank in self._local_ranks if rank != self._comm.rank]
-        outboxes = {self._comm.rank: mine} | {rank: _receive_bytes(self._comm, rank) for rank in others}
+        outboxes = {self._comm.rank: mine}
+        for rank in others:
+            with sent_by(self._comm, rank):
+                outboxes[rank] = _receive_bytes(self._comm, rank)
         reader = BatchReader()
         batches = [self._told_together(outboxes)]
         for child, ranks in self._under.items():
@@ -94,7 +98,7 @@ def _receive_bytes(comm: Communicator, source: int) -> bytes:
     first = np.empty(_FIRST_BYTES, np.uint8)
     comm._recv_sealed(first, source)
     received = first.tobytes()
-    length = int.from_bytes(received[:_LENGTH_BYTES], "little")
+    length = _length_in(received)
     if length <= _ROOM:
         return bytes(received[_LENGTH_BYTES : _LENGTH_BYTES + length])
     rest = np.empty(length - _ROOM, np.uint8)
@@ -107,6 +111,13 @@ def _first_part(message: bytes) -> np.ndarray:
     head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[:_ROOM]
     first[: len(head)] = np.frombuffer(head, np.uint8)
     return first
+
+
+def _length_in(received: bytes) -> int:
+    length = int.from_bytes(received[:_LENGTH_BYTES], "little")
+    if length > _MOST_BYTES:
+        raise ProtocolError(f"a message of {length} bytes, where at most {_MOST_BYTES} are allowed")
+    return length
 
 
 def gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
@@ -128,7 +139,7 @@ def share_bytes(comm: Communicator, message: bytes) -> bytes:
     first = _first_part(message)
     comm._broadcast_sealed(first, 0)
     received = first.tobytes()
-    length = int.from_bytes(received[:_LENGTH_BYTES], "little")
+    length = _length_in(received)
     if length <= _ROOM:
         return received[_LENGTH_BYTES : _LENGTH_BYTES + length]
     rest = np.empty(length - _ROOM, np.uint8)

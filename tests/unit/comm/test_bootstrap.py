@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ronde.comm.bootstrap import Wire, Wiring, exchange_through, wire
-from ronde.errors import AuthenticationError, MismatchError, PeerLostError, TimeoutError
+from ronde.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError, TimeoutError
 from ronde.net.stores.memory import MemoryStore
 from ronde.settings import JobKey, Settings
 
@@ -103,6 +103,25 @@ def check_connected(here: Wire, there: Wire) -> None:
         right.settimeout(30)
         left.send(b"ping")
         assert right.recv(16) == b"ping"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda mine: b"",
+        lambda mine: b"[" * 4000,
+        lambda mine: mine.replace(b"{", b"[", 1),
+        lambda mine: mine.replace(b'"unix:@', b'"unix@'),
+        lambda mine: mine.replace(b'"unix:@', b'"unix:@' + b"a" * 200),
+    ],
+    ids=["empty", "deep", "not JSON", "not an address", "too long an address"],
+)
+def test_a_malformed_record_names_its_rank(spoil: Callable[[bytes], bytes]) -> None:
+    def exchange(mine: bytes) -> list[bytes]:
+        return [mine, spoil(mine)]
+
+    with pytest.raises(ProtocolError, match="the start-up record of rank 1 is malformed"):
+        wire(0, 2, exchange, Settings(), KEY, lambda n: n * SEGMENT_BYTES, "world/1")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])

@@ -146,6 +146,8 @@ def split_expected(argument: bytes) -> tuple[bytes, bytes]:
     if len(argument) < LENGTH.size:
         raise ProtocolError("a request to the store is too short")
     end = LENGTH.size + LENGTH.unpack_from(argument)[0]
+    if end > len(argument):
+        raise ProtocolError("the expected value in a request to the store is incomplete")
     return argument[LENGTH.size : end], argument[end:]
 
 

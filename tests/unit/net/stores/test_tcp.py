@@ -102,6 +102,7 @@ def test_of_too_many_strangers_the_oldest_goes(server: StoreServer, client: Stor
         request(Operation.MULTI_SET, b"", pack_pairs({b"k": b"value"})[:-1]),
         request(Operation.SET, b"k", b"v") * 2,
         request(Operation.COMPARE_SET, b"k", b"\0"),
+        request(Operation.COMPARE_SET, b"k", struct.pack("!I", 2) + b"1"),
         request(Operation.GET, b"never", timeout_ns=LONG) * 2,
     ],
     ids=lambda words: words[4:12].hex(),
