@@ -104,7 +104,7 @@ _ENGINE = (
         ("--protection",),
         "protection between machines, also of the connections of ronde run: messages: authenticate everything except "
         "tensors; payload: authenticate tensors, too; secret: also encrypt everything (default: messages)",
-        metavar="LEVEL",
+        metavar="WHAT",
         variable="RONDE_PROTECTION",
         place="protection",
         **one_of("messages", "payload", "secret"),

@@ -273,7 +273,14 @@ def test_nccl_goes_the_same_way_as_we() -> None:
 def test_every_setting_behind_an_option_exists() -> None:
     for option in ENGINE_OPTIONS:
         if option.variable:
-            samples = {"FILE": "/f", "PATH": "/f", "LEVEL": "info", "CORES": "0,1", "ACTION": "warn"}
+            samples = {
+                "FILE": "/f",
+                "PATH": "/f",
+                "LEVEL": "info",
+                "CORES": "0,1",
+                "ACTION": "warn",
+                "WHAT": "payload",
+            }
             words = [option.name, *([samples.get(option.metavar, "2")] if option.metavar else []), "t.py"]
             settings = worker_settings(parse_arguments(words, {}), {})
             assert settings
