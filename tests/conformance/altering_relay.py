@@ -60,7 +60,11 @@ class AlteringRelay:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(self._target())
+            try:
+                server = socket.create_connection(self._target())
+            except OSError:  # it is not there yet: the client tries again
+                client.close()
+                continue
             self._socks += [client, server]
             for sock in (client, server):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
