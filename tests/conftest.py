@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from tests.turns import Shared, Turns, Worker
 
 if TYPE_CHECKING:
     from ronde.launch.template import Template
@@ -58,16 +59,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    of_worker: dict[str, Any] | None = getattr(config, "workerinput", None)  # where xdist has started several
+    if of_worker:
+        config.pluginmanager.register(Turns(of_worker["turns"]))
+    elif config.getoption("numprocesses", None):
+        config.pluginmanager.register(Shared())
     if file := config.getoption("--not-again"):
-        config.pluginmanager.register(NotAgain(file))
+        config.pluginmanager.register(NotAgain(file, of_worker))
 
 
 class NotAgain:
     """Lets a second run, where more is installed, do only what the first one could not."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, of_worker: dict[str, Any] | None) -> None:
         self._file = file
-        self._passed = set(file.read_text().splitlines()) if file.exists() else set()
+        self._is_worker = of_worker is not None
+        if of_worker:  # as the others, although the file grows meanwhile
+            self._passed = set(of_worker["passed"])
+        else:
+            self._passed = set(file.read_text().splitlines()) if file.exists() else set()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Worker) -> None:
+        node.workerinput["passed"] = sorted(self._passed)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         left_out = [item for item in items if item.nodeid in self._passed and not mentions_torch(item.path)]
@@ -75,14 +89,19 @@ class NotAgain:
         items[:] = [item for item in items if item not in set(left_out)]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.passed:
+        if report.when == "call" and report.passed and not self._is_worker:
             with self._file.open("a") as file:
                 file.write(report.nodeid + "\n")
+
+
+ALONE = re.compile("tests/(attacks|clusters|hosts|soak)/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in tests/hosts stands for several hosts, needs root and is slow."""
     for item in items:
+        if ALONE.search(item.path.as_posix()):
+            item.add_marker("alone")
         if "tests/hosts/" in item.path.as_posix():
             item.add_marker("hosts")
         if item.get_closest_marker("hosts"):

@@ -32,6 +32,8 @@ from ronde.errors import AbortedError, MismatchError, UsageError
 from ronde.testing import ranks
 from ronde.types import DType, Kind
 
+pytestmark = pytest.mark.alone  # MPI has names in /dev/shm
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 250
 LAUNCHERS = {"open mpi": "Open MPI", "mpich": "MPICH"}  # what their mpirun calls itself

@@ -15,7 +15,7 @@ import ronde
 from ronde.testing import ranks
 
 CORES = sorted(os.sched_getaffinity(0))
-pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+pytestmark = [pytest.mark.skipif(len(CORES) < 2, reason="needs two cores"), pytest.mark.alone]
 
 
 def affinities() -> dict[int, set[int]]:

@@ -13,7 +13,7 @@ from ronde.testing import ranks
 COUNT = 2**31 + 17
 BLOCK = 251 << 18  # a multiple of the pattern's period, which is no power of two
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.alone]  # it fills gigabytes
 
 
 def fill(x: Any, rank: int) -> None:

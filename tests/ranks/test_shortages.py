@@ -16,6 +16,8 @@ from tests.ranks.without_calls import NUMBERS
 
 ROOT = Path(__file__).parents[2]
 HANGING_S = 120
+
+pytestmark = pytest.mark.alone  # what is left for others is short as well
 PROGRAM = """
 import numpy
 import ronde

@@ -310,6 +310,7 @@ def unix_listeners() -> set[str]:
     return {row.split()[-1] for row in rows if "@ronde-" in row and row.split()[3] == "00010000"}
 
 
+@pytest.mark.alone  # it counts the abstract sockets
 def test_strangers_disturb_nobody() -> None:
     """Some hang up, some say nothing, some talk nonsense, and there are more of them than are kept waiting."""
     job = Job(3)

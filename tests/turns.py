@@ -1,0 +1,80 @@
+"""Tests in several processes at once (`pytest -n 4`, by pytest-xdist), and those marked `alone` when nothing else runs.
+
+Most tests wait for something most of the time, so several at once are sooner done even on one core. What needs the
+machine to itself is marked `alone`: tests that measure, fill or starve it, and those that use names of which it has
+only one.
+
+Two locks, both a file each in a folder that the processes share. A test holds `machine`, with the others or alone; who
+waits for it holds `gate`, so that one that wants to be alone is not overtaken for ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+
+class Worker(Protocol):
+    """What we use of xdist's controller of one worker process."""
+
+    workerinput: dict[str, Any]
+
+
+class Shared:
+    """In the process that deals out the tests: what is the same for all that run them."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ronde-turns-")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Worker) -> None:
+        node.workerinput["turns"] = self._folder.name
+
+    def pytest_unconfigure(self) -> None:
+        self._folder.cleanup()
+
+
+class Turns:
+    """In each process that runs tests."""
+
+    def __init__(self, folder: str) -> None:
+        self._gate, self._machine = (
+            os.open(Path(folder, name), os.O_RDWR | os.O_CREAT) for name in ("gate", "machine")
+        )
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Those that run alone come last: each would have to wait until the others have nothing in hand."""
+        items.sort(key=_is_alone)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before a time limit begins
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self.turn(_is_alone(item)):
+            return (yield)
+
+    @contextmanager
+    def turn(self, is_alone: bool) -> Iterator[None]:
+        """Have the machine, for one test."""
+        fcntl.flock(self._gate, fcntl.LOCK_EX)
+        fcntl.flock(self._machine, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
+        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            # Not by closing it: a process that the test has forked may have it open, too.
+            fcntl.flock(self._machine, fcntl.LOCK_UN)
+
+    def pytest_unconfigure(self) -> None:
+        os.close(self._gate)
+        os.close(self._machine)
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
