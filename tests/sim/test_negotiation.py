@@ -38,7 +38,9 @@ WHAT_HAPPENS = {
 }
 
 
-@pytest.mark.parametrize("first", range(0, 6 * BATCH, BATCH))
+@pytest.mark.parametrize(
+    "first", [pytest.param(i * BATCH, marks=[pytest.mark.slow] if i > 1 else []) for i in range(6)]
+)
 def test_some_hundred_seeds_with_up_to_64_ranks(first: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first, first + BATCH):

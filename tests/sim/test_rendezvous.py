@@ -51,7 +51,9 @@ WHAT_HAPPENS = {
 }
 
 
-@pytest.mark.parametrize("first", range(0, 4 * BATCH, BATCH))
+@pytest.mark.parametrize(
+    "first", [pytest.param(i * BATCH, marks=[pytest.mark.slow] if i > 1 else []) for i in range(4)]
+)
 def test_some_hundred_seeds_with_up_to_30_nodes(first: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first, first + BATCH):
