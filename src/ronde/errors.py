@@ -1,17 +1,17 @@
-"""Everything Ronde raises on purpose.
+"""The errors that Ronde raises on purpose.
 
 RondeError
-├── UsageError (ValueError)          this process asked for something that makes no sense; nothing was sent
+├── UsageError (ValueError)          the arguments of a call are invalid; nothing was sent
 │   ├── NotInitializedError          a call that needs `ronde.init()` first
 │   └── UnsupportedError             an operation that does not exist for these arguments (also NotImplementedError)
 ├── MismatchError (RuntimeError)     ranks made different calls; names both values and both ranks
-├── PeerError (RuntimeError)         the world is no longer whole; everything here can be recovered from
+├── PeerError (RuntimeError)         another rank is lost or has failed; a program can recover
 │   ├── PeerLostError                a rank died, left, or cannot be reached: `.rank`, `.host`
-│   ├── AbortedError                 a rank gave up on purpose: `.rank`, `.host`
-│   ├── TimeoutError                 waited longer than a setting allows: `.operation`, `.waited_ns`, `.missing`
+│   ├── AbortedError                 a rank called `abort()`: `.rank`, `.host`
+│   ├── TimeoutError                 a wait exceeded a setting: `.operation`, `.waited_ns`, `.missing`
 │   └── RemoteError                  user code failed on another rank: `.rank`, `.traceback_text`, `.exit_codes`
-├── StaleRoundError (RuntimeError)   the job has gone on without this process; it must not save anything any more
-└── ProtocolError (RuntimeError)     the other end does not speak our language
+├── StaleRoundError (RuntimeError)   the job has continued without this process, which must not save
+└── ProtocolError (RuntimeError)     the other end does not speak Ronde's protocol
     ├── AuthenticationError          wrong or missing job key
     └── VersionError                 another, incompatible version of Ronde
 """
@@ -40,36 +40,36 @@ __all__ = [
 
 
 class RondeError(Exception):
-    """The root of all errors that Ronde raises on purpose."""
+    """The base of all errors that Ronde raises on purpose."""
 
 
 class UsageError(RondeError, ValueError):
-    """This process asked for something that makes no sense. Nothing was sent; the next call works."""
+    """The arguments of this call are invalid. Nothing was sent; the next call works."""
 
 
 class NotInitializedError(UsageError):
-    """A call that needs `ronde.init()` first."""
+    """A call before `ronde.init()` or after `ronde.shutdown()`."""
 
 
 class UnsupportedError(UsageError, NotImplementedError):
     """The operation does not exist for these arguments, such as a reduce-scatter with Adasum.
 
-    It is a RuntimeError too, which is what scripts for Horovod expect in these places.
+    It is also a RuntimeError, which scripts for Horovod expect.
     """
 
 
 class MismatchError(RondeError, RuntimeError):
-    """Ranks made different calls where they must make the same one; names both calls and both ranks."""
+    """Ranks made different calls instead of the same one. The message names both calls and both ranks."""
 
 
 class PeerError(RondeError, RuntimeError):
-    """The world is no longer whole. Everything a program can recover from derives from this."""
+    """Another rank is lost or has failed. The base of all errors from which a program can recover."""
 
 
 class PeerLostError(PeerError):
-    """A rank died, left, or cannot be reached any more.
+    """A rank died, left, or cannot be reached.
 
-    `rank` is its rank in the communicator that raised (-1 if unknown), `host` the name of its machine.
+    `rank` is its rank in the communicator that raised the error (-1: unknown), `host` the name of its machine.
     """
 
     def __init__(self, message: str, rank: int = -1, host: str = "") -> None:
@@ -82,7 +82,7 @@ class PeerLostError(PeerError):
 
 
 class AbortedError(PeerError):
-    """A rank called `abort()`: `rank` and `host` say who."""
+    """A rank called `abort()`: `rank`, on the machine `host`."""
 
     def __init__(self, message: str, rank: int = -1, host: str = "") -> None:
         super().__init__(message)
@@ -94,9 +94,9 @@ class AbortedError(PeerError):
 
 
 class TimeoutError(PeerError, builtins.TimeoutError):
-    """Waited longer than a setting allows.
+    """A wait exceeded the limit of a setting.
 
-    `operation` names what was waited for, `waited_ns` how long (nanoseconds), `missing` the ranks that did not come.
+    `operation` names the operation, `waited_ns` is the time waited in nanoseconds, `missing` are the missing ranks.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class TimeoutError(PeerError, builtins.TimeoutError):
 
 
 class RemoteError(PeerError):
-    """User code failed on another rank; `traceback_text` is the traceback as it was printed there.
+    """User code failed on rank `rank`; `traceback_text` is its traceback, as it was printed there.
 
-    `exit_codes`: of all ranks that failed by themselves, as far as this is the error of a whole job; minus the signal
-    where one killed it.
+    `exit_codes`: for the error of a whole job, the exit codes of the ranks that failed and were not ended by the
+    launcher; the negative number of the signal for a rank that a signal killed.
     """
 
     def __init__(
@@ -135,15 +135,15 @@ class RemoteError(PeerError):
 
 
 class StaleRoundError(RondeError, RuntimeError):
-    """The job has gone on in a later round, without this process, which should save nothing any more and end."""
+    """The job has continued in a later round without this process, which must not save anything, and should end."""
 
 
 class ProtocolError(RondeError, RuntimeError):
-    """The other end of a connection does not speak our language."""
+    """The other end of a connection does not speak Ronde's protocol."""
 
 
 class AuthenticationError(ProtocolError):
-    """The other end of a connection does not know the job key, or we do not know its."""
+    """The two ends of a connection have different job keys."""
 
 
 class VersionError(ProtocolError):

@@ -6,6 +6,7 @@ To pass, change the code rather than the table of exceptions: it may only shrink
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 import ronde
 from ronde import errors
+from ronde.cli import run, store, trace
 
 ROOT = Path(__file__).parents[2]
 FILE_LINES = 500
@@ -40,6 +42,19 @@ def python_functions(text: str) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
+
+# Constructs that make a reader stumble, and a way to say it better.
+BANNED = {
+    r"\bmakes? no sense\b": "say what is expected",
+    r"\bmeans? nothing\b": "say: has no effect",
+    r"(?i)\bwhoever\b": "name the actor",
+    r"(?:^|[.:;] |\| )Who (?!.*\?)": "name the actor: a waiting client retries, not: who waits tries again",
+    r"(?i)\bby (?:itself|themselves)\b": "leave it out",
+    r"(?i)(?<!one )\bof (?:its|their) own\b": "say: separate, or leave it out",
+    r"(?i)\bas ever\b|\banyhow\b": "leave it out",
+    r"(?i)\bso (?:long|many)\b(?! times)": "say how long or how many",
+    r"(?i)\b(?:lookout|signpost|venue)\b": "use the field's term",
+}
 
 # What may contain braces without meaning them. The first of these that starts wins.
 NOT_CODE = re.compile(
@@ -158,6 +173,32 @@ def test_only_the_border_knows_python() -> None:
     for path, text in sources(".cc", ".h", under="cpp"):
         known = re.search(r"#include\s*[<\"](Python\.h|nanobind/|pybind11/)", text)
         assert path.startswith("cpp/bind") or not known, f"{path}: only cpp/bind* may know Python"
+
+
+def documents() -> Iterator[tuple[str, str]]:
+    """Name and text of what people read: the pages, the help texts, and the docstrings of public names."""
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]:
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    yield "ronde run --help", run.full_help()
+    yield "ronde store --help", store.HELP
+    yield "ronde trace --help", trace.HELP
+    for name in ronde.__all__:
+        member = getattr(ronde, name)
+        yield f"help(ronde.{name})", inspect.getdoc(member) or ""
+        methods = vars(member).items() if inspect.isclass(member) else ()
+        for method, function in methods:
+            if inspect.isfunction(function) and not method.startswith("_"):
+                yield f"help(ronde.{name}.{method})", inspect.getdoc(function) or ""
+
+
+def test_what_people_read_has_no_banned_constructs() -> None:
+    found = [
+        f"{name}: {match[0]!r}: {better}"
+        for name, text in documents()
+        for pattern, better in BANNED.items()
+        for match in re.finditer(pattern, text, re.MULTILINE)
+    ]
+    assert found == []
 
 
 def test_public_names_are_frozen() -> None:
