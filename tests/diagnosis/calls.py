@@ -87,6 +87,20 @@ FAILURES = [
         ),
     ),
     Failure(
+        "an all-reduce on one rank only",
+        """
+        ronde.allreduce(np.ones(3), name="gradient")
+        if rank == 0:
+            ronde.allreduce(np.ones(1), name="loss")
+        """,
+        (
+            r"PeerLostError: rank 1 on \S+ has shut down before tensor 'loss' could run: it has failed, or submits",
+            r"if ranks have different numbers of batches, call join\(\) after the last one",
+            r"ronde: rank 0 \(pid \d+\) failed with exit code 1",
+            r"ronde: rank 1 succeeded",
+        ),
+    ),
+    Failure(
         "different settings",
         "",
         (
@@ -158,6 +172,11 @@ FAILURES = [
         "a list instead of an array",
         "world.allreduce([1, 2, 3])",
         (r"expected an array .* got list; numpy.asarray",),
+    ),
+    Failure(
+        "a dict instead of an array",
+        "ronde.broadcast({'weight': np.ones(3)}, 0)",
+        (r"expected an array .* got dict; broadcast_object\(\) and allgather_object\(\) take any object",),
     ),
     Failure(
         "an operation in the place of a name",

@@ -112,6 +112,40 @@ FAILURES = [
         exit_code=3,
     ),
     Failure(
+        "an exit while another thread lives on",
+        """
+        if rank == 1:
+            threading.Thread(target=time.sleep, args=(600,), name="loader").start()
+            sys.exit(3)
+        world.barrier()
+        """,
+        (
+            r"begun by rank 0, not by rank 1",
+            r"rank 1 on \S+ is here",
+            r"threading.py\", line \d+ in _shutdown",
+            r"thread loader:",
+            r"AbortedError: .*stalled for 2 s .*: waited for rank 1",
+        ),
+        options=("-n", "2", "--shutdown-timeout", "1"),
+        environment={"RONDE_STALL_WARNING": "1", "RONDE_STALL_SHUTDOWN": "2"},
+        marks=(pytest.mark.slow,),
+    ),
+    Failure(
+        "an exit after the outputs are closed",
+        """
+        if rank == 1:
+            os.close(1)
+            os.close(2)
+            sys.exit(3)
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid \d+\) failed with exit code 3",
+            r"rank 0 ended with exit code 1 because of that",
+        ),
+        exit_code=3,
+    ),
+    Failure(
         "an exit without Python's cleaning up",
         """
         if rank == 1:

@@ -113,6 +113,15 @@ FAILURES = [
         environment={"RONDE_TCP_STREAMS": "many"},
     ),
     Failure(
+        "a network interface that does not exist",
+        "",
+        (
+            r"UsageError: there is no network interface 'eth9' here; there are ",
+            r"ronde: rank \d \(pid \d+\) failed with exit code 1",
+        ),
+        options=("-n", "2", "--network-interface", "eth9"),
+    ),
+    Failure(
         "too few descriptors",
         "world.barrier()",
         (

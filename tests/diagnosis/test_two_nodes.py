@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from tests.ranks.test_launcher import HANGING_S, end
@@ -80,3 +82,33 @@ def test_a_wrong_key_is_said_on_both_nodes(nodes: Nodes) -> None:
     assert first.poll() is None
     first.terminate()
     first.wait(HANGING_S)
+
+
+def await_line(stream: IO[bytes] | None, text: bytes) -> None:
+    """Read on until a line has the text."""
+    assert stream is not None
+    while text not in (line := stream.readline()):
+        assert line, f"nothing like {text!r} came"
+
+
+@pytest.mark.slow
+def test_the_host_of_the_store_is_gone(nodes: Nodes) -> None:
+    nodes.launcher.script(
+        "import ronde; ronde.init(); print('ready', flush=True); ronde.world().recv(bytearray(1), 0)"
+    )
+    host, other = (nodes.start(nodes="2", conf="keep_alive_interval=1") for _ in range(2))
+    await_line(other.stdout, b"ready")
+    host.kill()
+    await_line(other.stderr, b"was lost, and the store with it; starting again without")
+    await_line(other.stderr, b"1 of 2 nodes is here; waiting for the others")
+    other.terminate()
+    assert end(other)[0] == 128 + signal.SIGTERM
+
+
+def test_a_node_without_the_script(nodes: Nodes, tmp_path: Path) -> None:
+    process = nodes.launcher.start(
+        "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{nodes.port}", "elsewhere/train.py"
+    )
+    code, _, err = end(process)
+    assert code == 2
+    assert "script 'elsewhere/train.py' not found in " in err

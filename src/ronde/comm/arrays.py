@@ -192,9 +192,14 @@ def _as_numpy(x: Any) -> np.ndarray[Any, Any]:
         return np.asarray(memoryview(x))
     except TypeError:
         pass
+    advice = ""
+    if isinstance(x, list | tuple):
+        advice = "; numpy.asarray() makes one of it"
+    elif isinstance(x, dict | set | str):
+        advice = "; broadcast_object() and allgather_object() take any object"
     raise UsageError(
-        f"expected an array (NumPy, PyTorch, or anything with DLPack or the buffer protocol), got {type(x).__name__}"
-        + ("; numpy.asarray() makes one of it" if isinstance(x, list | tuple) else "")
+        "expected an array (NumPy, PyTorch, or anything with DLPack or the buffer protocol), got "
+        f"{type(x).__name__}{advice}"
     )
 
 

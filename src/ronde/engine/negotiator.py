@@ -326,13 +326,16 @@ class Negotiator:
 
     def _close(self, rank: int) -> None:
         name, host = self._names[rank], self._hosts[rank]
-        self._failure = PeerLostError(
-            f"rank {name} on {host} has shut down and takes part in nothing more: it has failed, or submits fewer "
-            "operations than this rank",
-            name,
-            host,
+        why = (
+            "it has failed, or submits fewer operations than this rank; if ranks have different numbers of batches, "
+            "call join() after the last one"
         )
+        begin = f"rank {name} on {host} has shut down"
+        self._failure = PeerLostError(f"{begin} and takes part in nothing more: {why}", name, host)
         self._cycle.give_up(rank, str(self._failure))
+        for tensor, handle in self.cold.items():
+            handle.fail(PeerLostError(f"{begin} before tensor '{tensor}' could run: {why}", name, host))
+        self.cold.clear()
         self._fail_pending(self._failure)
         self._closed.set()
         self._cycle.stop()

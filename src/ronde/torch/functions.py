@@ -42,7 +42,8 @@ def broadcast_parameters(
     if isinstance(params, Mapping):
         params = sorted(params.items())
     if not isinstance(params, Iterable) or isinstance(params, torch.Tensor | str):
-        raise ValueError(f"expected a state_dict or named parameters, not {type(params).__name__}")
+        advice = "; pass its state_dict()" if hasattr(params, "state_dict") else ""
+        raise ValueError(f"expected a state_dict or named parameters, not {type(params).__name__}{advice}")
     named = [each if isinstance(each, tuple) else (None, each) for each in params]
     for name, tensor in named:
         if tensor is not None and not isinstance(tensor, torch.Tensor):

@@ -7,7 +7,7 @@ somebody waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -54,6 +54,11 @@ def _no_tensor(given: object) -> UsageError:
         return UsageError(
             "None is not a tensor: a parameter has the gradient None until its first backward pass and after "
             "zero_grad(); leave it out on all ranks, or give torch.zeros_like(parameter)"
+        )
+    if isinstance(given, Mapping):
+        return UsageError(
+            f"expected a tensor, not a {type(given).__name__}; broadcast_parameters() takes a state_dict, and "
+            "broadcast_object() any object"
         )
     return UsageError(
         f"expected a tensor, not {given!r:.60}; torch.as_tensor() makes one of numbers and arrays"
