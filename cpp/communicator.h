@@ -4,7 +4,7 @@
 // arrive here connected and authenticated (ronde/comm/bootstrap.py); nothing here resolves names, listens or connects.
 //
 // What its errors mean:
-//   UsageError     this call makes no sense; nothing was sent, the next one works.
+//   UsageError     the arguments are invalid; nothing was sent, the next call works.
 //   MismatchError  the ranks made different calls. Among the ranks of one host everybody notices before any byte moves
 //                  and the next call works; across hosts, and in send/receive, the communicator has failed.
 //   Failure        the communicator has failed; every later call throws the same.

@@ -57,7 +57,7 @@ const Kernels& best_kernels() {
   return best;
 }
 
-// nullptr if `op` makes no sense for `dtype`, or either is no number of ours.
+// nullptr if `op` is not defined for `dtype`, or either is unknown.
 Kernel find_kernel(const Reduction& reduction) {
   const auto in = [&](const Kernel(&table)[kDTypeCount][kReduceOpCount], DType dtype) -> Kernel {
     const int row = static_cast<int>(dtype), column = static_cast<int>(reduction.op);

@@ -19,7 +19,7 @@ namespace ronde {
 
 // The connection is of no use any more: the answer could be taken for that to a later request.
 struct StoreConnectionError {
-  int error;  // of errno; 0: what came makes no sense; EBADMSG: it is not what the other end has sent
+  int error;  // of errno; 0: the answer is malformed; EBADMSG: it is not what the other end has sent
 };
 
 struct StoreRequest {

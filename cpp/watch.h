@@ -80,7 +80,7 @@ class Watch {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // Throws ProtocolError if the note makes no sense: then its sender counts as lost.
+    // Throws ProtocolError if the note is malformed: then its sender counts as lost.
     virtual void on_note(int peer, std::span<const uint32_t> words) = 0;
     // The communicator has failed, or a rank has left.
     virtual void on_change() = 0;
@@ -103,7 +103,7 @@ class Watch {
   // A rank that has left and takes no part in call number `number`, if there is one.
   std::optional<Failure> departed(uint64_t number) const;
 
-  // A peer has sent what makes no sense: it is lost, and everybody hears why. Not within on_note(), which throws.
+  // A peer has sent a malformed message: it is lost, and all ranks learn why. Not within on_note(), which throws.
   void distrust(const ProtocolError& error);
 
   // Tells every rank what failed here, and wakes a call that waits here.

@@ -1,4 +1,4 @@
-"""The names that other systems use for what Ronde has, so that an AttributeError can say what to write instead."""
+"""Names from other systems and their equivalents in Ronde, for the message of an AttributeError."""
 
 from __future__ import annotations
 

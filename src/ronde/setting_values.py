@@ -1,4 +1,4 @@
-"""How texts become the values of settings, and which values are right.
+"""Parses and checks the values of settings.
 
 A parser raises ValueError; the sentence for the user comes from the field's `right`. A function that returns a dict
 describes a whole sort of setting: how it is parsed and checked, and what would be right.

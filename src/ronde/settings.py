@@ -1,4 +1,4 @@
-"""Everything a user can set, resolved once: arguments of the call, then `RONDE_*` variables, then defaults.
+"""All settings of the engine: arguments of the call override `RONDE_*` variables, which override defaults.
 
 The dataclass `Settings` is the one table: names, variables, units, defaults and help. `cli/settings_page` makes
 docs/settings.md of it.

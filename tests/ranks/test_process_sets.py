@@ -111,7 +111,7 @@ def misuse() -> list[str]:
             ronde.add_process_set(again)
     with pytest.raises(UsageError, match="all ranks cannot be removed"):
         ronde.remove_process_set(ronde.global_process_set)
-    with pytest.raises(UsageError, match="is made of a list of ranks, not 'ab'"):
+    with pytest.raises(UsageError, match="needs a list of ranks, not 'ab'"):
         ronde.add_process_set("ab")  # type: ignore[arg-type]
     if rank != 1:
         x = np.ones(2 if rank == 0 else 3)

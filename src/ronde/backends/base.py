@@ -1,4 +1,4 @@
-"""What a backend is, and what it is given.
+"""The interface of a backend, and the arguments of its methods.
 
 The rules:
   1. A backend carries collectives of `Place.size` ranks. All ranks make the same calls in the same order, one at a

@@ -1,4 +1,4 @@
-"""What stands between the native engine and a backend: bytes become numbers in a form that the backend knows."""
+"""Connects the native engine with a backend: converts bytes to numbers in a form that the backend supports."""
 
 from __future__ import annotations
 

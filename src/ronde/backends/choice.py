@@ -1,4 +1,4 @@
-"""Which backends a user wants, and where they are found by name.
+"""Parses the setting `backends`, and finds backends by name.
 
 The setting `backends` is a list for all operations, `mpi,native`, lists for some,
 `allreduce=mpi,native;broadcast=gloo`, or both, `native;allreduce=gloo,native`. What nobody mentions is native. The

@@ -1,4 +1,4 @@
-"""What is done at the very end of the process, when the engine has shut down.
+"""Runs functions at the end of the process, after the engine has shut down.
 
 Handlers of `atexit` run in the opposite order of their registration: whoever imports this before it registers its own
 goes first.

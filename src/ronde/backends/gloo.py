@@ -1,4 +1,4 @@
-"""Gloo, as PyTorch has it: sockets only, on any machine.
+"""The backend `gloo`: the Gloo of PyTorch, over sockets, on any machine.
 
 The ranks meet at the job's own store, so whoever does not know the job's key does not take part in the meeting. Gloo's
 own connections, which carry the data, know no authentication.

@@ -1,4 +1,4 @@
-"""MPI, by mpi4py: for a job that runs under `mpirun` (or `ronde run --launcher mpi`).
+"""The backend `mpi`: MPI through mpi4py, for jobs under `mpirun` or `ronde run --launcher mpi`.
 
 MPI cannot be interrupted, and after a failure it may be called no more. So nothing here blocks inside of MPI:
 operations are begun, and looked after until they are through or the world has failed. Once it has, this process calls

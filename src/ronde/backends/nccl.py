@@ -1,4 +1,4 @@
-"""NCCL, as PyTorch has it: tensors in the memory of CUDA devices, which never leave it.
+"""The backend `nccl`: the NCCL of PyTorch, for tensors that stay in the memory of CUDA devices.
 
 The rules:
   1. A tensor is written by the stream of whoever submits it. `make_ready` records an event there, and the backend's own

@@ -1,4 +1,4 @@
-"""Reductions in a form that every library knows and that gives the same results with each.
+"""Converts reductions to forms that every library supports, with the same results in each.
 
 Libraries differ in the element types that they know, in what a NaN does to Min and Max, and in the precision of 16-bit
 sums. So a reduction is *carried* in another form where that is necessary, and backends meet only these:

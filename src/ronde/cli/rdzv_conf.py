@@ -1,4 +1,4 @@
-"""What --rdzv-conf may say: a table of keys with the values that they take. Pure."""
+"""The table of keys of --rdzv-conf, with their valid values. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user asked of `ronde run`: the words of the command line, `PET_*` variables, a configuration file.
+"""Reads the options of `ronde run`: from the command line, `PET_*` variables and a configuration file.
 
 What comes first in that list goes before the rest, also where two options exclude each other: they contradict each
 other only if they were given in the same place. `PET_` and an option's name in capitals is the variable that torchrun
@@ -73,7 +73,7 @@ class RunArguments(NamedTuple):
 def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> RunArguments:
     """Return what is asked for by the words after `ronde run`, `environment` being the whole one of this process.
 
-    Reads the configuration file if one is named. Raises UsageError for nonsense and contradictions.
+    Reads the configuration file if one is named. Raises UsageError for invalid values and contradictions.
     """
     words, rest = read(argv, OPTIONS)
     variables = _from_environment(environment)

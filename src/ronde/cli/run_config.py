@@ -1,4 +1,4 @@
-"""From what the user asked of `ronde run` to what is launched. Pure; every contradiction is one sentence.
+"""Converts the options of `ronde run` to a launch configuration. Pure; each contradiction is one sentence.
 
 Four sorts of jobs: of this machine alone; of machines that each have a `ronde run` of their own and meet somewhere
 (`--nnodes`, `--rdzv-...`, `--master-addr`); the same under Slurm, which says where that is; of hosts on which this

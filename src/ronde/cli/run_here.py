@@ -1,4 +1,4 @@
-"""What `ronde run` has to know of the machine on which it runs, beside its options."""
+"""Collects facts about this machine that `ronde run` needs besides its options."""
 
 from __future__ import annotations
 

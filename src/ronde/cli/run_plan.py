@@ -1,4 +1,4 @@
-"""What `ronde run --dry-run` prints: the launch plan, for anybody's eyes. Secrets are hidden."""
+"""Formats the launch plan for `ronde run --dry-run`, without secrets."""
 
 from __future__ import annotations
 

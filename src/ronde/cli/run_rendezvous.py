@@ -1,4 +1,4 @@
-"""From the options of `ronde run` to how machines find each other. Pure; every contradiction is one sentence."""
+"""Converts the options of `ronde run` to a rendezvous configuration. Pure; each contradiction is one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variables that options of `ronde run` put into the environment of workers."""
+"""Converts options of `ronde run` to variables of the workers' environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the words after the options of `ronde run` mean. Each function raises ValueError for nonsense."""
+"""Parses the values of `ronde run`'s options. Each function raises ValueError for an invalid value."""
 
 from __future__ import annotations
 

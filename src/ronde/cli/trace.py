@@ -1,4 +1,4 @@
-"""`ronde trace`: what to do with the timelines that ranks have recorded."""
+"""`ronde trace`: merges the timelines that ranks have recorded."""
 
 from __future__ import annotations
 

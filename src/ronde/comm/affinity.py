@@ -1,4 +1,4 @@
-"""Which core our own threads run on: the engine's and each watch's, by the setting `thread_affinity`.
+"""Chooses the core for Ronde's own threads, by the setting `thread_affinity`.
 
 A new thread inherits the affinity of the one that starts it. So that one is pinned for just this moment, and nobody has
 to tell the native threads.

@@ -1,4 +1,4 @@
-"""How ranks of one host come to share memory: file descriptors that travel over Unix connections."""
+"""Shares memory between the ranks of a host, by file descriptors that travel over Unix sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where our log lines go: to the handlers that the program has, or to stderr if it has none.
+"""Sends Ronde's log lines to the program's handlers, or to stderr if it has none.
 
 Everything is logged below the logger "ronde". The root logger is the program's, and never touched; a handler that the
 program installs later, there or at "ronde", takes over.

@@ -1,4 +1,4 @@
-"""Questions about the world, as functions: what scripts for other frameworks are used to.
+"""Rank and size as functions, as scripts for other frameworks expect them.
 
 All raise NotInitializedError before `ronde.init()`. The meanings are those of `Communicator`'s properties. A
 forked child gets its parent's answers: workers of a DataLoader choose their rank's part of the data.

@@ -1,4 +1,4 @@
-"""`import horovod.torch as hvd`, answered by Ronde: for scripts that nobody wants to change.
+"""Makes `import horovod.torch as hvd` import `ronde.torch`, for scripts that should stay unchanged.
 
 Three ways: `ronde run --horovod -n 4 script.py`; under other launchers `python -m ronde.compat script.py`; or
 `import ronde.compat` before the first import of Horovod.

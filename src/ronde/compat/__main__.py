@@ -1,4 +1,4 @@
-"""`python -m ronde.compat script.py arguments` runs a script for which Ronde is Horovod, installed or not."""
+"""`python -m ronde.compat script.py arguments` runs a script with Ronde in place of Horovod."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HELP = """\
 usage: python -m ronde.compat script.py [arguments]
        python -m ronde.compat -m module [arguments]
 
-Runs a script as Python does, but `import horovod.torch` is answered by Ronde, also if Horovod is
+Runs a script as Python does, but `import horovod.torch` imports ronde.torch, even if Horovod is
 installed. With several processes, and in the processes that the script itself starts:
 
     ronde run --horovod -n 4 script.py

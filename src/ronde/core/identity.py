@@ -1,4 +1,4 @@
-"""Who am I: this process's rank, and where the ranks meet, from what its launcher left in the environment.
+"""Finds this process's rank, and where the ranks meet, in the environment that its launcher set.
 
 The launchers, and the order in which they are looked for (the one that is nearest to the process first):
   1. RANK and WORLD_SIZE: `ronde run`, torchrun, or a user by hand;
@@ -108,7 +108,7 @@ def identify(
 
 
 def detect(environ: Environment, here: Surroundings) -> Identity | None:
-    """Return who the environment says we are, None if no launcher left a word. Raises UsageError if it is nonsense."""
+    """Return the identity that the launcher's variables give, or None without a launcher. Raises UsageError."""
     return identify(environ, here) if _place(environ) else None
 
 

@@ -1,4 +1,4 @@
-"""What `ronde.init(init_method=...)` means, which is what `torch.distributed.init_process_group` takes it for. Pure.
+"""Parses `ronde.init(init_method=...)`, with the meaning that torch.distributed gives it. Pure.
 
     env://                the environment says everything; arguments say what it does not
     tcp://host:port       rank 0 serves a store there

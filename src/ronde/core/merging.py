@@ -233,7 +233,7 @@ def _naturals(value: Any) -> tuple[int, ...]:
 
 
 def _naturals_after_rows(value: Any) -> Rows:
-    """Splits may be nonsense such as -1, which the coordinator tells everybody; the rows are a length."""
+    """Splits may be invalid, such as -1, which the coordinator reports to all ranks; the rows are a length."""
     if type(value) is not list or not value or not all(type(each) is int for each in value):
         raise ValueError(f"{str(value)[:80]!r} are no rows")
     if not 0 <= value[0] < 1 << 63 or not all(-(1 << 63) <= each < 1 << 63 for each in value[1:]):

@@ -1,4 +1,4 @@
-"""What ranks tell the coordinator, what it answers, and how both travel: as compact JSON.
+"""The messages between ranks and the coordinator, and their encoding as compact JSON.
 
 To the coordinator: `Request`, `CallSite`, `Join` and `Leave`. From it, in the same order to every rank: `Run`, `Evict`,
 `Fail`, `Joined`, `AllJoined`, `Tune`, `Leaving` and `Left`.

@@ -1,4 +1,4 @@
-"""How ranks agree on what to execute next: one `Coordinator` on rank 0, one `Member` on every rank. Pure.
+"""Ranks agree on the next operations: a `Coordinator` on rank 0, a `Member` on every rank. Pure.
 
 Rules
 

@@ -1,4 +1,4 @@
-"""Who is where: the topology of a communicator, from the host of every rank."""
+"""Computes the topology of a communicator from the host of each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator's view of the response cache: which name has which slot, and which one goes when a slot is needed.
+"""The coordinator's view of the response cache: the slot of each name, and the name to evict.
 
 The least recently used one goes. Only the coordinator decides that: the caches of the ranks are replicas that follow
 its stream, so what is removed here must be told there.

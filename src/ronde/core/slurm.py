@@ -1,4 +1,4 @@
-"""What Slurm tells a task of a step about itself and its step. Pure.
+"""Reads the task and step from Slurm's variables. Pure.
 
 Slurm sets most of its variables in batch scripts too, where no task has been started: only a step has an id.
 """

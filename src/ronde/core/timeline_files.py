@@ -1,4 +1,4 @@
-"""How the file of a rank's timeline is called."""
+"""Names the timeline file of a rank."""
 
 from __future__ import annotations
 

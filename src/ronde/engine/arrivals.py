@@ -1,4 +1,4 @@
-"""How the tensors of each rank arrive at an engine."""
+"""Counts how late each rank submits its tensors."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Engine:
         reductions; `root`: of a broadcast; `splits`: of an all-to-all. `out`: takes the result, may be `x`. `waits`:
         the caller calls `wait()` at once. `device`: where the program has the tensor of which `x` is a copy, or with
         " memory" at its end where `x` itself is, a tensor that a backend `carries`. Raises ValueError for a name that
-        is in flight, UsageError for what makes no sense, PeerError if the world has failed. What ranks disagree about
+        is in flight, UsageError for invalid arguments, PeerError if the world has failed. What ranks disagree about
         is raised by `wait()` on all of them.
         """
         given = () if kind is Barrier else (operand(x, device.endswith(DEVICE_MEMORY)),)

@@ -1,4 +1,4 @@
-"""What a tensor is submitted with: checked, and prepared for the native side."""
+"""Checks the arguments of an operation, and prepares them for the native engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names for tensors that come without one."""
+"""Generates names for operations without one."""
 
 from __future__ import annotations
 

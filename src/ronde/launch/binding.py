@@ -1,4 +1,4 @@
-"""To which processors each worker is bound, so that workers do not wander over each other's caches and memory."""
+"""Chooses the processors to which each worker is bound, so that workers share no caches or memory nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user names to be run, as a command that can be started: a script, a module or a program."""
+"""Converts the script, module or program that the user names to a command that can be started."""
 
 from __future__ import annotations
 

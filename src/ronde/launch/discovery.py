@@ -1,4 +1,4 @@
-"""Asks the user's script, again and again, which hosts there are.
+"""Runs the user's discovery script every second to learn the available hosts.
 
 It is a program that prints one host on a line, as `name:slots` or `name`. While it fails, or prints something else,
 the hosts that it named last stay the ones that there are, and the user is told once. If it does so before it has ever

@@ -1,4 +1,4 @@
-"""Where each worker's output goes: onto the screen, into files of a log directory, or both; and its error file.
+"""Sends each worker's output to the screen, to files of a log directory, or both; and names its error file.
 
 The directory is laid out as torchrun does it:
 

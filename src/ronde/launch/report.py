@@ -1,4 +1,4 @@
-"""What the launcher says at the end of a job that did not succeed. Pure."""
+"""Formats the launcher's report at the end of a failed job. Pure."""
 
 from __future__ import annotations
 

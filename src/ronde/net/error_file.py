@@ -1,4 +1,4 @@
-"""Error files: what a worker writes about the exception that ends it, and what its launcher reads.
+"""Error files: a worker writes the exception that ends it, and its launcher reads it.
 
 The format is that of torch's `@record`, so either side may be torch's:
 

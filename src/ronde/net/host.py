@@ -1,4 +1,4 @@
-"""Which machine this process is on, and what else of its surroundings decides who it is."""
+"""Identifies the machine of this process, and other surroundings that determine its identity."""
 
 from __future__ import annotations
 

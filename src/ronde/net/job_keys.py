@@ -1,4 +1,4 @@
-"""Which key a job has. The first that there is:
+"""Finds the key of a job. The first of these that exists:
 
 1. the one that is given: RONDE_JOB_KEY, the descriptor RONDE_JOB_KEY_FD, the file RONDE_JOB_KEY_FILE;
 2. with RONDE_INSECURE_JOB_KEY, one that follows from the job's name: it keeps jobs apart and strangers in;

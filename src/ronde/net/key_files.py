@@ -1,4 +1,4 @@
-"""Files with a job key: one that the user names, and one that every user has without asking for it.
+"""Files with a job key: the file that the user names, or the user's default file.
 
 The user's own file lies in the configuration directory of the home directory, where machines share it that share the
 home directory. It is made once, at random. A draft gets its content first and its name by a hard link, which fails if

@@ -1,4 +1,4 @@
-"""What the kernel, a container or a limit withholds from this process, as one sentence with the remedy."""
+"""Describes a resource that the kernel, a container or a limit denies, in one sentence with the remedy."""
 
 from __future__ import annotations
 

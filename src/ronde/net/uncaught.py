@@ -1,4 +1,4 @@
-"""An exception that nobody catches: a worker tells its launcher at once, and not only by its end.
+"""Reports an uncaught exception of a worker to its launcher at once, before the worker ends.
 
 Between the two may lie seconds: Python joins threads and runs the handlers of `atexit`, and among the first things that
 go are the connections to other ranks. Those fail, end sooner, and would be taken for the cause.

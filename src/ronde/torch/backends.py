@@ -1,4 +1,4 @@
-"""What carries the tensors, and what could (docs/backends.md). Scripts ask; these are Horovod's questions."""
+"""Horovod's queries about the libraries that carry, or could carry, the tensors (docs/backends.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small gradients that travel together.
+"""Collects small gradients into one buffer, which is reduced at once.
 
 A collective of its own for each of a thousand biases would cost more than all their bytes. Gradients that lie side by
 side in symmetric memory are one tensor to the engine, submitted when the last of them has come.

@@ -1,4 +1,4 @@
-"""Fewer bytes on the way: 16-bit floating point between ranks.
+"""Compressors: send 16-bit floating point between ranks.
 
 A compressor is anything with `compress(tensor) -> (tensor, context)` and `decompress(tensor, context) -> tensor`. The
 classes have Horovod's names; they are used as they are, without making an instance.

@@ -1,4 +1,4 @@
-"""What ranks tell each other before and besides training: parameters, the optimizer's state, any object.
+"""Sends parameters, the state of an optimizer, and objects between ranks.
 
 All ranks (of `process_set`) call these functions, in the same order. `root_rank` is a rank of the world. Objects travel
 pickled, between processes that have proved to know the job's key.

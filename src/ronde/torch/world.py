@@ -1,4 +1,4 @@
-"""The world as `horovod.torch` enters it, and how a rank says that it has run out of data."""
+"""`init` and `join` with Horovod's arguments."""
 
 from __future__ import annotations
 

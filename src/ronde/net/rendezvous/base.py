@@ -1,4 +1,4 @@
-"""What a rendezvous is, as the agent of one node sees it."""
+"""The interface of a rendezvous for the agent of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store in an etcd cluster: for those who cannot lose the node that serves it.
+"""A store in an etcd cluster, which does not depend on one node.
 
 The rules:
   1. Keys, queues and a counter for each client have names of their own (`etcd_names`). A queue's values are keys; the

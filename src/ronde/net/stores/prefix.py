@@ -1,4 +1,4 @@
-"""A part of a store: what begins with a prefix, under names without it."""
+"""The part of a store whose keys start with a prefix, under names without the prefix."""
 
 from __future__ import annotations
 
