@@ -3,6 +3,9 @@
 Operations without names belong together by their order alone. If two ranks call two of them in different order and the
 shapes are equal, nothing else tells that each result combines different arrays. Different lines are a hint and no
 proof, because a rank may have an if/else for itself: so they are a warning, once for each pair of lines.
+
+Only misses are compared. A cached name stands for another call each time it comes round, so what was compared once says
+nothing of the next use: each use would need its line, and another message between the leaders of hosts.
 """
 
 from __future__ import annotations
