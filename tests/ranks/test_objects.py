@@ -12,6 +12,7 @@ import ronde
 from ronde.engine import objects
 from ronde.testing import ranks
 
+pytestmark = pytest.mark.fresh_ranks  # copies have imported PyTorch, which they are to do without
 SIZES = pytest.mark.parametrize("n", [1, 2, 3])
 
 
