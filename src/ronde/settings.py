@@ -131,7 +131,7 @@ class Settings:
     tcp_streams: int = _setting(
         "RONDE_TCP_STREAMS",
         2,
-        "Number of data connections to each rank on another host. Ronde stripes large payloads over them.",
+        "Number of data connections to each rank on another host. Payload is striped over them.",
         **count_from(1, 64),
     )
     interface: str | None = _setting(
