@@ -47,8 +47,8 @@ def find_problem(by_name: dict[int, Request], absent: Sequence[int], names: Sequ
         )
     if lowest.kind == Kind.alltoall and absent:
         return (
-            f"{_subject(lowest)}: rank {first} submitted alltoall, but rank {names[absent[0]]} has joined, and nobody "
-            "knows how many rows it takes"
+            f"{_subject(lowest)}: rank {first} submitted alltoall, but rank {names[absent[0]]} has joined, so its "
+            "number of rows is unknown"
         )
     if lowest.is_in_device_memory and absent:
         return (
