@@ -1,11 +1,13 @@
 #include "bell.h"
 
 #include <linux/futex.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <system_error>
 
 namespace ronde {
 
@@ -41,9 +43,19 @@ bool BellRope::sleep_on_futex(uint32_t token, int64_t timeout_ns) const {
   return interrupted;
 }
 
-void BellRope::drain_eventfd() const {
-  uint64_t count = 0;
-  [[maybe_unused]] const ssize_t got = read(eventfd_, &count, sizeof(count));
+Doorbell::Doorbell(int eventfd) {
+  if (eventfd < 0) return;
+  epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
+  epoll_event rings{};
+  rings.events = EPOLLIN | EPOLLET;
+  if (epoll_.get() < 0 || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, eventfd, &rings) != 0) {
+    throw std::system_error(errno, std::generic_category(), "epoll");
+  }
+}
+
+void Doorbell::clear() const {
+  epoll_event ring{};
+  epoll_wait(epoll_.get(), &ring, 1, 0);
 }
 
 }  // namespace ronde

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "descriptor.h"
+
 namespace ronde {
 
 enum class Sleep : uint32_t {
@@ -48,13 +50,30 @@ class BellRope {
   void cancel() const;
   bool sleep_on_futex(uint32_t token, int64_t timeout_ns) const;
   int eventfd() const { return eventfd_; }
-  void drain_eventfd() const;
 
  private:
   void wake() const;
 
   Bell* bell_ = nullptr;
   int eventfd_ = -1;
+};
+
+// What the owner of a bell polls for while it waits for sockets, too. One eventfd is rung for all communicators of a
+// process, by any of which a thread may sleep. So nobody reads it: each has an epoll that becomes readable at every
+// ring (EPOLLET), and hears those for the others as well, after which it sleeps again.
+class Doorbell {
+ public:
+  // -1: it does not ring.
+  explicit Doorbell(int eventfd);
+
+  int descriptor() const { return epoll_.get(); }
+  // After a ring: readable again at the next one.
+  void clear() const;
+  // In a forked child.
+  void abandon() { epoll_.reset(); }
+
+ private:
+  Descriptor epoll_;
 };
 
 }  // namespace ronde

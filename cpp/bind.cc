@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "bind_border.h"
-#include "bind_keys.h"
+#include "bind_connections.h"
 #include "communicator.h"
 #include "reduce.h"
 #include "shape_word.h"
@@ -337,6 +337,12 @@ std::vector<uint64_t> exchange(Communicator& communicator, int kind, int dtype, 
   return values;
 }
 
+std::optional<int> receive_descriptor(Communicator& communicator, int rank, int64_t timeout_ns) {
+  std::optional<int> descriptor;
+  without_gil(communicator, [&] { descriptor = communicator.watch().receive_descriptor(rank, timeout_ns); });
+  return descriptor;
+}
+
 // This rank's part of a new symmetric segment, as bytes. The array keeps the segment, and nothing else, alive.
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communicator, int fd, size_t part_bytes) {
   auto mapping = std::make_shared<Mapping>(fd, part_bytes * static_cast<size_t>(communicator.local_size()));
@@ -361,43 +367,26 @@ void distrust(Communicator& communicator, int rank, const std::string& what) {
   raise_failure(communicator, communicator.failure().value());
 }
 
-// The descriptor of a connection and its keys, as comm/bootstrap.py has them: outgoing, incoming, and whether it
-// conceals. Two empty keys: it has none.
-using Wire = std::tuple<int, nb::bytes, nb::bytes, bool>;
-
-void set_keys(Connection& connection, const Wire& wire) {
-  const auto& [fd, outgoing, incoming, conceals] = wire;
-  if (outgoing.size() == 0) return;
-  ConnectionKeys keys{.conceals = conceals};
-  if (!read_key(outgoing.ptr(), keys.outgoing) || !read_key(incoming.ptr(), keys.incoming)) {
-    throw std::invalid_argument("the key of a connection has 32 bytes");
-  }
-  connection.keys = keys;
-}
-
 std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, std::vector<int> host_of, int cores,
-                                      int segment, std::vector<int> bells, const std::map<int, Wire>& controls,
-                                      const std::map<int, std::vector<Wire>>& data, int allreduce_algorithm,
-                                      const std::vector<std::optional<size_t>>& switch_over, size_t staging_bytes,
-                                      int64_t timeout_ns, int spin_us, bool adasum_hierarchical,
+                                      int segment, JoinedWatch& watch, const std::map<int, std::vector<Wire>>& data,
+                                      int allreduce_algorithm, const std::vector<std::optional<size_t>>& switch_over,
+                                      size_t staging_bytes, int64_t timeout_ns, int spin_us, bool adasum_hierarchical,
                                       bool hierarchical_allgather, bool seals_payload, Communicator* twin) {
   Wiring wiring;  // first of all the descriptors, for them to be closed whatever fails
-  for (int fd : bells) wiring.bells.emplace_back(fd);
   Descriptor memory(segment);
-  for (const auto& [peer, wire] : controls) wiring.controls.emplace(peer, Descriptor(std::get<int>(wire)));
   for (const auto& [peer, streams] : data) {
     for (const Wire& wire : streams) wiring.data[peer].emplace_back(Descriptor(std::get<int>(wire)));
   }
-  for (const auto& [peer, wire] : controls) set_keys(wiring.controls.at(peer), wire);
   for (const auto& [peer, streams] : data) {
     for (size_t i = 0; i < streams.size(); ++i) set_keys(wiring.data.at(peer)[i], streams[i]);
   }
-  const auto local_size = static_cast<int>(bells.size());
+  const auto local_size = static_cast<int>(std::count(host_of.begin(), host_of.end(), host_of.at(rank)));
   wiring.segment = std::make_shared<Mapping>(memory.release(), HostSegment::bytes(local_size, staging_bytes));
   wiring.rank = rank;
   wiring.hosts = std::move(hosts);
   wiring.host_of = std::move(host_of);
   wiring.cores = cores;
+  wiring.watch = watch.take();
   if (twin != nullptr) wiring.symmetric = twin->symmetric();
   const SwitchOver usual;
   const SwitchOver over{switch_over.at(0).value_or(usual.hierarchical_bytes),
@@ -425,9 +414,8 @@ NB_MODULE(_native, module) {
   module.def("host_segment_bytes", &ronde::HostSegment::bytes, "local_size"_a, "staging_bytes"_a);
   module.def("instruction_set", &ronde::instruction_set);
   module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "cores"_a, "segment"_a,
-             "bells"_a, "controls"_a, "data"_a, "allreduce_algorithm"_a, "switch_over"_a, "staging_bytes"_a,
-             "timeout_ns"_a, "spin_us"_a, "adasum_hierarchical"_a, "hierarchical_allgather"_a, "seals_payload"_a,
-             "twin"_a.none());
+             "watch"_a, "data"_a, "allreduce_algorithm"_a, "switch_over"_a, "staging_bytes"_a, "timeout_ns"_a,
+             "spin_us"_a, "adasum_hierarchical"_a, "hierarchical_allgather"_a, "seals_payload"_a, "twin"_a.none());
 
   nb::class_<Communicator>(module, "Communicator")
       .def("allreduce", &ronde::allreduce)
@@ -445,6 +433,8 @@ NB_MODULE(_native, module) {
       .def("recv_as", &ronde::recv_as, "x"_a, "dtype"_a, "source"_a, "tag"_a, "sealed"_a = false)
       .def("exchange", &ronde::exchange)
       .def("barrier", [](Communicator& self) { ronde::without_gil(self, [&] { self.barrier(); }); })
+      .def("send_descriptor", [](Communicator& self, int rank, int fd) { self.watch().send_descriptor(rank, fd); })
+      .def("receive_descriptor", &ronde::receive_descriptor)
       .def("map_symmetric", &ronde::map_symmetric)
       .def("abort", [](Communicator& self, const std::string& reason) { self.abort(reason); })
       .def("distrust", &ronde::distrust)
@@ -452,6 +442,7 @@ NB_MODULE(_native, module) {
       .def("abandon", &ronde::abandon_for_good<Communicator>)
       .def("is_crowded", &Communicator::is_crowded)
       .def("has_failed", &Communicator::has_failed);
+  ronde::bind_connections(module);
   ronde::bind_store(module);
   ronde::bind_store_server(module);
   ronde::bind_timeline(module);

@@ -15,6 +15,7 @@ namespace nb = nanobind;
 
 namespace ronde {
 
+void bind_connections(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_stalls(nb::module_& module);
 void bind_store(nb::module_& module);
@@ -37,19 +38,24 @@ template <class... Args>
   throw nb::python_error();
 }
 
-[[noreturn]] inline void raise_failure(const Communicator& communicator, const Failure& failure) {
-  const std::string host = failure.rank >= 0 ? communicator.host(failure.rank) : "";
+// `host`: of the failure's rank. `call`, `timeout_ns`: of a communicator that waited too long.
+[[noreturn]] inline void raise_failure(const Failure& failure, const std::string& host, const std::string& call = "",
+                                       int64_t timeout_ns = 0) {
   switch (failure.kind) {
     case FailureKind::kMismatch:
       raise("MismatchError", failure.what());
     case FailureKind::kAborted:
       raise("AbortedError", failure.what(), failure.rank, host);
     case FailureKind::kTimeout:
-      raise("TimeoutError", failure.what(), communicator.last_call(), communicator.timeout_ns(),
-            nb::tuple(nb::cast(failure.missing)));
+      raise("TimeoutError", failure.what(), call, timeout_ns, nb::tuple(nb::cast(failure.missing)));
     default:
       raise("PeerLostError", failure.what(), failure.rank, host);
   }
+}
+
+[[noreturn]] inline void raise_failure(const Communicator& communicator, const Failure& failure) {
+  const std::string host = failure.rank >= 0 ? communicator.host(failure.rank) : "";
+  raise_failure(failure, host, communicator.last_call(), communicator.timeout_ns());
 }
 
 // Runs a part of a call that may wait.

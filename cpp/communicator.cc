@@ -70,7 +70,8 @@ Communicator::Communicator(Wiring wiring, const Options& options)
       host_of_(std::move(wiring.host_of)),
       cores_(wiring.cores),
       options_(options),
-      bells_(std::move(wiring.bells)),
+      watch_(std::move(wiring.watch)),
+      failure_(watch_->failure()),
       symmetric_(wiring.symmetric ? std::move(wiring.symmetric) : std::make_shared<SymmetricSegments>()) {
   ranks_of_host_.resize(static_cast<size_t>(*std::max_element(host_of_.begin(), host_of_.end())) + 1);
   for (int rank = 0; rank < size(); ++rank) ranks_of_host_[host_of_[rank]].push_back(rank);
@@ -79,17 +80,17 @@ Communicator::Communicator(Wiring wiring, const Options& options)
 
   segment_ = std::make_unique<HostSegment>(std::move(wiring.segment), local_size(), options.staging_bytes);
   std::vector<BellRope> ropes;
-  for (int local = 0; local < local_size(); ++local)
-    ropes.emplace_back(&segment_->slot(local).bell, bells_[local].get());
-
+  for (int local = 0; local < local_size(); ++local) {
+    // Without sockets nobody polls, and a bell needs no eventfd.
+    const int eventfd = is_one_host() ? -1 : watch_->eventfd_of(local_ranks_[local]);
+    ropes.emplace_back(&segment_->slot(local).bell, eventfd);
+  }
   const BellRope own = ropes[local_rank_];
   waiter_ = std::make_unique<Waiter>(own, failure_, policy_for(options, is_crowded()));
   waiter_->set_listener(this);
 
   std::vector<std::unique_ptr<Link>> links(hosts_.size());
-  std::vector<std::string> names;
   for (int rank = 0; rank < size(); ++rank) {
-    names.push_back(name_of_rank(rank));
     const auto local = std::find(local_ranks_.begin(), local_ranks_.end(), rank);
     if (rank == rank_) continue;
     if (local == local_ranks_.end()) {
@@ -103,7 +104,7 @@ Communicator::Communicator(Wiring wiring, const Options& options)
   }
   mesh_ = std::make_unique<Mesh>(rank_, std::move(links), *waiter_, !is_one_host());
   host_ = std::make_unique<HostGroup>(*segment_, *symmetric_, local_ranks_, local_rank_, ropes, *waiter_);
-  watch_ = std::make_unique<Watch>(rank_, std::move(names), std::move(wiring.controls), own, failure_);
+  watch_->set_bell(own);
 }
 
 Communicator::~Communicator() { close_now(); }
@@ -485,14 +486,13 @@ void Communicator::close_now() {
   host_.reset();
   waiter_.reset();
   segment_.reset();
-  bells_.clear();
 }
 
 void Communicator::abandon() {
   if (is_abandoned_.exchange(true) || is_closing_.load()) return;  // the parent has closed all of it, or is about to
   watch_->abandon();
   mesh_->abandon();
-  for (Descriptor& bell : bells_) bell.reset();
+  waiter_->abandon();
 }
 
 }  // namespace ronde

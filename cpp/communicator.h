@@ -1,7 +1,8 @@
 // A communicator: a fixed set of ranks that make the same calls in the same order, and the ways bytes go between them.
 //
-// Owns everything one rank needs for it: the host's shared memory, the links, the failure detector. All connections
-// arrive here connected and authenticated (ronde/comm/bootstrap.py); nothing here resolves names, listens or connects.
+// Owns everything one rank needs for it: the host's shared memory, the links, its part of the failure detector, whose
+// connections all communicators of the process share. All connections arrive here connected and authenticated
+// (ronde/comm/bootstrap.py); nothing here resolves names, listens or connects.
 //
 // What its errors mean:
 //   UsageError     the arguments are invalid; nothing was sent, the next call works.
@@ -55,8 +56,7 @@ struct Wiring {
   std::vector<int> host_of;                      // by rank: the number of its host
   int cores = 1;                                 // on which ranks of this host may run, those of all together
   std::shared_ptr<Mapping> segment;              // the host's shared memory, HostSegment::bytes() long
-  std::vector<Descriptor> bells;                 // eventfds of the ranks of this host, in rank order
-  std::map<int, Connection> controls;            // by rank, all others: the control connection
+  std::unique_ptr<Watch> watch;                  // which the others' messages reach already
   std::map<int, std::vector<Connection>> data;   // by rank, those on other hosts: the data connections, with keys
   std::shared_ptr<SymmetricSegments> symmetric;  // of a communicator of the same ranks; null: its own
 };
@@ -177,14 +177,13 @@ class Communicator : private Waiter::Listener {
   int cores_;
   Options options_;
 
-  FailureState failure_;
-  std::vector<Descriptor> bells_;
+  std::unique_ptr<Watch> watch_;  // outlives all that may wait
+  FailureState& failure_;
   std::unique_ptr<HostSegment> segment_;
   std::shared_ptr<SymmetricSegments> symmetric_;
   std::unique_ptr<Waiter> waiter_;
   std::unique_ptr<HostGroup> host_;
   std::unique_ptr<Mesh> mesh_;
-  std::unique_ptr<Watch> watch_;
   Scratch scratch_, partials_;
 
   std::mutex mutex_;                      // one call at a time

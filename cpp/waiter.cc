@@ -71,7 +71,7 @@ void Waiter::poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<p
     bool interrupted = false;
     if (!failure_.failed()) {
       fds_.clear();
-      fds_.push_back({own_.eventfd(), POLLIN, 0});
+      fds_.push_back({doorbell_.descriptor(), POLLIN, 0});
       add_poll(fds_);
       const int64_t limit_ns = sleep_limit_ns(patience);
       // Rounded up to whole milliseconds, so that a limit is never cut short.
@@ -82,7 +82,7 @@ void Waiter::poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<p
         own_.cancel();
         throw std::system_error(errno, std::generic_category(), "poll");
       }
-      if (fds_[0].revents & POLLIN) own_.drain_eventfd();
+      if (fds_[0].revents & POLLIN) doorbell_.clear();
     }
     own_.cancel();
     check(patience, interrupted);

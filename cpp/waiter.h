@@ -24,7 +24,8 @@ struct WaitPolicy {
 
 class Waiter {
  public:
-  Waiter(BellRope own, FailureState& failure, WaitPolicy policy) : own_(own), failure_(failure), policy_(policy) {}
+  Waiter(BellRope own, FailureState& failure, WaitPolicy policy)
+      : own_(own), doorbell_(own.eventfd()), failure_(failure), policy_(policy) {}
 
   // Waits for other ranks of this host. Throws Failure.
   template <class Step>
@@ -59,6 +60,9 @@ class Waiter {
   };
   void set_listener(Listener* listener) { listener_ = listener; }
 
+  // In a forked child.
+  void abandon() { doorbell_.abandon(); }
+
   // Called when a signal cuts a sleep short; true ends the wait with Interrupted. Set once, before any waiting.
   static void set_interrupt_check(bool (*check)()) { interrupt_check_ = check; }
 
@@ -82,6 +86,7 @@ class Waiter {
   void poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<pollfd>&)> add_poll);
 
   BellRope own_;
+  Doorbell doorbell_;
   FailureState& failure_;
   WaitPolicy policy_;
   Listener* listener_ = nullptr;

@@ -1,25 +1,21 @@
-// The failure detector: one thread that listens on a control connection to every other rank, and sleeps otherwise.
+// The failure detector of one communicator: what its ranks tell each other beside tensors, over the control connections
+// that all communicators of the process share (shared_connections.h), whose thread calls it.
 //
 // The rules:
-//   1. End of file, or an error, without a goodbye means that the rank is lost. The kernel closes a dead process's
-//      sockets, so a death on any host is heard by every rank at once; a host that falls silent is found by keepalive.
+//   1. The end of a connection, or an error, without a goodbye means that the rank is lost. The kernel closes a dead
+//      process's sockets, so a death on any host is heard by every rank at once; a host that falls silent is found by
+//      keepalive.
 //   2. A goodbye carries the number of collective calls its rank has made. It is a loss only for whoever needs that
 //      rank in a later call.
 //   3. Whoever learns of a failure first tells everyone; the first failure heard wins (FailureState).
 //   4. A rank whose call takes long tells everyone which call it is. Ranks that wait for each other in different calls
 //      find out so.
-//   5. Between hosts every message carries a tag (sealer.h). One that does not fit was altered on its way: its sender
-//      counts as lost, because what it says can no longer be believed.
-//   6. It also carries notes from rank to rank: a few words, reliably and in order, for whoever listens. The engine has
-//      one channel for them, the inspection of stalls another.
-// A rank that is merely stopped keeps its connections, so it is waited for. For that nothing may stay unsent in the
-// kernel because its receive buffer is full: TCP_USER_TIMEOUT, by which an unreachable host is noticed, takes a window
-// that stays closed for the same. So a rank says what it has read, and nobody has more than some messages unread there;
-// the others wait here.
+//   5. It also carries notes from rank to rank: a few words, reliably and in order, for whoever listens. The engine has
+//      one channel for them, the inspection of stalls another. And descriptors of memory, between ranks of one host.
 #pragma once
 
-#include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -28,25 +24,38 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "bell.h"
 #include "call.h"
-#include "connection.h"
 #include "failure_state.h"
+#include "shared_connections.h"
 #include "watch_message.h"
 
 namespace ronde {
 
-class Watch {
+class Watch : private SharedConnections::Member {
  public:
-  // `controls`: the connections by rank. `names[rank]`: how errors call it.
-  Watch(int rank, std::vector<std::string> names, std::map<int, Connection> controls, BellRope own,
-        FailureState& failure);
-  ~Watch() { stop(); }
+  // `names[rank]`: how errors call it. `communicator`: its number, alike on all its ranks and of no other; from here on
+  // what they say is heard. `processes`: of its ranks.
+  Watch(int rank, std::vector<std::string> names, std::shared_ptr<SharedConnections> connections, uint64_t communicator,
+        std::vector<int> processes);
+  ~Watch() override { stop(); }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
+
+  FailureState& failure() { return failure_; }
+  // Rung when the communicator fails or a rank leaves.
+  void set_bell(BellRope own);
+  // The eventfd that wakes a rank of this host; -1: there is none.
+  int eventfd_of(int rank) const { return connections_->bell(processes_[rank]); }
+
+  // Gives a rank of this host a duplicate of a descriptor; of -1, word that there is none. Never blocks.
+  void send_descriptor(int rank, int fd);
+  // The next one from that rank, -1 if it has none, kNoRoom if this process had no room for it; nothing if none comes
+  // within that time. Throws Failure.
+  static constexpr int kNoRoom = -2;
+  std::optional<int> receive_descriptor(int rank, int64_t timeout_ns);
 
   // Call number `number` (counted from 0) begins here. Throws Failure if a rank said goodbye before it.
   void begin_call(uint64_t number);
@@ -92,14 +101,14 @@ class Watch {
   enum class Channel { kEngine, kStalls };
   void set_listener(Listener* listener, Channel channel = Channel::kEngine);
   // Has the channel kStalls hear on_alarm() at this time (steady clock). Only within on_note() and on_alarm().
-  void set_alarm(int64_t at_ns) { alarm_ns_ = at_ns; }
+  void set_alarm(int64_t at_ns) { connections_->set_alarm(at_ns); }
   static constexpr size_t kNoteWords = WatchMessage::kNoteWords;
   // To `rank`'s listener: at most kNoteWords. Any thread; never blocks.
   void send_note(int rank, std::span<const uint32_t> words, Channel channel = Channel::kEngine);
   // How many calls this rank has begun.
   uint64_t calls_begun() const { return calls_begun_.load(std::memory_order_seq_cst); }
   // The process of a rank of this host as this process sees it, or 0.
-  int process_of(int rank);
+  int process_of(int rank) { return connections_->pid_of(processes_[rank]); }
   // A rank that has left and takes no part in call number `number`, if there is one.
   std::optional<Failure> departed(uint64_t number) const;
 
@@ -109,69 +118,49 @@ class Watch {
   // Tells every rank what failed here, and wakes a call that waits here.
   void tell_all(const Failure& failure);
   void say_goodbye(uint64_t calls_made);
-  // Ends the thread and closes the connections: to the others this looks like a death unless say_goodbye() came first.
+  // Leaves the communicator: to the others this is a failure unless say_goodbye() came first.
   void stop();
-  // In a forked child, where the thread does not exist: closes the connections and says nothing. Takes no lock, and
-  // must not be destroyed afterwards.
+  // In a forked child: closes the connections and says nothing. Takes no lock, and must not be destroyed afterwards.
   void abandon();
 
  private:
   static constexpr uint64_t kPresent = WatchMessage::kNoCalls;
   using Message = WatchMessage;
 
-  // What has come of a peer's next message.
-  struct Inbox {
-    std::array<std::byte, sizeof(Message) + kTagBytes> bytes;
-    size_t filled = 0;
-    uint64_t read = 0;  // messages, without those of kRead
-  };
-  void run();
-  // False when nothing more will come from this peer.
-  bool hear(int peer, int fd, Inbox& inbox);
-  // The bytes of a message on its way to and from this peer.
-  size_t wire_bytes(int peer) const { return sizeof(Message) + (seals_.contains(peer) ? kTagBytes : 0); }
+  void hear(int process, std::span<const std::byte> bytes, Descriptor attached) override;
+  void hear_end(int process, const SharedConnections::End& end) override;
+  void hear_alarm() override;
+  void give_up(int error) override;
   void handle(int peer, const Message& message);
+  void hear_call(int peer, const Message& message);
   void hear_note(int peer, const Message& message);
-  void lost(int peer, int error);
+  void hear_descriptor(int peer, const Message& message, Descriptor attached);
   void report(FailureKind kind, int rank, const std::string& reason);
   void send_to_all(const Message& message);
-  void send_to(int peer, const Message& message);
-  void transmit(int peer, const Message& message);
-  void send_what_fits(int peer);
-  void hear_read(int peer, uint64_t count);
-  void end_flow(int peer);
-  void tell_read(int peer, Inbox& inbox);
-  void flush(int peer);
-  void notify_listeners();
-  void give_up(int error);
-  int poll_limit_ms() const;
-  void ring_alarm();
-  void wake_thread() const;
+  void send_to(int peer, Message message, Descriptor attached = {});
+  void notify();
   void note_departure(int peer, uint64_t calls_made);
   void compare(int peer, const LongCall& theirs, const LongCall& ours);
   std::string departure_reason(int peer) const;
 
   int rank_;
   std::vector<std::string> names_;
-  std::map<int, Connection> controls_;  // unchanged while the thread runs
-  // By rank on another host. Sealing is guarded by sending_, opening is the thread's.
-  std::map<int, SealedConnection> seals_;
-  // Towards one peer: whole messages, without those of kRead.
-  struct Flow {
-    uint64_t sent = 0, read = 0;
-    std::deque<Message> held;  // until the peer has read more
-    bool is_over = false;      // the peer has closed the connection: it reads nothing any more
-  };
-  std::map<int, Flow> flows_;           // by rank; guarded by sending_
-  std::mutex sending_;                  // whole messages only, and none after stop()
-  std::map<int, std::string> backlog_;  // by rank: what its socket has not taken yet; guarded by sending_
-  BellRope own_;
-  FailureState& failure_;
-  Descriptor wake_;  // makes the thread look at the backlog, and whether it shall stop
-  std::atomic<bool> stopping_{false};
+  std::shared_ptr<SharedConnections> connections_;
+  uint64_t communicator_;
+  std::vector<int> processes_;  // by rank
+  std::map<int, int> ranks_;    // by process: those of the others
+  FailureState failure_;
+
+  std::mutex sending_;
+  bool has_left_ = false;  // guarded by sending_: after it nothing is sent
+  bool said_goodbye_ = false;
+  std::mutex receiving_;
+  std::condition_variable received_;
+  std::map<int, std::deque<int>> descriptors_;  // by rank, as receive_descriptor() returns them; guarded by receiving_
+
   std::mutex listening_;
+  std::optional<BellRope> own_;                        // guarded by listening_, as are the listeners
   Listener* listeners_[WatchMessage::kChannels] = {};  // by channel
-  int64_t alarm_ns_ = 0;                               // of the thread; 0: none
   std::vector<std::atomic<uint64_t>> departures_;      // per rank: the calls it made before it left, or kPresent
   std::atomic<int> left_count_{0};
   std::vector<std::atomic<uint64_t>> sent_to_, received_from_;  // by rank: messages of send and receive
@@ -180,7 +169,6 @@ class Watch {
   std::map<int, LongCall> long_calls_;  // by rank: the last one that it told of
   std::optional<LongCall> long_call_;   // this rank's last one
   bool is_in_long_call_ = false;
-  std::unique_ptr<std::thread> thread_;
   bool is_abandoned_ = false;
 };
 

@@ -40,7 +40,6 @@ const char* find_fault_of_note(const WatchMessage& message) {
 }
 
 const char* find_fault(const WatchMessage& message, int size) {
-  if (message.magic != WatchMessage::kMagic) return "something that is no control message";
   switch (message.type) {
     case WatchMessage::Type::kGoodbye:
       return message.calls_made == WatchMessage::kNoCalls ? "a goodbye after an impossible number of calls" : nullptr;
@@ -52,8 +51,18 @@ const char* find_fault(const WatchMessage& message, int size) {
       return nullptr;
     case WatchMessage::Type::kNote:
       return find_fault_of_note(message);
+    case WatchMessage::Type::kDescriptor:
+      return is_between(message.missing_count, 0, 1) ? nullptr : "several descriptors at once";
   }
   return "a control message of an unknown type";
+}
+
+WatchMessage copy_of(std::span<const std::byte> bytes, int peer) {
+  WatchMessage message;
+  if (bytes.size() != sizeof(message)) throw ProtocolError(peer, "a control message of another size");
+  std::memcpy(static_cast<void*>(&message), bytes.data(), sizeof(message));
+  if (message.magic != WatchMessage::kMagic) throw ProtocolError(peer, "something that is no control message");
+  return message;
 }
 
 // How many bytes the character at the beginning of `text` has; 0: it is none.
@@ -88,10 +97,13 @@ std::string printable(std::string_view text, size_t most) {
   return clean;
 }
 
+WatchMessage::Header WatchMessage::header(std::span<const std::byte> bytes, int process) {
+  const WatchMessage message = copy_of(bytes, process);
+  return {message.type, message.communicator, message.calls_made};
+}
+
 WatchMessage WatchMessage::parse(std::span<const std::byte> bytes, int peer, int size) {
-  WatchMessage message;
-  if (bytes.size() != sizeof(message)) throw ProtocolError(peer, "a control message of another size");
-  std::memcpy(static_cast<void*>(&message), bytes.data(), sizeof(message));
+  const WatchMessage message = copy_of(bytes, peer);
   if (const char* const fault = find_fault(message, size)) throw ProtocolError(peer, fault);
   return message;
 }

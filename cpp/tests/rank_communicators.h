@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -32,6 +34,20 @@ inline std::shared_ptr<Mapping> shared_memory(size_t bytes) {
   return std::make_shared<Mapping>(fd, bytes);
 }
 
+constexpr uint64_t kWorld = 1;  // the number of the communicator of all ranks
+
+inline std::vector<int> world(int size) {
+  std::vector<int> processes(static_cast<size_t>(size));
+  std::iota(processes.begin(), processes.end(), 0);
+  return processes;
+}
+
+inline std::vector<std::string> names_of(const std::vector<std::string>& hosts) {
+  std::vector<std::string> names;
+  for (const std::string& host : hosts) names.push_back("rank " + std::to_string(names.size()) + " on " + host);
+  return names;
+}
+
 // What bootstrap.py does with real connections, for ranks that are threads. host_of[rank] says who shares a host.
 // The threads of a host share one mapping, so that a thread sanitizer sees what they do to each other.
 inline std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& options) {
@@ -39,6 +55,7 @@ inline std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& 
   std::vector<Wiring> wirings(size);
   std::vector<int> eventfds, local_sizes(size);
   std::vector<std::shared_ptr<Mapping>> segments(size);
+  std::vector<std::map<int, Connection>> controls(size);
   for (int host : host_of) ++local_sizes[host];
   for (int host = 0; host < size; ++host) {
     if (local_sizes[host] == 0) continue;
@@ -53,21 +70,28 @@ inline std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& 
     wiring.segment = segments[host_of[rank]];
     for (int other = 0; other < size; ++other) {
       wiring.hosts.push_back("host-" + std::to_string(host_of[other]));
-      if (host_of[other] == host_of[rank]) wiring.bells.emplace_back(dup(eventfds[other]));
     }
     for (int lower = 0; lower < rank; ++lower) {
       const auto [control, their_control] = socket_pair();
-      wiring.controls[lower] = Descriptor(control);
-      wirings[lower].controls[rank] = Descriptor(their_control);
+      controls[rank][lower] = Descriptor(control);
+      controls[lower][rank] = Descriptor(their_control);
       if (host_of[lower] == host_of[rank]) continue;
-      wiring.controls[lower].keys = keys_of_end(0);
-      wirings[lower].controls[rank].keys = keys_of_end(1);
+      controls[rank][lower].keys = keys_of_end(0);
+      controls[lower][rank].keys = keys_of_end(1);
       for (int stream = 0; stream < 2; ++stream) {
         const auto [mine, theirs] = socket_pair();
         wiring.data[lower].emplace_back(Descriptor(mine), keys_of_end(0));
         wirings[lower].data[rank].emplace_back(Descriptor(theirs), keys_of_end(1));
       }
     }
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    const auto connections = std::make_shared<SharedConnections>(std::move(controls[rank]));
+    for (int other = 0; other < size; ++other) {
+      if (host_of[other] == host_of[rank]) connections->set_bell(other, Descriptor(dup(eventfds[other])));
+    }
+    wirings[rank].watch =
+        std::make_unique<Watch>(rank, names_of(wirings[rank].hosts), connections, kWorld, world(size));
   }
   for (int fd : eventfds) close(fd);
   return wirings;

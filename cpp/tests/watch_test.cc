@@ -37,7 +37,9 @@ class Watched {
       peers_[rank] = Descriptor(ends[1]);
     }
     const std::vector<std::string> names = {"rank 0 on a", "rank 1 on b", "rank 2 on c"};
-    watch_ = std::make_unique<Watch>(0, names, std::move(controls), BellRope(&bell_, -1), failure_);
+    const auto connections = std::make_shared<SharedConnections>(std::move(controls));
+    watch_ = std::make_unique<Watch>(0, names, connections, 0, std::vector<int>{0, 1, 2});
+    watch_->set_bell(BellRope(&bell_, -1));
   }
 
   void send(const void* data, size_t bytes) {
@@ -46,8 +48,8 @@ class Watched {
   void end() { peers_[1].reset(); }
   Watch& watch() { return *watch_; }
   Failure failure() {
-    while (!failure_.failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return failure_.failure();
+    while (!watch_->failure().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return watch_->failure().failure();
   }
   // The failure that rank 2 hears of.
   WatchMessage told() {
@@ -58,7 +60,6 @@ class Watched {
 
  private:
   Bell bell_;
-  FailureState failure_;
   std::map<int, Descriptor> peers_;
   std::unique_ptr<Watch> watch_;
 };
@@ -147,7 +148,7 @@ void test_a_long_reason() {
 }
 
 void test_a_death_in_the_middle_of_a_message() {
-  for (const size_t bytes : {0, 1, 100, 511}) {
+  for (const size_t bytes : {0, 1, 100, 519}) {
     Watched watched;
     const WatchMessage message = failure_message();
     watched.send(&message, bytes);
@@ -208,10 +209,11 @@ void test_a_stopped_rank_that_has_many_notes_to_read() {
   CHECK(setsockopt(here, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof(buffer_bytes)) == 0);
   const Descriptor peer(there);
   Bell bell;
-  FailureState failure;
   std::map<int, Connection> controls;
   controls.emplace(1, Descriptor(here));
-  Watch watch(0, {"rank 0 on a", "rank 1 on b"}, std::move(controls), BellRope(&bell, -1), failure);
+  Watch watch(0, {"rank 0 on a", "rank 1 on b"}, std::make_shared<SharedConnections>(std::move(controls)), 0, {0, 1});
+  watch.set_bell(BellRope(&bell, -1));
+  FailureState& failure = watch.failure();
   for (uint32_t number = 0; number < kNotes; ++number) watch.send_note(1, {&number, 1});
   std::this_thread::sleep_for(std::chrono::milliseconds(4 * patience_ms));
   if (failure.failed()) std::fprintf(stderr, "%s\n", failure.failure().what());
@@ -235,10 +237,60 @@ void test_a_stopped_rank_that_has_many_notes_to_read() {
   CHECK(contains(failure.failure().what(), "rank 1 on b sent a number of messages read that cannot be"));
 }
 
+// Two processes with communicators of different ranks: each hears of its own failure and its own goodbyes, a message
+// for one that this process has left is dropped, and the end of the connection concerns all that have not parted.
+void test_communicators_that_share_connections() {
+  int ends[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const auto connect = [](int process, int fd) {
+    std::map<int, Connection> controls;
+    controls.emplace(process, Descriptor(fd));
+    return std::make_shared<SharedConnections>(std::move(controls));
+  };
+  const auto here = connect(5, ends[0]);
+  auto there = connect(3, ends[1]);
+  const std::vector<std::string> names = {"rank 0 on a", "rank 1 on b"};
+  const auto until = [](const auto& is_so) {
+    while (!is_so()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Watch world(0, names, here, 1, {3, 5});
+  auto left = std::make_unique<Watch>(0, names, here, 2, std::vector<int>{3, 5});
+  Watch reversed(1, names, here, 3, {5, 3});
+  CHECK_THROWS(Watch(0, names, here, 3, {3, 5}), UsageError);
+  {
+    Watch their_world(1, names, there, 1, {3, 5});
+    Watch their_left(1, names, there, 2, {3, 5});
+    Watch their_reversed(0, names, there, 3, {5, 3});
+    left->say_goodbye(4);
+    left.reset();
+    until([&] { return their_left.has_left(0); });
+    their_left.send_note(0, {});
+    their_reversed.tell_all(Failure(FailureKind::kAborted, 0, "stop"));
+    until([&] { return reversed.failure().failed(); });
+    CHECK(reversed.failure().failure().rank == 0 && !world.failure().failed());
+    const Descriptor pipe_end(dup(0));
+    their_world.send_descriptor(0, pipe_end.get());
+    const Descriptor received(world.receive_descriptor(1, INT64_MAX / 2).value());
+    CHECK(received.get() >= 0);
+    CHECK(!world.receive_descriptor(1, 1'000'000));
+    their_left.say_goodbye(0);
+    their_reversed.say_goodbye(0);
+    their_world.say_goodbye(2);
+    until([&] { return world.has_left(1); });
+    CHECK(!world.failure().failed());
+  }
+  Watch late(0, names, here, 4, {3, 5});
+  until([&] { return late.failure().failed(); });
+  CHECK(contains(late.failure().failure().what(), "rank 1 on b was lost: its process ended without shutting down"));
+  CHECK(!world.failure().failed());
+  for (Watch* each : {&world, &reversed, &late}) each->say_goodbye(2);
+}
+
 }  // namespace
 }  // namespace ronde
 
 int main() {
+  ronde::test_communicators_that_share_connections();
   ronde::test_a_stopped_rank_that_has_many_notes_to_read();
   ronde::test_malformed_messages();
   ronde::test_a_failure_that_is_told();

@@ -86,7 +86,7 @@ def run(
             return told
 
         try:
-            comm = CommunicatorMaker(settings, KEY).make(rank, 2, exchange, "world")
+            comm = CommunicatorMaker(settings, KEY).make_world(rank, 2, exchange, "world")
             try:
                 results[rank] = program(comm)
             finally:

@@ -35,17 +35,12 @@ def pinned(cores: list[int]) -> None:
     before = affinities()
     ronde.init(thread_affinity=cores)
     rank, size = ronde.rank(), ronde.size()
-    half = ronde.world().split(
-        rank % 2, rank
-    )  # has a watch of its own, where this rank has another local number
+    half = ronde.world().split(rank % 2, rank)  # in which this rank has another local number
     assert half is not None
     assert ronde.allreduce(np.ones(3), name="x", op=ronde.Sum).tolist() == [size] * 3
     after = affinities()
     new = [after[thread] for thread in after if thread not in before]
-    watches = (2 if size > 1 else 0) + (
-        1 if half.size > 1 else 0
-    )  # of the world, of the engine's, of the half
-    assert len(new) >= 1 + watches
+    assert len(new) >= (2 if size > 1 else 1)  # the engine's, and that of all control connections
     assert new == [{cores[ronde.local_rank()]}] * len(new)
     assert {thread: after[thread] for thread in before} == before
     ronde.barrier()  # a rank that shuts down ends the engines of those that are still counting, too

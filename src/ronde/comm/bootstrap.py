@@ -1,12 +1,13 @@
-"""Wires one communicator: from ranks that can exchange small texts to file descriptors for the native data plane.
+"""Connects the ranks of a communicator, which can exchange small texts, for the native data plane.
 
 The steps, the same on every rank and under one deadline:
   1. Everyone tells everyone its host and the Unix socket where it listens for ranks of the same host, and what must be
      set alike. If there is more than one host, everyone also opens and tells a TCP port.
-  2. Each rank calls the lower ranks and answers the higher ones: a control connection to every other rank; data
-     connections to each rank on another host; a lane between the host's leader (its lowest rank) and each other rank.
-  3. The leader makes the host's segment of shared memory, every rank its bell (an eventfd); the lanes bring all of them
-     to all ranks of the host.
+  2. Each rank calls the lower ranks and answers the higher ones: a control connection to every other rank, and data
+     connections to each rank on another host.
+
+Communicators that come from another one share the control connections of their process, which the first, the world,
+has opened. So of the steps only the part is left that is about data connections between hosts.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ronde.comm.lanes import Lanes
 from ronde.core.placement import Topology, place
 from ronde.errors import MismatchError, PeerLostError, ProtocolError, TimeoutError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse
 from ronde.net.authentication import PROTOCOL_VERSION
-from ronde.net.connections import Channel, Connection, Slot, named_ranks, open_connections
+from ronde.net.connections import Channel, Slot, named_ranks, open_connections
 from ronde.net.descriptor_limit import make_room
 from ronde.net.host import host_key, host_name
 from ronde.net.processes import usable_core_numbers
@@ -37,7 +37,7 @@ from ronde.net.protection import SECRET, ConnectionKeys
 from ronde.net.stores.base import Store
 from ronde.settings import Settings
 
-__all__ = ["Exchange", "Lanes", "Wiring", "exchange_through", "wire"]
+__all__ = ["Exchange", "Wiring", "exchange_through", "wire", "wire_again"]
 
 # Gives every rank the bytes of all ranks, in their order; all ranks call it alike.
 Exchange = Callable[[bytes], list[bytes]]
@@ -64,27 +64,33 @@ class Wire(NamedTuple):
 
 @dataclass
 class Wiring:
-    """What the native data plane is made of; the descriptors belong to whoever takes them.
+    """What connects one rank with the others; the descriptors belong to whoever takes them.
 
     `cores`: on how many the ranks of the host may run, those of all together, also where each is bound to its own;
-    `segment`: shared memory of the host (memfd); `bells`: eventfds of the host's ranks, in local order; `controls`: one
-    connection per other rank; `data`: `tcp_streams` connections per rank on another host. Sockets are non-blocking.
+    `controls`: one connection per other rank, none in a communicator that comes from another; `data`: `tcp_streams`
+    connections per rank on another host; `address`: where this rank listens for other hosts. Sockets are non-blocking.
     """
 
     topology: Topology
     cores: int
-    segment: int
-    bells: list[int]
     controls: dict[int, Wire]
     data: dict[int, list[Wire]]
-    lanes: Lanes
+    address: str = ""
 
     def close(self) -> None:
-        """Close everything: for the case that nobody takes it. To be called once."""
-        wires = [*self.controls.values(), *(wire for several in self.data.values() for wire in several)]
-        for descriptor in [self.segment, *self.bells, *(wire.descriptor for wire in wires)]:
-            os.close(descriptor)
-        self.lanes.close()
+        """Close everything that nobody has taken. To be called once."""
+        for wire in [*self.controls.values(), *(wire for several in self.data.values() for wire in several)]:
+            os.close(wire.descriptor)
+
+    def take_controls(self) -> dict[int, tuple[int, bytes, bytes, bool]]:
+        """Return the control connections as the native side takes them, which closes them."""
+        taken, self.controls = self.controls, {}
+        return {peer: wire.parts() for peer, wire in taken.items()}
+
+    def take_data(self) -> dict[int, list[tuple[int, bytes, bytes, bool]]]:
+        """Return the data connections as the native side takes them, which closes them."""
+        taken, self.data = self.data, {}
+        return {peer: [wire.parts() for wire in wires] for peer, wires in taken.items()}
 
 
 def exchange_through(
@@ -149,53 +155,109 @@ def wire(
     exchange: Exchange,
     settings: Settings,
     key: JobKey,
-    segment_bytes: Callable[[int], int],
     purpose: str,
     address: str = "127.0.0.1",
 ) -> Wiring:
-    """Connect this rank with all others of a communicator; all of them call it alike.
+    """Connect this rank with all others of the world; all of them call it alike.
 
-    `segment_bytes` gives the size of the host's segment for its number of ranks; `purpose` names the communicator, the
-    same on all ranks and used once; `address` is the numeric one that this host offers to other hosts. Everything
-    happens within `settings.start_timeout_ns`. Raises TimeoutError that names the missing ranks, PeerLostError,
-    MismatchError if settings differ that must not, AuthenticationError or VersionError; then nothing stays open.
+    `purpose` names the communicator, the same on all ranks and used once; `address` is the numeric one that this host
+    offers to other hosts. Everything happens within `settings.start_timeout_ns`. Raises TimeoutError that names the
+    missing ranks, PeerLostError, MismatchError if settings differ that must not, AuthenticationError or VersionError;
+    then nothing stays open.
     """
     deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
-    with ExitStack() as listeners, ExitStack() as on_error:
-        topology, connections = place(0, [""], [host_name()]), dict[Slot, Connection]()
-        mine = _Record.of(rank, size, settings, address)
-        cores = mine.cores
-        if size > 1:
-            plan = _agree(mine, rank, exchange, listeners)
-            topology, cores = plan.topology, plan.cores
-            calls, answers = _slots(plan, settings.tcp_streams)
-            make_room(
-                len(calls) + len(answers) + 2 * topology.local_size, f"connecting to {size - 1} other ranks"
-            )
-            is_secret = settings.protection == SECRET
-            hosts = list(topology.hosts)
-            connections = open_connections(
-                rank, hosts, plan.listeners, calls, answers, key, purpose, deadline_ns, is_secret
-            )
+    mine = _Record.of(rank, size, settings, address)
+    if size == 1:
+        return Wiring(place(0, [""], [host_name()]), mine.cores.bit_count(), {}, {})
+    with ExitStack() as listeners:
+        plan = _agree(mine, rank, exchange, listeners)
+        slots = _slots(plan, settings.tcp_streams, has_controls=True)
+        return _connect(plan, slots, settings, key, purpose, deadline_ns)
+
+
+def wire_again(
+    topology: Topology,
+    exchange: Exchange,
+    settings: Settings,
+    key: JobKey,
+    purpose: str,
+    address: str,
+    check: Callable[[], None],
+) -> Wiring:
+    """Connect ranks that have control connections already; all of them call it alike.
+
+    `check` raises the failure of the new communicator, which a lost rank is; otherwise as `wire`.
+    """
+    deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
+    with ExitStack() as listeners:
+        target = ""
+        if topology.local_size < topology.size:
+            tcp, tcp_address = listen(Address(host=address))
+            listeners.enter_context(tcp)
+            target = str(tcp_address)
+        told = exchange(f"{_usable_cores():x} {target}".encode())
+        cores_of, targets = zip(*(_cores_and_target(payload, peer) for peer, payload in enumerate(told)))
+        cores = functools.reduce(operator.or_, (cores_of[each] for each in topology.local_ranks))
+        if not target:
+            return Wiring(topology, cores.bit_count(), {}, {})
+        plan = _Plan(topology, cores, [parse(each) for each in targets], [tcp], address)
+        slots = _slots(plan, settings.tcp_streams, has_controls=False)
+        return _connect(plan, slots, settings, key, purpose, deadline_ns, check)
+
+
+def _cores_and_target(payload: bytes, rank: int) -> tuple[int, str]:
+    """Return the cores on which a rank may run, and where it listens for other hosts. Raises ProtocolError."""
+    try:
+        cores, target = payload.decode().split(" ")
+        return int(cores, 16), target
+    except ValueError:
+        raise ProtocolError(f"the start-up record of rank {rank} is malformed") from None
+
+
+def _connect(
+    plan: _Plan,
+    slots: tuple[dict[Slot, Address], list[Slot]],
+    settings: Settings,
+    key: JobKey,
+    purpose: str,
+    deadline_ns: int,
+    check: Callable[[], None] | None = None,
+) -> Wiring:
+    """Do step 2."""
+    topology, (calls, answers) = plan.topology, slots
+    make_room(
+        len(calls) + len(answers) + topology.local_size, f"connecting to {topology.size - 1} other ranks"
+    )
+    connections = open_connections(
+        topology.rank,
+        list(topology.hosts),
+        plan.listeners,
+        calls,
+        answers,
+        key,
+        purpose,
+        deadline_ns,
+        settings.protection == SECRET,
+        check,
+    )
+    with ExitStack() as on_error:
         for slot, (sock, _) in connections.items():
             on_error.enter_context(sock)
             _tune(sock, slot.channel, settings.peer_timeout_ns)
-        lanes = Lanes(
-            topology, {slot.peer: c.sock for slot, c in connections.items() if slot.channel is Channel.LANE}
-        )
-        segment = lanes.share_segment(segment_bytes(topology.local_size), deadline_ns)
-        on_error.callback(os.close, segment)
-        bells = lanes.share_bells(deadline_ns)
         on_error.pop_all()
-    controls: dict[int, Wire] = {}
-    data: dict[int, list[Wire]] = {}
+    wiring = Wiring(topology, plan.cores.bit_count(), {}, {}, plan.address)
     for slot in sorted(connections):
         sock, keys = connections[slot]
         if slot.channel is Channel.CONTROL:
-            controls[slot.peer] = Wire(sock.detach(), keys)
-        elif slot.channel is Channel.DATA:
-            data.setdefault(slot.peer, []).append(Wire(sock.detach(), keys))
-    return Wiring(topology, cores.bit_count(), segment, bells, controls, data, lanes)
+            wiring.controls[slot.peer] = Wire(sock.detach(), keys)
+        else:
+            wiring.data.setdefault(slot.peer, []).append(Wire(sock.detach(), keys))
+    return wiring
+
+
+def _usable_cores() -> int:
+    """Return the cores on which this process may run, as bits of a number."""
+    return sum(1 << core for core in usable_core_numbers())
 
 
 @dataclass(frozen=True)
@@ -222,7 +284,7 @@ class _Record:
             name=host_name(),
             unix=f"unix:@ronde-{secrets.token_hex(8)}",
             address=address,
-            cores=sum(1 << core for core in usable_core_numbers()),
+            cores=_usable_cores(),
             alike={"size": size, **{name: getattr(settings, name) for name in MUST_AGREE}},
         )
 
@@ -257,6 +319,7 @@ class _Plan:
     cores: int  # of my host's ranks together, as bits
     targets: list[Address]
     listeners: list[socket.socket]
+    address: str = ""  # offered to other hosts
 
 
 def _agree(mine: _Record, rank: int, exchange: Exchange, listeners: ExitStack) -> _Plan:
@@ -271,13 +334,14 @@ def _agree(mine: _Record, rank: int, exchange: Exchange, listeners: ExitStack) -
     targets = [_address_from(peer, record.unix.encode()) for peer, record in enumerate(records)]
     if topology.local_size == topology.size:
         return _Plan(topology, cores, targets, [unix])
-    tcp, tcp_address = listen(Address(host=_offered(mine, records)))
+    offered = _offered(mine, records)
+    tcp, tcp_address = listen(Address(host=offered))
     listeners.enter_context(tcp)
     tcp_targets = [_address_from(*each) for each in enumerate(exchange(str(tcp_address).encode()))]
     for peer in range(topology.size):
         if not topology.is_local(peer):
             targets[peer] = tcp_targets[peer]
-    return _Plan(topology, cores, targets, [unix, tcp])
+    return _Plan(topology, cores, targets, [unix, tcp], offered)
 
 
 def _address_from(peer: int, told: bytes) -> Address:
@@ -311,17 +375,15 @@ def _offered(mine: _Record, records: list[_Record]) -> str:
     return address_towards(others[0]) if others and is_loopback(mine.address) else mine.address
 
 
-def _slots(plan: _Plan, tcp_streams: int) -> tuple[dict[Slot, Address], list[Slot]]:
+def _slots(plan: _Plan, tcp_streams: int, has_controls: bool) -> tuple[dict[Slot, Address], list[Slot]]:
     """Return the connections that this rank opens, and those that it waits for."""
     topology = plan.topology
     calls: dict[Slot, Address] = {}
     answers: list[Slot] = []
     for peer in range(topology.size):
-        slots = [Slot(peer, Channel.CONTROL)]
+        slots = [Slot(peer, Channel.CONTROL)] if has_controls else []
         if not topology.is_local(peer):
             slots += [Slot(peer, Channel.DATA, stream) for stream in range(tcp_streams)]
-        elif topology.leader in (peer, topology.rank):
-            slots.append(Slot(peer, Channel.LANE))
         if peer < topology.rank:
             calls.update((slot, plan.targets[peer]) for slot in slots)
         elif peer > topology.rank:
@@ -335,8 +397,6 @@ def _tune(sock: socket.socket, channel: Channel, peer_timeout_ns: int) -> None:
     Only control connections, which are idle, notice an unreachable host by silence. On a data connection the same
     option would take a peer that is merely stopped, with a full window, for a dead one.
     """
-    if channel is Channel.LANE:
-        sock.setblocking(True)
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -27,6 +27,7 @@ from ronde import _native
 from ronde.comm import arrays
 from ronde.comm.arrays import Operand, late_target, operand, target
 from ronde.comm.communicator_help import complete_help_of_communicator
+from ronde.comm.shared_memory import share_segment
 from ronde.comm.stalls import StallWatch
 from ronde.core.stall_report import CALLS
 from ronde.errors import MismatchError, RondeError, UnsupportedError, UsageError
@@ -36,7 +37,6 @@ from ronde.types import DType, Kind, ReduceOp, Sum
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ronde.comm.lanes import Lanes
     from ronde.core.placement import Topology
     from ronde.settings import Settings
 
@@ -46,7 +46,7 @@ _log = logging.getLogger("ronde.comm")
 
 _WORD = 8  # bytes of a size on its way to other ranks
 _SHAPE_WORDS = 66  # what scatter tells about its input: type, number of axes, at most 64 of them
-_SENT_ALREADY_NS = 10 * 10**9  # more than enough for what only needs to be picked up
+_SENT_ALREADY_NS = 60 * 10**9  # more than enough for what only needs to be picked up
 
 
 class Communicator:
@@ -56,7 +56,6 @@ class Communicator:
         self,
         native: _native.Communicator,
         topology: Topology,
-        lanes: Lanes,
         connect: Callable[[Communicator, list[int], int, bool], Communicator],
         label: str,
         names: Sequence[int],
@@ -66,7 +65,6 @@ class Communicator:
         self.label, self.names = label, names
         self._stalls: StallWatch | None = None
         self._topology = topology
-        self._lanes = lanes
         self._connect = connect
         self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._splits_made = 0  # how many there have been, the same on all ranks
@@ -362,7 +360,6 @@ class Communicator:
             child.shutdown()
         self.leave_stalls()
         self._native.shutdown()
-        self._lanes.close()
 
     # Inside
 
@@ -377,9 +374,13 @@ class Communicator:
         The others take it only when it has been sent: they wait in a barrier, which hears of failures.
         """
         leads = self.local_rank == 0
-        segment = self._lanes.share_segment(nbytes) if leads else -1
-        self._native.barrier()
-        return segment if leads else self._lanes.share_segment(nbytes, time.monotonic_ns() + _SENT_ALREADY_NS)
+        if not leads:
+            self._native.barrier()
+        deadline_ns = time.monotonic_ns() + _SENT_ALREADY_NS
+        segment = share_segment(self._native, self._topology, nbytes, deadline_ns)
+        if leads:
+            self._native.barrier()
+        return segment
 
     @contextmanager
     def _awaited(self, operation: str) -> Iterator[None]:
@@ -397,7 +398,6 @@ class Communicator:
         if self._stalls is not None:
             self._stalls.abandon()
         self._native.abandon()
-        self._lanes.close()
 
     def _root(self, root: int) -> int:
         if not 0 <= root < self.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,8 +11,10 @@ import numpy as np
 
 from ronde import _native
 from ronde.comm.affinity import core_of, starting_threads_on
-from ronde.comm.bootstrap import RECORD_LIMIT_BYTES, Exchange, Wiring, wire
+from ronde.comm.bootstrap import RECORD_LIMIT_BYTES, Exchange, Wiring, wire, wire_again
 from ronde.comm.communicator import Communicator
+from ronde.comm.shared_memory import share_bells, share_segment
+from ronde.core.placement import Topology
 from ronde.core.stall_report import ranks_text
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
@@ -30,76 +33,107 @@ _LENGTH_BYTES = 8
 class CommunicatorMaker:
     """What all communicators of a job have in common.
 
-    `address`: the numeric one offered to other hosts; `core`: where our threads run, known once there is a world.
+    `address`: the numeric one offered to other hosts; `core`: where our threads run, and `connections`: to the other
+    processes, both known once there is a world.
     """
 
     wanted: Settings
     key: JobKey
     address: str = "127.0.0.1"
     core: int | None = None
+    connections: _native.SharedConnections | None = None
 
-    def make(
-        self,
-        rank: int,
-        size: int,
-        exchange: Exchange,
-        purpose: str,
-        twin: _native.Communicator | None = None,
-        label: str = "world",
-        names: Sequence[int] | None = None,
-    ) -> Communicator:
-        """Return the communicator that its ranks make together; `purpose` is its name, alike on all, used once.
+    def make_world(self, rank: int, size: int, exchange: Exchange, purpose: str) -> Communicator:
+        """Return the communicator of all ranks, which they make together.
 
-        `twin`: one of the same ranks, whose symmetric memory it shares. `label`: how messages call it. `names`: of its
-        ranks in the world, None: it is the world.
+        `purpose`: its name, alike on all, used once.
         """
-        wiring = wire(rank, size, exchange, self.wanted, self.key, self._segment_bytes, purpose, self.address)
-        maker = self if self.core is not None else self._pinned(wiring)
+        wiring = wire(rank, size, exchange, self.wanted, self.key, purpose, self.address)
         try:
-            native = maker._connect(wiring, twin)
-        except BaseException:
-            wiring.lanes.close()
-            raise
-        splitter = _Splitter(maker, purpose)
-        made = Communicator(
-            native, wiring.topology, wiring.lanes, splitter, label, range(size) if names is None else names
-        )
-        with starting_threads_on(maker.core):
-            made.watch_stalls(maker.wanted)
-        return made
-
-    def _pinned(self, wiring: Wiring) -> CommunicatorMaker:
-        """Return the same with the core that the settings give this rank of the world."""
-        topology = wiring.topology
-        try:
-            core = core_of(self.wanted.thread_affinity, topology.local_rank, topology.local_size)
+            topology, wanted = wiring.topology, self.wanted
+            core = core_of(wanted.thread_affinity, topology.local_rank, topology.local_size)
+            deadline_ns = time.monotonic_ns() + wanted.start_timeout_ns
+            with starting_threads_on(core):
+                connections = _native.SharedConnections(wiring.take_controls())
+                watch = _joined(connections, purpose, topology, range(size))
+            try:
+                if topology.local_size < size:
+                    for peer, bell in share_bells(watch, topology, deadline_ns).items():
+                        connections.set_bell(peer, bell)
+                maker = replace(self, core=core, connections=connections, address=wiring.address)
+                native = maker._connect(watch, wiring, None, deadline_ns)
+            except BaseException:
+                watch.give_up()
+                raise
         except BaseException:
             wiring.close()
             raise
-        return replace(self, core=core)
+        return maker._communicator(native, topology, purpose, "world", range(size))
 
-    def _connect(self, wiring: Wiring, twin: _native.Communicator | None) -> _native.Communicator:
-        topology, wanted = wiring.topology, self.wanted
+    def make_child(
+        self,
+        topology: Topology,
+        exchange: Exchange,
+        purpose: str,
+        twin: _native.Communicator | None,
+        label: str,
+        names: Sequence[int],
+    ) -> Communicator:
+        """Return a communicator of some ranks of another, which they make together.
+
+        `topology`: its own. `purpose`: its name, alike on all ranks, used once. `twin`: one of the same ranks, whose
+        symmetric memory it shares. `label`: how messages call it. `names`: of its ranks in the world.
+        """
+        assert self.connections is not None
+        deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
+        watch = _joined(self.connections, purpose, topology, names)
+        try:
+            wiring = wire_again(topology, exchange, self.wanted, self.key, purpose, self.address, watch.check)
+            try:
+                native = self._connect(watch, wiring, twin, deadline_ns)
+            except BaseException:
+                wiring.close()
+                raise
+        except BaseException:
+            watch.give_up()
+            raise
+        return self._communicator(native, topology, purpose, label, names)
+
+    def _communicator(
+        self, native: _native.Communicator, topology: Topology, purpose: str, label: str, names: Sequence[int]
+    ) -> Communicator:
+        made = Communicator(native, topology, _Splitter(self, purpose), label, names)
         with starting_threads_on(self.core):
-            return _native.connect(
-                rank=topology.rank,
-                hosts=list(topology.hosts),
-                host_of=list(topology.host_of),
-                cores=wiring.cores,
-                segment=wiring.segment,
-                bells=wiring.bells,
-                controls={peer: wire.parts() for peer, wire in wiring.controls.items()},
-                data={peer: [wire.parts() for wire in wires] for peer, wires in wiring.data.items()},
-                allreduce_algorithm=_ALGORITHMS.index(wanted.allreduce_algorithm),
-                switch_over=[wanted.hierarchical_bytes, wanted.doubling_bytes, wanted.ring_bytes],
-                staging_bytes=wanted.staging_bytes,
-                timeout_ns=wanted.timeout_ns,
-                spin_us=wanted.spin_us,
-                adasum_hierarchical=wanted.adasum_hierarchical,
-                hierarchical_allgather=wanted.hierarchical_allgather,
-                seals_payload=wanted.protection != "messages",
-                twin=twin,
-            )
+            made.watch_stalls(self.wanted)
+        return made
+
+    def _connect(
+        self,
+        watch: _native.JoinedWatch,
+        wiring: Wiring,
+        twin: _native.Communicator | None,
+        deadline_ns: int,
+    ) -> _native.Communicator:
+        topology, wanted = wiring.topology, self.wanted
+        segment_bytes = self._segment_bytes(topology.local_size)
+        return _native.connect(
+            rank=topology.rank,
+            hosts=list(topology.hosts),
+            host_of=list(topology.host_of),
+            cores=wiring.cores,
+            segment=share_segment(watch, topology, segment_bytes, deadline_ns),
+            watch=watch,
+            data=wiring.take_data(),
+            allreduce_algorithm=_ALGORITHMS.index(wanted.allreduce_algorithm),
+            switch_over=[wanted.hierarchical_bytes, wanted.doubling_bytes, wanted.ring_bytes],
+            staging_bytes=wanted.staging_bytes,
+            timeout_ns=wanted.timeout_ns,
+            spin_us=wanted.spin_us,
+            adasum_hierarchical=wanted.adasum_hierarchical,
+            hierarchical_allgather=wanted.hierarchical_allgather,
+            seals_payload=wanted.protection != "messages",
+            twin=twin,
+        )
 
     def _segment_bytes(self, local_size: int) -> int:
         if local_size > _MAX_LOCAL_SIZE:
@@ -125,10 +159,15 @@ class _Splitter:
         label = f"{'duplicate' if is_twin else 'group'} {number} of {parent.label}"
         if not is_twin:
             label += f" ({ranks_text(names)})"
-        return self._maker.make(
-            *(ranks.index(parent.rank), len(ranks), _exchange_among(parent, ranks), purpose),
-            *(twin, label, names),
-        )
+        topology = parent._topology.of(ranks)
+        return self._maker.make_child(topology, _exchange_among(parent, ranks), purpose, twin, label, names)
+
+
+def _joined(
+    connections: _native.SharedConnections, purpose: str, topology: Topology, names: Sequence[int]
+) -> _native.JoinedWatch:
+    """Return the watch of a communicator that is being made, to which its ranks may send from here on."""
+    return _native.JoinedWatch(connections, purpose, topology.rank, list(topology.hosts), list(names))
 
 
 def _exchange_among(parent: Communicator, ranks: list[int]) -> Exchange:

@@ -81,7 +81,9 @@ def init(
     if ignored := settings.ignored(environ):
         _log.info("these Horovod variables have no effect in Ronde: %s", ", ".join(ignored))
     if identity.meeting is None:
-        _process.world = CommunicatorMaker(wanted, JobKey.generate()).make(0, 1, lambda mine: [mine], "world")
+        _process.world = CommunicatorMaker(wanted, JobKey.generate()).make_world(
+            0, 1, lambda mine: [mine], "world"
+        )
     else:
         _process.world = _join(identity, identity.meeting, wanted)
 
@@ -148,7 +150,7 @@ def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communic
     )
     _process.generation += 1
     maker = CommunicatorMaker(wanted, meeting.key, meeting.address)
-    return maker.make(identity.rank, identity.size, exchange, purpose)
+    return maker.make_world(identity.rank, identity.size, exchange, purpose)
 
 
 atexit.register(shutdown)

@@ -38,6 +38,11 @@ class Topology:
         """Whether the rank is on my host."""
         return self.host_of[rank] == self.host_of[self.rank]
 
+    def of(self, ranks: Sequence[int]) -> Topology:
+        """The topology of some of the ranks, numbered in this order; I am one of them."""
+        hosts = [self.hosts[rank] for rank in ranks]
+        return place(ranks.index(self.rank), [self.host_of[rank] for rank in ranks], hosts)
+
 
 def place(rank: int, host_keys: Sequence[Hashable], hosts: Sequence[str]) -> Topology:
     """Return the topology as `rank` sees it.

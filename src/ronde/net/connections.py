@@ -18,7 +18,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from ronde.net.reception import Newcomer, Reception
 __all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 10 * 10**6, 500 * 10**6  # before a broken call is made again
+CHECK_INTERVAL_NS = 100 * 10**6
 # What breaks a call that its peer may take when it is made again.
 _BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
@@ -44,8 +45,7 @@ _log = logging.getLogger(__name__)
 class Channel(IntEnum):
     """What a connection is for. The numbers travel between ranks."""
 
-    CONTROL = 1  # goodbyes and aborts; its end means that the peer has died
-    LANE = 2  # file descriptors, between a host's leader and its other ranks
+    CONTROL = 1  # goodbyes, aborts, descriptors; its end means that the peer has died
     DATA = 3  # tensors
 
 
@@ -94,12 +94,14 @@ def open_connections(
     purpose: str,
     deadline_ns: int,
     is_secret: bool = False,
+    check: Callable[[], None] | None = None,
 ) -> dict[Slot, Connection]:
     """Return a non-blocking connection for every slot of `calls` (opened by us) and `answers` (by the peers).
 
     `hosts` are the names of the ranks' machines, for messages; `listeners` listening, non-blocking sockets, which stay
-    open; `deadline_ns` a value of `time.monotonic_ns()`; with `is_secret` they are encrypted. Raises TimeoutError that
-    names the missing ranks, PeerLostError, AuthenticationError or VersionError; then no connection is left open.
+    open; `deadline_ns` a value of `time.monotonic_ns()`; with `is_secret` they are encrypted. `check` is called now and
+    then, and what it raises ends the attempt. Raises TimeoutError that names the missing ranks, PeerLostError,
+    AuthenticationError or VersionError; then no connection is left open.
     """
     opening = _Opening(
         rank, hosts, listeners, set(calls) | set(answers), key, purpose, deadline_ns, is_secret
@@ -107,7 +109,7 @@ def open_connections(
     try:
         for slot, address in calls.items():
             opening.call(_Call(slot, address))
-        opening.run()
+        opening.run(check)
     except BaseException:
         for connection in opening.done.values():
             connection.sock.close()
@@ -247,12 +249,16 @@ class _Opening:
 
     # All connections
 
-    def run(self) -> None:
+    def run(self, check: Callable[[], None] | None = None) -> None:
         while self._missing:
             now_ns = time.monotonic_ns()
             if now_ns >= self._deadline_ns:
                 raise self._timeout()
-            for fd, events in self._epoll.poll((self._wake_ns() - now_ns) / 1e9):
+            wake_ns = self._wake_ns()
+            if check is not None:
+                check()
+                wake_ns = min(wake_ns, now_ns + CHECK_INTERVAL_NS)
+            for fd, events in self._epoll.poll((wake_ns - now_ns) / 1e9):
                 if (call := self._calls.get(fd)) is not None:
                     self._advance(call, events)
                 elif (slot := self._watched.get(fd)) is not None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,6 @@ from ronde.settings import JobKey, Settings
 
 SECOND = 10**9
 KEY = JobKey.generate()
-SEGMENT_BYTES = 3 * 4096
 
 
 def in_threads(size: int, body: Callable[[int], object]) -> list[object]:
@@ -64,7 +61,6 @@ class Job:
             exchange,
             settings,
             self.keys.get(rank, KEY),
-            lambda n: n * SEGMENT_BYTES,
             "world/1",
         )
 
@@ -121,7 +117,7 @@ def test_a_malformed_record_names_its_rank(spoil: Callable[[bytes], bytes]) -> N
         return [mine, spoil(mine)]
 
     with pytest.raises(ProtocolError, match="the start-up record of rank 1 is malformed"):
-        wire(0, 2, exchange, Settings(), KEY, lambda n: n * SEGMENT_BYTES, "world/1")
+        wire(0, 2, exchange, Settings(), KEY, "world/1")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -132,8 +128,6 @@ def test_ranks_of_one_host(size: int) -> None:
             assert (topology.rank, topology.size, topology.local_size) == (rank, size, size)
             assert set(wiring.controls) == set(range(size)) - {rank}
             assert wiring.data == {}
-            assert len(wiring.bells) == size
-            assert len({os.fstat(wiring.segment).st_ino for wiring in wirings}) == 1
         for high in range(size):
             for low in range(high):
                 check_connected(wirings[high].controls[low], wirings[low].controls[high])
@@ -149,7 +143,6 @@ def test_ranks_that_are_each_their_own_host(size: int) -> None:
             assert {peer: len(streams) for peer, streams in wiring.data.items()} == {
                 peer: 3 for peer in range(size) if peer != rank
             }
-            assert len(wiring.bells) == 1
         for high in range(size):
             for low in range(high):
                 check_connected(wirings[high].controls[low], wirings[low].controls[high])
@@ -165,63 +158,6 @@ def test_two_hosts() -> None:
         assert [wiring.topology.local_ranks for wiring in wirings] == [(0, 2, 4), (1, 3)] * 2 + [(0, 2, 4)]
         assert [wiring.topology.host_of for wiring in wirings] == [(0, 1, 0, 1, 0)] * 5
         assert [sorted(wiring.data) for wiring in wirings] == [[1, 3], [0, 2, 4], [1, 3], [0, 2, 4], [1, 3]]
-        assert [os.fstat(wiring.segment).st_size // SEGMENT_BYTES for wiring in wirings] == [3, 2, 3, 2, 3]
-        segments = [os.fstat(wiring.segment).st_ino for wiring in wirings]
-        assert len(set(segments)) == 2
-        assert segments[0] == segments[2] == segments[4]
-
-
-def test_the_segment_is_private_and_its_size_is_fixed() -> None:
-    with closing(Job(1).wirings()) as (wiring,):
-        assert stat.S_IMODE(os.fstat(wiring.segment).st_mode) == 0o600
-        assert not os.get_inheritable(wiring.segment)
-        for nbytes in (1, 2 * SEGMENT_BYTES):
-            with pytest.raises(OSError, match="not permitted"):
-                os.ftruncate(wiring.segment, nbytes)
-
-
-def test_a_bell_rings_at_its_rank_only() -> None:
-    with closing(Job(3).wirings()) as wirings:
-        for ringer in wirings:
-            for rank in range(3):
-                os.eventfd_write(ringer.bells[rank], 1)
-        for rank, wiring in enumerate(wirings):
-            assert os.eventfd_read(wiring.bells[rank]) == 3
-            with pytest.raises(BlockingIOError):
-                os.eventfd_read(wiring.bells[rank])
-            assert not any(os.get_inheritable(bell) for bell in wiring.bells)
-
-
-def test_segments_can_be_shared_later() -> None:
-    with closing(Job(3).wirings()) as wirings:
-        for nbytes in (4096, 10**6):
-            share = partial(lambda nbytes, rank: wirings[rank].lanes.share_segment(nbytes), nbytes)
-            shared = in_threads(3, share)
-            fds = [fd for fd in shared if isinstance(fd, int)]
-            os.pwrite(fds[0], b"hello", nbytes - 5)
-            assert [os.pread(fd, 99, nbytes - 5) for fd in fds] == [b"hello"] * 3
-            for fd in fds:
-                os.close(fd)
-
-
-def test_sharing_with_a_lost_leader_or_another_size_is_an_error() -> None:
-    with closing(Job(2).wirings()) as wirings:
-        fd, error = in_threads(2, lambda rank: wirings[rank].lanes.share_segment(4096 * (1 + rank)))
-        assert isinstance(error, MismatchError)
-        assert str(error) == "rank 0 made a segment of 4096 bytes, this rank expects 8192"
-        assert isinstance(fd, int)
-        os.close(fd)
-        wirings[0].lanes.close()
-        with pytest.raises(PeerLostError, match="lost rank 0 on ") as caught:
-            wirings[1].lanes.share_segment(4096)
-        assert caught.value.rank == 0
-
-
-def test_a_leader_that_cannot_tells_the_others() -> None:
-    with closing(Job(2).wirings()) as wirings:
-        results = in_threads(2, lambda rank: wirings[rank].lanes.share_segment(-1))
-        assert isinstance(results[0], OSError)
-        assert "rank 0 could not make the shared memory" in str(results[1])
 
 
 def test_the_store_is_left_empty() -> None:
@@ -290,7 +226,7 @@ def test_a_peer_that_gives_up_is_noticed_before_the_deadline() -> None:
         if rank == 1:
             settings = Settings(start_timeout_ns=2 * SECOND)
         try:
-            return wire(rank, 3, exchange, settings, KEY, lambda n: 4096, "w")
+            return wire(rank, 3, exchange, settings, KEY, "w")
         finally:
             told.set()
 

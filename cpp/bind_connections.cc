@@ -1,0 +1,102 @@
+// The border to Python of what communicators are made of: connections (Wire), what all communicators of a process share
+// (SharedConnections), and the place of a communicator among them, taken before it exists (JoinedWatch).
+#include "bind_connections.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+#include "bind_border.h"
+#include "bind_keys.h"
+#include "waits.h"
+
+namespace ronde {
+
+void set_keys(Connection& connection, const Wire& wire) {
+  const auto& [fd, outgoing, incoming, conceals] = wire;
+  if (outgoing.size() == 0) return;
+  ConnectionKeys keys{.conceals = conceals};
+  if (!read_key(outgoing.ptr(), keys.outgoing) || !read_key(incoming.ptr(), keys.incoming)) {
+    throw std::invalid_argument("the key of a connection has 32 bytes");
+  }
+  connection.keys = keys;
+}
+
+Watch& JoinedWatch::watch() const {
+  if (!watch_) raise("UsageError", "this communicator has been made, or given up");
+  return *watch_;
+}
+
+std::unique_ptr<Watch> JoinedWatch::take() {
+  static_cast<void>(watch());
+  return std::move(watch_);
+}
+
+template <class Body>
+auto JoinedWatch::guarded(Body&& body) const {
+  try {
+    const ReleaseGil released;
+    return body();
+  } catch (const Failure& failure) {
+    raise_failure(failure, failure.rank >= 0 ? hosts_[static_cast<size_t>(failure.rank)] : "");
+  }
+}
+
+namespace {
+
+std::unique_ptr<SharedConnections> share_connections(const std::map<int, Wire>& controls) {
+  std::map<int, Connection> connections;  // first of all the descriptors, for them to be closed whatever fails
+  for (const auto& [process, wire] : controls) connections.emplace(process, Descriptor(std::get<int>(wire)));
+  for (const auto& [process, wire] : controls) set_keys(connections.at(process), wire);
+  return std::make_unique<SharedConnections>(std::move(connections));
+}
+
+}  // namespace
+
+JoinedWatch::JoinedWatch(std::shared_ptr<SharedConnections> connections, const std::string& name, int rank,
+                         std::vector<std::string> hosts, std::vector<int> processes)
+    : hosts_(std::move(hosts)) {
+  std::vector<std::string> names;
+  for (const std::string& host : hosts_) names.push_back("rank " + std::to_string(names.size()) + " on " + host);
+  try {
+    watch_ =
+        std::make_unique<Watch>(rank, std::move(names), std::move(connections), hash_of(name), std::move(processes));
+  } catch (const UsageError& error) {
+    raise("UsageError", error.what());
+  }
+}
+
+void bind_connections(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<SharedConnections>(module, "SharedConnections")
+      .def(nb::new_(&share_connections), "controls"_a)
+      .def("set_bell",
+           [](SharedConnections& self, int process, int bell) { self.set_bell(process, Descriptor(bell)); });
+
+  nb::class_<JoinedWatch>(module, "JoinedWatch")
+      .def(nb::init<std::shared_ptr<SharedConnections>, const std::string&, int, std::vector<std::string>,
+                    std::vector<int>>(),
+           "connections"_a, "name"_a, "rank"_a, "hosts"_a, "processes"_a)
+      .def("check",
+           [](const JoinedWatch& self) {
+             Watch& watch = self.watch();
+             self.guarded([&] { watch.failure().check(); });
+           })
+      .def("send_descriptor", [](const JoinedWatch& self, int rank, int fd) { self.watch().send_descriptor(rank, fd); })
+      .def("receive_descriptor",
+           [](const JoinedWatch& self, int rank, int64_t timeout_ns) {
+             Watch& watch = self.watch();
+             return self.guarded([&] { return watch.receive_descriptor(rank, timeout_ns); });
+           })
+      .def("give_up", &JoinedWatch::give_up);
+}
+
+}  // namespace ronde

@@ -1,0 +1,97 @@
+"""How ranks of one host come to share memory: file descriptors that travel over their control connections."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import Protocol
+
+from ronde.core.placement import Topology
+from ronde.errors import MismatchError, PeerError, TimeoutError
+
+__all__ = ["Carrier", "share_bells", "share_segment"]
+
+_NO_ROOM = -2  # Watch::kNoRoom of cpp/watch.h
+_SIGNALS_NS = 100 * 10**6  # so often a waiting rank looks whether a signal has come
+
+
+class Carrier(Protocol):
+    """What carries descriptors between the ranks of a communicator: it, or its watch before it exists."""
+
+    def send_descriptor(self, rank: int, fd: int, /) -> None:
+        """Give a rank a duplicate; of -1, word that there is none. Never blocks."""
+
+    def receive_descriptor(self, rank: int, timeout_ns: int, /) -> int | None:
+        """Return the next one from that rank, or None after that time. Raises PeerError."""
+
+
+def share_segment(carrier: Carrier, topology: Topology, nbytes: int, deadline_ns: int) -> int:
+    """Return a file descriptor of zeroed memory that all ranks of the host share; all of them call it alike.
+
+    The memory has no name and a size that nobody can change; it goes with the last descriptor and mapping.
+    `deadline_ns`: of `time.monotonic_ns()`. Raises PeerLostError, TimeoutError at the deadline, MismatchError if the
+    ranks disagree about the size, and on all ranks an error if the leader could not make it.
+    """
+    leader = topology.leader
+    if topology.rank != leader:
+        segment = _receive(carrier, leader, deadline_ns)
+        made = os.fstat(segment).st_size
+        if made != nbytes:
+            os.close(segment)
+            raise MismatchError(f"rank {leader} made a segment of {made} bytes, this rank expects {nbytes}")
+        return segment
+    segment = -1
+    try:
+        segment = _make_segment(nbytes)
+    finally:
+        for rank in topology.local_ranks[1:]:
+            carrier.send_descriptor(rank, segment)
+    return segment
+
+
+def share_bells(carrier: Carrier, topology: Topology, deadline_ns: int) -> dict[int, int]:
+    """Return an eventfd for each rank of the host, by rank: this one has made its own. Raises as `share_segment`."""
+    bells = {topology.rank: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)}
+    others = [rank for rank in topology.local_ranks if rank != topology.rank]
+    try:
+        for rank in others:
+            carrier.send_descriptor(rank, bells[topology.rank])
+        for rank in others:
+            bells[rank] = _receive(carrier, rank, deadline_ns)
+    except BaseException:
+        for bell in bells.values():
+            os.close(bell)
+        raise
+    return bells
+
+
+def _receive(carrier: Carrier, rank: int, deadline_ns: int) -> int:
+    started_ns = time.monotonic_ns()
+    while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
+        received = carrier.receive_descriptor(rank, min(left_ns, _SIGNALS_NS))
+        if received == _NO_ROOM:
+            raise OSError(
+                f"the memory that rank {rank} shares could not be opened: this process has run out of file descriptors "
+                "(see `ulimit -n`)"
+            )
+        if received is not None and received < 0:
+            raise PeerError(f"rank {rank} could not make the shared memory; its own error says why")
+        if received is not None:
+            return received
+    waited_ns = time.monotonic_ns() - started_ns
+    message = f"waited {waited_ns / 1e9:.3g} s for shared memory from rank {rank}"
+    raise TimeoutError(message, operation="init", waited_ns=waited_ns, missing=(rank,))
+
+
+def _make_segment(nbytes: int) -> int:
+    """Return zeroed memory without a name, of a size fixed for good: a shrunken one would kill whoever reads it."""
+    segment = os.memfd_create("ronde", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(segment, 0o600)
+        os.ftruncate(segment, nbytes)
+        fcntl.fcntl(segment, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(segment)
+        raise
+    return segment
