@@ -21,7 +21,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ronde.net.stores import doors
+from ronde.net.stores import listeners
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
 
@@ -89,7 +89,7 @@ def connect_ronde(address: str, key: str) -> StoreClient:
 
 def take_the_long_way() -> None:
     """Let clients take TCP even to a store on their own host, as those on others must."""
-    doors.WILDCARDS.clear()
+    listeners.WILDCARDS.clear()
 
 
 def connect_torch(address: str) -> Any:

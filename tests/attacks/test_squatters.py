@@ -18,7 +18,7 @@ from tests.other_user import NOBODY, start_as_nobody
 from ronde.errors import AuthenticationError, ProtocolError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import listen, parse, resolve
-from ronde.net.stores.doors import short_ways
+from ronde.net.stores.listeners import short_ways
 from ronde.net.stores.tcp import StoreClient, StoreServer
 
 SECOND = 10**9

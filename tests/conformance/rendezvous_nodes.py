@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self, TypeVar
 
-from ronde.core.round import (
+from ronde.core.rendezvous.membership import (
     Budget,
     Ejected,
     JobClosed,

@@ -13,7 +13,7 @@ from tests.conformance.etcd_cluster import EtcdCluster
 from tests.conformance.rendezvous_nodes import LONG_S, ONE_RESTART, ProcessNode, S, TestNode
 from tests.ports import free_port
 
-from ronde.core.round import (
+from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Budget,
     Failure,

@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.rendezvous_nodes import S, TestNode
 from tests.conformance.test_rendezvous import BOOM, Job
 
-from ronde.core.round import AllSucceeded, JobClosed, Notice, WorkerFailed
+from ronde.core.rendezvous.membership import AllSucceeded, JobClosed, Notice, WorkerFailed
 from ronde.job_key import JobKey
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.stores.file import FileStore

@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.rendezvous_nodes import S, TestNode
 from tests.ports import free_port
 
-from ronde.core.round import RendezvousBroken
+from ronde.core.rendezvous.membership import RendezvousBroken
 from ronde.errors import UsageError
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.registry import create

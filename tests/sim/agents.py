@@ -34,7 +34,7 @@ from ronde.core.agent import (
     StopWorkers,
     Succeed,
 )
-from ronde.core.round import (
+from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Ejected,
     Failure,

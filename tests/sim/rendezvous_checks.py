@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from tests.sim.common_order import require
 
-from ronde.core.rendezvous.state import STATE, Cause, Phase, RosterKey, Rules, State, beat_key
-from ronde.core.rendezvous.text import decode_state
-from ronde.core.round import (
+from ronde.core.rendezvous.codec import decode_state
+from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Budget,
     Ejected,
@@ -18,6 +17,7 @@ from ronde.core.round import (
     RendezvousBroken,
     Round,
 )
+from ronde.core.rendezvous.state import STATE, Cause, JobPhase, JobState, RosterKey, Rules, heartbeat_key
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous_node import SimNode
@@ -46,19 +46,19 @@ class Checks:
         self.closed: JobClosed | None = None
         self.buried: set[str] = set()  # who died, and was known to be lost
         # By node: what it knew when it said that the job ends.
-        self.known_at_end: dict[str, State | None] = {}
+        self.known_at_end: dict[str, JobState | None] = {}
 
     def forget(self, number: int) -> None:
         """That round was in a world of which all have ended; its number may be given again."""
         for book in (self.rounds, self.begun, self.causes, self.succeeded):
             book.pop(number, None)
 
-    def decided(self, node: SimNode, state: State) -> None:
+    def decided(self, node: SimNode, state: JobState) -> None:
         """This node has written that."""
-        if state.phase == Phase.RUNNING:
+        if state.phase == JobPhase.RUNNING:
             self.decided_ns.setdefault((node.place, state.roster), node.sim.now_ns)
         cause = state.cause
-        if state.phase == Phase.FORMING and isinstance(cause, NodesLost):
+        if state.phase == JobPhase.FORMING and isinstance(cause, NodesLost):
             if (state.roster, cause) not in self.losses:
                 self.losses.add((state.roster, cause))
                 for lost in cause.nodes:
@@ -150,13 +150,13 @@ class Checks:
     def ends_job(self, node: SimNode) -> None:
         self.known_at_end[node.node.id] = node.participant.state
 
-    def wrote(self, node: SimNode, state: State) -> None:
+    def wrote(self, node: SimNode, state: JobState) -> None:
         """This node, who wants the job to end, has written this; as a leader, perhaps for another reason.
 
         Who waits takes part in what it knows of, and in the round after that, which may begin while it says so. Who
         waits and knows of nothing yet was known to nobody: as with all who come, it is the job that is ended.
         """
-        if state.phase == Phase.CLOSED and state.reason.endswith(INTERRUPTED):
+        if state.phase == JobPhase.CLOSED and state.reason.endswith(INTERRUPTED):
             known = self.known_at_end[node.node.id]
             if node.is_waiting and known is None:
                 return
@@ -170,10 +170,10 @@ class Checks:
             is_over = raw is not None and not decode_state(raw).is_open
             require(is_over, node.name, "has ended the job and goes, but the job goes on")
 
-    def store(self, state: State, keys: Collection[str], led_to_the_end: bool) -> None:
+    def store(self, state: JobState, keys: Collection[str], led_to_the_end: bool) -> None:
         """Called at the end with what is left in the store. A leader that dies or starts again may leave more."""
         if state.term == 1 and not state.is_open and led_to_the_end:
-            left = [node for node in self.buried if beat_key(node) in keys]
+            left = [node for node in self.buried if heartbeat_key(node) in keys]
             require(not left, "beats of the dead are left:", left)
 
     def outcome(self, node: SimNode) -> str:

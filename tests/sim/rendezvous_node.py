@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 from tests.sim.rendezvous_checks import INTERRUPTED
 from tests.sim.rendezvous_store import Taker, Values, Waiter
 
+from ronde.core.rendezvous.codec import decode_state
 from ronde.core.rendezvous.effects import (
     Compare,
     Compared,
     Effect,
     Event,
     Hold,
-    Knock,
-    Knocked,
     Look,
     Pop,
     Popped,
+    Probe,
+    Probed,
     Seen,
     Set,
     Stored,
@@ -27,9 +28,7 @@ from ronde.core.rendezvous.effects import (
     Tick,
     Watch,
 )
-from ronde.core.rendezvous.participant import Participant
-from ronde.core.rendezvous.text import decode_state
-from ronde.core.round import (
+from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Ejected,
     Failure,
@@ -42,6 +41,7 @@ from ronde.core.round import (
     RoundBegan,
     RoundEnded,
 )
+from ronde.core.rendezvous.participant import Participant
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous import Simulation
@@ -151,16 +151,16 @@ class SimNode:
                 case Pop(queue):
                     self.queue = queue
                     self.pop()
-                case Knock():
+                case Probe():
                     self.knock(effect)
                 case _:
                     self.operations.append(effect)
         self.next_operation()
         self.schedule_tick()
 
-    def knock(self, asked: Knock) -> None:
-        shut = tuple(node for node in asked.doors if self.sim.door(self, node) == "shut")
-        self.later(self.sim.rng.randrange(KNOCK_NS), lambda: self.step(Knocked.of(asked, shut)))
+    def knock(self, asked: Probe) -> None:
+        shut = tuple(node for node in asked.addresses if self.sim.door(self, node) == "shut")
+        self.later(self.sim.rng.randrange(KNOCK_NS), lambda: self.step(Probed.of(asked, shut)))
 
     def next_operation(self) -> None:
         if self.operations and not self.is_busy:
@@ -328,7 +328,7 @@ class SimNode:
             not self.is_leaving
             and state is not None
             and state.roster is not None
-            and self.participant._record.is_whole
+            and self.participant._replica.is_whole
         )
 
     def version(self) -> int:
@@ -349,7 +349,7 @@ class SimNode:
 
     def watch_over(self) -> None:
         """What a protected node knows must not get lost before it is in the store."""
-        if self.participant.venue.is_unclear:
+        if self.participant.store_identity.is_unclear:
             self.later(S // 10, self.watch_over)
         else:
             self.is_protected = False

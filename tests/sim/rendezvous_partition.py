@@ -25,10 +25,10 @@ from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import KNOCK_NS, S, SimNode
 from tests.sim.rendezvous_store import SimStore, Values
 
-from ronde.core.rendezvous.effects import Compare, Effect, Knock, Tell
-from ronde.core.rendezvous.state import STATE, Cause, Phase, State
-from ronde.core.rendezvous.text import decode_roster, decode_state
-from ronde.core.round import Budget, Round
+from ronde.core.rendezvous.codec import decode_roster, decode_state
+from ronde.core.rendezvous.effects import Compare, Effect, Probe, Tell
+from ronde.core.rendezvous.membership import Budget, Round
+from ronde.core.rendezvous.state import STATE, Cause, JobPhase, JobState
 
 SILENCE_NS = 6 * S  # after which a connection breaks
 SEARCH_NS = 60 * S
@@ -82,7 +82,7 @@ class PartitionChecks(Checks):
     def gave_up(self, node: SimNode, nodes: object) -> None:
         node.sim.counts["gave up"] += 1
 
-    def wrote(self, node: SimNode, state: State) -> None:
+    def wrote(self, node: SimNode, state: JobState) -> None:
         pass  # the end of its side only, for all that it knows
 
     def outcome(self, node: SimNode) -> str:
@@ -125,8 +125,8 @@ class MovingNode(SimNode):
         delay_ns = 0 if has_broken else SILENCE_NS + self.sim.rng.randrange(2 * S, 5 * S)
 
         def notice() -> None:
-            self.broke_now = has_broken and self.participant.contact.is_fresh(self.now_ns())
-            self.were_there = self.participant.venue.here
+            self.broke_now = has_broken and self.participant.store_silence.is_fresh(self.now_ns())
+            self.were_there = self.participant.store_identity.here
             self.participant.lost(self.broke_now)
 
         self.later(max(delay_ns - 2 * S, 0), notice)
@@ -139,11 +139,11 @@ class MovingNode(SimNode):
             self.enter(self.place, (), False)
             return
         roster = self.participant.roster
-        doors = {node.id: self.sim.door(self, node.id) for node in roster}
+        addresses = {node.id: self.sim.door(self, node.id) for node in roster}
         were_there = self.were_there if self.broke_now and not waited_ns else None
-        shut = [node for node, door in doors.items() if door == "shut" and were_there is not None]
+        shut = [node for node, door in addresses.items() if door == "shut" and were_there is not None]
         gone = [node for node in shut if node in (were_there or ()) or self.sim.owns(node) is self.place]
-        are_open = [node for node, door in doors.items() if door == "open"]
+        are_open = [node for node, door in addresses.items() if door == "open"]
         others = [node for node in are_open if self.sim.owns(node) is not self.place]
         if 2 * len(are_open) > len(roster) - len(gone) and others:
             self.enter(self.sim.owns(others[0]), gone, True)
@@ -179,7 +179,7 @@ class MovingNode(SimNode):
             super().perform(effects)
             return
         for effect in effects:
-            if isinstance(effect, Knock):
+            if isinstance(effect, Probe):
                 self.knock(effect)
             elif isinstance(effect, Tell):
                 self.told(effect.event)
@@ -305,7 +305,9 @@ class Partition(Simulation):
         """Whoever serves the store where the job has settled calls those who are at the first one."""
         for node in self.nodes:
             assert isinstance(node, MovingNode)
-            is_caller = node.is_alive and node.place is node.own and node.participant.venue.is_calling
+            is_caller = (
+                node.is_alive and node.place is node.own and node.participant.store_identity.is_calling
+            )
             if (
                 is_caller
                 and node.own is not self.store
@@ -321,7 +323,7 @@ class Partition(Simulation):
 
     # What is decided
 
-    def decided(self, place: PlaceStore, before: State | None, state: State) -> None:
+    def decided(self, place: PlaceStore, before: JobState | None, state: JobState) -> None:
         if state.roster is None or not state.is_open:
             return
         self.forget_what_nobody_knows()
@@ -329,7 +331,7 @@ class Partition(Simulation):
         if has_met and self.decisions and self.decisions[-1][0] == state.roster.number:
             # More than half have moved there without a new round.
             self.decisions[-1] = (*self.decisions[-1][:2], place)
-        if state.phase != Phase.RUNNING:
+        if state.phase != JobPhase.RUNNING:
             return
         key = place, state.roster.prefix
         parts = [place.values.get(each) for each in state.roster.keys]

@@ -16,13 +16,13 @@ from tests.sim.rendezvous_store import SimStore, Values
 from ronde.core.rendezvous import leader, state
 from ronde.core.rendezvous.effects import Compare, Effect
 from ronde.core.rendezvous.leader import Leader
+from ronde.core.rendezvous.leader_inbox import LeaderInbox
+from ronde.core.rendezvous.liveness import Liveness
 from ronde.core.rendezvous.member import Member
-from ronde.core.rendezvous.office import Office
+from ronde.core.rendezvous.membership import Node
 from ronde.core.rendezvous.participant import Participant
-from ronde.core.rendezvous.presence import Presence
-from ronde.core.rendezvous.record import Record
-from ronde.core.rendezvous.state import Join, Message, RosterKey, State
-from ronde.core.round import Node
+from ronde.core.rendezvous.state import JobState, JoinRequest, Message, RosterKey
+from ronde.core.rendezvous.state_replica import StateReplica
 
 BATCH = 75
 WHAT_HAPPENS = {
@@ -108,7 +108,7 @@ def write_without_comparing(patch: pytest.MonkeyPatch) -> None:
 def never_say_anything_again(patch: pytest.MonkeyPatch) -> None:
     say_join = Member._say_join
 
-    def broken(self: Member, state: State, after: int) -> None:
+    def broken(self: Member, state: JobState, after: int) -> None:
         if self._said is None:
             say_join(self, state, after)
 
@@ -130,7 +130,7 @@ def lose_once_more_who_has_come_back(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: Leader, now_ns: int) -> bool:
         again = lost.get(self, set()) & self._by_id.keys()
-        if again and self.state.phase == state.Phase.RUNNING:
+        if again and self.state.phase == state.JobPhase.RUNNING:
             lost.pop(self)
             lose(self, now_ns, again, "was lost before")
         return tick(self, now_ns)
@@ -146,8 +146,8 @@ def follow_a_lost_leader(patch: pytest.MonkeyPatch) -> None:
 def forget_silent_nodes(patch: pytest.MonkeyPatch) -> None:
     hear = Leader.hear_beats
 
-    def broken(self: Leader, now_ns: int, beats: dict[str, object], asked: set[str]) -> None:
-        hear(self, now_ns, beats, set())  # type: ignore[arg-type]
+    def broken(self: Leader, now_ns: int, heartbeats: dict[str, object], asked: set[str]) -> None:
+        hear(self, now_ns, heartbeats, set())  # type: ignore[arg-type]
 
     patch.setattr(Leader, "hear_beats", broken)
 
@@ -199,7 +199,7 @@ def restart_for_ever(patch: pytest.MonkeyPatch) -> None:
 def take_every_join_for_a_new_one(patch: pytest.MonkeyPatch) -> None:
     hear_join = Leader._hear_join
 
-    def broken(self: Leader, now_ns: int, join: Join) -> None:
+    def broken(self: Leader, now_ns: int, join: JoinRequest) -> None:
         hear_join(self, now_ns, replace(join, after=10**6))
 
     patch.setattr(Leader, "_hear_join", broken)
@@ -213,29 +213,29 @@ def take_every_join_for_a_new_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def write_before_the_last_write_is_seen(patch: pytest.MonkeyPatch) -> None:
-    write = Record.write
+    write = StateReplica.write
 
-    def broken(self: Record, state: State, roster: tuple[Node, ...] | None = None) -> list[Effect]:
+    def broken(self: StateReplica, state: JobState, roster: tuple[Node, ...] | None = None) -> list[Effect]:
         effects = write(self, state, roster)
         if self.state and self.state.leader == state.leader:
             self.raw, self.state, self.writing = self.writing or b"", state, None
         return effects
 
-    patch.setattr(Record, "write", broken)
+    patch.setattr(StateReplica, "write", broken)
 
 
 def believe_a_store_that_was_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Presence, "was_lost", lambda self, changed: False)
+    patch.setattr(Liveness, "was_lost", lambda self, changed: False)
 
 
 def believe_that_those_who_never_showed_are_lost(patch: pytest.MonkeyPatch) -> None:
-    init = Office.__init__
+    init = LeaderInbox.__init__
 
-    def broken(self: Office, *arguments: object) -> None:
+    def broken(self: LeaderInbox, *arguments: object) -> None:
         init(self, *arguments)  # type: ignore[arg-type]
-        self._sighted |= self.leader.nodes
+        self._seen_alive |= self.leader.nodes
 
-    patch.setattr(Office, "__init__", broken)
+    patch.setattr(LeaderInbox, "__init__", broken)
 
 
 def leave_the_end_to_the_leader(patch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from ronde.core.round import (
+from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Budget,
     Ejected,

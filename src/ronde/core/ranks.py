@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ronde.core.round import Node
+from ronde.core.rendezvous.membership import Node
 
 __all__ = ["WorkerRanks", "ranks_of"]
 

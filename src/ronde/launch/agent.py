@@ -17,7 +17,7 @@ from functools import partial
 
 from ronde.core import agent as machine
 from ronde.core.agent import Agent
-from ronde.core.round import Budget, Failure, RendezvousBroken, Round
+from ronde.core.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig

@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing.spawn import get_preparation_data
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from ronde.core.round import Failure
+from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
 from ronde.errors import RemoteError, UsageError
 from ronde.launch.agent import RunResult, run_agent

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ronde.core.ranks import WorkerRanks, ranks_of
-from ronde.core.round import Round
+from ronde.core.rendezvous.membership import Round
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import WorkerSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ronde.core.round import Failure
+from ronde.core.rendezvous.membership import Failure
 from ronde.core.worker_group import Finish, Worker, name_ranks, signal_name
 
 __all__ = ["report", "report_elsewhere"]

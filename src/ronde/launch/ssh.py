@@ -26,7 +26,7 @@ from typing import Any
 
 from ronde.core import host_health as health
 from ronde.core.host_list import Host, describe
-from ronde.core.round import Failure
+from ronde.core.rendezvous.membership import Failure
 from ronde.core.worker_group import HASTY, TYPED, describe_interrupt
 from ronde.errors import RondeError, UsageError
 from ronde.job_key import JobKey

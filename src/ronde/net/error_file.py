@@ -22,7 +22,7 @@ from ronde.net.new_files import create_anew, open_for_writing
 from ronde.records import dataclass
 
 if TYPE_CHECKING:
-    from ronde.core.round import Failure
+    from ronde.core.rendezvous.membership import Failure
 
 __all__ = [
     "ERROR_FILE",

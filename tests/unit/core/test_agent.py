@@ -28,7 +28,7 @@ from ronde.core.agent import (
     Succeed,
     Timer,
 )
-from ronde.core.round import (
+from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Budget,
     Ejected,

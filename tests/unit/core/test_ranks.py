@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ronde.core.ranks import WorkerRanks, ranks_of
-from ronde.core.round import Node
+from ronde.core.rendezvous.membership import Node
 
 
 def nodes_of(*slots_and_roles: tuple[int, str]) -> list[Node]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.core.round import Node, Round
+from ronde.core.rendezvous.membership import Node, Round
 from ronde.errors import UsageError
 from ronde.launch.config import WorkerSpec
 from ronde.launch.plan import OURS, LaunchPlan, plan_workers

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ronde
-from ronde.core.round import Failure
+from ronde.core.rendezvous.membership import Failure
 from ronde.launch.record import ErrorHandler
 from ronde.net.error_file import hand_up, read_error_file
 

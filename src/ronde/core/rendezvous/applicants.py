@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, KeysView
 
+from ronde.core.rendezvous.membership import Node
 from ronde.core.rendezvous.state import Refused, Rules
-from ronde.core.round import Node
 
 __all__ = ["Applicants"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ronde.core.round import RendezvousEvent
+from ronde.core.rendezvous.membership import RendezvousEvent
 
 __all__ = [
     "Compare",
@@ -18,8 +18,8 @@ __all__ = [
     "Event",
     "Forget",
     "Hold",
-    "Knock",
-    "Knocked",
+    "Probe",
+    "Probed",
     "Look",
     "Pop",
     "Popped",
@@ -89,14 +89,14 @@ class Forget(NamedTuple):
     prefix: str
 
 
-class Knock(NamedTuple):
-    """Find out whether agents have ended for certain; comes to `Knocked`. `doors`: where they listen, by node.
+class Probe(NamedTuple):
+    """Find out whether agents have ended for certain; comes to `Probed`. `addresses`: where they listen, by node.
 
     `all_or_none`: that only some of them have ended says nothing. `is_late`: they were lost before, so they may have
     taken part elsewhere since, and only their workers matter.
     """
 
-    doors: Mapping[str, str]
+    addresses: Mapping[str, str]
     all_or_none: bool = False
     is_late: bool = False
 
@@ -113,7 +113,7 @@ class Tell(NamedTuple):
     event: RendezvousEvent
 
 
-Effect = Hold | Set | Push | Compare | Look | Watch | Pop | Forget | Delete | Knock | Tell
+Effect = Hold | Set | Push | Compare | Look | Watch | Pop | Forget | Delete | Probe | Tell
 
 # What happens
 
@@ -148,17 +148,17 @@ class Popped(NamedTuple):
     values: tuple[bytes, ...]
 
 
-class Knocked(NamedTuple):
-    """Of the agents at whose doors we have knocked these have ended; `is_late` as in `Knock`."""
+class Probed(NamedTuple):
+    """Of the agents at whose doors we have knocked these have ended; `is_late` as in `Probe`."""
 
     ended: tuple[str, ...]
     is_late: bool = False
 
     @staticmethod
-    def of(asked: Knock, ended: tuple[str, ...]) -> Knocked:
+    def of(asked: Probe, ended: tuple[str, ...]) -> Probed:
         """Return what is to be told when these have ended."""
-        says_nothing = asked.all_or_none and len(ended) < len(asked.doors)
-        return Knocked(() if says_nothing else ended, asked.is_late)
+        says_nothing = asked.all_or_none and len(ended) < len(asked.addresses)
+        return Probed(() if says_nothing else ended, asked.is_late)
 
 
-Event = Tick | Stored | Seen | Compared | Popped | Knocked
+Event = Tick | Stored | Seen | Compared | Popped | Probed

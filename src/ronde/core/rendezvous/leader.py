@@ -13,7 +13,7 @@ Rules
 4. Ends for failed workers are counted as restarts, all others as changes. When a budget is spent the job is closed; for
    late nodes it is not, they go on waiting.
 5. A node that succeeded and dies is no loss. When all have succeeded the job is completed.
-6. A held key that is gone is a death at once. Silence is one after `missing_beats` heartbeats (`pulses`).
+6. A held key that is gone is a death at once. Silence is one after `missing_beats` heartbeats (`detector`).
 7. Survivors get a place before others do; who cannot have one is refused (`applicants`).
 8. Where others may go on elsewhere, a round begins with enough nodes of the last one only (`quorum`). It begins when no
    lost node can have workers any more (`lease`).
@@ -28,26 +28,26 @@ from dataclasses import dataclass, replace
 
 from ronde.core.rank_set import RankSet
 from ronde.core.rendezvous.applicants import Applicants
+from ronde.core.rendezvous.failure_detector import FailureDetector
+from ronde.core.rendezvous.group_ranks import assign_group_ranks
 from ronde.core.rendezvous.lease import Remains
-from ronde.core.rendezvous.places import assign_places
-from ronde.core.rendezvous.pulses import Pulses
+from ronde.core.rendezvous.membership import Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.core.rendezvous.quorum import Quorum
 from ronde.core.rendezvous.state import (
     PART_NODES,
-    Beat,
     Cause,
-    Fail,
-    Join,
-    Leave,
+    FailureReport,
+    Heartbeat,
+    JobPhase,
+    JobState,
+    JoinRequest,
+    LeaveNotice,
     Message,
-    Phase,
     Refused,
     RosterKey,
     Rules,
-    State,
-    Succeed,
+    SuccessReport,
 )
-from ronde.core.round import Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 
 __all__ = ["STRAGGLER_NS", "Leader"]
 
@@ -70,7 +70,7 @@ class Leader:
     `roster` belongs to `state.roster`; the shell of the machine writes it first.
     """
 
-    def __init__(self, rules: Rules, state: State, roster: Sequence[Node], now_ns: int) -> None:
+    def __init__(self, rules: Rules, state: JobState, roster: Sequence[Node], now_ns: int) -> None:
         """`roster`: the nodes of the last round that began. `now_ns`: of any monotonic clock, always the same."""
         self.state = state
         self.roster = tuple(roster)
@@ -82,9 +82,9 @@ class Leader:
         self.quorum = Quorum(rules, self._by_id)
         self._succeeded: set[str] = set()
         self._leaving: set[str] = set()
-        self.departed: set[str] = set()  # who has gone, and left a beat that may still have to be read
+        self.departed: set[str] = set()  # who has gone, and left a heartbeat that may still have to be read
         self._seqs: dict[str, int] = {}
-        self._pulses = Pulses(rules, self._by_id, now_ns)
+        self._detector = FailureDetector(rules, self._by_id, now_ns)
         self.remains = Remains(rules)
         self._doubt: _Doubt | None = None
         self._formed_ns = now_ns  # since when the present round is formed
@@ -94,11 +94,11 @@ class Leader:
         self._informed_ns = now_ns + rules.silence_ns
         self._ticked_ns = now_ns
         self.unwatched: set[str] = set(self._by_id)  # who came since this was cleared
-        if state.phase == Phase.FORMING and isinstance(state.cause, NodesLost):
+        if state.phase == JobPhase.FORMING and isinstance(state.cause, NodesLost):
             for node in state.cause.ids(self.roster):
                 self.remains.add(node, now_ns)
                 self._survivors.pop(node, None)
-                self._pulses.end(node)
+                self._detector.end(node)
                 self.departed.add(node)
         self._decide(now_ns)
 
@@ -107,50 +107,52 @@ class Leader:
     @property
     def nodes(self) -> KeysView[str]:
         """The ids of all nodes whose lives matter."""
-        return self._pulses.nodes
+        return self._detector.nodes
 
     @property
     def wake_ns(self) -> int:
         """When `tick` wants to be called."""
         deadline_ns = self._deadline_ns()
-        read_ns = self._pulses.read_ns
+        read_ns = self._detector.read_ns
         return read_ns if deadline_ns is None else min(read_ns, deadline_ns)
 
     def tick(self, now_ns: int) -> bool:
-        """Look at the clock. Returns whether the beats are to be read."""
+        """Look at the clock. Returns whether the heartbeats are to be read."""
         self._ticked_ns = now_ns
         self._decide(now_ns)
-        if not self._pulses.are_due(now_ns):
+        if not self._detector.are_due(now_ns):
             return False
-        patience_ns = self._pulses.silence_ns + self._rules.heartbeat_ns
+        patience_ns = self._detector.silence_ns + self._rules.heartbeat_ns
         for refused in self._applicants.refuse_rivals(now_ns, self._survivors.values(), patience_ns):
-            self._pulses.end(refused.id)
+            self._detector.end(refused.id)
             self.departed.add(refused.id)
             self._refuse(refused)
-        self._pulses.judge(now_ns)
+        self._detector.judge(now_ns)
         self._count_lazily(now_ns)
         return True
 
     def _deadline_ns(self) -> int | None:
-        waits = (Phase.FORMING, Phase.RUNNING)
+        waits = (JobPhase.FORMING, JobPhase.RUNNING)
         deadlines = [self._last_call_ns] if self.state.phase in waits else []
-        if self.state.phase == Phase.FORMING:
+        if self.state.phase == JobPhase.FORMING:
             deadlines.append(self.remains.until_ns)
-        if self.state.phase == Phase.FORMING and self._has_stragglers():
+        if self.state.phase == JobPhase.FORMING and self._has_stragglers():
             deadlines.append(self._formed_ns + self._straggler_ns())
         return min((each for each in deadlines if each is not None and each > self._ticked_ns), default=None)
 
     # What happens
 
-    def hear_beats(self, now_ns: int, beats: Mapping[str, Beat | None], asked: Iterable[str]) -> None:
-        """These beats have been read, of those `asked` for that were not the known ones."""
-        for node, beat in beats.items():
-            if node in self._pulses.nodes:
-                shows_life = self._pulses.hear(now_ns, node, beat)
+    def hear_beats(
+        self, now_ns: int, heartbeats: Mapping[str, Heartbeat | None], asked: Iterable[str]
+    ) -> None:
+        """These heartbeats have been read, of those `asked` for that were not the known ones."""
+        for node, heartbeat in heartbeats.items():
+            if node in self._detector.nodes:
+                shows_life = self._detector.hear(now_ns, node, heartbeat)
                 if shows_life:
                     self.quorum.see((node,))
-                self._hear_beat(now_ns, node, beat, shows_life)
-        if silent := self._pulses.silent(asked, beats):
+                self._hear_beat(now_ns, node, heartbeat, shows_life)
+        if silent := self._detector.silent(asked, heartbeats):
             self.lose(now_ns, silent, f"was silent for {self._rules.silence_ns / 1e9:g} s", may_work=True)
 
     def see_here(self, now_ns: int, nodes: Collection[str]) -> None:
@@ -159,29 +161,32 @@ class Leader:
         if self.state.has_moved:
             self._decide(now_ns)
 
-    def _hear_beat(self, now_ns: int, node: str, beat: Beat | None, shows_life: bool) -> None:
+    def _hear_beat(self, now_ns: int, node: str, heartbeat: Heartbeat | None, shows_life: bool) -> None:
         if self._doubt and shows_life:
             self._doubt.unheard.discard(node)
-        if beat is not None and beat.succeeded == self.state.number:
+        if heartbeat is not None and heartbeat.succeeded == self.state.number:
             self._note_success(node)
         self._settle_doubt(now_ns)
 
     def hear(self, now_ns: int, message: Message) -> None:
         """A node has said something."""
-        sender = message.node.id if isinstance(message, Join) else message.id
-        if message.seq <= self._seqs.get(sender, -1) or self.state.phase in (Phase.COMPLETED, Phase.CLOSED):
+        sender = message.node.id if isinstance(message, JoinRequest) else message.id
+        if message.seq <= self._seqs.get(sender, -1) or self.state.phase in (
+            JobPhase.COMPLETED,
+            JobPhase.CLOSED,
+        ):
             return
         self._seqs[sender] = message.seq
         match message:
-            case Join():
+            case JoinRequest():
                 self._hear_join(now_ns, message)
-            case Fail(_, _, number, failure):
+            case FailureReport(_, _, number, failure):
                 if self._is_running(sender, number):
                     self._hear_failure(now_ns, sender, failure)
-            case Succeed(_, _, number):
+            case SuccessReport(_, _, number):
                 if self._is_running(sender, number):
                     self._note_success(sender)
-            case Leave(_, _, _, reason, ends_within_ns):
+            case LeaveNotice(_, _, _, reason, ends_within_ns):
                 self.quorum.end({sender})
                 self.departed.add(sender)
                 if not ends_within_ns:
@@ -193,29 +198,29 @@ class Leader:
         self._decide(now_ns)
 
     def _is_running(self, sender: str, number: int) -> bool:
-        is_present = self.state.phase == Phase.RUNNING and number == self.state.number
+        is_present = self.state.phase == JobPhase.RUNNING and number == self.state.number
         return is_present and sender in self._survivors
 
-    def _hear_join(self, now_ns: int, join: Join) -> None:
+    def _hear_join(self, now_ns: int, join: JoinRequest) -> None:
         node = join.node
         state = self.state
-        last = state.number if state.phase == Phase.RUNNING else state.number - 1
+        last = state.number if state.phase == JobPhase.RUNNING else state.number - 1
         if node.id in self._by_id and join.after < last:
             return  # said before the round that it was in
         if reason := self._applicants.why_not(node):
             self._refuse(Refused(node.id, reason))
             return
-        if state.phase == Phase.RUNNING and node.id in self._survivors:
+        if state.phase == JobPhase.RUNNING and node.id in self._survivors:
             self.lose(now_ns, {node.id}, "has given up the round")
-        if self.state.phase == Phase.FORMING and join.after >= self.state.number:
+        if self.state.phase == JobPhase.FORMING and join.after >= self.state.number:
             self.state = replace(self.state, number=join.after + 1)  # our store had lost its memory
-        if self.state.phase in (Phase.FORMING, Phase.RUNNING):
+        if self.state.phase in (JobPhase.FORMING, JobPhase.RUNNING):
             self._applicants.add(node)
             self.remains.discard({node.id})
             is_promised = self.state.roster is not None and self.state.roster.number == join.promised
             self.quorum.promise(node.id, is_promised)
             self.departed.discard(node.id)
-            self._pulses.begin(now_ns, node.id)
+            self._detector.begin(now_ns, node.id)
             self.unwatched.add(node.id)
 
     def _hear_failure(self, now_ns: int, sender: str, failure: Failure) -> None:
@@ -235,31 +240,31 @@ class Leader:
             self._end(now_ns, WorkerFailed(self._doubt.failure))
 
     def _note_success(self, node: str) -> None:
-        if self.state.phase == Phase.RUNNING and node in self._by_id:
+        if self.state.phase == JobPhase.RUNNING and node in self._by_id:
             self._succeeded.add(node)
             if self._doubt:
                 self._doubt.unheard.discard(node)
             if self._succeeded >= self._by_id.keys():
                 self._doubt = None
-                self.state = replace(self.state, phase=Phase.COMPLETED)
+                self.state = replace(self.state, phase=JobPhase.COMPLETED)
                 self.is_urgent = True
 
     def lose(self, now_ns: int, nodes: Iterable[str], how: str, may_work: bool = False) -> None:
         """These nodes are gone; `how` says in what way, and `may_work` that nobody knows whether their workers are.
 
-        Their last beats have been heard: they may have succeeded.
+        Their last heartbeats have been heard: they may have succeeded.
         """
-        gone = [node for node in nodes if node in self._pulses.nodes]
+        gone = [node for node in nodes if node in self._detector.nodes]
         lost = [self._by_id[node] for node in gone if node in self._survivors and node not in self._succeeded]
         for each in lost if may_work else ():
             if each.id not in self._applicants.ids:
-                self.remains.add(each.id, self._pulses.heard_ns(each.id))
+                self.remains.add(each.id, self._detector.heard_ns(each.id))
         for node in gone:
-            self._pulses.end(node)
+            self._detector.end(node)
             self._survivors.pop(node, None)
             self._applicants.drop(node)
         self.departed.update(gone)
-        if lost and self.state.phase == Phase.RUNNING:
+        if lost and self.state.phase == JobPhase.RUNNING:
             hosts = {node.host for node in lost}
             what = f"were {how.removeprefix('was ')}" if len(hosts) > 1 and how.startswith("was ") else how
             ranges = self._ranges(lost) if len(lost) > NAMED_NODES else ()
@@ -287,7 +292,7 @@ class Leader:
 
     def doors_of_all(self, now_ns: int) -> dict[str, str]:
         """Where to find out whether all of the last round have ended, if not one of them is here."""
-        is_forming = self.state.phase == Phase.FORMING
+        is_forming = self.state.phase == JobPhase.FORMING
         return self.quorum.doors_of_all(now_ns, self._hoped_for()) if is_forming else {}
 
     def _hoped_for(self) -> AbstractSet[str]:
@@ -301,7 +306,7 @@ class Leader:
     def _decide(self, now_ns: int) -> None:
         if not self.state.is_open:
             return
-        is_forming = self.state.phase == Phase.FORMING
+        is_forming = self.state.phase == JobPhase.FORMING
         # Also where too few are here for a round: those who are wanted find them by this.
         if self.state.has_moved and not self._count_missing(
             self._applicants.ids if is_forming else self.quorum.seen
@@ -350,16 +355,16 @@ class Leader:
 
     def _begin(self, now_ns: int, nodes: Sequence[Node]) -> None:
         state = self.state
-        self.roster = assign_places(self.roster, nodes)
+        self.roster = assign_group_ranks(self.roster, nodes)
         for node in self._stragglers():
-            self._pulses.end(node)
+            self._detector.end(node)
             self.departed.add(node)
         self._by_id = {node.id: node for node in self.roster}
         self.remains = Remains(self._rules)
         self._survivors = dict(self._by_id)
         for node in self._by_id:
             self._applicants.drop(node)
-        self._pulses.renew(now_ns, self._by_id)
+        self._detector.renew(now_ns, self._by_id)
         self.quorum = Quorum(self._rules, self._by_id)
         self._succeeded.clear()
         self._doubt = None
@@ -368,7 +373,7 @@ class Leader:
         parts = -(-len(self.roster) // PART_NODES)
         self.state = replace(
             state,
-            phase=Phase.RUNNING,
+            phase=JobPhase.RUNNING,
             roster=RosterKey(state.term, state.number, parts),
             largest=max(state.largest, len(self.roster)),
             joined=len(self.roster),
@@ -395,7 +400,7 @@ class Leader:
     def _end(self, now_ns: int, cause: Cause) -> None:
         """End the round, or the job if that costs more than the budget."""
         state = self.state
-        if state.phase != Phase.RUNNING:
+        if state.phase != JobPhase.RUNNING:
             return
         self._doubt = None
         if isinstance(cause, WorkerFailed):
@@ -410,7 +415,7 @@ class Leader:
                 self._close(f"{cause.reason}, and the nodes may change {state.terms.max_changes} times only")
                 return
             state = replace(state, changes=state.changes + 1)
-        forming = replace(state, phase=Phase.FORMING, number=state.number + 1, cause=cause)
+        forming = replace(state, phase=JobPhase.FORMING, number=state.number + 1, cause=cause)
         self.state = replace(
             forming, joined=0, waiting=0, spares=(), missing=self._count_missing(self._hoped_for())
         )
@@ -422,7 +427,7 @@ class Leader:
         self._decide(now_ns)
 
     def _close(self, reason: str, failure: Failure | None = None) -> None:
-        self.state = replace(self.state, phase=Phase.CLOSED, reason=reason, failure=failure)
+        self.state = replace(self.state, phase=JobPhase.CLOSED, reason=reason, failure=failure)
         self.is_urgent = True
 
     def _refuse(self, refused: Refused) -> None:
@@ -430,12 +435,12 @@ class Leader:
         self.is_urgent = True
 
     def _count_lazily(self, now_ns: int) -> None:
-        """What is only for people: written with the next beats, so that many who come cost few writes."""
-        if self.state.phase == Phase.FORMING:
+        """What is only for people: written with the next heartbeats, so that many who come cost few writes."""
+        if self.state.phase == JobPhase.FORMING:
             self.state = replace(self.state, joined=len(self._applicants.ids))
             if now_ns >= self._informed_ns:
                 self.state = replace(self.state, missing=self._count_missing(self._hoped_for()))
-        elif self.state.phase == Phase.RUNNING:
+        elif self.state.phase == JobPhase.RUNNING:
             self.state = replace(
                 self.state, waiting=len(self._applicants.ids), spares=self._applicants.spares
             )

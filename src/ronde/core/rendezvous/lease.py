@@ -4,7 +4,7 @@ The others cannot ask a node that is cut off or frozen whether its workers have 
 its own clock:
 
 1. A node may run workers for `silence_ns` from the moment in which it *sent* the last heartbeat that the store has
-   confirmed, or joined the round. Then it kills them (`Lease`).
+   confirmed, or joined the round. Then it kills them (`WorkerLease`).
 2. The leader begins no round before `silence_ns` and one heartbeat more have passed since it *received* the last
    heartbeat, or the wish to join, of a node that is lost (`Remains`). Both are received after they were sent, so the
    difference is a margin: for killing processes, and for clocks that do not run alike.
@@ -28,10 +28,10 @@ from collections.abc import Iterable, KeysView
 
 from ronde.core.rendezvous.state import Rules
 
-__all__ = ["Lease", "Remains"]
+__all__ = ["WorkerLease", "Remains"]
 
 
-class Lease:
+class WorkerLease:
     """The permission of this node to run workers."""
 
     def __init__(self, rules: Rules) -> None:

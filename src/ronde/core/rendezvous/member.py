@@ -21,21 +21,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ronde.core.rendezvous.state import (
-    Cause,
-    Fail,
-    Join,
-    Leave,
-    Message,
-    Phase,
-    RosterKey,
-    Rules,
-    State,
-    Succeed,
-    Terms,
-)
-from ronde.core.rendezvous.waiting import waits_for, waits_in_vain
-from ronde.core.round import (
+from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Budget,
     Ejected,
@@ -50,6 +36,20 @@ from ronde.core.round import (
     RoundBegan,
     RoundEnded,
 )
+from ronde.core.rendezvous.state import (
+    Cause,
+    FailureReport,
+    JobPhase,
+    JobState,
+    JobTerms,
+    JoinRequest,
+    LeaveNotice,
+    Message,
+    RosterKey,
+    Rules,
+    SuccessReport,
+)
+from ronde.core.rendezvous.wait_messages import waits_for, waits_in_vain
 
 __all__ = ["Member"]
 
@@ -58,7 +58,7 @@ STUCK_NS = 30 * 10**9
 MESSAGE_CHARACTERS, DETAILS_CHARACTERS = 2_000, 20_000  # of a failure: everybody reads it
 
 
-class _Place(Enum):
+class _MemberPhase(Enum):
     IDLE = auto()  # not asked yet, or the last round has ended and the agent has not joined again
     JOINING = auto()
     WORKING = auto()
@@ -69,7 +69,7 @@ class _Ending(NamedTuple):
     """This node wants the job to end; `known` is the state that it knew then."""
 
     reason: str
-    known: State | None
+    known: JobState | None
 
 
 class Member:
@@ -80,10 +80,10 @@ class Member:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._place = _Place.IDLE
+        self._place = _MemberPhase.IDLE
         self._node: Node | None = None
-        self._terms: Terms | None = None
-        self._state: State | None = None
+        self._terms: JobTerms | None = None
+        self._state: JobState | None = None
         self._number = -1  # of the round that this node is or was in
         self._roster_key: RosterKey | None = None  # of that round: with its term, so that it is this round
         self._nodes: tuple[Node, ...] = ()
@@ -115,29 +115,29 @@ class Member:
     @property
     def wake_ns(self) -> int | None:
         """When `tick` wants to be called."""
-        if self._place == _Place.JOINING:
+        if self._place == _MemberPhase.JOINING:
             return self._again_ns if self._is_spare() else min(self._due_ns, self._again_ns)
-        return self._again_ns if self._place == _Place.WORKING and self._wish else None
+        return self._again_ns if self._place == _MemberPhase.WORKING and self._wish else None
 
     @property
-    def terms(self) -> Terms | None:
+    def terms(self) -> JobTerms | None:
         """On what terms this node takes part, once it has joined."""
         return self._terms
 
     @property
     def may_lead(self) -> bool:
         """Whether this node takes part, so that it can take over."""
-        return self._node is not None and not self.is_over and not isinstance(self._wish, Leave)
+        return self._node is not None and not self.is_over and not isinstance(self._wish, LeaveNotice)
 
     @property
     def is_working(self) -> bool:
         """Whether this node may have workers of a round that others may end."""
-        return self._place == _Place.WORKING or self._is_left_working
+        return self._place == _MemberPhase.WORKING or self._is_left_working
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing more to tell."""
-        return self._place == _Place.OVER
+        return self._place == _MemberPhase.OVER
 
     @property
     def is_ending(self) -> bool:
@@ -153,10 +153,10 @@ class Member:
 
     def join(self, now_ns: int, node: Node, budget: Budget) -> None:
         """Take part in the next round."""
-        if self._place == _Place.OVER:
+        if self._place == _MemberPhase.OVER:
             return
-        self._node, self._terms = node, Terms.of(self._rules, budget)
-        self._place = _Place.JOINING
+        self._node, self._terms = node, JobTerms.of(self._rules, budget)
+        self._place = _MemberPhase.JOINING
         self._said = None
         self._wish = None
         self._deadline_ns = now_ns + self._rules.join_timeout_ns
@@ -166,47 +166,49 @@ class Member:
 
     def fail(self, failure: Failure) -> None:
         """A worker has failed."""
-        if self._place == _Place.WORKING and self._node:
+        if self._place == _MemberPhase.WORKING and self._node:
             short = replace(
                 failure,
                 message=failure.message[:MESSAGE_CHARACTERS],
                 details=failure.details[-DETAILS_CHARACTERS:],
             )
-            self._wish_for(Fail(self._next_seq(), self._node.id, self._number, short))
+            self._wish_for(FailureReport(self._next_seq(), self._node.id, self._number, short))
 
     def succeed(self) -> int:
         """All workers have succeeded. Returns the round."""
-        if self._place == _Place.WORKING and self._node and not isinstance(self._wish, Succeed):
-            self._wish_for(Succeed(self._next_seq(), self._node.id, self._number))
+        if self._place == _MemberPhase.WORKING and self._node and not isinstance(self._wish, SuccessReport):
+            self._wish_for(SuccessReport(self._next_seq(), self._node.id, self._number))
         return self._number
 
     def leave(self, reason: str, ends_within_ns: int) -> None:
         """Go away. The workers of this node end within that time."""
-        if self._node and self._place != _Place.OVER:
-            self._wish_for(Leave(self._next_seq(), self._node.id, self._node.host, reason, ends_within_ns))
+        if self._node and self._place != _MemberPhase.OVER:
+            self._wish_for(
+                LeaveNotice(self._next_seq(), self._node.id, self._node.host, reason, ends_within_ns)
+            )
 
     def end_job(self, reason: str) -> None:
         """End it for everybody, by what `closed` returns."""
-        if self._node and self._place != _Place.OVER:
+        if self._node and self._place != _MemberPhase.OVER:
             self._ending = _Ending(reason, self._state)
 
-    def closed(self, state: State) -> State | None:
+    def closed(self, state: JobState) -> JobState | None:
         """Return how this node ends the job whose state is this, if it wants to and may."""
         if self._ending and self._node and state.is_open:
             if self._has_gone_on(state, self._ending):
                 self._ending = None
             else:
                 reason = f"{self._node.host}: {self._ending.reason}"
-                return replace(state, version=state.version + 1, phase=Phase.CLOSED, reason=reason)
+                return replace(state, version=state.version + 1, phase=JobPhase.CLOSED, reason=reason)
         return None
 
-    def _has_gone_on(self, state: State, ending: _Ending) -> bool:
+    def _has_gone_on(self, state: JobState, ending: _Ending) -> bool:
         """Whether the job went on without this node before that could end it."""
-        if self._place == _Place.JOINING:
+        if self._place == _MemberPhase.JOINING:
             # One round may begin while that is said. Who knew of nothing was known to nobody: it is not taken for dead.
             return ending.known is not None and state.number > ending.known.number + 1
         # While a round runs, the cause is that of the one before, of which this node may have come back.
-        was_lost = state.phase == Phase.FORMING and bool(self._why_lost(state.cause))
+        was_lost = state.phase == JobPhase.FORMING and bool(self._why_lost(state.cause))
         return was_lost or state.roster != self._roster_key
 
     def tick(self, now_ns: int) -> None:
@@ -214,9 +216,9 @@ class Member:
         wake_ns = self.wake_ns
         if wake_ns is None or now_ns < wake_ns or self._node is None:
             return
-        if self._place == _Place.JOINING and now_ns >= self._due_ns and not self._is_spare():
+        if self._place == _MemberPhase.JOINING and now_ns >= self._due_ns and not self._is_spare():
             self.says.append(
-                Leave(self._next_seq(), self._node.id, self._node.host, "has waited long enough")
+                LeaveNotice(self._next_seq(), self._node.id, self._node.host, "has waited long enough")
             )
             self._tell_last(RendezvousBroken(waits_in_vain(self._rules, self._state, self._has_moved)))
             return
@@ -236,20 +238,20 @@ class Member:
 
     def give_up(self, reason: str) -> None:
         """The store is lost for good."""
-        if self._place != _Place.OVER:
-            self._is_left_working = self._place == _Place.WORKING
+        if self._place != _MemberPhase.OVER:
+            self._is_left_working = self._place == _MemberPhase.WORKING
             self._tell_last(RendezvousBroken(reason))
 
     def cut_off(self, reason: str) -> None:
         """For too long nothing was heard of the store: the others will have taken this node for dead."""
         if self.is_working:
             self._is_left_working = False
-            self._tell(Ejected(reason), _Place.OVER if self.is_over else _Place.IDLE)
+            self._tell(Ejected(reason), _MemberPhase.OVER if self.is_over else _MemberPhase.IDLE)
 
     def lose_sight(self, broke_now: bool) -> None:
         """The store is lost; unless it has broken for all, what was said may be heeded all the same."""
         state = self._state
-        if self._place == _Place.JOINING and self._said and state and state.roster and not broke_now:
+        if self._place == _MemberPhase.JOINING and self._said and state and state.roster and not broke_now:
             self._pending = state.roster.number
 
     def move(self, now_ns: int, elsewhere: bool) -> None:
@@ -269,14 +271,14 @@ class Member:
         self._number, self._floor, self._roster_key = -1, -1, None
         self._promised = -1
         self._ending = None
-        if self._place == _Place.WORKING:
-            self._tell(Ejected(reason), _Place.IDLE)
-        elif self._place == _Place.JOINING:
+        if self._place == _MemberPhase.WORKING:
+            self._tell(Ejected(reason), _MemberPhase.IDLE)
+        elif self._place == _MemberPhase.JOINING:
             self.tells.append(Notice(reason))
 
     # What is seen
 
-    def see(self, state: State, roster: Sequence[Node] | None = None) -> None:
+    def see(self, state: JobState, roster: Sequence[Node] | None = None) -> None:
         """The state is this. With the roster, if `wants_roster` has asked for it."""
         self._state, self._has_moved = state, state.has_moved
         self._consider(roster)
@@ -287,28 +289,28 @@ class Member:
         if state is None:
             return
         match self._place:
-            case _Place.JOINING:
+            case _MemberPhase.JOINING:
                 self._consider_joining(state, roster)
-            case _Place.WORKING:
+            case _MemberPhase.WORKING:
                 self._consider_working(state)
-            case _Place.IDLE:
+            case _MemberPhase.IDLE:
                 self._consider_end(state)
         if not self.is_over and self._wish and self._wish_term != state.term:
             self._wish_term = state.term
             self._wish = replace(self._wish, seq=self._next_seq())
             self.says.append(self._wish)
 
-    def _consider_end(self, state: State) -> bool:
-        if state.phase == Phase.CLOSED:
+    def _consider_end(self, state: JobState) -> bool:
+        if state.phase == JobPhase.CLOSED:
             self._tell_last(JobClosed(state.reason, state.failure))
-        elif state.phase == Phase.COMPLETED:
-            if self._roster_key == state.roster and self._place == _Place.WORKING:
+        elif state.phase == JobPhase.COMPLETED:
+            if self._roster_key == state.roster and self._place == _MemberPhase.WORKING:
                 self._tell_last(AllSucceeded(state.number))
             else:
                 self._tell_last(JobClosed("the job has completed", completed=True))
         return self.is_over
 
-    def _consider_joining(self, state: State, roster: Sequence[Node] | None) -> None:
+    def _consider_joining(self, state: JobState, roster: Sequence[Node] | None) -> None:
         assert self._node is not None
         assert self._terms is not None
         if self._consider_end(state):
@@ -319,7 +321,7 @@ class Member:
         if refusal:
             self._tell_last(RendezvousBroken(f"{self._node.host} cannot take part: {refusal}"))
             return
-        if state.phase == Phase.FORMING:
+        if state.phase == JobPhase.FORMING:
             self._say_join(state, state.number - 1)
             self._show(state)
             return
@@ -336,26 +338,28 @@ class Member:
                 return
         self._say_join(state, state.number)
 
-    def _begin(self, state: State, roster: tuple[Node, ...], group_rank: int) -> None:
+    def _begin(self, state: JobState, roster: tuple[Node, ...], group_rank: int) -> None:
         self._number, self._roster_key, self._nodes = state.number, state.roster, roster
         began = Round(state.number, roster, group_rank, state.restarts, state.changes, state.job)
-        self._tell(RoundBegan(began), _Place.WORKING)
+        self._tell(RoundBegan(began), _MemberPhase.WORKING)
 
-    def _consider_working(self, state: State) -> None:
+    def _consider_working(self, state: JobState) -> None:
         assert self._node is not None
-        if self._consider_end(state) or (state.phase == Phase.RUNNING and state.roster == self._roster_key):
+        if self._consider_end(state) or (
+            state.phase == JobPhase.RUNNING and state.roster == self._roster_key
+        ):
             return
-        if isinstance(self._wish, Leave):
+        if isinstance(self._wish, LeaveNotice):
             return  # the others wait for the workers that are still here
         cause = state.cause
-        if state.phase == Phase.FORMING and state.number == self._number + 1 and cause is not None:
+        if state.phase == JobPhase.FORMING and state.number == self._number + 1 and cause is not None:
             why = self._why_lost(cause)
             if not why:
-                self._tell(RoundEnded(self._number, cause), _Place.IDLE)
+                self._tell(RoundEnded(self._number, cause), _MemberPhase.IDLE)
                 return
         else:
             why = "this node was not heard of in time"
-        self._tell(Ejected(f"the others went on without {self._node.host}: {why}"), _Place.IDLE)
+        self._tell(Ejected(f"the others went on without {self._node.host}: {why}"), _MemberPhase.IDLE)
 
     def _why_lost(self, cause: Cause | None) -> str:
         """Why the others take this node for lost, if they do."""
@@ -365,12 +369,12 @@ class Member:
 
     # Saying and telling
 
-    def _say_join(self, state: State, after: int) -> None:
+    def _say_join(self, state: JobState, after: int) -> None:
         assert self._node is not None
         after = max(after, self._number, self._floor)  # a store that lost its memory may be behind
         if self._said != (state.term, after):
             self._said = state.term, after
-            self.says.append(Join(self._next_seq(), self._node, after, self._promised))
+            self.says.append(JoinRequest(self._next_seq(), self._node, after, self._promised))
 
     def _wish_for(self, wish: Message) -> None:
         self._wish = wish
@@ -382,23 +386,23 @@ class Member:
         self._seq += 1
         return self._seq
 
-    def _tell(self, event: RendezvousEvent, place: _Place) -> None:
+    def _tell(self, event: RendezvousEvent, place: _MemberPhase) -> None:
         self._place = place
-        if not isinstance(self._wish, Leave):
+        if not isinstance(self._wish, LeaveNotice):
             self._wish = None
         self._shown = ""
         self.tells.append(event)
 
     def _tell_last(self, event: RendezvousEvent) -> None:
         self._ending = None
-        self._tell(event, _Place.OVER)
+        self._tell(event, _MemberPhase.OVER)
 
     def _is_spare(self) -> bool:
         if self._has_moved:
             return False
         return self._state is not None and self._node is not None and self._node.id in self._state.spares
 
-    def _show(self, state: State) -> None:
+    def _show(self, state: JobState) -> None:
         text = waits_for(self._rules, state)
         if text and text != self._shown:
             self._shown = text

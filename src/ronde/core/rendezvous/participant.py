@@ -1,20 +1,21 @@
 """One node's part in the rendezvous of its job: a member always, the leader sometimes. Pure.
 
-All that the nodes share is a store. One key is the `State`; every node watches it. A node that wants something puts a
-message into the leader's inbox; the leader decides (`core/rendezvous/leader`) and writes the next state, which the
+All that the nodes share is a store. One key is the `JobState`; every node watches it. A node that wants something puts
+a message into the leader's inbox; the leader decides (`core/rendezvous/leader`) and writes the next state, which the
 members understand (`core/rendezvous/member`). So a round costs a few messages per node, however many there are.
 
 Rules
 
-1. The state is changed by compare-and-set only (`core/rendezvous/record`). Whoever believes to lead and does not,
-   learns of it by the value that comes back, and stops.
+1. The state is changed by compare-and-set only (`core/rendezvous/state_replica`). Whoever believes to lead and does
+   not, learns of it by the value that comes back, and stops.
 2. The leader looks at no further news while a write is under way: it builds on nothing that others cannot see.
-3. A leader that is lost (`core/rendezvous/lookout`) is replaced by whoever is first to write a state with the next
-   term. Each term has an inbox of its own, and everybody says again what is not heeded.
+3. A leader that is lost (`core/rendezvous/leader_detector`) is replaced by whoever is first to write a state with the
+   next term. Each term has an inbox of its own, and everybody says again what is not heeded.
 4. No clock value travels. Silence is judged by each node's own clock, and only after looking once more.
-5. A store may lose its memory, or be replaced by another one (`core/rendezvous/venue`). Then whoever knows more than
-   the store claims to lead, with all that it knows; so what is known by most of all wins, and the job goes on.
-6. A store may also come back without what was held in it, and only that. Whoever notices (`core/rendezvous/presence`),
+5. A store may lose its memory, or be replaced by another one (`core/rendezvous/store_identity`). Then whoever knows
+   more than the store claims to lead, with all that it knows; so what is known by most of all wins, and the job goes
+   on.
+6. A store may also come back without what was held in it, and only that. Whoever notices (`core/rendezvous/liveness`),
    before it believes anything of held keys, begins again from what is in the store; a leader in a term of its own.
 7. Who ends the job writes that itself, by compare-and-set until it is written, whoever leads and whether anybody does.
 8. What the shell is asked to do, it does in order, and doing it twice does no harm. When something may not have been
@@ -29,16 +30,16 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
-from ronde.core.rendezvous.contact import Contact
+from ronde.core.rendezvous.codec import decode_state, encode
 from ronde.core.rendezvous.effects import (
     Compared,
     Effect,
     Event,
     Forget,
-    Knocked,
     Look,
     Pop,
     Popped,
+    Probed,
     Push,
     Seen,
     Stored,
@@ -47,15 +48,15 @@ from ronde.core.rendezvous.effects import (
     Values,
     Watch,
 )
-from ronde.core.rendezvous.lookout import Lookout, Loss
+from ronde.core.rendezvous.leader_detector import LeaderDetector, LeaderLoss
+from ronde.core.rendezvous.leader_inbox import LeaderInbox
+from ronde.core.rendezvous.liveness import Liveness
 from ronde.core.rendezvous.member import Member
-from ronde.core.rendezvous.office import Office
-from ronde.core.rendezvous.presence import Presence
-from ronde.core.rendezvous.record import Record
-from ronde.core.rendezvous.state import ALIVE, STATE, Rules, State, alive_key, inbox
-from ronde.core.rendezvous.text import decode_state, encode
-from ronde.core.rendezvous.venue import Finding, Venue
-from ronde.core.round import Budget, Failure, Node
+from ronde.core.rendezvous.membership import Budget, Failure, Node
+from ronde.core.rendezvous.state import ALIVE, STATE, JobState, Rules, alive_key, inbox_queue
+from ronde.core.rendezvous.state_replica import StateReplica
+from ronde.core.rendezvous.store_identity import Finding, StoreIdentity
+from ronde.core.rendezvous.store_silence import StoreSilence
 from ronde.errors import ProtocolError
 
 __all__ = ["Participant"]
@@ -64,7 +65,7 @@ __all__ = ["Participant"]
 class _Claim(NamedTuple):
     """To lead, in the place of a lost leader, or where the store is another one, with which some nodes have `gone`."""
 
-    predecessor: Loss | None = None
+    predecessor: LeaderLoss | None = None
     gone: frozenset[str] = frozenset()
 
 
@@ -76,29 +77,29 @@ class Participant:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._member = Member(rules)
-        self._presence = Presence(rules)
-        self._lookout = Lookout(rules)
-        self._record = Record()
-        self.venue = Venue(self._record)
-        self._office: Office | None = None  # while this node leads
+        self._liveness = Liveness(rules)
+        self._leader_detector = LeaderDetector(rules)
+        self._replica = StateReplica()
+        self.store_identity = StoreIdentity(self._replica)
+        self._inbox: LeaderInbox | None = None  # while this node leads
         self._claim: _Claim | None = None  # to lead: it is being written, or the roster is being read
         self._watched: dict[str, bytes | None] = {}
         self._gone: frozenset[str] = frozenset()  # nodes that died with the last store
-        self.contact = Contact(rules)  # with the store
+        self.store_silence = StoreSilence(rules)  # with the store
         self._effects: list[Effect] = []
 
     # What the agent asks for
 
     def join(self, now_ns: int, node: Node, budget: Budget) -> list[Effect]:
         """Take part in the next round."""
-        is_first = not self._presence.id
-        self._presence.id = node.id
-        self._presence.lease.begin(now_ns)
+        is_first = not self._liveness.id
+        self._liveness.id = node.id
+        self._liveness.lease.begin(now_ns)
         self._member.join(now_ns, node, budget)
         if is_first:
-            self._lookout.revive(now_ns)
+            self._leader_detector.revive(now_ns)
             self._arrive(now_ns)
-        elif self._lookout.loss:
+        elif self._leader_detector.loss:
             self._take_over()
         return self._take()
 
@@ -109,7 +110,7 @@ class Participant:
 
     def succeed(self, now_ns: int) -> list[Effect]:
         """All workers of this node have succeeded."""
-        self._effects += self._presence.beat(now_ns, self._member.succeed())
+        self._effects += self._liveness.heartbeat(now_ns, self._member.succeed())
         return self._take()
 
     def leave(self, reason: str, ends_within_ns: int = 0) -> list[Effect]:
@@ -125,14 +126,14 @@ class Participant:
 
     def give_up(self, reason: str) -> list[Effect]:
         """The store is lost for good."""
-        self._office = None
+        self._inbox = None
         self._member.give_up(reason)
         return self._take()
 
     def lost(self, broke_now: bool) -> None:
         """There is no store until `moved`. `broke_now`: its process has ended, and was there until then."""
         self._member.lose_sight(broke_now)
-        self.venue.is_unclear = True
+        self.store_identity.is_unclear = True
 
     def moved(
         self, now_ns: int, gone: Collection[str] = (), forget: str = "", elsewhere: bool = False
@@ -145,9 +146,9 @@ class Participant:
         self._member.move(now_ns, elsewhere)
         if forget:
             self._member.forget(forget)
-            self._record = Record()
-            self.venue = Venue(self._record)
-        self.venue.is_elsewhere = self.venue.is_elsewhere or elsewhere
+            self._replica = StateReplica()
+            self.store_identity = StoreIdentity(self._replica)
+        self.store_identity.is_elsewhere = self.store_identity.is_elsewhere or elsewhere
         self._gone = frozenset(gone)
         self._begin_again(now_ns)
         return self._take()
@@ -156,15 +157,15 @@ class Participant:
         """From what is in the store."""
         self._effects.clear()
         self._step_down()
-        self.venue.begin_again()
-        self._record.writing = self._claim = None
+        self.store_identity.begin_again()
+        self._replica.writing = self._claim = None
         self._watched = {}
-        self._lookout.begin_again(now_ns)
+        self._leader_detector.begin_again(now_ns)
         self._arrive(now_ns)
 
     def _arrive(self, now_ns: int) -> None:
-        self.contact.hear(now_ns)
-        self._effects += [*self._presence.arrive(now_ns), self._look_at_state()]
+        self.store_silence.hear(now_ns)
+        self._effects += [*self._liveness.arrive(now_ns), self._look_at_state()]
 
     # What others may know
 
@@ -175,11 +176,11 @@ class Participant:
     @property
     def is_leader(self) -> bool:
         """Whether this node leads, as far as it knows."""
-        return self._office is not None
+        return self._inbox is not None
 
     def must_end_workers(self, now_ns: int) -> bool:
         """Return whether this node is in a round, and the others may have gone on without it."""
-        return self._member.is_working and self._presence.lease.has_ended(now_ns)
+        return self._member.is_working and self._liveness.lease.has_ended(now_ns)
 
     @property
     def is_ending(self) -> bool:
@@ -189,49 +190,49 @@ class Participant:
     @property
     def is_over(self) -> bool:
         """Whether the job has ended, or this node's part in it, and nothing is asked of the store any more."""
-        return self._member.is_over and not self._record.is_open
+        return self._member.is_over and not self._replica.is_open
 
     @property
     def has_joined(self) -> bool:
         """Whether `join` has been called: before that there is nothing to do."""
-        return self._presence.id != ""
+        return self._liveness.id != ""
 
     @property
     def roster(self) -> tuple[Node, ...]:
         """The nodes of the last round that this node has read of, by group rank."""
-        return self._record.roster
+        return self._replica.roster
 
     @property
     def others(self) -> list[str]:
         """The ids of the nodes that this one knows of; the leader knows of all."""
-        known = self._office.leader.nodes if self._office else [node.id for node in self.roster]
-        return [node for node in known if node != self._presence.id]
+        known = self._inbox.leader.nodes if self._inbox else [node.id for node in self.roster]
+        return [node for node in known if node != self._liveness.id]
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> JobState | None:
         """The state as it was seen last."""
-        return self._record.state
+        return self._replica.state
 
     @property
     def wake_ns(self) -> int:
         """When the next `Tick` is due."""
-        times = [self._presence.beat_ns, self._member.wake_ns]
-        if self._record.is_open:
-            if not self._office:
-                times.append(self._lookout.wake_ns)
-            elif self._record.writing is None:
-                times.append(self._office.leader.wake_ns)
+        times = [self._liveness.next_heartbeat_ns, self._member.wake_ns]
+        if self._replica.is_open:
+            if not self._inbox:
+                times.append(self._leader_detector.wake_ns)
+            elif self._replica.writing is None:
+                times.append(self._inbox.leader.wake_ns)
         if self._member.is_working:
-            times.append(self._presence.lease.ends_ns)
+            times.append(self._liveness.lease.ends_ns)
         return min(each for each in times if each is not None)
 
     # What happens
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Return what to do about the event."""
-        self._member.has_lease = self._presence.has_lease(now_ns)
+        self._member.has_lease = self._liveness.has_lease(now_ns)
         if not isinstance(event, Tick):
-            self.contact.hear(now_ns)
+            self.store_silence.hear(now_ns)
         try:
             match event:
                 case Tick():
@@ -241,10 +242,10 @@ class Participant:
                 case Compared(value):
                     self._compared(now_ns, value)
                 case Stored(values):
-                    self._presence.note_stored(values)
-                case Popped() | Knocked():
-                    if self._office:
-                        self._office.put(event)
+                    self._liveness.note_stored(values)
+                case Popped() | Probed():
+                    if self._inbox:
+                        self._inbox.put(event)
         except ProtocolError as error:  # what is there was written by another version, say
             self._member.give_up(str(error))
         self._renew_lease(now_ns)
@@ -256,13 +257,13 @@ class Participant:
         """Everything that is to be done, with what the member has to say and tell."""
         if self._member.wants_roster:
             self._member.wants_roster = False
-            self._effects += self._record.roster_look()
-        if self._record.state and not self.venue.is_unclear:
-            queue = inbox(self._record.state.term)
+            self._effects += self._replica.roster_look()
+        if self._replica.state and not self.store_identity.is_unclear:
+            queue = inbox_queue(self._replica.state.term)
             self._effects += [Push(queue, encode(message)) for message in self._member.says]
             self._member.says.clear()
             if self.is_over:
-                self._effects += self._presence.end()
+                self._effects += self._liveness.end()
         self._effects += map(Tell, self._member.tells)
         self._member.tells.clear()
         effects, self._effects = self._effects, []
@@ -270,105 +271,108 @@ class Participant:
 
     def _tick(self, now_ns: int) -> None:
         if now_ns - self.wake_ns > self._rules.heartbeat_ns:  # we overslept, and know nothing of the others
-            self._lookout.overslept(now_ns)
-            self.contact.overslept(now_ns)
-        if now_ns >= self._presence.beat_ns:
-            self._effects += self._presence.beat(now_ns)
-            if self.venue.is_unclear and self._record.writing is None:
+            self._leader_detector.overslept(now_ns)
+            self.store_silence.overslept(now_ns)
+        if now_ns >= self._liveness.next_heartbeat_ns:
+            self._effects += self._liveness.heartbeat(now_ns)
+            if self.store_identity.is_unclear and self._replica.writing is None:
                 self._effects.append(self._look_at_state())
         self._member.tick(now_ns)
         if self.must_end_workers(now_ns):
             self._member.cut_off(f"the store has not answered for {self._rules.silence_ns / 1e9:g} s")
-        if self._record.is_open and not self._office and self._lookout.must_judge(now_ns):
+        if self._replica.is_open and not self._inbox and self._leader_detector.must_judge(now_ns):
             self._look_at_leader()
 
     def _renew_lease(self, now_ns: int) -> None:
         """As far as heartbeats were stored where all others of the last round look for them (`quorum`)."""
-        member, presence, state = self._member, self._presence, self._record.state
-        if member.wants_lease and not presence.lease.is_asked_for(now_ns):
-            self._effects += presence.beat(now_ns)
-        if state and not (self.venue.is_away or state.has_moved) and presence.renew_lease():
-            member.has_lease = presence.has_lease(now_ns)
+        member, liveness, state = self._member, self._liveness, self._replica.state
+        if member.wants_lease and not liveness.lease.is_asked_for(now_ns):
+            self._effects += liveness.heartbeat(now_ns)
+        if state and not (self.store_identity.is_away or state.has_moved) and liveness.renew_lease():
+            member.has_lease = liveness.has_lease(now_ns)
             if member.wants_lease and member.has_lease:
-                member.see(state, self._record.roster if self._record.is_whole else None)
+                member.see(state, self._replica.roster if self._replica.is_whole else None)
 
     # Looking
 
     def _look_at_state(self) -> Effect:
-        return Look({STATE: None, **self._presence.grip})
+        return Look({STATE: None, **self._liveness.sentinel})
 
     def _look_at_leader(self) -> None:
-        self._effects.append(Look({**self._lookout.looked_at, **self._presence.grip}))
+        self._effects.append(Look({**self._leader_detector.looked_at, **self._liveness.sentinel}))
 
     def _see(self, now_ns: int, asked: Values, changed: Values) -> None:
-        if self._presence.is_old(asked):
+        if self._liveness.is_old(asked):
             return
-        if self._presence.was_lost(changed) and (asked or self._watched):
+        if self._liveness.was_lost(changed) and (asked or self._watched):
             self._begin_again(now_ns)
             return
         if not asked:
             self._watched |= {key: value for key, value in changed.items() if key in self._watched}
-        if STATE in asked and self.venue.is_unclear:
+        if STATE in asked and self.store_identity.is_unclear:
             self._settle(now_ns, changed.get(STATE) or b"")
-        elif self._record.raw and changed.get(STATE, b"there") is None:  # the store has lost its memory
+        elif self._replica.raw and changed.get(STATE, b"there") is None:  # the store has lost its memory
             self._begin_again(now_ns)
             return
-        elif STATE in asked and STATE not in changed and not self._record.raw:
+        elif STATE in asked and STATE not in changed and not self._replica.raw:
             self._found()
         elif value := changed.get(STATE):
             self._see_state(now_ns, value)
-        if self._office:
-            self._office.put(Seen(asked, changed))
-        elif self._record.is_open:
+        if self._inbox:
+            self._inbox.put(Seen(asked, changed))
+        elif self._replica.is_open:
             self._see_leader(now_ns, asked, changed)
         if any(key.startswith("roster/") for key in changed):
             self._see_roster(now_ns, changed)
 
     def _see_leader(self, now_ns: int, asked: Values, changed: Values) -> None:
-        if self._lookout.see(now_ns, asked, changed):
+        if self._leader_detector.see(now_ns, asked, changed):
             self._look_at_leader()
-        if self._lookout.loss:
+        if self._leader_detector.loss:
             self._take_over()
 
     def _see_state(self, now_ns: int, raw: bytes) -> None:
-        if raw == self._record.raw or not self._record.read(raw):
+        if raw == self._replica.raw or not self._replica.read(raw):
             return
-        state, record = self._record.state, self._record
+        state, replica = self._replica.state, self._replica
         assert state is not None
-        self.venue.is_elsewhere = False
-        if state.leader != self._presence.id:
+        self.store_identity.is_elsewhere = False
+        if state.leader != self._liveness.id:
             self._step_down()
-        elif self._office and not state.is_open:
-            self._office.closed(state)
+        elif self._inbox and not state.is_open:
+            self._inbox.closed(state)
         self._follow(now_ns, state)
-        self._member.see(state, record.roster if record.is_whole else None)
+        self._member.see(state, replica.roster if replica.is_whole else None)
         self._renew_watch()
 
-    def _follow(self, now_ns: int, state: State) -> None:
-        if self._lookout.follow(now_ns, state.leader, state.term) and state.leader != self._presence.id:
+    def _follow(self, now_ns: int, state: JobState) -> None:
+        if (
+            self._leader_detector.follow(now_ns, state.leader, state.term)
+            and state.leader != self._liveness.id
+        ):
             self._look_at_leader()
 
     def _see_roster(self, now_ns: int, found: Values) -> None:
-        if not self._record.read_roster(found):
+        if not self._replica.read_roster(found):
             return
-        assert self._record.state is not None
-        self._member.see(self._record.state, self._record.roster)
-        if self._claim and self._record.writing is None:
+        assert self._replica.state is not None
+        self._member.see(self._replica.state, self._replica.roster)
+        if self._claim and self._replica.writing is None:
             self._take_office(now_ns, self._claim)
 
     def _renew_watch(self) -> None:
         """Watch the state, and the leader's life or, as the leader, everybody's."""
-        state = self._record.state
-        if state is None or self.venue.is_unclear:
+        state = self._replica.state
+        if state is None or self.store_identity.is_unclear:
             return
-        watched: dict[str, bytes | None] = {STATE: self._record.raw, **self._presence.grip}
-        if self._office:
-            leader = self._office.leader
+        watched: dict[str, bytes | None] = {STATE: self._replica.raw, **self._liveness.sentinel}
+        if self._inbox:
+            leader = self._inbox.leader
             for key in map(alive_key, [*leader.nodes, *leader.unwatched, *leader.remains.nodes]):
                 watched[key] = self._watched.get(key, ALIVE)
             leader.unwatched.clear()
-        elif state.leader != self._presence.id and state.is_open:
-            watched |= self._lookout.watched
+        elif state.leader != self._liveness.id and state.is_open:
+            watched |= self._leader_detector.watched
         if watched.keys() != self._watched.keys():
             self._watched = watched
             self._effects.append(Watch(dict(watched)))
@@ -377,49 +381,49 @@ class Participant:
 
     def _found(self) -> None:
         """There is no state: make the first one."""
-        if self._member.terms and self._record.writing is None:
-            self._effects += self._record.write(
-                State(self._member.terms, self._presence.id, job=self._presence.id)
+        if self._member.terms and self._replica.writing is None:
+            self._effects += self._replica.write(
+                JobState(self._member.terms, self._liveness.id, job=self._liveness.id)
             )
             self._claim = _Claim()
 
     def _take_over(self) -> None:
         """The leader is gone: be the first to say so."""
-        state = self._record.state
-        is_free = self._record.writing is None and not self.venue.is_unclear
+        state = self._replica.state
+        is_free = self._replica.writing is None and not self.store_identity.is_unclear
         if state and state.is_open and self._member.may_lead and is_free:
-            ours = replace(state, leader=self._presence.id, term=state.term + 1, version=state.version + 1)
-            self._effects += self._record.write(ours)
-            self._claim = _Claim(self._lookout.loss)
+            ours = replace(state, leader=self._liveness.id, term=state.term + 1, version=state.version + 1)
+            self._effects += self._replica.write(ours)
+            self._claim = _Claim(self._leader_detector.loss)
 
     def _settle(self, now_ns: int, raw: bytes) -> None:
         """Is this the state as we know it, a newer one, or has the store forgotten something?"""
-        record, elsewhere = self._record, self.venue.is_elsewhere
-        mine, theirs = record.state, decode_state(raw) if raw else None
-        match self.venue.judge(raw, theirs, self.contact.has_just_woken(now_ns)):
+        replica, elsewhere = self._replica, self.store_identity.is_elsewhere
+        mine, theirs = replica.state, decode_state(raw) if raw else None
+        match self.store_identity.judge(raw, theirs, self.store_silence.has_just_woken(now_ns)):
             case Finding.THEIRS if theirs:
                 if elsewhere:
-                    record.forget_state()  # versions count at one place only
+                    replica.forget_state()  # versions count at one place only
                 self._see_state(now_ns, raw)
                 self._follow(now_ns, theirs)
                 self._member.say_again()
                 self._renew_watch()
-                if theirs.leader == self._presence.id:  # we are not any more: what was under way is lost
+                if theirs.leader == self._liveness.id:  # we are not any more: what was under way is lost
                     self._take_over()
             case Finding.OURS if mine:
-                record.raw = raw
-                restored = mine.restored(self._presence.id, theirs, elsewhere)
-                self._effects += record.write(restored, record.roster)
+                replica.raw = raw
+                restored = mine.restored(self._liveness.id, theirs, elsewhere)
+                self._effects += replica.write(restored, replica.roster)
                 self._claim = _Claim(gone=self._gone)
             case Finding.NONE:
                 self._found()
 
     def _compared(self, now_ns: int, value: bytes) -> None:
-        record = self._record
-        if record.writing is None:
+        replica = self._replica
+        if replica.writing is None:
             return  # we have begun again since
-        written, record.writing, claim = record.writing, None, self._claim
-        was_unclear, self.venue.is_unclear = self.venue.is_unclear, False
+        written, replica.writing, claim = replica.writing, None, self._claim
+        was_unclear, self.store_identity.is_unclear = self.store_identity.is_unclear, False
         if was_unclear and value != written:
             self._claim = None
             self._settle(now_ns, value)
@@ -428,72 +432,72 @@ class Participant:
             self._begin_again(now_ns)
             return
         self._see_state(now_ns, value)
-        if value != written or record.raw != written:
-            if record.is_open:
+        if value != written or replica.raw != written:
+            if replica.is_open:
                 self._step_down()
             self._claim = None
             if claim and claim.predecessor and claim.predecessor.is_silent:  # it has written: it lives
-                self._lookout.revive(now_ns)
-            elif self._lookout.loss:
+                self._leader_detector.revive(now_ns)
+            elif self._leader_detector.loss:
                 self._take_over()
         elif claim:
-            if record.is_whole or not (record.state and record.state.roster):
+            if replica.is_whole or not (replica.state and replica.state.roster):
                 self._take_office(now_ns, claim)
             else:
-                self._effects += record.roster_look()
-        elif self._office and record.state:
-            self._office.written(record.replaced, record.state)
+                self._effects += replica.roster_look()
+        elif self._inbox and replica.state:
+            self._inbox.written(replica.replaced, replica.state)
 
     # Ending the job
 
     def _end_job(self) -> None:
         """Close it if this node wants that; and again, if somebody else has written something meanwhile."""
-        state = self._record.state
-        if state and self._record.writing is None and not self.venue.is_unclear:
+        state = self._replica.state
+        if state and self._replica.writing is None and not self.store_identity.is_unclear:
             if closed := self._member.closed(state):
-                self._effects += self._record.write(closed)
+                self._effects += self._replica.write(closed)
 
     # Leading
 
     def _take_office(self, now_ns: int, claim: _Claim) -> None:
-        state = self._record.state
+        state = self._replica.state
         assert state is not None
         self._claim = None
-        roster = self._record.roster if state.roster else ()
-        office = self._office = Office(self._rules, state, roster, now_ns, self._presence.grip)
-        self._effects.append(Pop(inbox(state.term)))
+        roster = self._replica.roster if state.roster else ()
+        inbox = self._inbox = LeaderInbox(self._rules, state, roster, now_ns, self._liveness.sentinel)
+        self._effects.append(Pop(inbox_queue(state.term)))
         if state.term > 1:
-            self._effects.append(Forget(inbox(state.term - 1)))
-        if claim.predecessor and claim.predecessor.leader != self._presence.id:
-            office.succeed(now_ns, claim.predecessor)
+            self._effects.append(Forget(inbox_queue(state.term - 1)))
+        if claim.predecessor and claim.predecessor.leader != self._liveness.id:
+            inbox.succeed(now_ns, claim.predecessor)
         if claim.gone:
-            office.leader.know_ended(now_ns, claim.gone, "was lost, and the store with it")
+            inbox.leader.know_ended(now_ns, claim.gone, "was lost, and the store with it")
         self._renew_watch()
 
     def _step_down(self) -> None:
-        if self._record.writing is None:  # else it is seen when that comes back
+        if self._replica.writing is None:  # else it is seen when that comes back
             self._claim = None
-        if self._office:
-            self._office = None
+        if self._inbox:
+            self._inbox = None
             self._effects.append(Pop(None))
 
     def _lead(self, now_ns: int) -> None:
         """Let the leader go on, until it has something to write."""
-        office, state = self._office, self._record.state
-        if office is None or state is None:
+        inbox, state = self._inbox, self._replica.state
+        if inbox is None or state is None:
             return
-        leader = office.leader
-        if self._record.writing is None:
-            has_decided = office.work(now_ns)
-            self._effects += office.effects
-            office.effects.clear()
+        leader = inbox.leader
+        if self._replica.writing is None:
+            has_decided = inbox.work(now_ns)
+            self._effects += inbox.effects
+            inbox.effects.clear()
             if has_decided:
                 decided = replace(leader.state, version=state.version + 1)
                 is_new = decided.roster != state.roster
                 if is_new:
                     self._renew_watch()
-                self._effects += self._record.write(decided, leader.roster if is_new else None)
+                self._effects += self._replica.write(decided, leader.roster if is_new else None)
         new = len(leader.unwatched)
-        if new and (office.must_watch or 4 * new > len(self._watched)):
+        if new and (inbox.must_watch or 4 * new > len(self._watched)):
             self._renew_watch()  # not at once for each who comes, because a watch names all that are watched
-        office.must_watch = False
+        inbox.must_watch = False

@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
+from ronde.core.rendezvous.membership import Node
 from ronde.core.rendezvous.state import Rules
-from ronde.core.round import Node
 
 __all__ = ["Quorum", "count_missing"]
 
@@ -73,7 +73,7 @@ class Quorum:
 
     # Where to find out whether they have ended
 
-    def doors(self, nodes: Iterable[str]) -> dict[str, str]:
+    def addresses(self, nodes: Iterable[str]) -> dict[str, str]:
         """Those of these nodes, whose connections have just broken."""
         known = [self._last[node] for node in nodes if node in self._last]
         return {node.id: node.meeting for node in known if node.meeting}
@@ -90,5 +90,5 @@ class Quorum:
         if self._asked_ns is not None and now_ns < self._asked_ns + self._rules.silence_ns:
             return {}
         self._asked_ns = now_ns
-        doors = {node: self._last[node].meeting for node in left}
-        return doors if all(doors.values()) else {}
+        addresses = {node: self._last[node].meeting for node in left}
+        return addresses if all(addresses.values()) else {}

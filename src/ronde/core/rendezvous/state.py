@@ -2,12 +2,13 @@
 
 Keys, all under the job's prefix
 
-    state               the `State`, changed by compare-and-set only
+    state               the `JobState`, changed by compare-and-set only
     roster/T.N/P        part P of the nodes of round N, as decided in term T; written before the state names it
     inbox/T/messages    a queue: what nodes say to the leader of term T
     alive/ID            held by node ID for as long as it lives
-    grip/ID             held by node ID, and set by it to another value: see `core/rendezvous/presence`
-    beat/ID             the `Beat` of node ID, a new one every heartbeat; stays until a round has begun without the node
+    sentinel/ID             held by node ID, and set by it to another value: see `core/rendezvous/liveness`
+    heartbeat/ID             the `Heartbeat` of node ID, a new one every heartbeat; stays until a round has begun
+    without the node
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ronde.core.round import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
+from ronde.core.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 
 __all__ = [
     "ALIVE",
     "PART_NODES",
     "STATE",
-    "Beat",
+    "Heartbeat",
     "Cause",
-    "Fail",
-    "Join",
-    "Leave",
+    "FailureReport",
+    "JoinRequest",
+    "LeaveNotice",
     "Message",
-    "Phase",
+    "JobPhase",
     "Refused",
     "RosterKey",
     "Rules",
-    "State",
-    "Succeed",
-    "Terms",
+    "JobState",
+    "SuccessReport",
+    "JobTerms",
     "alive_key",
-    "beat_key",
-    "inbox",
+    "heartbeat_key",
+    "inbox_queue",
 ]
 
 STATE = "state"
@@ -52,12 +53,12 @@ def alive_key(node: str) -> str:
     return f"alive/{node}"
 
 
-def beat_key(node: str) -> str:
-    """Return the key under which the node's heart beats."""
-    return f"beat/{node}"
+def heartbeat_key(node: str) -> str:
+    """Return the key under which the node's heart heartbeats."""
+    return f"heartbeat/{node}"
 
 
-def inbox(term: int) -> str:
+def inbox_queue(term: int) -> str:
     """Return the queue of the term's leader. Each has its own, so a deposed one takes nothing away."""
     return f"inbox/{term}/messages"
 
@@ -93,7 +94,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JobTerms:
     """What all nodes of a job must say alike, because any of them may become the leader; under the users' names."""
 
     min_nodes: int
@@ -106,7 +107,7 @@ class Terms:
     rehost: bool
 
     @classmethod
-    def of(cls, rules: Rules, budget: Budget) -> Terms:
+    def of(cls, rules: Rules, budget: Budget) -> JobTerms:
         """Return the terms of a node with these rules and this budget."""
         return cls(
             rules.min_nodes,
@@ -119,7 +120,7 @@ class Terms:
             rules.rehost,
         )
 
-    def difference(self, jobs: Terms) -> str:
+    def difference(self, jobs: JobTerms) -> str:
         """Say in what these differ from the job's terms; empty if in nothing."""
         pairs = ((name, getattr(self, name), getattr(jobs, name)) for name in self.__slots__)
         return ", ".join(
@@ -127,7 +128,7 @@ class Terms:
         )
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """What the job is doing."""
 
     FORMING = "forming"  # round `number` waits for its nodes
@@ -164,7 +165,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class JobState:
     """Everything that the nodes have agreed on. The leader of the term writes it, until another takes over; but whoever
     ends the job writes that itself.
 
@@ -176,11 +177,11 @@ class State:
     start of a job has.
     """
 
-    terms: Terms
+    terms: JobTerms
     leader: str
     term: int = 1
     version: int = 0
-    phase: Phase = Phase.FORMING
+    phase: JobPhase = JobPhase.FORMING
     number: int = 0
     roster: RosterKey | None = None
     restarts: int = 0
@@ -200,9 +201,9 @@ class State:
     @property
     def is_open(self) -> bool:
         """Whether the job goes on."""
-        return self.phase is Phase.FORMING or self.phase is Phase.RUNNING
+        return self.phase is JobPhase.FORMING or self.phase is JobPhase.RUNNING
 
-    def is_newer(self, other: State, elsewhere: bool) -> bool:
+    def is_newer(self, other: JobState, elsewhere: bool) -> bool:
         """Return whether this state counts, and not the other one; `elsewhere`: which comes from another place."""
         if elsewhere and self._begun != other._begun:
             return self._begun > other._begun
@@ -217,7 +218,7 @@ class State:
     def _begun(self) -> int:
         return self.roster.number if self.roster else -1
 
-    def restored(self, leader: str, found: State | None, elsewhere: bool = False) -> State:
+    def restored(self, leader: str, found: JobState | None, elsewhere: bool = False) -> JobState:
         """Return what to write into a store that has lost this state, and has this older one (or none).
 
         `elsewhere`: it is not the store where this state was.
@@ -227,7 +228,7 @@ class State:
             leader=leader,
             term=max(self.term, found.term if found else 0) + 1,
             version=max(self.version, found.version if found else 0) + 1,
-            number=self.number + (self.phase == Phase.FORMING),  # somebody may have seen that one begin
+            number=self.number + (self.phase == JobPhase.FORMING),  # somebody may have seen that one begin
             has_moved=self.has_moved or elsewhere,
         )
 
@@ -236,7 +237,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinRequest:
     """The node wants to be in a round later than `after`: it has no workers running.
 
     `promised`: it has asked elsewhere for a place in the round after this one, and does not know what came of it.
@@ -249,7 +250,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailureReport:
     """A worker of the node failed in this round."""
 
     seq: int
@@ -259,7 +260,7 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Succeed:
+class SuccessReport:
     """All workers of the node have succeeded in this round."""
 
     seq: int
@@ -268,7 +269,7 @@ class Succeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveNotice:
     """The node goes away, on purpose. Its workers end within `ends_within_ns`; 0: it has none."""
 
     seq: int
@@ -278,11 +279,11 @@ class Leave:
     ends_within_ns: int = 0
 
 
-Message = Join | Fail | Succeed | Leave
+Message = JoinRequest | FailureReport | SuccessReport | LeaveNotice
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """A sign of life: different each time. `succeeded`: the latest round in which all workers of the node succeeded.
 
     It outlives the node, so a node that dies after its work was done is no loss.

@@ -5,7 +5,7 @@ No store, no thread, no clock; and none of the machines that several nodes need,
 
 from __future__ import annotations
 
-from ronde.core.round import (
+from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Budget,
     Failure,
@@ -21,7 +21,7 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.events import Events
+from ronde.net.rendezvous.event_queue import EventQueue
 from ronde.records import replace
 
 __all__ = ["Alone", "make"]
@@ -37,7 +37,7 @@ class Alone:
             raise UsageError(
                 f"the rendezvous 'alone' is for one node, not {wanted}: choose another by --rdzv-backend"
             )
-        self._happened = Events()
+        self._happened = EventQueue()
         self._budget = Budget()
         self._round: Round | None = None  # the last one, with what it has added to the counts
         self._running = False

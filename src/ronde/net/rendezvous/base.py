@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ronde.core.round import Budget, Failure, Node, RendezvousEvent
+from ronde.core.rendezvous.membership import Budget, Failure, Node, RendezvousEvent
 
 __all__ = ["Rendezvous"]
 

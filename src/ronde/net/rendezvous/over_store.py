@@ -1,8 +1,8 @@
 """The rendezvous of nodes that share a store: the shell of `core/rendezvous`.
 
 One thread steps the machine: it waits for news and for the machine's clock, and never for the store, whose threads are
-those of a `Session`. If the store is lost, another thread looks for it, or for another one, and the machine goes on
-there with a new session. Until then it has none, but it has the time: workers are not left running for ever.
+those of a `StoreSession`. If the store is lost, another thread looks for it, or for another one, and the machine goes
+on there with a new session. Until then it has none, but it has the time: workers are not left running for ever.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from ronde.core.rendezvous.effects import Effect, Event, Knock, Knocked, Tell, Tick
+from ronde.core.rendezvous.effects import Effect, Event, Probe, Probed, Tell, Tick
+from ronde.core.rendezvous.membership import Budget, Failure, Node, Notice, RendezvousBroken, RendezvousEvent
 from ronde.core.rendezvous.participant import Participant
-from ronde.core.rendezvous.state import ALIVE, Rules, Terms, alive_key
-from ronde.core.round import Budget, Failure, Node, Notice, RendezvousBroken, RendezvousEvent
+from ronde.core.rendezvous.state import ALIVE, JobTerms, Rules, alive_key
 from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
-from ronde.net.rendezvous.doors import find_ended
-from ronde.net.rendezvous.events import Events
-from ronde.net.rendezvous.session import Session
-from ronde.net.rendezvous.succession import succeed_ended_job
+from ronde.net.rendezvous.ended_job import succeed_ended_job
+from ronde.net.rendezvous.event_queue import EventQueue
+from ronde.net.rendezvous.probes import find_ended
+from ronde.net.rendezvous.store_session import StoreSession
 from ronde.net.stores.base import Store
 
-__all__ = ["Entrance", "Found", "OverStore"]
+__all__ = ["StoreAccess", "Found", "OverStore"]
 
 NAMED_HOSTS = 8
 LONGEST_WAIT_NS = 60 * 10**9
@@ -52,7 +52,7 @@ class Found(NamedTuple):
     is_elsewhere: bool
 
 
-class Entrance(Protocol):
+class StoreAccess(Protocol):
     """How to get to the store."""
 
     def enter(self, timeout_ns: int) -> Store:
@@ -94,27 +94,27 @@ class OverStore:
     """
 
     def __init__(
-        self, rules: Rules, entrance: Entrance, wish: int = -1, start_timeout_ns: int = 300 * 10**9
+        self, rules: Rules, entrance: StoreAccess, wish: int = -1, start_timeout_ns: int = 300 * 10**9
     ) -> None:
         self._rules = rules
         self._start_timeout_ns = min(start_timeout_ns, rules.join_timeout_ns)
         self._entrance = entrance
         self._wish = wish
         self._participant = Participant(rules)
-        self._events = Events()
+        self._events = EventQueue()
         self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
-        self._session: Session | None = None
-        self._left: list[Session] = []  # earlier ones, whose threads may still be ending
+        self._session: StoreSession | None = None
+        self._left: list[StoreSession] = []  # earlier ones, whose threads may still be ending
         self._thread: threading.Thread | None = None
         self._node = ""
-        self._terms: Terms | None = None
+        self._terms: JobTerms | None = None
         self._is_closing = False
         self._close_by_ns = 0
         self._is_lost = False
         self._search: threading.Thread | None = None
         self._has_told = False  # that the store does not answer
         self._has_moved = False  # to another store
-        self._kept_out: Session | None = None  # from where we were called elsewhere, and did not get in
+        self._kept_out: StoreSession | None = None  # from where we were called elsewhere, and did not get in
 
     # What the agent calls
 
@@ -127,7 +127,7 @@ class OverStore:
     def join(self, node: Node, budget: Budget) -> None:
         if self._wish >= 0:
             node = replace(node, wish=self._wish)
-        self._node, self._terms = node.id, Terms.of(self._rules, budget)
+        self._node, self._terms = node.id, JobTerms.of(self._rules, budget)
         now_ns = time.monotonic_ns()  # it may take a while until there is a store
         # Only then it is known whether that is one of ours.
         self._news.put(lambda: self._participant.join(now_ns, self._entrance.offer(node), budget))
@@ -254,9 +254,9 @@ class OverStore:
         return store
 
     def _begin(self, store: Store) -> None:
-        self._session = Session(store, self._node, self._hear, self._lose, self._follow)
+        self._session = StoreSession(store, self._node, self._hear, self._lose, self._follow)
 
-    def _leave(self, session: Session) -> None:
+    def _leave(self, session: StoreSession) -> None:
         session.close()
         self._session, self._has_told = None, False
         self._left = [each for each in self._left if not each.finish(0)] + [session]
@@ -265,7 +265,7 @@ class OverStore:
         self._is_lost = True
         self._perform(self._participant.give_up(reason))
 
-    def _hear(self, session: Session, event: Event) -> None:
+    def _hear(self, session: StoreSession, event: Event) -> None:
         """Called by a session's threads: something has happened."""
 
         def step() -> list[Effect]:
@@ -273,15 +273,15 @@ class OverStore:
 
         self._news.put(step)
 
-    def _lose(self, session: Session, error: Exception) -> None:
+    def _lose(self, session: StoreSession, error: Exception) -> None:
         """Called by a session's threads: the store is lost."""
         self._news.put(lambda: self._recover(session, error))
 
-    def _follow(self, session: Session, address: str) -> None:
+    def _follow(self, session: StoreSession, address: str) -> None:
         """Called by a session's threads: the nodes meet elsewhere."""
         self._news.put(lambda: self._move(session, address))
 
-    def _move(self, session: Session, address: str) -> list[Effect]:
+    def _move(self, session: StoreSession, address: str) -> list[Effect]:
         """Go where the others are. What this node knows is of a job that it has begun by itself."""
         if session is not self._session or self._is_lost or self._is_going():
             return []
@@ -297,18 +297,18 @@ class OverStore:
         self._begin(store)
         return self._participant.moved(time.monotonic_ns(), forget=f"the job goes on at {address}")
 
-    def _recover(self, session: Session, error: Exception) -> list[Effect]:
+    def _recover(self, session: StoreSession, error: Exception) -> list[Effect]:
         """Find the store again, or another one."""
         if session is not self._session or self._is_lost or self._is_going():
             return []
         _log.info("%s", error)
         has_broken = isinstance(error.__cause__ or error.__context__, ConnectionError)  # no time limit
-        broke_now = has_broken and self._participant.contact.is_fresh(time.monotonic_ns())
+        broke_now = has_broken and self._participant.store_silence.is_fresh(time.monotonic_ns())
         if not broke_now and self._rules.rehost and not self._has_told:
             self._events.put(Notice(f"{error}; looking for it and for the other nodes"))
         self._leave(session)
         nodes = self._participant.roster
-        were_there = self._participant.venue.here if broke_now else None
+        were_there = self._participant.store_identity.here if broke_now else None
         self._participant.lost(broke_now)
 
         def search() -> None:
@@ -339,11 +339,11 @@ class OverStore:
         self._has_moved = self._has_moved or found.is_elsewhere
         return self._participant.moved(time.monotonic_ns(), found.gone, elsewhere=found.is_elsewhere)
 
-    def _knock(self, asked: Knock) -> None:
+    def _knock(self, asked: Probe) -> None:
         """Have it done; it may take a while."""
 
         def knock() -> None:
-            event = Knocked.of(asked, find_ended(asked.doors))
+            event = Probed.of(asked, find_ended(asked.addresses))
             self._news.put(lambda: self._participant.step(time.monotonic_ns(), event))
 
         threading.Thread(target=knock, name="ronde-rendezvous-knock", daemon=True).start()
@@ -376,7 +376,7 @@ class OverStore:
         if self._has_told:
             self._look_after_the_store()
         if self._has_moved:
-            self._entrance.call(self._participant.venue.is_calling)
+            self._entrance.call(self._participant.store_identity.is_calling)
         return True
 
     def _tick(self, now_ns: int) -> None:
@@ -391,14 +391,14 @@ class OverStore:
         session, now_ns = self._session, time.monotonic_ns()
         if session is None or self._participant.is_over:
             return
-        silent_ns, limit_s = self._participant.contact.silent_ns(now_ns), self._rules.silence_ns / 1e9
+        silent_ns, limit_s = self._participant.store_silence.silent_ns(now_ns), self._rules.silence_ns / 1e9
         is_silent = silent_ns >= max(self._rules.heartbeat_ns * 3 // 2, LEAST_SILENCE_NS)
         if is_silent != self._has_told:
             what = f"has not answered for {silent_ns / 1e9:.1f} s" if is_silent else "answers again"
             then = f"; after {limit_s:g} s the workers here would be ended" if is_silent else ""
             self._events.put(Notice(f"the store at {session.store.address} {what}{then}"))
             self._has_told = is_silent
-        if self._rules.rehost and (must_leave or self._participant.contact.is_cut_off(now_ns)):
+        if self._rules.rehost and (must_leave or self._participant.store_silence.is_cut_off(now_ns)):
             self._perform(
                 self._recover(
                     session,
@@ -413,7 +413,7 @@ class OverStore:
                 if isinstance(event, RendezvousBroken) and (refusal := self._entrance.turned_away()):
                     event = RendezvousBroken(f"{event.reason}; the store here {refusal}")
                 self._events.put(event)
-            elif isinstance(effect, Knock):
+            elif isinstance(effect, Probe):
                 self._knock(effect)
             elif self._session and not self._is_lost:
                 self._session.perform(effect)

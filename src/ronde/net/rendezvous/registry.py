@@ -19,7 +19,7 @@ Factory = Callable[[RendezvousConfig, JobKey], Rendezvous]
 
 _GROUP = "ronde.rendezvous"  # of entry points
 _TORCHRUNS_GROUP = "torchrun.handlers"
-_ENTRANCES = "ronde.net.rendezvous.entrances"
+_ENTRANCES = "ronde.net.rendezvous.store_access"
 _OURS = {
     "alone": ("ronde.net.rendezvous.alone", "make"),
     "static": (_ENTRANCES, "make_static"),

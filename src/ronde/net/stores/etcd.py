@@ -29,9 +29,9 @@ from typing import TypeVar
 
 from ronde.errors import PeerError, PeerLostError, UsageError
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
-from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal, Stream, parse_endpoints
-from ronde.net.stores.etcd_lease import Lease
-from ronde.net.stores.etcd_names import Names, b64, count_both, end
+from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal, WatchStream, parse_endpoints
+from ronde.net.stores.etcd_lease import EtcdLease
+from ronde.net.stores.etcd_names import EtcdKeys, b64, count_both, end
 from ronde.net.stores.table import Table
 
 __all__ = ["EtcdStore"]
@@ -84,7 +84,7 @@ class EtcdStore:
         self._endpoints = parse_endpoints(endpoints, ca_file, certificate_file, key_file)
         check_key(prefix)
         self._prefix = prefix
-        self._names = Names(prefix)
+        self._names = EtcdKeys(prefix)
         self._lease_ns = lease_ns
         self._patience_ns = patience_ns
         self._begin()
@@ -103,8 +103,8 @@ class EtcdStore:
         self._client = secrets.token_hex(8).encode()
         self._counter = self._names.counter(self._client)
         self._items = itertools.count()
-        self._stream: Stream | None = None
-        self._lease: Lease | None = None
+        self._stream: WatchStream | None = None
+        self._lease: EtcdLease | None = None
 
     @property
     def address(self) -> str:
@@ -242,7 +242,7 @@ class EtcdStore:
 
         def hold() -> None:
             if not self._lease:
-                self._lease = Lease(Gateway(self._endpoints, self._patience_ns), self._lease_ns)
+                self._lease = EtcdLease(Gateway(self._endpoints, self._patience_ns), self._lease_ns)
             while True:
                 put = {"key": name, "value": b64(value), "lease": self._lease.number}
                 try:
@@ -463,11 +463,11 @@ class EtcdStore:
 
         return self._call(wait)
 
-    def _watch_from(self, ranges: list[tuple[str, str]], revision: int) -> Stream:
+    def _watch_from(self, ranges: list[tuple[str, str]], revision: int) -> WatchStream:
         """Return a stream of what happens there after the revision: the one there is, if it is of the same keys."""
         if not self._stream or self._stream.ranges != frozenset(ranges):
             self._end_stream()
-            self._stream = Stream(self._gateway, ranges, revision + 1)
+            self._stream = WatchStream(self._gateway, ranges, revision + 1)
         return self._stream
 
     def _end_stream(self) -> None:

@@ -27,7 +27,7 @@ from ronde import errors
 from ronde.errors import PeerLostError, UsageError
 from ronde.net.addresses import Address, resolve
 
-__all__ = ["Endpoints", "Gateway", "Refusal", "Stream", "parse_endpoints"]
+__all__ = ["Endpoints", "Gateway", "Refusal", "WatchStream", "parse_endpoints"]
 
 ATTEMPT_NS = 5 * 10**9  # how long one member may take
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
@@ -203,7 +203,7 @@ class Gateway:
         return self._connection
 
 
-class Stream:
+class WatchStream:
     """What happens to some keys from a revision on: (key, end) pairs in etcd's base64, where an end makes it a range.
 
     Raises OSError if it breaks or cannot be begun; then nothing is known of what has happened since.

@@ -10,14 +10,14 @@ from contextlib import suppress
 from ronde.errors import PeerError
 from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal
 
-__all__ = ["Lease"]
+__all__ = ["EtcdLease"]
 
 RENEWALS = 3  # in the time of the lease
 
 _log = logging.getLogger(__name__)
 
 
-class Lease:
+class EtcdLease:
     """A lease of about `ttl_ns`; the gateway is its own. Raises PeerLostError or Refusal if there is none to be had."""
 
     def __init__(self, gateway: Gateway, ttl_ns: int) -> None:

@@ -10,10 +10,10 @@ from base64 import b64decode, b64encode
 from ronde.net.stores.base import check_key
 from ronde.net.stores.etcd_gateway import Message
 
-__all__ = ["Names", "b64", "count_both", "end"]
+__all__ = ["EtcdKeys", "b64", "count_both", "end"]
 
 
-class Names:
+class EtcdKeys:
     """The names in the store under a prefix. Raises UsageError for keys and queues outside the limits."""
 
     def __init__(self, prefix: str) -> None:

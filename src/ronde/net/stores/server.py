@@ -36,8 +36,8 @@ from ronde.net.addresses import parse
 from ronde.net.authentication import Handshake, Role
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.reception import Newcomer, Reception
-from ronde.net.stores.desk import Desk, Session
-from ronde.net.stores.doors import MAX_CLIENTS, listen_for_clients, notice_loss
+from ronde.net.stores.listeners import MAX_CLIENTS, listen_for_clients, notice_loss
+from ronde.net.stores.request_handler import ClientSession, RequestHandler
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class _Client:
 
     __slots__ = ("fd", "inbox", "outbox", "session", "sock", "timer")
 
-    def __init__(self, sock: socket.socket, session: Session) -> None:
+    def __init__(self, sock: socket.socket, session: ClientSession) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.session = session
@@ -94,7 +94,7 @@ class StoreServer:
         is_secret: bool | None = None,
         give_up: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._desk = Desk()
+        self._desk = RequestHandler()
         listeners, self._address = listen_for_clients(parse(address), key, listener)
         self._key = key
         self._epoll = select.epoll()
@@ -119,7 +119,7 @@ class StoreServer:
         # 1 for each descriptor of a member with nothing half received or half sent.
         self._at_rest = bytearray(256)
         self._seals = new_seals()
-        self._gone: list[Session] = []
+        self._gone: list[ClientSession] = []
         self._timers: list[tuple[int, int, _Client]] = []
         self._timer_count = 0
         self._repair_at_ns = 0
@@ -295,7 +295,7 @@ class StoreServer:
             self._gone.append(session)
         self._reception.resume()
 
-    def _see_off(self, session: Session) -> None:
+    def _see_off(self, session: ClientSession) -> None:
         if session.connection is None:
             self._desk.leave(session, time.monotonic_ns())
             self._deliver_to_woken()

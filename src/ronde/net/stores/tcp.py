@@ -38,9 +38,9 @@ from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.reception import HANDSHAKE_NS
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
-from ronde.net.stores.doors import notice_loss, short_ways
+from ronde.net.stores.listeners import notice_loss, short_ways
 from ronde.net.stores.server import STORE_PURPOSE, StoreServer
-from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Operation, Status
+from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Status, StoreOperation
 
 __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
 
@@ -57,8 +57,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
 _TIMEVAL = struct.Struct("@ll")
 
 # Of those that there are many of: before Python 3.12 a look at a class's member takes a while.
-_SET, _GET, _WAIT = Operation.SET, Operation.GET, Operation.WAIT
-_ADD, _COMPARE_SET = Operation.ADD, Operation.COMPARE_SET
+_SET, _GET, _WAIT = StoreOperation.SET, StoreOperation.GET, StoreOperation.WAIT
+_ADD, _COMPARE_SET = StoreOperation.ADD, StoreOperation.COMPARE_SET
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class StoreClient(StoreLine):
         with self._lock:
             if self._sock:
                 with suppress(OSError):  # it may have broken before
-                    self._sock.send(self._sealed(wire.request(Operation.BYE)), socket.MSG_DONTWAIT)
+                    self._sock.send(self._sealed(wire.request(StoreOperation.BYE)), socket.MSG_DONTWAIT)
             self._hang_up()
 
     # The operations
@@ -147,52 +147,52 @@ class StoreClient(StoreLine):
 
     def delete_key(self, key: str) -> bool:
         encoded = check_key(key)
-        there = self._ask(Operation.DELETE, key, b"", 0, True) is not None
+        there = self._ask(StoreOperation.DELETE, key, b"", 0, True) is not None
         self._held.pop(encoded, None)
         return there
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask(Operation.CHECK, None, _packed(keys), 0, False) is not None
+        return self._ask(StoreOperation.CHECK, None, _packed(keys), 0, False) is not None
 
     def num_keys(self) -> int:
-        return int(self._ask(Operation.NUM_KEYS, None, b"", 0, False) or 0)
+        return int(self._ask(StoreOperation.NUM_KEYS, None, b"", 0, False) or 0)
 
     def append(self, key: str, value: bytes) -> None:
-        self._ask(Operation.APPEND, key, check_value(key, value), 0, True)
+        self._ask(StoreOperation.APPEND, key, check_value(key, value), 0, True)
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         if not keys:
             return []
-        values = self._ask(Operation.MULTI_GET, None, _packed(keys), timeout_ns, False)
+        values = self._ask(StoreOperation.MULTI_GET, None, _packed(keys), timeout_ns, False)
         if values is None:
             raise self._missing(keys, timeout_ns)
         return wire.values_from(values)
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         pairs = {check_key(key): check_value(key, value) for key, value in values.items()}
-        self._ask(Operation.MULTI_SET, None, _bounded(wire.pack_pairs(pairs)), 0, True)
+        self._ask(StoreOperation.MULTI_SET, None, _bounded(wire.pack_pairs(pairs)), 0, True)
 
     def delete_prefix(self, prefix: str) -> int:
         start = check_key(prefix)
-        count = int(self._ask(Operation.DELETE_PREFIX, prefix, b"", 0, True) or 0)
+        count = int(self._ask(StoreOperation.DELETE_PREFIX, prefix, b"", 0, True) or 0)
         self._held = {key: value for key, value in self._held.items() if not key.startswith(start)}
         return count
 
     def queue_push(self, queue: str, value: bytes) -> None:
-        self._ask(Operation.PUSH, queue, check_value(queue, value), 0, True)
+        self._ask(StoreOperation.PUSH, queue, check_value(queue, value), 0, True)
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
-        value = self._ask(Operation.POP, queue, b"", timeout_ns, True)
+        value = self._ask(StoreOperation.POP, queue, b"", timeout_ns, True)
         if value is None:
             raise waited_in_vain(queue, self.address, timeout_ns)
         return value
 
     def queue_len(self, queue: str) -> int:
-        return int(self._ask(Operation.QUEUE_LEN, queue, b"", 0, False) or 0)
+        return int(self._ask(StoreOperation.QUEUE_LEN, queue, b"", 0, False) or 0)
 
     def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
         pairs = {check_key(key): value for key, value in known.items()}
-        changed = self._ask(Operation.WATCH, None, _bounded(wire.pack_known(pairs)), timeout_ns, False)
+        changed = self._ask(StoreOperation.WATCH, None, _bounded(wire.pack_known(pairs)), timeout_ns, False)
         if changed is None:
             return {}
         return {key.decode(): value for key, value in wire.pairs_from(changed).items()}
@@ -200,7 +200,7 @@ class StoreClient(StoreLine):
     def hold(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
         self._held[encoded] = value  # first, so that a new connection cannot forget it
-        self._ask(Operation.HOLD, key, value, 0, False)
+        self._ask(StoreOperation.HOLD, key, value, 0, False)
 
     def _missing(self, keys: Sequence[str], timeout_ns: int) -> errors.TimeoutError:
         shown = (
@@ -247,7 +247,7 @@ class StoreClient(StoreLine):
                     self._use(self._connect(give_up_ns, self._patience_ns))
                     connected_ns = time.monotonic_ns()
                     for held in self._held.items():
-                        self._ask_once(Operation.HOLD, 0, 0, *held)
+                        self._ask_once(StoreOperation.HOLD, 0, 0, *held)
                     left_ns = max(0, began_ns + timeout_ns - connected_ns)
                     status, value = self._ask_once(operation, number, left_ns, key, argument)
                     break

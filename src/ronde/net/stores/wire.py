@@ -27,7 +27,7 @@ __all__ = [
     "LENGTH",
     "OPERATIONS",
     "MAX_TIMEOUT_NS",
-    "Operation",
+    "StoreOperation",
     "Request",
     "Status",
     "answer",
@@ -58,7 +58,7 @@ _KEY = struct.Struct("!H")
 _PAIR = struct.Struct("!HBI")
 
 
-class Operation:
+class StoreOperation:
     """What a client asks for. WAIT answers like MULTI_GET, but without the values; BYE has no answer."""
 
     # No enumeration: before Python 3.12 every look at a member of one takes longer than the rest of a request's head.
@@ -83,7 +83,7 @@ class Operation:
     BYE = 18
 
 
-OPERATIONS = range(Operation.SET, Operation.BYE + 1)
+OPERATIONS = range(StoreOperation.SET, StoreOperation.BYE + 1)
 
 
 class Status:
@@ -123,13 +123,13 @@ def is_named(operation: int) -> bool:
 
 _NAMELESS = frozenset(
     {
-        Operation.WAIT,
-        Operation.CHECK,
-        Operation.NUM_KEYS,
-        Operation.MULTI_GET,
-        Operation.MULTI_SET,
-        Operation.WATCH,
-        Operation.BYE,
+        StoreOperation.WAIT,
+        StoreOperation.CHECK,
+        StoreOperation.NUM_KEYS,
+        StoreOperation.MULTI_GET,
+        StoreOperation.MULTI_SET,
+        StoreOperation.WATCH,
+        StoreOperation.BYE,
     }
 )
 

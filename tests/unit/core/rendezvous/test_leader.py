@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ronde.core.rendezvous.leader import STRAGGLER_NS, Leader
+from ronde.core.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.core.rendezvous.state import (
-    Beat,
-    Fail,
-    Join,
-    Leave,
+    FailureReport,
+    Heartbeat,
+    JobPhase,
+    JobState,
+    JobTerms,
+    JoinRequest,
+    LeaveNotice,
     Message,
-    Phase,
     Rules,
-    State,
-    Succeed,
-    Terms,
+    SuccessReport,
 )
-from ronde.core.round import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 
 S = 10**9
 BOOM = Failure(0, 0, "h", 1, 1, "boom")
@@ -29,10 +29,10 @@ class Office:
     def __init__(self, rules: Rules, budget: Budget = Budget(1)) -> None:  # noqa: B008
         self.now_ns = 0
         self.seq = 0
-        self.leader = Leader(rules, State(Terms.of(rules, budget), "a"), (), 0)
+        self.leader = Leader(rules, JobState(JobTerms.of(rules, budget), "a"), (), 0)
 
     @property
-    def state(self) -> State:
+    def state(self) -> JobState:
         return self.leader.state
 
     def at(self, seconds: float) -> Office:
@@ -46,7 +46,7 @@ class Office:
 
     def join(self, *names: str, after: int = -1, wish: int = -1) -> Office:
         for name in names:
-            self.say(Join(0, Node(name, f"host-{name}", "", 1, "", 1, wish=wish), after))
+            self.say(JoinRequest(0, Node(name, f"host-{name}", "", 1, "", 1, wish=wish), after))
         return self
 
     def lose(self, *names: str) -> Office:
@@ -55,20 +55,20 @@ class Office:
 
     @property
     def roster(self) -> str:
-        assert self.state.phase == Phase.RUNNING
+        assert self.state.phase == JobPhase.RUNNING
         return "".join(node.id for node in self.leader.roster)
 
     @property
     def is_forming(self) -> bool:
-        return self.state.phase == Phase.FORMING
+        return self.state.phase == JobPhase.FORMING
 
 
 def running(names: str, rules: Rules, budget: Budget = Budget(1)) -> Office:  # noqa: B008
-    office = Office(rules, budget).join(*names)
-    if office.is_forming:
-        office.at(rules.last_call_ns / S)
-    assert office.roster == names
-    return office
+    inbox = Office(rules, budget).join(*names)
+    if inbox.is_forming:
+        inbox.at(rules.last_call_ns / S)
+    assert inbox.roster == names
+    return inbox
 
 
 def test_a_full_world_begins_at_once() -> None:
@@ -76,204 +76,204 @@ def test_a_full_world_begins_at_once() -> None:
 
 
 def test_the_last_call_begins_with_the_minimum_and_is_not_prolonged() -> None:
-    office = Office(Rules(2, 4)).at(5).join("a", "b").at(20).join("c").at(34.9)
-    assert office.is_forming
-    assert office.at(35).roster == "abc"
+    inbox = Office(Rules(2, 4)).at(5).join("a", "b").at(20).join("c").at(34.9)
+    assert inbox.is_forming
+    assert inbox.at(35).roster == "abc"
 
 
 def test_too_few_wait_and_then_there_is_a_last_call() -> None:
-    office = running("abc", Rules(2, 3)).lose("b", "c").join("a", after=0)
-    assert office.at(100).is_forming
-    office.at(101).join("x", after=0)
-    assert office.at(130.9).is_forming
-    assert office.at(131).roster == "ax"
+    inbox = running("abc", Rules(2, 3)).lose("b", "c").join("a", after=0)
+    assert inbox.at(100).is_forming
+    inbox.at(101).join("x", after=0)
+    assert inbox.at(130.9).is_forming
+    assert inbox.at(131).roster == "ax"
 
 
 def test_a_shrinking_world_waits_for_nobody() -> None:
-    office = running("abc", Rules(1, 5)).at(50).lose("b").join("c", after=0)
-    assert office.is_forming
-    assert office.join("a", after=0).roster == "ac"
-    assert office.state.changes == 1
-    assert isinstance(office.state.cause, NodesLost)
-    assert office.state.cause.reason == "host-b lost the connection to the others"
+    inbox = running("abc", Rules(1, 5)).at(50).lose("b").join("c", after=0)
+    assert inbox.is_forming
+    assert inbox.join("a", after=0).roster == "ac"
+    assert inbox.state.changes == 1
+    assert isinstance(inbox.state.cause, NodesLost)
+    assert inbox.state.cause.reason == "host-b lost the connection to the others"
 
 
 def test_who_does_not_come_is_left_behind() -> None:
-    office = running("ab", Rules(1, 2)).at(50).lose("x")
-    office.say(Fail(0, "a", 0, BOOM))
-    office.join("a", after=0).at(50 + STRAGGLER_NS / S - 1)
-    assert office.is_forming
-    assert office.at(50 + STRAGGLER_NS / S).roster == "a"
+    inbox = running("ab", Rules(1, 2)).at(50).lose("x")
+    inbox.say(FailureReport(0, "a", 0, BOOM))
+    inbox.join("a", after=0).at(50 + STRAGGLER_NS / S - 1)
+    assert inbox.is_forming
+    assert inbox.at(50 + STRAGGLER_NS / S).roster == "a"
 
 
 def test_nobody_is_left_behind_while_its_workers_may_still_be_ending() -> None:
-    office = running("ab", Rules(1, 2, heartbeat_ns=5 * S, longest_end_ns=70 * S)).at(50)
-    office.say(Fail(0, "a", 0, BOOM))
-    office.join("a", after=0).at(50 + 74.9)
-    assert office.is_forming
-    assert office.at(50 + 75).roster == "a"
+    inbox = running("ab", Rules(1, 2, heartbeat_ns=5 * S, longest_end_ns=70 * S)).at(50)
+    inbox.say(FailureReport(0, "a", 0, BOOM))
+    inbox.join("a", after=0).at(50 + 74.9)
+    assert inbox.is_forming
+    assert inbox.at(50 + 75).roster == "a"
 
 
 def test_a_late_node_comes_in_after_the_last_call_or_when_the_world_is_full() -> None:
-    office = running("ab", Rules(1, 4)).at(50).join("c", after=0)
-    assert office.roster == "ab"
-    assert office.at(79).roster == "ab"
-    office.at(80)
-    assert office.state.cause == NodesWaiting(1)
-    assert office.join("a", "b", after=0).roster == "abc"
-    office.join("d", after=1)
-    assert office.state.cause == NodesWaiting(1)
-    assert office.join("a", "b", "c", after=1).roster == "abcd"
-    assert office.join("e", after=2).roster == "abcd"
+    inbox = running("ab", Rules(1, 4)).at(50).join("c", after=0)
+    assert inbox.roster == "ab"
+    assert inbox.at(79).roster == "ab"
+    inbox.at(80)
+    assert inbox.state.cause == NodesWaiting(1)
+    assert inbox.join("a", "b", after=0).roster == "abc"
+    inbox.join("d", after=1)
+    assert inbox.state.cause == NodesWaiting(1)
+    assert inbox.join("a", "b", "c", after=1).roster == "abcd"
+    assert inbox.join("e", after=2).roster == "abcd"
 
 
 def test_a_world_that_was_larger_is_made_whole_at_once() -> None:
-    office = running("abc", Rules(1, 9)).at(50).lose("c").join("a", "b", after=0)
-    assert office.roster == "ab"
-    assert office.join("c2", after=1).is_forming
+    inbox = running("abc", Rules(1, 9)).at(50).lose("c").join("a", "b", after=0)
+    assert inbox.roster == "ab"
+    assert inbox.join("c2", after=1).is_forming
 
 
 def test_nobody_comes_in_once_somebody_has_succeeded() -> None:
-    office = running("a", Rules(1, 2))
-    office.say(Succeed(0, "a", 0))
-    assert office.state.phase == Phase.COMPLETED
-    office = running("ab", Rules(1, 3))
-    office.say(Succeed(0, "a", 0))
-    assert office.join("c", after=0).roster == "ab"
+    inbox = running("a", Rules(1, 2))
+    inbox.say(SuccessReport(0, "a", 0))
+    assert inbox.state.phase == JobPhase.COMPLETED
+    inbox = running("ab", Rules(1, 3))
+    inbox.say(SuccessReport(0, "a", 0))
+    assert inbox.join("c", after=0).roster == "ab"
 
 
 def test_restarts_are_counted_and_end() -> None:
-    office = running("ab", Rules(2, 2))
-    office.say(Fail(0, "b", 0, BOOM))
-    assert office.state.cause == WorkerFailed(BOOM)
-    office.join("a", "b", after=0)
-    assert (office.roster, office.state.restarts) == ("ab", 1)
-    office.say(Fail(0, "a", 0, BOOM))  # of the round before
-    assert office.roster == "ab"
-    office.say(Fail(0, "a", 1, BOOM))
-    assert (office.state.phase, office.state.failure) == (Phase.CLOSED, BOOM)
-    assert "host-x" not in office.state.reason
+    inbox = running("ab", Rules(2, 2))
+    inbox.say(FailureReport(0, "b", 0, BOOM))
+    assert inbox.state.cause == WorkerFailed(BOOM)
+    inbox.join("a", "b", after=0)
+    assert (inbox.roster, inbox.state.restarts) == ("ab", 1)
+    inbox.say(FailureReport(0, "a", 0, BOOM))  # of the round before
+    assert inbox.roster == "ab"
+    inbox.say(FailureReport(0, "a", 1, BOOM))
+    assert (inbox.state.phase, inbox.state.failure) == (JobPhase.CLOSED, BOOM)
+    assert "host-x" not in inbox.state.reason
 
 
 def test_changes_have_a_budget_of_their_own() -> None:
-    office = running("abc", Rules(1, 3), Budget(0, 1)).lose("c").join("a", "b", after=0)
-    assert office.join("d", after=1).roster == "ab", "late nodes wait when no change is left"
-    office.lose("b")
-    assert office.state.phase == Phase.CLOSED
-    assert "host-b" in office.state.reason
+    inbox = running("abc", Rules(1, 3), Budget(0, 1)).lose("c").join("a", "b", after=0)
+    assert inbox.join("d", after=1).roster == "ab", "late nodes wait when no change is left"
+    inbox.lose("b")
+    assert inbox.state.phase == JobPhase.CLOSED
+    assert "host-b" in inbox.state.reason
 
 
 def test_a_failure_that_blames_a_peer_waits_for_a_better_one() -> None:
     blaming = replace(BOOM, message="lost rank 1", blames_peer=True)
-    office = running("abc", Rules(1, 3))
-    office.say(Fail(0, "a", 0, blaming))
-    assert office.roster == "abc"
-    office.say(Fail(0, "b", 0, BOOM))
-    assert office.state.cause == WorkerFailed(BOOM)
+    inbox = running("abc", Rules(1, 3))
+    inbox.say(FailureReport(0, "a", 0, blaming))
+    assert inbox.roster == "abc"
+    inbox.say(FailureReport(0, "b", 0, BOOM))
+    assert inbox.state.cause == WorkerFailed(BOOM)
 
-    office = running("abc", Rules(1, 3))
-    office.say(Fail(0, "a", 0, blaming))
-    office.lose("c")
-    assert isinstance(office.state.cause, NodesLost)
-    assert office.state.restarts == 0
+    inbox = running("abc", Rules(1, 3))
+    inbox.say(FailureReport(0, "a", 0, blaming))
+    inbox.lose("c")
+    assert isinstance(inbox.state.cause, NodesLost)
+    assert inbox.state.restarts == 0
 
-    office = running("abc", Rules(1, 3))
-    office.leader.hear_beats(0, {name: Beat(1, -1) for name in "abc"}, "abc")
-    office.say(Fail(0, "a", 0, blaming))
-    office.leader.hear_beats(0, {name: Beat(2, -1) for name in "abc"}, "abc")
-    assert office.state.cause == WorkerFailed(blaming), "all live, so it was the cause"
+    inbox = running("abc", Rules(1, 3))
+    inbox.leader.hear_beats(0, {name: Heartbeat(1, -1) for name in "abc"}, "abc")
+    inbox.say(FailureReport(0, "a", 0, blaming))
+    inbox.leader.hear_beats(0, {name: Heartbeat(2, -1) for name in "abc"}, "abc")
+    assert inbox.state.cause == WorkerFailed(blaming), "all live, so it was the cause"
 
 
 def test_who_succeeded_and_died_is_no_loss() -> None:
-    office = running("ab", Rules(1, 2))
-    office.leader.hear_beats(0, {"a": Beat(9, 0)}, "a")  # its last words
-    assert office.lose("a").roster == "ab"
-    office.say(Succeed(0, "b", 0))
-    assert office.state.phase == Phase.COMPLETED
+    inbox = running("ab", Rules(1, 2))
+    inbox.leader.hear_beats(0, {"a": Heartbeat(9, 0)}, "a")  # its last words
+    assert inbox.lose("a").roster == "ab"
+    inbox.say(SuccessReport(0, "b", 0))
+    assert inbox.state.phase == JobPhase.COMPLETED
 
 
 def test_silence() -> None:
     rules = Rules(1, 2, heartbeat_ns=2 * S)
-    office = running("ab", rules)
+    inbox = running("ab", rules)
     for second in range(1, 6):
-        assert office.leader.tick(second * S)
-        office.leader.hear_beats(second * S, {"a": Beat(second, -1)}, "ab")
+        assert inbox.leader.tick(second * S)
+        inbox.leader.hear_beats(second * S, {"a": Heartbeat(second, -1)}, "ab")
         if second == 1:
-            office.leader.hear_beats(second * S, {"b": Beat(1, -1)}, "b")
-    assert office.is_forming
-    assert isinstance(office.state.cause, NodesLost)
-    assert office.state.cause.reason == "host-b was silent for 6 s"
+            inbox.leader.hear_beats(second * S, {"b": Heartbeat(1, -1)}, "b")
+    assert inbox.is_forming
+    assert isinstance(inbox.state.cause, NodesLost)
+    assert inbox.state.cause.reason == "host-b was silent for 6 s"
 
 
 def test_a_judge_who_overslept_starts_again() -> None:
     rules = Rules(1, 2, heartbeat_ns=2 * S)
-    office = running("ab", rules)
-    assert office.leader.tick(100 * S)
-    office.leader.hear_beats(100 * S, {}, "ab")
-    assert office.roster == "ab"
+    inbox = running("ab", rules)
+    assert inbox.leader.tick(100 * S)
+    inbox.leader.hear_beats(100 * S, {}, "ab")
+    assert inbox.roster == "ab"
 
 
 def test_leaving() -> None:
-    office = running("abc", Rules(1, 3))
-    office.say(Leave(0, "c", "host-c", "preempted"))
-    assert isinstance(office.state.cause, NodesLost)
-    assert office.state.cause.reason == "host-c left: preempted"
+    inbox = running("abc", Rules(1, 3))
+    inbox.say(LeaveNotice(0, "c", "host-c", "preempted"))
+    assert isinstance(inbox.state.cause, NodesLost)
+    assert inbox.state.cause.reason == "host-c left: preempted"
 
 
 def test_the_cause_has_all_who_are_lost_though_it_names_some() -> None:
     names = [f"{i:02}" for i in range(40)]
-    office = Office(Rules(1, 40)).join(*names)
-    roster = office.leader.roster
-    office.lose(*names[:35], names[38])
-    cause = office.state.cause
+    inbox = Office(Rules(1, 40)).join(*names)
+    roster = inbox.leader.roster
+    inbox.lose(*names[:35], names[38])
+    cause = inbox.state.cause
     assert isinstance(cause, NodesLost)
     assert len(cause.nodes) < 35
     assert cause.ids(roster) == {*names[:35], names[38]}
-    heir = Leader(Rules(1, 40), office.state, roster, 0)
+    heir = Leader(Rules(1, 40), inbox.state, roster, 0)
     assert set(heir.nodes) == {*names[35:38], names[39]}
 
 
 def test_given_places() -> None:
-    office = Office(Rules(2, 2, places_are_given=True)).join("a", wish=1).join("b", wish=1)
-    assert office.is_forming
-    assert office.join("c", wish=0).roster == "ca"
-    office.join("d", wish=2, after=0)
-    assert office.state.refused[0].id == "d"
-    assert "--node-rank 2 is not within 0 to 1" in office.state.refused[0].reason
+    inbox = Office(Rules(2, 2, places_are_given=True)).join("a", wish=1).join("b", wish=1)
+    assert inbox.is_forming
+    assert inbox.join("c", wish=0).roster == "ca"
+    inbox.join("d", wish=2, after=0)
+    assert inbox.state.refused[0].id == "d"
+    assert "--node-rank 2 is not within 0 to 1" in inbox.state.refused[0].reason
 
 
 def test_of_two_with_one_place_the_later_one_is_refused_if_both_live() -> None:
-    office = Office(Rules(3, 3, places_are_given=True)).join("a", wish=0).join("b", wish=1).join("c", wish=1)
-    beat = 0
-    while not office.state.refused:
-        beat += 1
-        assert beat < 20
-        office.at(beat * 2.5)
-        office.leader.hear_beats(office.now_ns, dict.fromkeys("abc", Beat(beat, -1)), "abc")
-    assert office.now_ns > 15 * S  # the first one may be what is left of the second
-    ((refused),) = office.state.refused
+    inbox = Office(Rules(3, 3, places_are_given=True)).join("a", wish=0).join("b", wish=1).join("c", wish=1)
+    heartbeat = 0
+    while not inbox.state.refused:
+        heartbeat += 1
+        assert heartbeat < 20
+        inbox.at(heartbeat * 2.5)
+        inbox.leader.hear_beats(inbox.now_ns, dict.fromkeys("abc", Heartbeat(heartbeat, -1)), "abc")
+    assert inbox.now_ns > 15 * S  # the first one may be what is left of the second
+    ((refused),) = inbox.state.refused
     assert refused.id == "c"
     assert refused.reason == "two nodes say that they are --node-rank 1, on host-b and host-c"
-    office.join("d", wish=2)
-    assert office.roster == "abd"
+    inbox.join("d", wish=2)
+    assert inbox.roster == "abd"
 
 
 def test_a_node_that_is_started_again_gets_the_place_of_its_predecessor() -> None:
-    office = Office(Rules(2, 2, places_are_given=True)).join("a", wish=0).join("b", wish=1)
-    office.join("c", wish=1).lose("b")
-    for beat in range(1, 20):
-        office.at(beat * 2.5)
-        office.leader.hear_beats(office.now_ns, dict.fromkeys("ac", Beat(beat, -1)), "ac")
-    assert office.state.refused == ()
+    inbox = Office(Rules(2, 2, places_are_given=True)).join("a", wish=0).join("b", wish=1)
+    inbox.join("c", wish=1).lose("b")
+    for heartbeat in range(1, 20):
+        inbox.at(heartbeat * 2.5)
+        inbox.leader.hear_beats(inbox.now_ns, dict.fromkeys("ac", Heartbeat(heartbeat, -1)), "ac")
+    assert inbox.state.refused == ()
 
 
 def test_nodes_must_have_slots_enough_together() -> None:
     rules = Rules(1, 9, last_call_ns=S, min_slots=3)
-    office = Office(rules)
-    office.say(Join(0, Node("a", "host-a", "", 1, "", 1), -1))
-    assert office.at(2).is_forming
-    office.say(Join(0, Node("b", "host-b", "", 2, "", 1), -1))
-    assert office.at(3).roster == "ab"
-    office.lose("a")
-    office.say(Join(0, Node("b", "host-b", "", 2, "", 1), 0))
-    assert office.at(60).is_forming
+    inbox = Office(rules)
+    inbox.say(JoinRequest(0, Node("a", "host-a", "", 1, "", 1), -1))
+    assert inbox.at(2).is_forming
+    inbox.say(JoinRequest(0, Node("b", "host-b", "", 2, "", 1), -1))
+    assert inbox.at(3).roster == "ab"
+    inbox.lose("a")
+    inbox.say(JoinRequest(0, Node("b", "host-b", "", 2, "", 1), 0))
+    assert inbox.at(60).is_forming

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.unit.core.rendezvous.test_leader import Office, S, running
 
-from ronde.core.rendezvous.lease import Lease
-from ronde.core.rendezvous.state import Beat, Leave, Rules
+from ronde.core.rendezvous.lease import WorkerLease
+from ronde.core.rendezvous.state import Heartbeat, LeaveNotice, Rules
 
 RULES = Rules(2, 3, last_call_ns=S, heartbeat_ns=5 * S, missing_beats=3)
 
 
 def test_a_lease_counts_from_when_the_confirmed_heartbeat_was_sent() -> None:
-    lease = Lease(RULES)
+    lease = WorkerLease(RULES)
     assert not lease.has_ended(0)
     lease.begin(0)
     lease.send(5 * S, b"1")
@@ -26,7 +26,7 @@ def test_a_lease_counts_from_when_the_confirmed_heartbeat_was_sent() -> None:
 
 
 def test_only_a_recent_heartbeat_can_renew_a_lease() -> None:
-    lease = Lease(RULES)
+    lease = WorkerLease(RULES)
     lease.begin(0)
     assert not lease.is_asked_for(0)
     lease.send(5 * S, b"1")
@@ -34,29 +34,31 @@ def test_only_a_recent_heartbeat_can_renew_a_lease() -> None:
     assert not lease.is_asked_for(20 * S)
 
 
-def beat(office: Office, second: float, **counts: int) -> None:
+def heartbeat(inbox: Office, second: float, **counts: int) -> None:
     """The leader reads new heartbeats of these nodes."""
-    office.at(second)
-    office.leader.hear_beats(office.now_ns, {name: Beat(count, -1) for name, count in counts.items()}, counts)
+    inbox.at(second)
+    inbox.leader.hear_beats(
+        inbox.now_ns, {name: Heartbeat(count, -1) for name, count in counts.items()}, counts
+    )
 
 
 def test_a_round_waits_until_the_lease_of_a_lost_node_has_run_out() -> None:
-    office = running("abc", RULES)
-    beat(office, 4, a=1, b=1, c=1)
-    office.at(10).leader.lose(office.now_ns, ["c"], "lost the connection", may_work=True)
-    office.join("a", "b", after=0)
-    assert office.at(23.9).is_forming  # c was heard 4 s after the start: 15 s of silence, and a heartbeat
-    assert office.leader.wake_ns <= 24 * S
-    assert office.at(24).roster == "ab"
+    inbox = running("abc", RULES)
+    heartbeat(inbox, 4, a=1, b=1, c=1)
+    inbox.at(10).leader.lose(inbox.now_ns, ["c"], "lost the connection", may_work=True)
+    inbox.join("a", "b", after=0)
+    assert inbox.at(23.9).is_forming  # c was heard 4 s after the start: 15 s of silence, and a heartbeat
+    assert inbox.leader.wake_ns <= 24 * S
+    assert inbox.at(24).roster == "ab"
 
 
 def test_nobody_waits_for_a_node_that_has_no_workers() -> None:
     def lost() -> Office:
-        office = running("abc", RULES).at(10)
-        office.leader.lose(office.now_ns, ["c"], "lost the connection", may_work=True)
-        office.join("a", "b", after=0)
-        assert office.is_forming
-        return office
+        inbox = running("abc", RULES).at(10)
+        inbox.leader.lose(inbox.now_ns, ["c"], "lost the connection", may_work=True)
+        inbox.join("a", "b", after=0)
+        assert inbox.is_forming
+        return inbox
 
     ended = lost()
     ended.leader.know_ended(ended.now_ns, ["c"], "its machine says so")
@@ -64,13 +66,13 @@ def test_nobody_waits_for_a_node_that_has_no_workers() -> None:
     assert lost().join("c", after=0).roster == "abc"
 
     left = running("abc", RULES).at(10)
-    left.say(Leave(0, "c", "host-c", "interrupted"))
+    left.say(LeaveNotice(0, "c", "host-c", "interrupted"))
     assert left.join("a", "b", after=0).roster == "ab"
 
 
 def test_a_node_that_waits_for_the_round_has_no_workers_either() -> None:
-    office = running("abc", RULES).at(10)
-    office.leader.lose(office.now_ns, ["b"], "left")
-    office.join("c", after=0)
-    office.leader.lose(office.now_ns, ["c"], "lost the connection", may_work=True)
-    assert office.join("a", "d", after=0).at(11).roster == "ad"
+    inbox = running("abc", RULES).at(10)
+    inbox.leader.lose(inbox.now_ns, ["b"], "left")
+    inbox.join("c", after=0)
+    inbox.leader.lose(inbox.now_ns, ["c"], "lost the connection", may_work=True)
+    assert inbox.join("a", "d", after=0).at(11).roster == "ad"

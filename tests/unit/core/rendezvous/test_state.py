@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ronde.core.rendezvous.state import Phase, Rules, State, Terms
-from ronde.core.round import Budget
+from ronde.core.rendezvous.membership import Budget
+from ronde.core.rendezvous.state import JobPhase, JobState, JobTerms, Rules
 
-RUNNING = State(Terms.of(Rules(1, 4), Budget(0)), "a", term=5, version=18, phase=Phase.RUNNING, number=5)
-ENDED = replace(RUNNING, version=19, phase=Phase.FORMING, number=6)
+RUNNING = JobState(
+    JobTerms.of(Rules(1, 4), Budget(0)), "a", term=5, version=18, phase=JobPhase.RUNNING, number=5
+)
+ENDED = replace(RUNNING, version=19, phase=JobPhase.FORMING, number=6)
 
 
 def test_who_was_frozen_does_not_take_back_the_end_of_a_round_by_writing_often() -> None:
@@ -25,6 +27,6 @@ def test_of_one_round_the_later_version_counts() -> None:
 
 
 def test_a_later_version_that_closes_the_job_counts() -> None:
-    closed = replace(ENDED, version=20, phase=Phase.CLOSED)
+    closed = replace(ENDED, version=20, phase=JobPhase.CLOSED)
     assert closed.is_newer(ENDED, elsewhere=False)
     assert not ENDED.is_newer(closed, elsewhere=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ronde.core.rendezvous.state import Rules, State, Terms
-from ronde.core.rendezvous.waiting import waits_in_vain
-from ronde.core.round import Budget
+from ronde.core.rendezvous.membership import Budget
+from ronde.core.rendezvous.state import JobState, JobTerms, Rules
+from ronde.core.rendezvous.wait_messages import waits_in_vain
 
 
 def test_who_waits_for_slots_does_not_count_nodes() -> None:
     rules = Rules(min_nodes=1, max_nodes=8, min_slots=4)
-    state = State(Terms.of(rules, Budget()), "a", joined=1)
+    state = JobState(JobTerms.of(rules, Budget()), "a", joined=1)
     said = waits_in_vain(rules, state, False)
     assert said.startswith("waited 600 s for 4 slots, and the node here has fewer; add others")

@@ -21,7 +21,7 @@ from ronde.net.addresses import parse, resolve
 from ronde.net.reception import MAX_STRANGERS
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
 from ronde.net.stores.tcp import StoreClient, StoreServer
-from ronde.net.stores.wire import Operation, pack_keys, pack_known, pack_pairs, pairs_from, request
+from ronde.net.stores.wire import StoreOperation, pack_keys, pack_known, pack_pairs, pairs_from, request
 from ronde.settings import JobKey
 
 SECOND = 10**9
@@ -92,18 +92,18 @@ def test_of_too_many_strangers_the_oldest_goes(server: StoreServer, client: Stor
         struct.pack("!I", 1 << 31),
         struct.pack("!I", 0),
         struct.pack("!I", 20) + b"\xff" * 20,
-        request(Operation.SET, b"k" * 2000, b"v"),
-        request(Operation.ADD, b"k", b"many"),
-        request(Operation.ADD, b"k", b"9" * 5000),
-        request(Operation.GET, b""),
+        request(StoreOperation.SET, b"k" * 2000, b"v"),
+        request(StoreOperation.ADD, b"k", b"many"),
+        request(StoreOperation.ADD, b"k", b"9" * 5000),
+        request(StoreOperation.GET, b""),
         request(99, b"k"),
-        request(Operation.SET, b"k", b"v" * (VALUE_LIMIT_BYTES + 1)),
-        request(Operation.WAIT, b"", b"\0\5k"),
-        request(Operation.MULTI_SET, b"", pack_pairs({b"k": b"value"})[:-1]),
-        request(Operation.SET, b"k", b"v") * 2,
-        request(Operation.COMPARE_SET, b"k", b"\0"),
-        request(Operation.COMPARE_SET, b"k", struct.pack("!I", 2) + b"1"),
-        request(Operation.GET, b"never", timeout_ns=LONG) * 2,
+        request(StoreOperation.SET, b"k", b"v" * (VALUE_LIMIT_BYTES + 1)),
+        request(StoreOperation.WAIT, b"", b"\0\5k"),
+        request(StoreOperation.MULTI_SET, b"", pack_pairs({b"k": b"value"})[:-1]),
+        request(StoreOperation.SET, b"k", b"v") * 2,
+        request(StoreOperation.COMPARE_SET, b"k", b"\0"),
+        request(StoreOperation.COMPARE_SET, b"k", struct.pack("!I", 2) + b"1"),
+        request(StoreOperation.GET, b"never", timeout_ns=LONG) * 2,
     ],
     ids=lambda words: words[4:12].hex(),
 )
@@ -118,7 +118,7 @@ def test_a_member_that_talks_nonsense_is_dropped(
 
 def test_a_member_may_write_in_any_pieces(server: StoreServer) -> None:
     with member(server) as sock:
-        for byte in sock.sealed(request(Operation.SET, b"key", b"value")):
+        for byte in sock.sealed(request(StoreOperation.SET, b"key", b"value")):
             sock.sock.send(bytes([byte]))
         assert sock.receive(100) == b"\0"
 
@@ -129,7 +129,7 @@ def test_strangers_that_dawdle_keep_nobody_out(server: StoreServer, client: Stor
         dawdlers.append(stranger(server))
         dawdlers[-1].send(b"RNDE")
     with member(server) as sock:
-        sock.send(request(Operation.SET, b"key", b"value"))
+        sock.send(request(StoreOperation.SET, b"key", b"value"))
         assert sock.receive(100) == b"\0"
     client.set("still", b"here")
     for dawdler in dawdlers:
@@ -140,7 +140,7 @@ def test_a_member_that_takes_no_answers_costs_only_itself(server: StoreServer, c
     client.set("key", b"v" * VALUE_LIMIT_BYTES)
     with member(server) as sock:
         sock.sock.setblocking(False)
-        asked = request(Operation.MULTI_GET, b"", pack_keys([b"key"] * 30))
+        asked = request(StoreOperation.MULTI_GET, b"", pack_keys([b"key"] * 30))
 
         def ask() -> None:
             while True:
@@ -156,9 +156,11 @@ def test_a_member_that_takes_no_answers_costs_only_itself(server: StoreServer, c
 def test_a_thousand_wait_for_one_key(server: StoreServer, client: StoreClient) -> None:
     waiting = [member(server) for _ in range(1000)]
     for sock in waiting[::2]:
-        sock.send(request(Operation.GET, b"key", timeout_ns=LONG))
+        sock.send(request(StoreOperation.GET, b"key", timeout_ns=LONG))
     for sock in waiting[1::2]:
-        sock.send(request(Operation.WATCH, b"", pack_known({b"key": None, b"other": None}), timeout_ns=LONG))
+        sock.send(
+            request(StoreOperation.WATCH, b"", pack_known({b"key": None, b"other": None}), timeout_ns=LONG)
+        )
     client.queue_push("queue", b"")  # when this is answered, most of them are parked
     client.set("key", b"value")
     for sock in waiting[::2]:
@@ -173,7 +175,7 @@ def test_a_thousand_wait_for_one_key(server: StoreServer, client: StoreClient) -
 
 def test_a_waiter_that_died_is_forgotten(server: StoreServer, client: StoreClient) -> None:
     with member(server) as sock:
-        sock.send(request(Operation.GET, b"key", timeout_ns=LONG))
+        sock.send(request(StoreOperation.GET, b"key", timeout_ns=LONG))
     client.set("key", b"value")
     assert client.get("key", 0) == b"value"
 
@@ -182,7 +184,7 @@ def test_a_slow_reader_gets_all(server: StoreServer, client: StoreClient) -> Non
     value = os.urandom(1 << 20)
     client.set("key", value)
     with member(server) as sock:
-        sock.send(request(Operation.GET, b"key"))
+        sock.send(request(StoreOperation.GET, b"key"))
         client.set("other", b"meanwhile")
         assert sock.receive(1 << 21) == b"\0" + value
 

@@ -9,7 +9,7 @@ import pytest
 from ronde._native import new_seals, read_request
 from ronde.errors import ProtocolError
 from ronde.net.stores import wire
-from ronde.net.stores.desk import Desk
+from ronde.net.stores.request_handler import RequestHandler
 from ronde.net.stores.wire import HEAD, OPERATIONS, request
 
 VALUES = [b"", b"v", b"v" * 32, b"v" * 33, b"v" * 5000]
@@ -37,7 +37,7 @@ def test_known_values_travel_as_something_shorter() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_nonsense_is_a_protocol_error(operation: int) -> None:
     chance = random.Random(operation)
-    desk = Desk()
+    desk = RequestHandler()
     session = desk.welcome(b"i" * 16)
     session.connection = object()
     seals = new_seals()

@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ronde.core.rendezvous.state import ALIVE, STATE, Phase, State, Terms, alive_key
-from ronde.core.rendezvous.text import decode_roster, decode_state, encode
-from ronde.core.round import Node
+from ronde.core.rendezvous.codec import decode_roster, decode_state, encode
+from ronde.core.rendezvous.membership import Node
+from ronde.core.rendezvous.state import ALIVE, STATE, JobPhase, JobState, JobTerms, alive_key
 from ronde.errors import ProtocolError
 from ronde.net.stores.base import Store
 
@@ -25,7 +25,7 @@ NOBODY = ""
 LOOK_NS = 10**9 // 2  # so long, until `go_on` is asked again
 
 
-def succeed_ended_job(store: Store, terms: Terms, patience_ns: int, go_on: Callable[[], bool]) -> str:
+def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Callable[[], bool]) -> str:
     """Begin a new job in the store if it has one that has ended. Returns why that cannot be, or nothing.
 
     Raises what the store raises.
@@ -33,7 +33,7 @@ def succeed_ended_job(store: Store, terms: Terms, patience_ns: int, go_on: Calla
     raw = store.watch({STATE: None}, 0).get(STATE)
     try:
         state = decode_state(raw) if raw else None
-        if raw is None or state is None or state.phase in (Phase.FORMING, Phase.RUNNING):
+        if raw is None or state is None or state.phase in (JobPhase.FORMING, JobPhase.RUNNING):
             return ""
         hosts = {state.leader: "", **{node.id: node.host for node in _roster(store, state)}}
     except ProtocolError:
@@ -52,13 +52,13 @@ def succeed_ended_job(store: Store, terms: Terms, patience_ns: int, go_on: Calla
             return _too_late(state, sorted({host for host in left.values() if host}))
     if not left:
         job = f"{state.job}+{state.term + 1}"
-        began = State(terms, NOBODY, term=state.term + 1, version=state.version + 1, job=job)
+        began = JobState(terms, NOBODY, term=state.term + 1, version=state.version + 1, job=job)
         if store.compare_set(STATE, raw, encode(began)) == encode(began) and state.roster:
             store.delete_prefix(state.roster.prefix)
     return ""
 
 
-def _roster(store: Store, state: State) -> tuple[Node, ...]:
+def _roster(store: Store, state: JobState) -> tuple[Node, ...]:
     if state.roster is None:
         return ()
     found = store.watch(dict.fromkeys(state.roster.keys), 0)
@@ -66,8 +66,8 @@ def _roster(store: Store, state: State) -> tuple[Node, ...]:
     return decode_roster(parts) if all(parts) else ()
 
 
-def _too_late(state: State, hosts: list[str]) -> str:
-    how = "has completed" if state.phase == Phase.COMPLETED else f"has ended ({state.reason})"
+def _too_late(state: JobState, hosts: list[str]) -> str:
+    how = "has completed" if state.phase == JobPhase.COMPLETED else f"has ended ({state.reason})"
     where = f" on {', '.join(hosts)}" if hosts else ""
     return (
         f"the job that met here {how}, and nodes of it{where} are still there: wait until they have gone, "

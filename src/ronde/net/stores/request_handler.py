@@ -19,9 +19,9 @@ from ronde.errors import ProtocolError, UsageError
 from ronde.net.stores import wire
 from ronde.net.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
 from ronde.net.stores.table import NUMBER_BYTES, Table
-from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, Operation, Request, Status, answer
+from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, Request, Status, StoreOperation, answer
 
-__all__ = ["Desk", "Parked", "Session"]
+__all__ = ["RequestHandler", "Parked", "ClientSession"]
 
 REMEMBERED_NS = 600 * 10**9  # how long the last answer of a client that is gone is kept
 MAX_DEPARTED = 10_000
@@ -29,11 +29,11 @@ OK = answer(Status.OK)
 ABSENT = answer(Status.ABSENT)
 TIMEOUT_AT = 13  # where it stands in a request
 
-_Book = dict[bytes, dict["Session", None]]
+_Book = dict[bytes, dict["ClientSession", None]]
 _pack_head = ANSWER.pack
 
 
-class Session:
+class ClientSession:
     """One client. `number` and `answer` are of its last request with a number; `connection` is the server's."""
 
     __slots__ = ("answer", "connection", "id", "number", "parked")
@@ -69,25 +69,25 @@ class Parked:
 class _Asked(NamedTuple):
     """One request of a turn, or a parked one that was tried again, and what its session had answered before."""
 
-    session: Session
+    session: ClientSession
     connection: Any
     request: Request
     number: int
     answer: bytes
 
 
-_Handler = Callable[[Session, bytes, bytes], bytes | Parked]
+_Handler = Callable[[ClientSession, bytes, bytes], bytes | Parked]
 
 
-class Desk:
+class RequestHandler:
     """All sessions of one store, and its table. `woken` has the answers for connections that had waited; empty it."""
 
     def __init__(self) -> None:
         self.table = Table()
         self.woken: list[tuple[Any, bytes]] = []
         self._refusal = ""
-        self._sessions: dict[bytes, Session] = {}
-        self._departed: dict[Session, int] = {}  # when, the longest gone first
+        self._sessions: dict[bytes, ClientSession] = {}
+        self._departed: dict[ClientSession, int] = {}  # when, the longest gone first
         self._waiting: _Book = {}
         self._poppers: _Book = {}
         self._fingerprints: dict[
@@ -95,42 +95,42 @@ class Desk:
         ] = {}  # of long values: value and fingerprint, by key
         self._turn: list[_Asked] | None = None
         by_operation: dict[int, _Handler] = {
-            Operation.SET: self._set,
-            Operation.GET: self._get,
-            Operation.WAIT: self._wait,
-            Operation.ADD: self._add,
-            Operation.COMPARE_SET: self._compare_set,
-            Operation.DELETE: self._delete,
-            Operation.CHECK: self._check,
-            Operation.NUM_KEYS: self._num_keys,
-            Operation.APPEND: self._append,
-            Operation.MULTI_GET: self._multi_get,
-            Operation.MULTI_SET: self._multi_set,
-            Operation.DELETE_PREFIX: self._delete_prefix,
-            Operation.PUSH: self._push,
-            Operation.POP: self._pop,
-            Operation.QUEUE_LEN: self._queue_len,
-            Operation.WATCH: self._watch,
-            Operation.HOLD: self._hold,
-            Operation.BYE: self._bye,
+            StoreOperation.SET: self._set,
+            StoreOperation.GET: self._get,
+            StoreOperation.WAIT: self._wait,
+            StoreOperation.ADD: self._add,
+            StoreOperation.COMPARE_SET: self._compare_set,
+            StoreOperation.DELETE: self._delete,
+            StoreOperation.CHECK: self._check,
+            StoreOperation.NUM_KEYS: self._num_keys,
+            StoreOperation.APPEND: self._append,
+            StoreOperation.MULTI_GET: self._multi_get,
+            StoreOperation.MULTI_SET: self._multi_set,
+            StoreOperation.DELETE_PREFIX: self._delete_prefix,
+            StoreOperation.PUSH: self._push,
+            StoreOperation.POP: self._pop,
+            StoreOperation.QUEUE_LEN: self._queue_len,
+            StoreOperation.WATCH: self._watch,
+            StoreOperation.HOLD: self._hold,
+            StoreOperation.BYE: self._bye,
         }
         self._handlers = by_operation
         self._named = frozenset(operation for operation in wire.OPERATIONS if wire.is_named(operation))
 
     # Sessions
 
-    def welcome(self, id: bytes) -> Session:
+    def welcome(self, id: bytes) -> ClientSession:
         """Return the session of the client with this id, on another connection now; without an id, a new one."""
         session = self._sessions.get(id)
         if session is None:
-            session = Session(id)
+            session = ClientSession(id)
             if id:
                 self._sessions[id] = session
         self._departed.pop(session, None)
         self._unpark(session)
         return session
 
-    def leave(self, session: Session, now_ns: int) -> None:
+    def leave(self, session: ClientSession, now_ns: int) -> None:
         """Take note that a client is gone: it waits and holds no longer. It may come back."""
         self._unpark(session)
         for key in self.table.release(session):
@@ -143,14 +143,20 @@ class Desk:
                 break
             del self._departed[oldest], self._sessions[oldest.id]
 
-    def _bye(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _bye(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         self._sessions.pop(session.id, None)
         raise ConnectionResetError("said goodbye")
 
     # Requests
 
     def ask(
-        self, session: Session, operation: int, number: int, timeout_ns: int, key: bytes, argument: bytes
+        self,
+        session: ClientSession,
+        operation: int,
+        number: int,
+        timeout_ns: int,
+        key: bytes,
+        argument: bytes,
     ) -> bytes | None:
         """Return the answer to a request; None if it is parked.
 
@@ -182,19 +188,19 @@ class Desk:
             session.number, session.answer = number, reply
         return reply
 
-    def expire(self, session: Session) -> bytes:
+    def expire(self, session: ClientSession) -> bytes:
         """Return the answer to a parked request whose time is over."""
         self._unpark(session)
         return ABSENT
 
     # Waiting
 
-    def _park(self, session: Session, parked: Parked) -> None:
+    def _park(self, session: ClientSession, parked: Parked) -> None:
         session.parked = parked
         for name in parked.names:
             parked.book.setdefault(name, {})[session] = None
 
-    def _unpark(self, session: Session) -> None:
+    def _unpark(self, session: ClientSession) -> None:
         parked, session.parked = session.parked, None
         if parked is None:
             return
@@ -210,7 +216,7 @@ class Desk:
         for session in list(self._waiting.get(key, ())):
             self._try_again(session)
 
-    def _try_again(self, session: Session) -> None:
+    def _try_again(self, session: ClientSession) -> None:
         parked = session.parked
         assert parked is not None
         if self._turn is not None:
@@ -232,7 +238,7 @@ class Desk:
 
     # Keys
 
-    def _set(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _set(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         if len(argument) > VALUE_LIMIT_BYTES:
             raise _too_long(argument)
         self.table.set(key, argument)
@@ -240,18 +246,18 @@ class Desk:
             self._changed(key)
         return OK
 
-    def _get(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+    def _get(self, session: ClientSession, key: bytes, argument: bytes) -> bytes | Parked:
         value = self.table.get(key)
         if value is None:
             return Parked(self._waiting, (key,), partial(self._get, session, key, argument))
         return _pack_head(1 + len(value), 0) + value
 
-    def _wait(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+    def _wait(self, session: ClientSession, key: bytes, argument: bytes) -> bytes | Parked:
         keys = wire.keys_from(argument)
         keys.reverse()
         return self._wait_for(keys, None)
 
-    def _multi_get(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+    def _multi_get(self, session: ClientSession, key: bytes, argument: bytes) -> bytes | Parked:
         keys = wire.keys_from(argument)
         return self._wait_for(keys[::-1], keys)
 
@@ -269,7 +275,7 @@ class Desk:
                 return answer(Status.OK, _within_frame(wire.pack_values(values)))
             left = wanted[::-1]
 
-    def _add(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _add(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         try:
             amount = int(argument) if len(argument) <= NUMBER_BYTES else None
         except ValueError:
@@ -282,7 +288,7 @@ class Desk:
             self._changed(key)
         return _pack_head(1 + len(number), 0) + number
 
-    def _compare_set(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _compare_set(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         expected, desired = wire.split_expected(argument)
         if len(desired) > VALUE_LIMIT_BYTES:
             raise _too_long(desired)
@@ -291,25 +297,25 @@ class Desk:
             self._changed(key)
         return _pack_head(1 + len(value), 0) + value
 
-    def _delete(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _delete(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         if not self.table.delete(key):
             return ABSENT
         if key in self._waiting:
             self._changed(key)
         return OK
 
-    def _check(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _check(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         return OK if self.table.check(wire.keys_from(argument)) else ABSENT
 
-    def _num_keys(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _num_keys(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         return answer(Status.OK, b"%d" % self.table.num_keys())
 
-    def _append(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _append(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         self.table.append(key, argument)
         self._changed(key)
         return OK
 
-    def _multi_set(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _multi_set(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         values = {each: value or b"" for each, value in wire.pairs_from(argument).items()}
         self.table.multi_set(values)
         for each in values:
@@ -317,7 +323,7 @@ class Desk:
                 self._changed(each)
         return OK
 
-    def _delete_prefix(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _delete_prefix(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         keys, queues = self.table.delete_prefix(key)
         for each in keys:
             if each in self._waiting:
@@ -326,7 +332,7 @@ class Desk:
 
     # Queues
 
-    def _push(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _push(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         if len(argument) > VALUE_LIMIT_BYTES:
             raise _too_long(argument)
         self.table.push(key, argument)
@@ -334,18 +340,18 @@ class Desk:
             self._try_again(next(iter(self._poppers[key])))
         return OK
 
-    def _pop(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+    def _pop(self, session: ClientSession, key: bytes, argument: bytes) -> bytes | Parked:
         value = self.table.pop(key)
         if value is None:
             return Parked(self._poppers, (key,), partial(self._pop, session, key, argument))
         return answer(Status.OK, value)
 
-    def _queue_len(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _queue_len(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         return answer(Status.OK, b"%d" % self.table.queue_len(key))
 
     # Keys that tell
 
-    def _watch(self, session: Session, key: bytes, argument: bytes) -> bytes | Parked:
+    def _watch(self, session: ClientSession, key: bytes, argument: bytes) -> bytes | Parked:
         return self._watch_for(wire.known_from(argument))
 
     def _watch_for(self, known: dict[bytes, bytes | None]) -> bytes | Parked:
@@ -371,7 +377,7 @@ class Desk:
             before = self._fingerprints[key] = value, wire.fingerprint(value)
         return before[1]
 
-    def _hold(self, session: Session, key: bytes, argument: bytes) -> bytes:
+    def _hold(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         if len(argument) > VALUE_LIMIT_BYTES:
             raise _too_long(argument)
         self.table.hold(key, argument, session)
@@ -434,15 +440,15 @@ class Desk:
 
 _CHANGING = frozenset(
     {
-        Operation.SET,
-        Operation.ADD,
-        Operation.COMPARE_SET,
-        Operation.DELETE,
-        Operation.APPEND,
-        Operation.MULTI_SET,
-        Operation.DELETE_PREFIX,
-        Operation.PUSH,
-        Operation.POP,
+        StoreOperation.SET,
+        StoreOperation.ADD,
+        StoreOperation.COMPARE_SET,
+        StoreOperation.DELETE,
+        StoreOperation.APPEND,
+        StoreOperation.MULTI_SET,
+        StoreOperation.DELETE_PREFIX,
+        StoreOperation.PUSH,
+        StoreOperation.POP,
     }
 )
 

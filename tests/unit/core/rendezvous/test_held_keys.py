@@ -13,11 +13,11 @@ from ronde.core.rendezvous.effects import (
     Compared,
     Effect,
     Event,
-    Knock,
-    Knocked,
     Look,
     Pop,
     Popped,
+    Probe,
+    Probed,
     Seen,
     Set,
     Stored,
@@ -25,9 +25,7 @@ from ronde.core.rendezvous.effects import (
     Tick,
     Watch,
 )
-from ronde.core.rendezvous.participant import Participant
-from ronde.core.rendezvous.state import STATE, Rules
-from ronde.core.round import (
+from ronde.core.rendezvous.membership import (
     Budget,
     Ejected,
     JobClosed,
@@ -38,6 +36,8 @@ from ronde.core.round import (
     RoundBegan,
     RoundEnded,
 )
+from ronde.core.rendezvous.participant import Participant
+from ronde.core.rendezvous.state import STATE, Rules
 
 S = 10**9
 RULES = Rules(min_nodes=1, max_nodes=3, last_call_ns=S, heartbeat_ns=5 * S)
@@ -72,8 +72,8 @@ class Shell:
                     self.watched = dict(known)
                 case Pop(queue):
                     self.queue = queue
-                case Knock(doors):
-                    self.job.knocked.append(list(doors))
+                case Probe(addresses):
+                    self.job.knocked.append(list(addresses))
                 case _:
                     self.operations.append(effect)
         if not self.is_busy:
@@ -233,21 +233,21 @@ def test_who_has_moved_calls_others_as_soon_as_more_than_half_are_there() -> Non
     job.store = SimStore()
     job.a.move()
     job.settle(job.a)
-    assert not job.a.participant.venue.is_calling
+    assert not job.a.participant.store_identity.is_calling
     job.b.move()
     job.settle(job.a, job.b)
-    assert job.a.participant.venue.is_calling
+    assert job.a.participant.store_identity.is_calling
 
 
 def test_the_beat_of_the_dead_goes_with_the_next_round(job: Job) -> None:
     job.store.lose("b")
     job.settle(job.a, job.c)
-    assert "beat/b" in job.store.values  # it may have said that its work was done
+    assert "heartbeat/b" in job.store.values  # it may have said that its work was done
     for node in (job.a, job.c):
         node.join()
     job.outlive_leases(job.a, job.c)
     assert job.last_round() == ["a", "c"]
-    assert {key for key in job.store.values if key.startswith("beat/")} == {"beat/a", "beat/c"}
+    assert {key for key in job.store.values if key.startswith("heartbeat/")} == {"heartbeat/a", "heartbeat/c"}
 
 
 def test_who_was_lost_and_is_back_before_the_next_round_can_end_the_job(job: Job) -> None:
@@ -332,7 +332,7 @@ def test_the_others_wait_until_the_agent_of_a_node_that_leaves_has_ended(job: Jo
     leaving(job).store.lose("b")
     job.settle(job.a, job.c)
     assert job.knocked == [["b"]]
-    job.a.step(Knocked(("b",), is_late=True))
+    job.a.step(Probed(("b",), is_late=True))
     job.settle(job.a, job.c)
     assert job.last_round() == ["a", "c"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ronde.core.rendezvous.state import Rules
 
-__all__ = ["Contact"]
+__all__ = ["StoreSilence"]
 
 
-class Contact:
+class StoreSilence:
     """The times, of this node's own clock."""
 
     def __init__(self, rules: Rules) -> None:

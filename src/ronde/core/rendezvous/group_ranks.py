@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ronde.core.round import Node
+from ronde.core.rendezvous.membership import Node
 
-__all__ = ["assign_places", "host_order"]
+__all__ = ["assign_group_ranks", "host_order"]
 
 
-def assign_places(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
+def assign_group_ranks(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Return the nodes by group rank. `last`: those of the last round by theirs; `nodes`: in the order of arrival."""
     had = {node.id: place for place, node in enumerate(last)}
     size = len(nodes)

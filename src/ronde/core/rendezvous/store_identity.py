@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from ronde.core.rendezvous.record import Record
-from ronde.core.rendezvous.state import Phase, State
+from ronde.core.rendezvous.state import JobPhase, JobState
+from ronde.core.rendezvous.state_replica import StateReplica
 
-__all__ = ["Finding", "Venue"]
+__all__ = ["Finding", "StoreIdentity"]
 
 
 class Finding(Enum):
@@ -25,13 +25,13 @@ class Finding(Enum):
     UNCLEAR = auto()  # somebody else may know more, and write it
 
 
-class Venue:
+class StoreIdentity:
     """The machine. `is_unclear`: that is still to be found out; `is_elsewhere`: this is not the store that we know."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, replica: StateReplica) -> None:
         self.is_unclear = False
         self.is_elsewhere = False
-        self._record = record
+        self._replica = replica
         self._may_wait = False  # for others who know more
 
     @property
@@ -43,16 +43,16 @@ class Venue:
         """Nothing is known of the store."""
         self._may_wait = self.is_unclear = True
 
-    def judge(self, raw: bytes, theirs: State | None, is_behind: bool = False) -> Finding:
+    def judge(self, raw: bytes, theirs: JobState | None, is_behind: bool = False) -> Finding:
         """This was found: `theirs` is what `raw` says, if there is anything. `is_behind`: we may know an old state."""
-        record, mine = self._record, self._record.state
+        replica, mine = self._replica, self._replica.state
         may_wait, self._may_wait = self._may_wait, False
-        if theirs and (mine is None or raw == record.raw or theirs.is_newer(mine, self.is_elsewhere)):
+        if theirs and (mine is None or raw == replica.raw or theirs.is_newer(mine, self.is_elsewhere)):
             self.is_unclear = False
             return Finding.THEIRS
         self.is_unclear = True  # until it is written, by us or somebody who knows more
         is_enough = mine is not None and mine.roster is not None and not is_behind
-        if mine and record.is_whole and (is_enough or not may_wait):
+        if mine and replica.is_whole and (is_enough or not may_wait):
             return Finding.OURS
         if mine or may_wait:
             return Finding.UNCLEAR
@@ -64,22 +64,22 @@ class Venue:
     @property
     def is_settled(self) -> bool:
         """Whether the nodes meet here, and cannot do so elsewhere."""
-        state = self._record.state
+        state = self._replica.state
         return state is not None and not self.is_unclear and not state.has_moved
 
     @property
     def is_calling(self) -> bool:
         """Whether those who meet elsewhere belong here: a round goes on, or may begin as soon as they are here."""
-        state = self._record.state
+        state = self._replica.state
         if state is None or not self.is_settled:
             return False
-        return state.phase == Phase.RUNNING or (state.phase == Phase.FORMING and not state.missing)
+        return state.phase == JobPhase.RUNNING or (state.phase == JobPhase.FORMING and not state.missing)
 
     @property
     def here(self) -> list[str] | None:
         """The nodes of the last round that surely are here: as long as it goes on. None: not even whose store it is."""
-        state = self._record.state
+        state = self._replica.state
         if state is None or not self.is_settled:
             return None
-        is_known = state.phase == Phase.RUNNING and self._record.is_whole
-        return [node.id for node in self._record.roster] if is_known else []
+        is_known = state.phase == JobPhase.RUNNING and self._replica.is_whole
+        return [node.id for node in self._replica.roster] if is_known else []

@@ -6,23 +6,23 @@ learns of it by the value that comes back. One write at a time.
 
 from __future__ import annotations
 
+from ronde.core.rendezvous.codec import decode_roster, decode_state, encode, encode_roster
 from ronde.core.rendezvous.effects import Compare, Effect, Look, Set, Values
-from ronde.core.rendezvous.state import RosterKey, State
-from ronde.core.rendezvous.text import decode_roster, decode_state, encode, encode_roster
-from ronde.core.round import Node
+from ronde.core.rendezvous.membership import Node
+from ronde.core.rendezvous.state import JobState, RosterKey
 
-__all__ = ["Record"]
+__all__ = ["StateReplica"]
 
 
-class Record:
+class StateReplica:
     """`state` was read last, as `raw`; `roster` is the last one that was read, by group rank."""
 
     def __init__(self) -> None:
-        self.state: State | None = None
+        self.state: JobState | None = None
         self.raw = b""
         self.roster: tuple[Node, ...] = ()
         self.writing: bytes | None = None  # the state that a Compare is to make true
-        self.replaced: State | None = None  # what the last write has replaced, or is to
+        self.replaced: JobState | None = None  # what the last write has replaced, or is to
         self._roster_key: RosterKey | None = None  # that of `roster`
         self._draft: tuple[RosterKey, tuple[Node, ...]] | None = None  # a roster that is being written
 
@@ -67,7 +67,7 @@ class Record:
 
     # Writing
 
-    def write(self, state: State, roster: tuple[Node, ...] | None = None) -> list[Effect]:
+    def write(self, state: JobState, roster: tuple[Node, ...] | None = None) -> list[Effect]:
         """Make this the state if it still is what we know; before that write its roster."""
         effects: list[Effect] = []
         if state.roster and roster is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ronde.core.rendezvous.places import assign_places, host_order
-from ronde.core.round import Node
+from ronde.core.rendezvous.group_ranks import assign_group_ranks, host_order
+from ronde.core.rendezvous.membership import Node
 
 
 def node(name: str, wish: int = -1, host: str = "") -> Node:
@@ -16,26 +16,26 @@ def names(nodes: tuple[Node, ...]) -> str:
 
 def test_newcomers_are_ordered_by_the_names_of_their_hosts() -> None:
     nodes = [node("c", host="node10"), node("a", host="node2"), node("b", host="node2")]
-    assert names(assign_places((), nodes)) == "abc"
+    assert names(assign_group_ranks((), nodes)) == "abc"
     assert sorted(["n10", "n9", "m", "n9a"], key=host_order) == ["m", "n9", "n9a", "n10"]
 
 
 def test_survivors_keep_their_places_and_newcomers_fill_the_holes() -> None:
     last = [node(name) for name in "abcd"]
-    assert names(assign_places(last, [node("x"), last[3], last[1], last[0]])) == "abxd"
+    assert names(assign_group_ranks(last, [node("x"), last[3], last[1], last[0]])) == "abxd"
 
 
 def test_in_a_smaller_world_the_highest_fill_the_holes() -> None:
     last = [node(name) for name in "abcdef"]
-    assert names(assign_places(last, [last[5], last[1], last[4], last[0]])) == "abef"
-    assert names(assign_places(last, [last[5], last[2]])) == "cf"
+    assert names(assign_group_ranks(last, [last[5], last[1], last[4], last[0]])) == "abef"
+    assert names(assign_group_ranks(last, [last[5], last[2]])) == "cf"
 
 
 def test_a_wish_goes_before_a_habit_and_the_first_wish_before_the_second() -> None:
     last = [node("a"), node("b")]
-    assert names(assign_places(last, [*last, node("x", wish=0), node("y", wish=0)])) == "xbay"
-    assert names(assign_places([node("x", wish=0)], [node("y", wish=0), node("x", wish=0)])) == "xy"
+    assert names(assign_group_ranks(last, [*last, node("x", wish=0), node("y", wish=0)])) == "xbay"
+    assert names(assign_group_ranks([node("x", wish=0)], [node("y", wish=0), node("x", wish=0)])) == "xy"
 
 
 def test_a_wish_that_cannot_be_fulfilled_is_none() -> None:
-    assert names(assign_places((), [node("a", wish=7), node("b")])) == "ab"
+    assert names(assign_group_ranks((), [node("a", wish=7), node("b")])) == "ab"

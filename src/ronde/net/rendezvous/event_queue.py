@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 
-from ronde.core.round import RendezvousEvent
+from ronde.core.rendezvous.membership import RendezvousEvent
 
-__all__ = ["Events"]
+__all__ = ["EventQueue"]
 
 
-class Events:
+class EventQueue:
     """Any thread may put, one takes."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ from ronde.core.rendezvous.state import STATE
 from ronde.errors import RondeError, TimeoutError, UsageError
 from ronde.net.stores.base import Store
 
-__all__ = ["MOVED", "Session"]
+__all__ = ["MOVED", "StoreSession"]
 
 MOVED = "moved"  # a key that says where the nodes meet instead: who holds it is there
 NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 _sessions = itertools.count()  # so far, of this process
 
 
-class Session:
+class StoreSession:
     """What is done with one store. `tell` hears what has happened, `lose`, once or more often, that it is over, and
     `follow` that the nodes meet elsewhere.
     """
@@ -55,9 +55,9 @@ class Session:
         self,
         store: Store,
         node: str,
-        tell: Callable[[Session, Event], None],
-        lose: Callable[[Session, Exception], None],
-        follow: Callable[[Session, str], None],
+        tell: Callable[[StoreSession, Event], None],
+        lose: Callable[[StoreSession, Exception], None],
+        follow: Callable[[StoreSession, str], None],
     ) -> None:
         self.store = store
         # The key by which this node wakes its own watch. That of an earlier session may still be there, for the store
@@ -192,7 +192,7 @@ def _do(store: Store, effect: Effect) -> Event | None:
 class _Watcher:
     """The thread that watches."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: StoreSession) -> None:
         self._session = session
         self._lock = threading.Lock()
         self._wanted: Mapping[str, bytes | None] = {}
@@ -243,7 +243,7 @@ class _Watcher:
 class _Popper:
     """The thread that takes messages out of the leader's inbox."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: StoreSession) -> None:
         self._session = session
         self._lock = threading.Lock()
         self._inbox: str | None = None

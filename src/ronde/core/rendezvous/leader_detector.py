@@ -4,8 +4,8 @@ Rules
 
 1. A leader whose held key is gone is lost; so is one that is silent for `missing_beats` heartbeats, and is found silent
    when it is looked at once more.
-2. Who takes its place counts it as dead at once only if it has seen that the leader held its key, with our grip as it
-   still is. After a store was away the leader may be on its way: then silence decides alone.
+2. Who takes its place counts it as dead at once only if it has seen that the leader held its key, with our sentinel as
+   it still is. After a store was away the leader may be on its way: then silence decides alone.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ronde.core.rendezvous.effects import Values
-from ronde.core.rendezvous.state import ALIVE, Rules, alive_key, beat_key
+from ronde.core.rendezvous.state import ALIVE, Rules, alive_key, heartbeat_key
 
-__all__ = ["Lookout", "Loss"]
+__all__ = ["LeaderDetector", "LeaderLoss"]
 
 
-class Loss(NamedTuple):
+class LeaderLoss(NamedTuple):
     """A leader that is lost: whether by silence, or else whether it was seen before."""
 
     leader: str
     is_silent: bool
-    was_sighted: bool
-    last_beat: bytes | None
+    was_seen_alive: bool
+    last_heartbeat: bytes | None
 
 
-class Lookout:
+class LeaderDetector:
     """The machine. `loss`: the leader is lost, and how."""
 
     def __init__(self, rules: Rules) -> None:
-        self.loss: Loss | None = None
+        self.loss: LeaderLoss | None = None
         self._rules = rules
         self._leader, self._term = "", -1
         self._seen_ns = 0  # when it last showed that it lives
-        self._last_beat: bytes | None = None
-        self._is_sighted = False
+        self._last_heartbeat: bytes | None = None
+        self._is_seen_alive = False
         self._may_be_on_its_way = False
         self._is_judging = False  # it is looked at once more
 
@@ -56,10 +56,10 @@ class Lookout:
             return False
         is_first = self._term < 0
         self.revive(now_ns)
-        self._leader, self._term, self._last_beat = leader, term, None
-        self._is_sighted, self._may_be_on_its_way = False, self._may_be_on_its_way and is_first
+        self._leader, self._term, self._last_heartbeat = leader, term, None
+        self._is_seen_alive, self._may_be_on_its_way = False, self._may_be_on_its_way and is_first
         if not leader:  # nobody does yet
-            self.loss = Loss(leader, False, False, None)
+            self.loss = LeaderLoss(leader, False, False, None)
         return bool(leader)
 
     def overslept(self, now_ns: int) -> None:
@@ -86,29 +86,31 @@ class Lookout:
     @property
     def looked_at(self) -> Values:
         """Which keys show whether it lives."""
-        return {alive_key(self._leader): None, beat_key(self._leader): self._last_beat}
+        return {alive_key(self._leader): None, heartbeat_key(self._leader): self._last_heartbeat}
 
     @property
     def watched(self) -> Values:
         """Which keys are to be watched."""
-        return {alive_key(self._leader): ALIVE, beat_key(self._leader): self._last_beat}
+        return {alive_key(self._leader): ALIVE, heartbeat_key(self._leader): self._last_heartbeat}
 
     def see(self, now_ns: int, asked: Values, changed: Values) -> bool:
-        """Something was seen, and our grip is as it was. Returns whether the leader is to be looked at."""
-        alive, beat = alive_key(self._leader), beat_key(self._leader)
-        # A beat that is gone shows nothing: a leader deletes its own when it leaves.
-        has_beaten = changed.get(beat) is not None
-        self._last_beat = changed.get(beat, self._last_beat)
-        if has_beaten:
+        """Something was seen, and our sentinel is as it was. Returns whether the leader is to be looked at."""
+        alive, heartbeat = alive_key(self._leader), heartbeat_key(self._leader)
+        # A heartbeat that is gone shows nothing: a leader deletes its own when it leaves.
+        has_heartbeat = changed.get(heartbeat) is not None
+        self._last_heartbeat = changed.get(heartbeat, self._last_heartbeat)
+        if has_heartbeat:
             self._seen_ns = now_ns
         if alive not in asked:
-            return alive in changed and (changed[alive] is None or not self._is_sighted)
-        is_silent = self._is_judging and not has_beaten
+            return alive in changed and (changed[alive] is None or not self._is_seen_alive)
+        is_silent = self._is_judging and not has_heartbeat
         self._is_judging = False
         if changed.get(alive) is not None:
-            self._is_sighted, self._may_be_on_its_way = True, False
+            self._is_seen_alive, self._may_be_on_its_way = True, False
         elif not self._may_be_on_its_way:
-            self.loss = self.loss or Loss(self._leader, False, self._is_sighted, self._last_beat)
+            self.loss = self.loss or LeaderLoss(
+                self._leader, False, self._is_seen_alive, self._last_heartbeat
+            )
         if is_silent:
-            self.loss = self.loss or Loss(self._leader, True, self._is_sighted, self._last_beat)
+            self.loss = self.loss or LeaderLoss(self._leader, True, self._is_seen_alive, self._last_heartbeat)
         return False

@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ronde.core.rendezvous.membership import Node
 from ronde.core.rendezvous.quorum import count_missing
-from ronde.core.round import Node
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, is_ours, parse, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.doors import KNOCK_NS, MOST_DOORS, Door, ProbeListener, knock, knock_at_all
 from ronde.net.rendezvous.over_store import Found, OverStore
-from ronde.net.rendezvous.session import MOVED
+from ronde.net.rendezvous.probes import MAX_PROBES, PROBE_NS, ProbeListener, ProbeResult, probe, probe_all
+from ronde.net.rendezvous.store_session import MOVED
 from ronde.net.stores.base import Store
 from ronde.net.stores.prefix import PrefixStore
 
@@ -41,14 +41,14 @@ NOT_OURS = (
     PeerLostError,
     ProtocolError,
 )  # behind an open door; another job may have the port now
-KNOCK_AGAIN_S, AT_LEAST_EVERY_S = 0.02, 0.5  # at first, and in the long run: all nodes of the job do so
+PROBE_AGAIN_S, AT_LEAST_EVERY_S = 0.02, 0.5  # at first, and in the long run: all nodes of the job do so
 # At first, and in the long run: one node of the job does so, and who comes back waits for it.
-KNOCK_AT_ENDPOINT_S, SELDOM_S = 0.2, 0.5
+PROBE_ENDPOINT_S, SELDOM_S = 0.2, 0.5
 FIRST_PATIENCE_NS = SECOND // 20
 LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd gives no shorter one
 
 
-class TcpEntrance:
+class TcpStoreAccess:
     """To a store at `address`, which this node serves if it can and should (`serve`; None: if the address is its own).
 
     If it is lost, the others meet again at the store of the agent of lowest group rank that can be reached, unless that
@@ -62,7 +62,7 @@ class TcpEntrance:
         self._prefix = _prefix(config)
         self._rehost = may_rehost(config)
         self._call_within_s = min(SELDOM_S, config.last_call_ns / 3e9)  # before it begins a job of its own
-        self._signpost: _Signpost | None = None
+        self._redirector: _Redirector | None = None
         self._is_closed = False
         self._may_serve = serve or (serve is None and is_this_machine(address.host))
         self._server: StoreServer | None = None  # the store, or where it would be if it is lost
@@ -109,15 +109,15 @@ class TcpEntrance:
             return None
         now_ns = began_ns = time.monotonic_ns()
         patience_ns = FIRST_PATIENCE_NS  # the door of a dying process stays open for a moment
-        pause_s = KNOCK_AGAIN_S
+        pause_s = PROBE_AGAIN_S
         while go_on() and now_ns - began_ns < (SEARCH_NS if nodes else RECONNECT_NS):
-            door = knock(self._address)
-            if door is Door.OPEN:
+            door = probe(self._address)
+            if door is ProbeResult.OPEN:
                 with suppress(*NOT_OURS):
                     return Found(self.enter(patience_ns), (), False)
                 patience_ns = min(2 * patience_ns, SILENT_NS)
             is_silent = time.monotonic_ns() - began_ns >= SILENT_NS
-            if door is Door.SHUT or is_silent:
+            if door is ProbeResult.SHUT or is_silent:
                 if found := self._enter_another(nodes, None if is_silent else were_there, go_on):
                     return found  # else this one may open again: a `ronde store` that is started again
             time.sleep(pause_s)
@@ -134,12 +134,12 @@ class TcpEntrance:
         """
         sample = _spread(nodes)
         asked = [node for node in sample if node.meeting]
-        ours, *others = knock_at_all([self._address, *(parse(node.meeting) for node in asked)])
-        if ours is Door.OPEN:  # by now
+        ours, *others = probe_all([self._address, *(parse(node.meeting) for node in asked)])
+        if ours is ProbeResult.OPEN:  # by now
             with suppress(*NOT_OURS):
-                return Found(self.enter(KNOCK_NS), (), False)
-        doors = dict(zip([node.id for node in asked], others))
-        shut = [node for node in asked if doors[node.id] is Door.SHUT and were_there is not None]
+                return Found(self.enter(PROBE_NS), (), False)
+        addresses = dict(zip([node.id for node in asked], others))
+        shut = [node for node in asked if addresses[node.id] is ProbeResult.SHUT and were_there is not None]
         known = {str(self._address), self._server.address if self._server else ""}
         unknown = {
             node.id for node in nodes if node.id not in (were_there or ()) and node.meeting not in known
@@ -147,7 +147,7 @@ class TcpEntrance:
         if 2 * len(unknown) < len(nodes):  # too few to have gone on elsewhere before they ended
             unknown.clear()
         gone = {node.id for node in shut if node.id not in unknown}
-        open_ones = [node for node in asked if doors[node.id] is Door.OPEN]
+        open_ones = [node for node in asked if addresses[node.id] is ProbeResult.OPEN]
         if count_missing([node.id for node in sample], gone, [node.id for node in open_ones], True):
             return None
         for node in open_ones:
@@ -160,17 +160,17 @@ class TcpEntrance:
         return None
 
     def enter_other(self, address: str) -> Store:
-        store = self._client(address, KNOCK_NS)
+        store = self._client(address, PROBE_NS)
         self._address = parse(address)
         return store
 
     def call(self, is_here: bool) -> None:
         """Who serves the store tells those who come later, and only know the endpoint."""
         is_here = is_here and self._address != self._endpoint and self.serves()
-        if self._signpost:
-            self._signpost.is_on = is_here
+        if self._redirector:
+            self._redirector.is_on = is_here
         elif is_here and self._server:
-            self._signpost = _Signpost(
+            self._redirector = _Redirector(
                 self._endpoint, self._server.address, self._key, self._prefix, self._call_within_s
             )
 
@@ -181,8 +181,8 @@ class TcpEntrance:
         return self._server is not None and self._server.address == str(self._address)
 
     def close(self, others: Callable[[int], None]) -> None:
-        if self._signpost:
-            self._signpost.close()
+        if self._redirector:
+            self._redirector.close()
         self._is_closed = True
         if self._server:
             if self.serves():
@@ -193,7 +193,7 @@ class TcpEntrance:
 
 def _spread(nodes: Sequence[Node]) -> list[Node]:
     """Return as many of these as can be asked, spread over all: the first ones may be lost with their rack."""
-    count = min(len(nodes), MOST_DOORS)
+    count = min(len(nodes), MAX_PROBES)
     return [nodes[place * len(nodes) // count] for place in range(count)]
 
 
@@ -203,7 +203,7 @@ def _serve(address: str, key: JobKey) -> StoreServer:
     return StoreServer(address, key)
 
 
-class _Signpost:
+class _Redirector:
     """When somebody serves a store at `old` again, it says there that the nodes meet at `new`; within `within_s`."""
 
     def __init__(self, old: Address, new: str, key: JobKey, prefix: str, within_s: float) -> None:
@@ -212,7 +212,7 @@ class _Signpost:
         self._key = key
         self._prefix = prefix
         self._within_s = within_s
-        self._pause_s = KNOCK_AT_ENDPOINT_S
+        self._pause_s = PROBE_ENDPOINT_S
         self.is_on = True
         self._client: StoreClient | None = None  # while it says so
         self._is_over = threading.Event()
@@ -224,25 +224,25 @@ class _Signpost:
         self._is_over.set()
         if client := self._client:
             client.close()  # wakes the thread, also if that store is silent
-        self._thread.join(2 * KNOCK_NS / 1e9)
+        self._thread.join(2 * PROBE_NS / 1e9)
 
     def _run(self) -> None:
         while not self._is_over.wait(self._pause_s):
-            self._pause_s = max(KNOCK_AT_ENDPOINT_S, min(2 * self._pause_s, self._within_s))
-            if self.is_on and knock(self._old) is Door.OPEN:
+            self._pause_s = max(PROBE_ENDPOINT_S, min(2 * self._pause_s, self._within_s))
+            if self.is_on and probe(self._old) is ProbeResult.OPEN:
                 with suppress(RondeError):
                     self._say()
 
     def _say(self) -> None:
         from ronde.net.stores.tcp import StoreClient
 
-        self._client = StoreClient(str(self._old), self._key, KNOCK_NS, patience_ns=0)
+        self._client = StoreClient(str(self._old), self._key, PROBE_NS, patience_ns=0)
         store = PrefixStore(self._client, self._prefix)
         try:
             store.hold(MOVED, self._new.encode())
-            self._pause_s = KNOCK_AT_ENDPOINT_S  # who is started again is soon there
+            self._pause_s = PROBE_ENDPOINT_S  # who is started again is soon there
             while self.is_on and not self._is_over.is_set():
-                store.watch({MOVED: self._new.encode()}, KNOCK_NS)
+                store.watch({MOVED: self._new.encode()}, PROBE_NS)
         finally:
             self._client = None
             store.close()
@@ -279,7 +279,7 @@ class _OnlyPlace:
         self._listener.close()
 
 
-class FileEntrance(_OnlyPlace):
+class FileStoreAccess(_OnlyPlace):
     """To a store in a file."""
 
     def __init__(self, path: str, prefix: str) -> None:
@@ -293,7 +293,7 @@ class FileEntrance(_OnlyPlace):
         return PrefixStore(FileStore(self._path), self._prefix)
 
 
-class EtcdEntrance(_OnlyPlace):
+class EtcdStoreAccess(_OnlyPlace):
     """To a store in an etcd."""
 
     def __init__(self, config: RendezvousConfig, prefix: str) -> None:
@@ -325,7 +325,7 @@ def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
     The option `is_host` says of this node that it serves the store, or that it does not; `rehost=false` that the loss
     of the store is the end of the job.
     """
-    entrance = TcpEntrance(endpoint_of(config), key, config.truth("is_host"), config)
+    entrance = TcpStoreAccess(endpoint_of(config), key, config.truth("is_host"), config)
     rules = config.rules(rehost=may_rehost(config))
     return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
 
@@ -346,7 +346,7 @@ def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
     endpoint = endpoint_of(config)
     ours = replace(endpoint, port=_port_beside(endpoint.port))
     try:
-        entrance = TcpEntrance(ours, key, config.node_rank == 0, config)
+        entrance = TcpStoreAccess(ours, key, config.node_rank == 0, config)
     except UsageError as error:
         raise UsageError(
             f"{error} (the port at which nodes meet if their workers use port {endpoint.port})"
@@ -366,7 +366,7 @@ def make_file(config: RendezvousConfig, _: JobKey) -> OverStore:
         raise UsageError("the rendezvous 'file' needs the path of a file: --rdzv-endpoint PATH")
     return OverStore(
         config.rules(),
-        FileEntrance(config.endpoint, _prefix(config)),
+        FileStoreAccess(config.endpoint, _prefix(config)),
         config.node_rank,
         config.start_timeout_ns,
     )
@@ -382,7 +382,7 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
 
     parse_endpoints(etcd_endpoint(config), "", "", "")  # says now what is wrong with it
     return OverStore(
-        config.rules(), EtcdEntrance(config, _prefix(config)), config.node_rank, config.start_timeout_ns
+        config.rules(), EtcdStoreAccess(config, _prefix(config)), config.node_rank, config.start_timeout_ns
     )
 
 

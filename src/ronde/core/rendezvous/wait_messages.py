@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from ronde.core.rendezvous.state import Phase, Rules, State
+from ronde.core.rendezvous.state import JobPhase, JobState, Rules
 
 __all__ = ["waits_for", "waits_in_vain"]
 
 
-def waits_for(rules: Rules, state: State) -> str:
+def waits_for(rules: Rules, state: JobState) -> str:
     """Say for whom this node waits; empty if for nobody in particular."""
     if 0 < state.joined < rules.min_nodes:
         return f"{_of_nodes(state.joined, rules.min_nodes)}; waiting for the others"
     return f"{_missing(state.missing)}; waiting for that" if state.missing else ""
 
 
-def waits_in_vain(rules: Rules, state: State | None, has_moved: bool) -> str:
+def waits_in_vain(rules: Rules, state: JobState | None, has_moved: bool) -> str:
     """Say why no round has begun. `has_moved`: this node has, and it is not clear that the others have."""
     waited = f"waited {rules.join_timeout_ns / 1e9:g} s"
     if state is None:
         return f"{waited} for any sign of the job"
     if state.missing or has_moved:
         return f"waited in vain: {_missing(state.missing)}"
-    if state.phase == Phase.RUNNING:
+    if state.phase == JobPhase.RUNNING:
         return f"{waited} for a place in the job, which is full with {rules.max_nodes} nodes"
     joined = max(state.joined, 1)
     longer = "or wait longer (--rdzv-conf join_timeout=SECONDS)"

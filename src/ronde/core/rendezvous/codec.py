@@ -13,10 +13,9 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from ronde.core import round
-from ronde.core.rendezvous import state
-from ronde.core.rendezvous.state import PART_NODES, Phase, State
-from ronde.core.round import Node
+from ronde.core.rendezvous import membership, state
+from ronde.core.rendezvous.membership import Node
+from ronde.core.rendezvous.state import PART_NODES, JobPhase, JobState
 from ronde.errors import ProtocolError, VersionError
 
 __all__ = ["VERSION", "decode", "decode_roster", "decode_state", "encode", "encode_roster"]
@@ -49,9 +48,9 @@ def decode(data: bytes, *kinds: type[Word]) -> Word:
 
 
 @lru_cache(maxsize=16)
-def decode_state(data: bytes) -> State:
+def decode_state(data: bytes) -> JobState:
     """Return the state. Raises ProtocolError or VersionError."""
-    return decode(data, State)
+    return decode(data, JobState)
 
 
 def encode_roster(nodes: Sequence[Node]) -> list[bytes]:
@@ -92,7 +91,7 @@ def _plain(word: Any) -> Any:
 
 
 def _class(name: str) -> type[Any]:
-    found: type[Any] = getattr(round, name, None) or getattr(state, name)
+    found: type[Any] = getattr(membership, name, None) or getattr(state, name)
     return found
 
 
@@ -117,7 +116,7 @@ def _reader(annotation: str) -> Reader:
             return value
 
         return read_simple
-    if annotation == "Phase":
+    if annotation == "JobPhase":
         return _read_phase
     if annotation.startswith("tuple["):
         each = _reader(annotation[len("tuple[") : -len(", ...]")])
@@ -132,9 +131,9 @@ def _reader(annotation: str) -> Reader:
     return lambda value: None if value is None and "None" in names else _read_word(value, names)
 
 
-def _read_phase(value: Any) -> Phase:
+def _read_phase(value: Any) -> JobPhase:
     try:
-        return Phase(value)
+        return JobPhase(value)
     except ValueError:
         raise ProtocolError(f"{value!r} is no phase of a job") from None
 

@@ -6,41 +6,41 @@ import json
 
 import pytest
 
+from ronde.core.rendezvous.codec import decode, decode_roster, decode_state, encode, encode_roster
+from ronde.core.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.core.rendezvous.state import (
     PART_NODES,
-    Beat,
-    Fail,
-    Join,
-    Leave,
-    Phase,
+    FailureReport,
+    Heartbeat,
+    JobPhase,
+    JobState,
+    JobTerms,
+    JoinRequest,
+    LeaveNotice,
     Refused,
     RosterKey,
     Rules,
-    State,
-    Succeed,
-    Terms,
+    SuccessReport,
 )
-from ronde.core.rendezvous.text import decode, decode_roster, decode_state, encode, encode_roster
-from ronde.core.round import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.errors import ProtocolError, VersionError
 
 NODE = Node("a", "höst", "::1", 8, "tcp:[::1]:1", 29500, "trainer", 3)
 FAILURE = Failure(1, 0, "h", 42, -9, "killed\n", "why", True)
-TERMS = Terms.of(Rules(1, 4), Budget(2, -1))
+TERMS = JobTerms.of(Rules(1, 4), Budget(2, -1))
 
 
 @pytest.mark.parametrize(
     "word",
     [
-        Join(1, NODE, -1),
-        Fail(2, "a", 7, FAILURE),
-        Succeed(3, "a", 7),
-        Leave(4, "a", "h", ""),
-        Beat(6, -1),
-        State(TERMS, "a"),
-        State(TERMS, "a", 2, 9, Phase.RUNNING, 3, RosterKey(2, 3, 1), 1, 2, WorkerFailed(FAILURE), 4),
-        State(TERMS, "a", cause=NodesLost((NODE, NODE), "gone"), spares=("x", "y")),
-        State(TERMS, "a", cause=NodesWaiting(2), refused=(Refused("b", "no"),), failure=FAILURE),
+        JoinRequest(1, NODE, -1),
+        FailureReport(2, "a", 7, FAILURE),
+        SuccessReport(3, "a", 7),
+        LeaveNotice(4, "a", "h", ""),
+        Heartbeat(6, -1),
+        JobState(TERMS, "a"),
+        JobState(TERMS, "a", 2, 9, JobPhase.RUNNING, 3, RosterKey(2, 3, 1), 1, 2, WorkerFailed(FAILURE), 4),
+        JobState(TERMS, "a", cause=NodesLost((NODE, NODE), "gone"), spares=("x", "y")),
+        JobState(TERMS, "a", cause=NodesWaiting(2), refused=(Refused("b", "no"),), failure=FAILURE),
     ],
 )
 def test_what_is_written_is_read(word: object) -> None:
@@ -63,23 +63,23 @@ def test_a_roster_is_cut_into_parts() -> None:
         b"[]",
         b"\xff\xfe",
         b'{"ronde":1}',
-        b'{"ronde":1,"Join":{}}',
-        b'{"ronde":1,"Beat":{"count":"1","succeeded":0}}',
-        b'{"ronde":1,"Beat":{"count":true,"succeeded":0}}',
-        b'{"ronde":1,"Beat":{"count":1,"succeeded":0,"more":0}}',
-        b'{"ronde":1,"Beat":{"count":1}}',
-        b'{"ronde":1,"Beat":[1,0]}',
-        b'{"ronde":1,"Succeed":{"seq":1,"id":"a","round":1}}',
-        b'{"ronde":1,"Beat":{"count":1,"succeeded":0},"Join":{}}',
+        b'{"ronde":1,"JoinRequest":{}}',
+        b'{"ronde":1,"Heartbeat":{"count":"1","succeeded":0}}',
+        b'{"ronde":1,"Heartbeat":{"count":true,"succeeded":0}}',
+        b'{"ronde":1,"Heartbeat":{"count":1,"succeeded":0,"more":0}}',
+        b'{"ronde":1,"Heartbeat":{"count":1}}',
+        b'{"ronde":1,"Heartbeat":[1,0]}',
+        b'{"ronde":1,"SuccessReport":{"seq":1,"id":"a","round":1}}',
+        b'{"ronde":1,"Heartbeat":{"count":1,"succeeded":0},"JoinRequest":{}}',
     ],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        decode(data, Beat, Join)
+        decode(data, Heartbeat, JoinRequest)
 
 
 def test_wrong_contents_of_a_state_are_refused() -> None:
-    good = json.loads(encode(State(TERMS, "a")))
+    good = json.loads(encode(JobState(TERMS, "a")))
     for field, value in (
         ("phase", "asleep"),
         ("cause", {"Node": {}}),
@@ -87,14 +87,14 @@ def test_wrong_contents_of_a_state_are_refused() -> None:
         ("roster", 1),
         ("terms", None),
     ):
-        bad = {"ronde": 1, "State": good["State"] | {field: value}}
+        bad = {"ronde": 1, "JobState": good["JobState"] | {field: value}}
         with pytest.raises(ProtocolError):
             decode_state(json.dumps(bad).encode())
 
 
 def test_another_version_says_so() -> None:
     with pytest.raises(VersionError, match="version 2"):
-        decode(b'{"ronde":2,"Anything":{}}', Beat)
+        decode(b'{"ronde":2,"Anything":{}}', Heartbeat)
 
 
 def test_a_broken_roster_is_refused() -> None:

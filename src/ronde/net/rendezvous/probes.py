@@ -17,17 +17,17 @@ from enum import Enum, auto
 from ronde.errors import UsageError
 from ronde.net.addresses import Address, listen, parse, resolve_all
 
-__all__ = ["KNOCK_NS", "MOST_DOORS", "Door", "ProbeListener", "find_ended", "knock", "knock_at_all"]
+__all__ = ["PROBE_NS", "MAX_PROBES", "ProbeResult", "ProbeListener", "find_ended", "probe", "probe_all"]
 
-KNOCK_NS = 10**9
-MOST_DOORS = 64  # at once
+PROBE_NS = 10**9
+MAX_PROBES = 64  # at once
 PROBES = 128  # that wait at a listener which accepts none
 FIRST_PAUSE_S = 0.01
-NAMES_NS = KNOCK_NS // 2  # of it, for a name server
+NAMES_NS = PROBE_NS // 2  # of it, for a name server
 NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # this machine does not speak IPv6, say
 
 
-class Door(Enum):
+class ProbeResult(Enum):
     """What becomes of a connection attempt."""
 
     OPEN = auto()
@@ -66,14 +66,14 @@ def find_ended(doors: Mapping[str, str]) -> tuple[str, ...]:
     """
     ended: list[str] = []
     left = list(doors)
-    deadline_ns, pause_s = time.monotonic_ns() + KNOCK_NS, FIRST_PAUSE_S
+    deadline_ns, pause_s = time.monotonic_ns() + PROBE_NS, FIRST_PAUSE_S
     while True:
         are_open: list[str] = []
-        for first in range(0, len(left), MOST_DOORS):
-            some = left[first : first + MOST_DOORS]
-            answers = dict(zip(some, knock_at_all([parse(doors[node]) for node in some])))
-            ended += [node for node, door in answers.items() if door is Door.SHUT]
-            are_open += [node for node, door in answers.items() if door is Door.OPEN]
+        for first in range(0, len(left), MAX_PROBES):
+            some = left[first : first + MAX_PROBES]
+            answers = dict(zip(some, probe_all([parse(doors[node]) for node in some])))
+            ended += [node for node, door in answers.items() if door is ProbeResult.SHUT]
+            are_open += [node for node, door in answers.items() if door is ProbeResult.OPEN]
         if not are_open or time.monotonic_ns() >= deadline_ns:
             return tuple(ended)
         left = are_open
@@ -81,18 +81,18 @@ def find_ended(doors: Mapping[str, str]) -> tuple[str, ...]:
         pause_s *= 2
 
 
-def knock(address: Address) -> Door:
+def probe(address: Address) -> ProbeResult:
     """Return what becomes of connecting there, after a second at most."""
-    return knock_at_all([address])[0]
+    return probe_all([address])[0]
 
 
-def knock_at_all(addresses: Sequence[Address]) -> list[Door]:
+def probe_all(addresses: Sequence[Address]) -> list[ProbeResult]:
     """Return what becomes of connecting to each of them, all at once, after a second at most."""
-    answers: list[list[Door]] = [[] for _ in addresses]
+    answers: list[list[ProbeResult]] = [[] for _ in addresses]
     with ExitStack() as stack:
         poll = select.poll()
         waiting: dict[int, tuple[int, socket.socket]] = {}
-        deadline_ns = time.monotonic_ns() + KNOCK_NS
+        deadline_ns = time.monotonic_ns() + PROBE_NS
         for index, endpoints in enumerate(resolve_all(addresses, NAMES_NS)):
             for endpoint in endpoints:
                 try:
@@ -105,23 +105,23 @@ def knock_at_all(addresses: Sequence[Address]) -> list[Door]:
                     waiting[sock.fileno()] = index, sock
                     poll.register(sock, select.POLLOUT)
                 elif error not in NO_WAY:
-                    answers[index].append(_door(error))
+                    answers[index].append(_result_of(error))
         while waiting and (left_ns := deadline_ns - time.monotonic_ns()) > 0:
             for fd, _ in poll.poll(left_ns / 1e6):
                 index, sock = waiting.pop(fd)
                 poll.unregister(fd)
-                answers[index].append(_door(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
+                answers[index].append(_result_of(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
         for index, _ in waiting.values():
-            answers[index].append(Door.SILENT)
+            answers[index].append(ProbeResult.SILENT)
     return [_best(each) for each in answers]
 
 
-def _door(error: int) -> Door:
+def _result_of(error: int) -> ProbeResult:
     if error == 0:
-        return Door.OPEN
-    return Door.SHUT if error in (errno.ECONNREFUSED, errno.ENOENT) else Door.SILENT
+        return ProbeResult.OPEN
+    return ProbeResult.SHUT if error in (errno.ECONNREFUSED, errno.ENOENT) else ProbeResult.SILENT
 
 
-def _best(answers: Sequence[Door]) -> Door:
+def _best(answers: Sequence[ProbeResult]) -> ProbeResult:
     """Of a name with several addresses: it is shut only if none of them is silent."""
-    return next((door for door in Door if door in answers), Door.SILENT)
+    return next((door for door in ProbeResult if door in answers), ProbeResult.SILENT)

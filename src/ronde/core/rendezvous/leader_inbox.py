@@ -1,8 +1,8 @@
 """What is around the leader: it gets the news piece by piece, and understands what the keys of the nodes say. Pure.
 
-A node whose held key is gone is dead at once if it was *sighted* in this office: if we have seen it hold its key, or it
-has said something to this office (it held its key then). Our grip is older than the office and the office ends with it,
-so the store was not away since. All others may be on their way, and silence decides.
+A node whose held key is gone is dead at once if it was *seen alive* in this inbox: if we have seen it hold its key, or
+it has said something to this inbox (it held its key then). Our sentinel is older than the inbox and the inbox ends with
+it, so the store was not away since. All others may be on their way, and silence decides.
 """
 
 from __future__ import annotations
@@ -11,59 +11,64 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from ronde.core.rendezvous.codec import decode
 from ronde.core.rendezvous.effects import (
     Delete,
     Effect,
     Event,
     Forget,
-    Knock,
-    Knocked,
     Look,
     Popped,
+    Probe,
+    Probed,
     Seen,
     Values,
 )
 from ronde.core.rendezvous.leader import Leader
-from ronde.core.rendezvous.lookout import Loss
+from ronde.core.rendezvous.leader_detector import LeaderLoss
+from ronde.core.rendezvous.membership import Node
 from ronde.core.rendezvous.state import (
     ALIVE,
-    Beat,
-    Fail,
-    Join,
-    Leave,
+    FailureReport,
+    Heartbeat,
+    JobState,
+    JoinRequest,
+    LeaveNotice,
     Message,
     Rules,
-    State,
-    Succeed,
+    SuccessReport,
     alive_key,
-    beat_key,
-    inbox,
+    heartbeat_key,
+    inbox_queue,
 )
-from ronde.core.rendezvous.text import decode
-from ronde.core.round import Node
 from ronde.errors import ProtocolError
 
-__all__ = ["Office"]
+__all__ = ["LeaderInbox"]
 
 CONNECTION_LOST = "lost the connection to the others"
 
 
-class Office:
+class LeaderInbox:
     """The machine. `leader` is who decides; `effects` collects what is to be done, take them after each call."""
 
     def __init__(
-        self, rules: Rules, state: State, roster: Sequence[Node], now_ns: int, grip: Values | None = None
+        self,
+        rules: Rules,
+        state: JobState,
+        roster: Sequence[Node],
+        now_ns: int,
+        sentinel: Values | None = None,
     ) -> None:
-        """`grip`: what to look at together with keys that others hold; it is intact in whatever is `put`."""
+        """`sentinel`: what to look at together with keys that others hold; it is intact in whatever is `put`."""
         self._rules = rules
         self.leader = Leader(rules, state, roster, now_ns)
         self.effects: list[Effect] = []
         self.must_watch = False  # those who came since
         self._backlog: deque[Event] = deque()
-        self._beats: dict[str, bytes | None] = {}  # as they were read last, by node
-        self._grip = grip or {}
-        self._sighted: set[str] = set()
-        self._unsure = set(self.leader.nodes)  # whose held keys are looked at when beats are read
+        self._heartbeats: dict[str, bytes | None] = {}  # as they were read last, by node
+        self._sentinel = sentinel or {}
+        self._seen_alive: set[str] = set()
+        self._unsure = set(self.leader.nodes)  # whose held keys are looked at when heartbeats are read
 
     def put(self, event: Event) -> None:
         """Something has happened; `work` comes to it."""
@@ -82,7 +87,7 @@ class Office:
         leader.is_urgent = False
         return True
 
-    def written(self, before: State | None, state: State) -> None:
+    def written(self, before: JobState | None, state: JobState) -> None:
         """Ours is the state now; what the one before needed may go."""
         self.leader.state = replace(self.leader.state, version=state.version)
         is_new = before is None or before.roster != state.roster
@@ -91,40 +96,40 @@ class Office:
         if is_new:
             self._forget_departed()
 
-    def closed(self, state: State) -> None:
+    def closed(self, state: JobState) -> None:
         """There is nothing more to decide, whoever has closed the job."""
         self.leader.state, self.leader.is_urgent = state, False
         self._forget_departed()
 
     def _forget_departed(self) -> None:
         if departed := self.leader.departed:
-            self.effects.append(Delete(tuple(map(beat_key, sorted(departed)))))
+            self.effects.append(Delete(tuple(map(heartbeat_key, sorted(departed)))))
             departed.clear()
 
-    def succeed(self, now_ns: int, loss: Loss) -> None:
+    def succeed(self, now_ns: int, loss: LeaderLoss) -> None:
         """This leader takes the place of a lost one."""
-        self._see(now_ns, {}, {beat_key(loss.leader): loss.last_beat})
+        self._see(now_ns, {}, {heartbeat_key(loss.leader): loss.last_heartbeat})
         if loss.is_silent:
             how = f"was silent for {self._rules.silence_ns / 1e9:g} s"
             self.leader.lose(now_ns, {loss.leader}, how, may_work=True)
-        elif loss.was_sighted:
-            self._sighted.add(loss.leader)
+        elif loss.was_seen_alive:
+            self._seen_alive.add(loss.leader)
             self._look_at({loss.leader})
 
     def _tick(self, now_ns: int) -> None:
         before = self.leader.state
         if self.leader.tick(now_ns):
             self._unsure &= self.leader.nodes
-            self._sighted &= self.leader.nodes
+            self._seen_alive &= self.leader.nodes
             self._look_at(self.leader.nodes)
             self.must_watch = True
-            if doors := self.leader.doors_of_all(now_ns):
-                self.effects.append(Knock(doors, all_or_none=True))
+            if addresses := self.leader.doors_of_all(now_ns):
+                self.effects.append(Probe(addresses, all_or_none=True))
             if self.leader.state != before:
                 self.leader.is_urgent = True
 
     def _pass_on(self, now_ns: int, event: Event) -> None:
-        ours = inbox(self.leader.state.term)
+        ours = inbox_queue(self.leader.state.term)
         match event:
             case Popped(queue, values) if queue == ours:
                 if len(values) > 1:
@@ -133,53 +138,53 @@ class Office:
                     self._hear(now_ns, values[0])
             case Seen(asked, changed):
                 self._see(now_ns, asked, changed)
-            case Knocked(ended, True):
+            case Probed(ended, True):
                 self.leader.know_workers_ended(now_ns, ended)
-            case Knocked(ended):
+            case Probed(ended):
                 self.leader.know_ended(now_ns, ended, CONNECTION_LOST)
 
     def _hear(self, now_ns: int, value: bytes) -> None:
         try:
-            message: Message = decode(value, Join, Fail, Succeed, Leave)  # type: ignore[assignment]
+            message: Message = decode(value, JoinRequest, FailureReport, SuccessReport, LeaveNotice)  # type: ignore[assignment]
         except ProtocolError:
             return  # of another version: that node learns of it by our state
-        sender = message.node.id if isinstance(message, Join) else message.id
-        self._sighted.add(sender)
-        if isinstance(message, Join):
-            self._beats.pop(sender, None)
+        sender = message.node.id if isinstance(message, JoinRequest) else message.id
+        self._seen_alive.add(sender)
+        if isinstance(message, JoinRequest):
+            self._heartbeats.pop(sender, None)
         self.leader.hear(now_ns, message)
 
     def _look_at(self, nodes: Collection[str]) -> None:
-        """At their beats and, where need be, at what they hold: only who is sighted by now can be lost then."""
-        look: dict[str, bytes | None] = {beat_key(node): self._beats.get(node) for node in nodes}
+        """At their heartbeats and, where need be, at what they hold: only who is seen alive by now can be lost then."""
+        look: dict[str, bytes | None] = {heartbeat_key(node): self._heartbeats.get(node) for node in nodes}
         unsure = self._unsure.intersection(nodes)
-        look |= {alive_key(node): ALIVE if node in self._sighted else None for node in unsure}
-        self.effects.append(Look({**look, **self._grip}))
+        look |= {alive_key(node): ALIVE if node in self._seen_alive else None for node in unsure}
+        self.effects.append(Look({**look, **self._sentinel}))
 
     def _see(self, now_ns: int, asked: Values, changed: Values) -> None:
-        beats: dict[str, Beat | None] = {}
+        heartbeats: dict[str, Heartbeat | None] = {}
         shown: set[str] = set()
         remains: set[str] = set()
         for key, value in changed.items():
             kind, _, node = key.partition("/")
-            if kind == "beat":
-                self._beats[node] = value
-                beats[node] = _beat(value)
+            if kind == "heartbeat":
+                self._heartbeats[node] = value
+                heartbeats[node] = _beat(value)
             elif not asked and kind == "alive" and node in self.leader.nodes:
                 shown.add(node)
             elif not asked and kind == "alive" and value is None and node in self.leader.remains.nodes:
                 remains.add(node)
-        if doors := self.leader.quorum.doors(remains):
-            self.effects.append(Knock(doors, is_late=True))
+        if addresses := self.leader.quorum.addresses(remains):
+            self.effects.append(Probe(addresses, is_late=True))
         if shown:  # as gone: they may have said something last, and may have come back; or as there
             self._unsure |= shown
             self._look_at(shown)
-        asked_of = {key.partition("/")[2] for key in asked if key.startswith("beat/")}
-        if beats or asked_of:
-            self.leader.hear_beats(now_ns, beats, asked_of)
+        asked_of = {key.partition("/")[2] for key in asked if key.startswith("heartbeat/")}
+        if heartbeats or asked_of:
+            self.leader.hear_beats(now_ns, heartbeats, asked_of)
         held = {key: changed.get(key, known) for key, known in asked.items() if key.startswith("alive/")}
         there = {key.partition("/")[2] for key, value in held.items() if value is not None}
-        self._sighted |= there
+        self._seen_alive |= there
         self._unsure -= there
         self.leader.see_here(now_ns, there)
         lost = {
@@ -187,12 +192,12 @@ class Office:
         }
         if lost:
             self.leader.lose(now_ns, lost, CONNECTION_LOST, may_work=True)
-            if doors := self.leader.quorum.doors(lost):
-                self.effects.append(Knock(doors))
+            if addresses := self.leader.quorum.addresses(lost):
+                self.effects.append(Probe(addresses))
 
 
-def _beat(value: bytes | None) -> Beat | None:
+def _beat(value: bytes | None) -> Heartbeat | None:
     try:
-        return decode(value, Beat) if value is not None else None
+        return decode(value, Heartbeat) if value is not None else None
     except ProtocolError:
         return None

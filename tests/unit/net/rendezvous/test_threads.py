@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from ronde.core.rendezvous.membership import Budget, Node, Notice, RendezvousBroken, RendezvousEvent
 from ronde.core.rendezvous.state import Rules
-from ronde.core.round import Budget, Node, Notice, RendezvousBroken, RendezvousEvent
 from ronde.errors import TimeoutError
-from ronde.net.rendezvous import session
+from ronde.net.rendezvous import store_session
 from ronde.net.rendezvous.over_store import Found, OverStore
 from ronde.net.stores.base import Store
 from ronde.net.stores.etcd_gateway import Gateway, parse_endpoints
@@ -113,9 +113,9 @@ class Crowded(Way):
 
 
 def test_who_is_called_elsewhere_and_does_not_get_in_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "LONGEST_WAIT_NS", 10**7)
+    monkeypatch.setattr(store_session, "LONGEST_WAIT_NS", 10**7)
     store = MemoryStore()
-    store.set(session.MOVED, b"elsewhere")
+    store.set(store_session.MOVED, b"elsewhere")
     rendezvous = OverStore(Rules(2, 2), Crowded(store, MemoryStore()))
     rendezvous.join(Node("a", "host-a", "", 1, "", 1), Budget())
     told: list[RendezvousEvent] = []

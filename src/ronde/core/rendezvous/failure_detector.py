@@ -1,7 +1,7 @@
 """When the nodes that a leader looks after showed last that they live, and who is silent for too long. Pure.
 
 1. Beats are read twice per heartbeat, and once more before a node is judged. A judge who overslept starts again.
-2. The first beat that is read of a node may be an old one: only the next shows that it lives.
+2. The first heartbeat that is read of a node may be an old one: only the next shows that it lives.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, KeysView
 from dataclasses import dataclass
 
-from ronde.core.rendezvous.state import Beat, Rules
+from ronde.core.rendezvous.state import Heartbeat, Rules
 
-__all__ = ["Pulses"]
+__all__ = ["FailureDetector"]
 
 
 @dataclass(slots=True)
-class _Pulse:
-    beat: Beat | None
+class _SignsOfLife:
+    heartbeat: Heartbeat | None
     seen_ns: int  # when was it asked for that has shown that the node lives
-    heard_ns: int  # when did we know of the last beat
+    heard_ns: int  # when did we know of the last heartbeat
 
 
-class Pulses:
-    """The machine. `read_ns`: when beats are to be read next; `asked_ns`: when they were read last."""
+class FailureDetector:
+    """The machine. `read_ns`: when heartbeats are to be read next; `asked_ns`: when they were read last."""
 
     def __init__(self, rules: Rules, nodes: Iterable[str], now_ns: int) -> None:
         self.silence_ns = (2 * rules.missing_beats - 1) * rules.heartbeat_ns // 2
         self.read_ns = self.asked_ns = now_ns
         self._heartbeat_ns = rules.heartbeat_ns
-        self._of = {node: _Pulse(None, now_ns, now_ns) for node in nodes}
+        self._of = {node: _SignsOfLife(None, now_ns, now_ns) for node in nodes}
         self._judged: set[str] = set()  # they are looked at once more
 
     @property
@@ -38,7 +38,7 @@ class Pulses:
 
     def begin(self, now_ns: int, node: str) -> None:
         """Look after this node from now on, whatever was known of it."""
-        self._of[node] = _Pulse(None, now_ns, now_ns)
+        self._of[node] = _SignsOfLife(None, now_ns, now_ns)
 
     def renew(self, now_ns: int, nodes: Iterable[str]) -> None:
         """There is another reason to believe that these live."""
@@ -50,7 +50,7 @@ class Pulses:
         self._of.pop(node, None)
 
     def are_due(self, now_ns: int) -> bool:
-        """Whether the beats are to be read now."""
+        """Whether the heartbeats are to be read now."""
         if now_ns < self.read_ns:
             return False
         if (
@@ -61,19 +61,19 @@ class Pulses:
         return True
 
     def judge(self, now_ns: int) -> None:
-        """Who is silent for too long is lost if the beats that are read now show nothing new."""
-        self._judged = {node for node, pulse in self._of.items() if now_ns - pulse.seen_ns >= self.silence_ns}
+        """Who is silent for too long is lost if the heartbeats that are read now show nothing new."""
+        self._judged = {node for node, signs in self._of.items() if now_ns - signs.seen_ns >= self.silence_ns}
 
     def heard_ns(self, node: str) -> int:
-        """Return when the last beat of this node came; it was sent before."""
+        """Return when the last heartbeat of this node came; it was sent before."""
         return self._of[node].heard_ns
 
-    def hear(self, now_ns: int, node: str, beat: Beat | None) -> bool:
-        """A beat was read that is not the known one. Returns whether that shows that the node lives."""
-        pulse = self._of[node]
-        shows_life, pulse.beat, pulse.heard_ns = pulse.beat is not None, beat, now_ns
+    def hear(self, now_ns: int, node: str, heartbeat: Heartbeat | None) -> bool:
+        """A heartbeat was read that is not the known one. Returns whether that shows that the node lives."""
+        signs = self._of[node]
+        shows_life, signs.heartbeat, signs.heard_ns = signs.heartbeat is not None, heartbeat, now_ns
         if shows_life:
-            pulse.seen_ns = self.asked_ns
+            signs.seen_ns = self.asked_ns
         return shows_life
 
     def silent(self, asked: Iterable[str], heard: Collection[str]) -> set[str]:

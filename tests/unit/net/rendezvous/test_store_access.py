@@ -11,15 +11,15 @@ from contextlib import ExitStack
 import pytest
 from tests.ports import free_port
 
-from ronde.core.round import Node
+from ronde.core.rendezvous.membership import Node
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse
-from ronde.net.rendezvous import entrances
+from ronde.net.rendezvous import store_access
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.doors import Door, knock
-from ronde.net.rendezvous.entrances import TcpEntrance, etcd_endpoint
 from ronde.net.rendezvous.over_store import Found
+from ronde.net.rendezvous.probes import ProbeResult, probe
+from ronde.net.rendezvous.store_access import TcpStoreAccess, etcd_endpoint
 from ronde.net.stores.server import StoreServer
 
 KEY = JobKey.generate()
@@ -27,7 +27,7 @@ KEY = JobKey.generate()
 
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    monkeypatch.setattr(entrances, "SILENT_NS", 0)
+    monkeypatch.setattr(store_access, "SILENT_NS", 0)
     with ExitStack() as stack:
         yield stack
 
@@ -41,7 +41,7 @@ def serve(stack: ExitStack, key: JobKey = KEY) -> str:
 def search(stack: ExitStack, lost: str, meetings: list[str]) -> Found | None:
     """Return what a node finds that has lost the store there, and knows that the others would meet at these."""
     config = RendezvousConfig("tcp", max_nodes=len(meetings))
-    entrance = TcpEntrance(parse(lost), KEY, False, config)
+    entrance = TcpStoreAccess(parse(lost), KEY, False, config)
     nodes = [
         Node(f"{place}", f"host-{place}", "127.0.0.1", 1, "", 1, meeting=meeting)
         for place, meeting in enumerate(meetings)
@@ -81,7 +81,7 @@ def test_who_cannot_even_knock_learns_nothing() -> None:
     os.close(unused)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (unused, hard))
-        assert knock(address) is Door.SILENT
+        assert probe(address) is ProbeResult.SILENT
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -11,7 +11,7 @@ import pytest
 
 from ronde.core.rendezvous.effects import Event, Hold, Pop, Seen, Watch
 from ronde.job_key import JobKey
-from ronde.net.rendezvous import session
+from ronde.net.rendezvous import store_session
 from ronde.net.stores.server import StoreServer
 from ronde.net.stores.tcp import StoreClient
 
@@ -19,14 +19,14 @@ HANGING_NS = 60 * 10**9
 
 
 def test_who_goes_leaves_no_thread_waiting_at_a_store_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "LONGEST_WAIT_NS", 3600 * 10**9)
+    monkeypatch.setattr(store_session, "LONGEST_WAIT_NS", 3600 * 10**9)
     key, lost = JobKey.generate(), []
     server = StoreServer("tcp:127.0.0.1:0", key)
 
     def ignore(*_: Any) -> None:
         pass
 
-    ours = session.Session(
+    ours = store_session.StoreSession(
         StoreClient(server.address, key, HANGING_NS), "a", ignore, lambda *what: lost.append(what), ignore
     )
     for effect in (Hold("alive/a", b"alive"), Watch({"state": None}), Pop("inbox")):
@@ -45,15 +45,17 @@ def test_a_second_session_wakes_its_watch_while_the_store_still_has_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As after a cable was pulled for a while: the store has not noticed that the first connection is over."""
-    monkeypatch.setattr(session, "LONGEST_WAIT_NS", 3600 * 10**9)
+    monkeypatch.setattr(store_session, "LONGEST_WAIT_NS", 3600 * 10**9)
     key = JobKey.generate()
     server = StoreServer("tcp:127.0.0.1:0", key)
 
-    def begin(tell: Callable[[session.Session, Event], None]) -> session.Session:
+    def begin(tell: Callable[[store_session.StoreSession, Event], None]) -> store_session.StoreSession:
         def ignore(*_: Any) -> None:
             pass
 
-        return session.Session(StoreClient(server.address, key, HANGING_NS), "a", tell, ignore, ignore)
+        return store_session.StoreSession(
+            StoreClient(server.address, key, HANGING_NS), "a", tell, ignore, ignore
+        )
 
     other = StoreClient(server.address, key, HANGING_NS)
     other.set("state", b"new")
