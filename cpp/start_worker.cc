@@ -2,9 +2,9 @@
 //
 //     start_worker PARENT_PID CORES COMMAND [ARGUMENT]...
 //
-// The same as src/ronde/net/die_with_parent.py, which takes its place where it was not built, but without the start of
-// an interpreter: that would be a tenth of the time in which a worker is started. CORES are numbers with commas between
-// them, to which the command is bound, or "any".
+// The same as src/ronde/process/die_with_parent.py, which takes its place where it was not built, but without the start
+// of an interpreter: that would be a tenth of the time in which a worker is started. CORES are numbers with commas
+// between them, to which the command is bound, or "any".
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>

@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     )
     from ronde.engine.process_sets import ProcessSet
     from ronde.launch.callables import run
-    from ronde.launch.record import record
+    from ronde.process.record_errors import record
 
 __all__ = [
     "AbortedError",
@@ -203,7 +203,7 @@ _LAZY = {
     "Handle": "ronde._native",
     **dict.fromkeys(_OF_THE_PROCESS, "ronde.engine.process"),
     "ProcessSet": "ronde.engine.process_sets",
-    "record": "ronde.launch.record",
+    "record": "ronde.process.record_errors",
     "run": "ronde.launch.callables",
     **dict.fromkeys(_OPERATIONS, "ronde.engine.operations"),
     **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),

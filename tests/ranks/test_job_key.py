@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ronde.net.processes import free_port
+from ronde.process.process_groups import free_port
 
 WORKER = """
 import os, sys

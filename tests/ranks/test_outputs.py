@@ -23,10 +23,10 @@ from ronde.launch.outputs import RunOutputs, WorkerOutput, fill_prefix
 from ronde.launch.plan import LaunchPlan, WorkerPlan
 from ronde.launch.screen import Screen
 from ronde.launch.supervisor import Supervisor
-from ronde.net.disk import Disk
-from ronde.net.log_files import LogWriter
-from ronde.net.output import Sink
-from ronde.net.processes import GroupLeader, Process
+from ronde.process.disk import Disk
+from ronde.process.log_files import LogWriter
+from ronde.process.output import Sink
+from ronde.process.process_groups import GroupLeader, Process
 from ronde.settings import environment
 
 HANGING_S = 100

@@ -16,7 +16,7 @@ import pytest
 from ronde.launch.agent import run_agent
 from ronde.launch.config import Binding, LaunchConfig, WorkerSpec
 from ronde.launch.template import Template, command_of
-from ronde.net.processes import GroupLeader, Process
+from ronde.process.process_groups import GroupLeader, Process
 from ronde.settings import environment
 
 HANGING_NS = 100 * 10**9

@@ -39,7 +39,7 @@ class Here(NamedTuple):
 
 def look(asked: RunArguments, variables: Mapping[str, str]) -> Here:
     """Look at this machine, as far as the options ask for it. Raises UsageError for a file that cannot be read."""
-    from ronde.net.processes import usable_cores
+    from ronde.process.process_groups import usable_cores
 
     counts = {asked.value("--num-proc"), asked.value("--nproc-per-node")}
     gpus = 0

@@ -11,8 +11,8 @@ from ronde.cli.rdzv_conf import conf_fields
 from ronde.cli.run_arguments import RunArguments
 from ronde.cli.run_here import Here
 from ronde.errors import UsageError
+from ronde.light_dataclasses import replace
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.records import replace
 
 if TYPE_CHECKING:
     from ronde.core.slurm import Step

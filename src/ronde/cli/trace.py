@@ -14,7 +14,7 @@ from ronde.cli import show
 from ronde.cli.options import Option, describe, nearest, parse
 from ronde.core.trace_merge import Common, Survey, agree, retime, survey
 from ronde.errors import UsageError
-from ronde.net.new_files import create_anew
+from ronde.new_files import create_anew
 
 __all__ = ["HELP", "run"]
 

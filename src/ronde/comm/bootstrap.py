@@ -32,9 +32,9 @@ from ronde.net.authentication import PROTOCOL_VERSION
 from ronde.net.connections import Channel, Slot, named_ranks, open_connections
 from ronde.net.descriptor_limit import make_room
 from ronde.net.host import host_key, host_name
-from ronde.net.processes import usable_core_numbers
 from ronde.net.protection import SECRET, ConnectionKeys
 from ronde.net.stores.base import Store
+from ronde.process.process_groups import usable_core_numbers
 from ronde.settings import Settings
 
 __all__ = ["Exchange", "Wiring", "exchange_through", "wire", "wire_again"]

@@ -21,9 +21,9 @@ from ronde.core.identity import Identity, MeetingPoint, identify
 from ronde.core.init_method import interpret
 from ronde.errors import NotInitializedError
 from ronde.job_key import JobKey
-from ronde.net import uncaught
 from ronde.net.host import surroundings
 from ronde.net.meeting import Meeting, meet
+from ronde.process import uncaught
 from ronde.settings import Settings
 
 __all__ = ["has_joined", "init", "is_initialized", "meeting", "shutdown", "world", "world_of_parent"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ronde.core import node_list
 from ronde.errors import UsageError
-from ronde.records import dataclass
+from ronde.light_dataclasses import dataclass
 
 __all__ = ["Step", "find_step"]
 

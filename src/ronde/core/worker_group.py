@@ -44,7 +44,7 @@ from collections.abc import Collection, Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
-from ronde.records import dataclass
+from ronde.light_dataclasses import dataclass
 
 __all__ = [
     "HASTY",

@@ -15,7 +15,7 @@ from ronde.engine.engine import Engine
 from ronde.engine.process_sets import ProcessSet, ProcessSets
 from ronde.engine.timeline import Timeline
 from ronde.errors import NotInitializedError, RondeError, UsageError
-from ronde.net.shortages import shortage
+from ronde.process.shortages import shortage
 from ronde.types import Kind, ReduceOp, Sum
 
 __all__ = [

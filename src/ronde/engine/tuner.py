@@ -45,7 +45,7 @@ from ronde.core.tuning import (
 from ronde.engine.rounds import share_bytes
 from ronde.engine.search import HINT, BayesianSearch, is_installed
 from ronde.errors import UsageError
-from ronde.net.new_files import open_for_writing
+from ronde.new_files import open_for_writing
 from ronde.settings import Settings, assignment
 
 __all__ = ["Tuner", "begin_tuning", "buffer_bytes", "take_over"]

@@ -37,14 +37,14 @@ from ronde.launch.round_store import RoundStore
 from ronde.launch.screen import Screen
 from ronde.launch.starter import Starter
 from ronde.launch.supervisor import Supervisor
-from ronde.net.disk import Disk
-from ronde.net.error_file import ERROR_FILE, hand_up
+from ronde.light_dataclasses import dataclass, field, replace
 from ronde.net.host import host_name
-from ronde.net.output import claim_standard_streams
-from ronde.net.processes import SignalInbox, usable_cores
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.registry import create
-from ronde.records import dataclass, field, replace
+from ronde.process.disk import Disk
+from ronde.process.error_file import ERROR_FILE, hand_up
+from ronde.process.output import claim_standard_streams
+from ronde.process.process_groups import SignalInbox, usable_cores
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
 

@@ -24,7 +24,7 @@ from typing import IO
 from ronde.launch.hosts import HELLO, Assignment, hello
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen
-from ronde.net.output import LineSplitter, Piece, Sink, Source, Stream, Tail
+from ronde.process.output import LineSplitter, Piece, Sink, Source, Stream, Tail
 
 __all__ = ["AgentProcess", "Chorus", "Phase"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ronde.launch.config import Binding
-from ronde.net.processes import usable_core_numbers
+from ronde.process.process_groups import usable_core_numbers
 
 __all__ = ["Core", "shares", "usable_machine"]
 

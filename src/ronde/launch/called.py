@@ -82,8 +82,8 @@ def failed(fd: int, error: Exception) -> None:
     """Tell the caller, the launcher and whoever reads along."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
-    from ronde.net.error_file import described
-    from ronde.net.uncaught import announce
+    from ronde.process.error_file import described
+    from ronde.process.uncaught import announce
 
     write(fd, b"E", pickle.dumps((described(error), text)))
     announce(error)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
+from ronde.light_dataclasses import dataclass, field
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.records import dataclass, field
 
 __all__ = [
     "DEFAULT_SIGNALS",

@@ -19,9 +19,9 @@ from importlib import metadata
 
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig, Ssh
+from ronde.light_dataclasses import dataclass, field
 from ronde.net.addresses import Address, is_ours, resolve_all
 from ronde.net.authentication import PROTOCOL_VERSION
-from ronde.records import dataclass, field
 
 __all__ = [
     "HELLO",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 
-from ronde.records import dataclass
+from ronde.light_dataclasses import dataclass
 
 __all__ = ["Loop", "Order"]
 

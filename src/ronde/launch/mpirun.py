@@ -17,8 +17,8 @@ from pathlib import Path
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.plan import assignments
-from ronde.net.processes import usable_cores
-from ronde.records import dataclass, field
+from ronde.light_dataclasses import dataclass, field
+from ronde.process.process_groups import usable_cores
 
 __all__ = ["MpiPlan", "plan_here", "plan_mpi", "run_here"]
 

@@ -13,7 +13,7 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.net.host import host_name
-from ronde.net.processes import free_port
+from ronde.process.process_groups import free_port
 
 __all__ = [
     "describe_node",

@@ -27,12 +27,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.config import Outputs, Std
-from ronde.net.disk import Disk
-from ronde.net.error_file import ERROR_FILE, ErrorReport, read_error_file
-from ronde.net.log_files import LogFile, LogWriter
-from ronde.net.new_files import open_for_writing
-from ronde.net.output import Digest, Sink, Source, Stream, Tail, tail_of_file
-from ronde.net.processes import GroupLeader
+from ronde.new_files import open_for_writing
+from ronde.process.disk import Disk
+from ronde.process.error_file import ERROR_FILE, ErrorReport, read_error_file
+from ronde.process.log_files import LogFile, LogWriter
+from ronde.process.output import Digest, Sink, Source, Stream, Tail, tail_of_file
+from ronde.process.process_groups import GroupLeader
 
 __all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
 

@@ -10,7 +10,7 @@ from ronde.core.rendezvous.membership import Round
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import WorkerSpec
-from ronde.records import dataclass, field
+from ronde.light_dataclasses import dataclass, field
 
 __all__ = ["OURS", "LaunchPlan", "WorkerPlan", "assignments", "own_gpus", "plan_workers"]
 

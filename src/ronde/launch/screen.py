@@ -6,7 +6,7 @@ import selectors
 from collections.abc import Callable
 
 from ronde.launch.loop import Loop, Order
-from ronde.net.output import Piece, Sink, Source, open_sinks
+from ronde.process.output import Piece, Sink, Source, open_sinks
 
 __all__ = ["Screen"]
 

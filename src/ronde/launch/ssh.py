@@ -40,11 +40,11 @@ from ronde.launch.report import report_elsewhere
 from ronde.launch.screen import Screen
 from ronde.net.addresses import address_of_interface, address_towards, addresses_here
 from ronde.net.descriptor_limit import raise_descriptor_limit
-from ronde.net.disk import Disk
-from ronde.net.error_file import ERROR_FILE, hand_up
-from ronde.net.output import claim_standard_streams
-from ronde.net.processes import SignalInbox
 from ronde.net.stores.tcp import StoreClient, StoreServer
+from ronde.process.disk import Disk
+from ronde.process.error_file import ERROR_FILE, hand_up
+from ronde.process.output import claim_standard_streams
+from ronde.process.process_groups import SignalInbox
 
 __all__ = ["run_hosts"]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypedDict
 from ronde.launch.config import Binding, LaunchConfig
 from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
-from ronde.net.guard import Guard
 from ronde.net.host import host_name
-from ronde.net.log_files import LogWriter
-from ronde.net.processes import GroupLeader, Process, SignalInbox, is_in_background
-from ronde.net.uncaught import Announcements
+from ronde.process.guard import Guard
+from ronde.process.log_files import LogWriter
+from ronde.process.process_groups import GroupLeader, Process, SignalInbox, is_in_background
+from ronde.process.uncaught import Announcements
 
 if TYPE_CHECKING:
     from ronde.launch.template import Template

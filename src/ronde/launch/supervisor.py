@@ -36,9 +36,9 @@ from ronde.launch.loop import Loop, Order
 from ronde.launch.outputs import WorkerOutput
 from ronde.launch.plan import LaunchPlan, WorkerPlan
 from ronde.launch.screen import Screen
-from ronde.net.error_file import is_blame
-from ronde.net.output import Stream
-from ronde.net.processes import GroupLeader
+from ronde.process.error_file import is_blame
+from ronde.process.output import Stream
+from ronde.process.process_groups import GroupLeader
 
 __all__ = ["Supervisor"]
 
@@ -162,7 +162,7 @@ class Supervisor:
         except InterruptedError:
             raise
         except OSError as error:
-            from ronde.net.shortages import shortage  # only now: it costs every start
+            from ronde.process.shortages import shortage  # only now: it costs every start
 
             return self._tell(NotStarted(rank, shortage(error) or error.strerror or str(error)))
         self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
-from ronde.net.processes import GroupLeader, Process, SignalInbox
+from ronde.process.process_groups import GroupLeader, Process, SignalInbox
 
 __all__ = ["Template", "command_of"]
 

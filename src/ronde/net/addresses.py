@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 
 from ronde.errors import UsageError
+from ronde.light_dataclasses import dataclass
 from ronde.net.names import Answer, Names
 from ronde.net.peers import process_and_user
-from ronde.records import dataclass
 
 __all__ = [
     "LOOPBACK_REMEDY",

@@ -6,7 +6,7 @@ for all of them when a node is lost, a worker fails, or somebody else wants to t
 
 from __future__ import annotations
 
-from ronde.records import dataclass
+from ronde.light_dataclasses import dataclass
 
 __all__ = [
     "AllSucceeded",

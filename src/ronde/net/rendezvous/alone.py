@@ -19,10 +19,10 @@ from ronde.core.rendezvous.membership import (
 )
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
+from ronde.light_dataclasses import replace
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.event_queue import EventQueue
-from ronde.records import replace
 
 __all__ = ["Alone", "make"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
-from ronde.records import dataclass, field
+from ronde.light_dataclasses import dataclass, field
 
 if TYPE_CHECKING:
     from ronde.core.rendezvous.state import Rules

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ronde.errors import PeerLostError, UsageError
-from ronde.net.new_files import create_anew, open_kept
+from ronde.new_files import create_anew, open_kept
 
 __all__ = ["FileLog", "Lives"]
 

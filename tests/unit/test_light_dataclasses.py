@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ronde import records
+from ronde import light_dataclasses
 
 
 def define(dataclass: Callable[..., Any], field: Callable[..., Any]) -> tuple[type, type, type]:
@@ -43,7 +43,7 @@ def define(dataclass: Callable[..., Any], field: Callable[..., Any]) -> tuple[ty
     return Point, Counter, Tagged
 
 
-OURS = define(records.dataclass, records.field)
+OURS = define(light_dataclasses.dataclass, light_dataclasses.field)
 THEIRS = define(dataclasses.dataclass, dataclasses.field)
 
 
@@ -92,7 +92,7 @@ def test_mistakes_are_type_errors(point: Any, counter: Any, tagged: Any) -> None
             point(*args, **kwargs)
 
 
-@records.dataclass(frozen=True)
+@light_dataclasses.dataclass(frozen=True)
 class Sent:
     """Something that travels."""
 
@@ -102,4 +102,4 @@ class Sent:
 
 def test_they_travel() -> None:
     assert pickle.loads(pickle.dumps(Sent(1, "a"))) == Sent(1, "a")
-    assert records.replace(Sent(1), x=2) == Sent(2)
+    assert light_dataclasses.replace(Sent(1), x=2) == Sent(2)

@@ -15,7 +15,7 @@ import sys
 from types import TracebackType
 
 from ronde.environment import environment
-from ronde.net.error_file import ERROR_FILE, write_error_file
+from ronde.process.error_file import ERROR_FILE, write_error_file
 
 __all__ = ["Announcements", "announce", "follow", "mark_recorded"]
 

@@ -12,8 +12,8 @@ import pytest
 
 import ronde
 from ronde.core.rendezvous.membership import Failure
-from ronde.launch.record import ErrorHandler
-from ronde.net.error_file import hand_up, read_error_file
+from ronde.process.error_file import hand_up, read_error_file
+from ronde.process.record_errors import ErrorHandler
 
 
 @pytest.fixture

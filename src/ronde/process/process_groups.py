@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from ronde.errors import UsageError
 from ronde.net.addresses import LOOPBACK_REMEDY, is_loopback
-from ronde.net.guard import Guard
+from ronde.process.guard import Guard
 
 __all__ = [
     "INTERRUPTS",

@@ -34,8 +34,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import IO, NamedTuple, Protocol, TextIO
 
-from ronde.net.log_files import LogFile
-from ronde.records import dataclass, field, replace
+from ronde.light_dataclasses import dataclass, field, replace
+from ronde.process.log_files import LogFile
 
 __all__ = [
     "Digest",

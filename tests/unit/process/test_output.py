@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ronde.net.log_files import LogWriter
-from ronde.net.output import (
+from ronde.process.log_files import LogWriter
+from ronde.process.output import (
     BACKLOG_BYTES,
     ERASE_TO_END,
     Digest,

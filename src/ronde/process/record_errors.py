@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ronde.environment import environment
-from ronde.net import uncaught
-from ronde.net.error_file import ERROR_FILE, write_error_file
+from ronde.process import uncaught
+from ronde.process.error_file import ERROR_FILE, write_error_file
 
 __all__ = ["ErrorHandler", "record"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import ronde.net.processes
+import ronde.process.process_groups
 
-FOLDER = Path(ronde.net.processes.__file__).parent
+FOLDER = Path(ronde.process.process_groups.__file__).parent
 NATIVE = FOLDER / "start_worker"
 
 

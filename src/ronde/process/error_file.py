@@ -18,8 +18,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ronde.errors import AbortedError, PeerLostError, RemoteError
-from ronde.net.new_files import create_anew, open_for_writing
-from ronde.records import dataclass
+from ronde.light_dataclasses import dataclass
+from ronde.new_files import create_anew, open_for_writing
 
 if TYPE_CHECKING:
     from ronde.core.rendezvous.membership import Failure

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.net.disk import Disk
+from ronde.process.disk import Disk
 
 SHORT_NS = 5 * 10**7
 HANGING_S = 60
