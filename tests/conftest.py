@@ -22,7 +22,7 @@ import pytest
 from tests.turns import Shared, Turns, Worker
 
 if TYPE_CHECKING:
-    from ronde.launch.template import Template
+    from ronde.launch.templates.template import Template
 
 # Every process that a test starts inherits this, so that we find it also after its parent has died.
 MARK_NAME, MARK_VALUE = "TEST_RUN_OF_RONDE", f"{os.getpid()}.{time.monotonic_ns()}"

@@ -16,13 +16,13 @@ import pytest
 
 from ronde.core.worker_group import Policy
 from ronde.errors import UsageError
-from ronde.launch.agent import run_agent
+from ronde.launch.agent.agent import run_agent
+from ronde.launch.agent.outputs import RunOutputs, WorkerOutput, fill_prefix
+from ronde.launch.agent.supervisor import Supervisor
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
 from ronde.launch.loop import Loop
-from ronde.launch.outputs import RunOutputs, WorkerOutput, fill_prefix
 from ronde.launch.plan import LaunchPlan, WorkerPlan
 from ronde.launch.screen import Screen
-from ronde.launch.supervisor import Supervisor
 from ronde.process.disk import Disk
 from ronde.process.log_files import LogWriter
 from ronde.process.output import Sink

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ronde.launch.agent import run_agent
+from ronde.launch.agent.agent import run_agent
 from ronde.launch.config import Binding, LaunchConfig, WorkerSpec
-from ronde.launch.template import Template, command_of
+from ronde.launch.templates.template import Template, command_of
 from ronde.process.process_groups import GroupLeader, Process
 from ronde.settings import environment
 
@@ -227,7 +227,7 @@ def test_everybody_dies_with_the_launcher(tmp_path: Path) -> None:
         "launcher.py",
         """
         import os, sys, time
-        from ronde.launch.template import Template
+        from ronde.launch.templates.template import Template
         from ronde.settings import environment
         argv = [sys.executable, "worker.py"]
         template = Template(argv, environment())

@@ -139,7 +139,7 @@ def test_names_say_what_a_module_is_for() -> None:
 
 def test_one_module_reads_the_environment() -> None:
     # Puts a worker's environment in place, and may import nothing of ours.
-    zygote = "src/ronde/launch/zygote.py"
+    zygote = "src/ronde/launch/templates/zygote.py"
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     for path, text in sources(".py", under="src"):
         used = set()

@@ -99,10 +99,10 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
         set_variable("RONDE_PROTECTION", protection)  # our own connections follow the environment
     if config.hosts or config.discovery:
-        from ronde.launch.ssh import run_hosts
+        from ronde.launch.hosts.ssh_launcher import run_hosts
 
         return run_hosts(config, variables)
-    from ronde.launch.agent import run_agent
+    from ronde.launch.agent.agent import run_agent
     from ronde.net.descriptor_limit import make_room
 
     make_room(4 * config.worker.slots + 8, f"-n {config.worker.slots}")

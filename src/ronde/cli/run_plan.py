@@ -20,7 +20,7 @@ def describe_launch(config: LaunchConfig, environment: Mapping[str, str]) -> str
     about = [*_hosts(config), *([] if is_alone else _rendezvous(config.rendezvous)), *_policy(config)]
     about += _outputs(config.outputs)
     if is_alone:
-        from ronde.launch.agent import plan_here
+        from ronde.launch.agent.agent import plan_here
 
         known = plan_here(config, environment).describe()
         return known + "".join(f"{line}\n" for line in (["", *about] if about else []))

@@ -21,16 +21,16 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
 from ronde.errors import RemoteError, UsageError
-from ronde.launch.agent import RunResult, run_agent
+from ronde.launch.agent.agent import RunResult, run_agent
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.preload import LATER, WORTH_IT
+from ronde.launch.templates.preload import LATER, WORTH_IT
 
 __all__ = ["ElasticLaunch", "run"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PROGRAM = os.path.join(os.path.dirname(__file__), "called.py")
+_PROGRAM = os.path.join(os.path.dirname(__file__), "callable_worker.py")
 _LIKE_THE_CALLER = ("sys_path", "sys_argv", "dir", "orig_dir")
 _MAIN_MODULE = ("init_main_from_name", "init_main_from_path")
 _SIGNALS = {128 + signum: signum for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}

@@ -35,7 +35,7 @@ from typing import Any, Self, TypeVar
 
 from ronde import settings
 from ronde.errors import PeerError, RemoteError, TimeoutError, UsageError
-from ronde.launch.template import Template
+from ronde.launch.templates.template import Template
 from ronde.net.stores.server import StoreServer
 from ronde.process.process_groups import GroupLeader
 from ronde.testing.worker import Raised, Returned, Told, refuse_while_importing, run_script, tell

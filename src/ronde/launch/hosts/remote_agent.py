@@ -1,6 +1,6 @@
 """A program: the agent that `ronde run -H` starts on each host, by ssh or beside itself.
 
-    python -P -m ronde.launch.remote
+    python -P -m ronde.launch.hosts.remote_agent
 
 It says hello, reads its assignment from standard input, finds the job's store at one of the addresses in it, and is
 then an agent like any other. What still comes on standard input are signals, as `signal 2`, and a `beat` in between.
@@ -24,8 +24,8 @@ from ronde.environment import environment
 from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
-from ronde.launch.config_text import config_from_text
-from ronde.launch.hosts import Assignment, ended_key, hello
+from ronde.launch.hosts.agent_command import Assignment, ended_key, hello
+from ronde.launch.hosts.config_codec import config_from_text
 from ronde.net import addresses
 from ronde.net.host import host_name
 from ronde.net.stores.tcp import StoreClient
@@ -116,7 +116,7 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
         raise UsageError(f"cannot work in {assignment.directory}: {error.strerror}") from None
     store = _find_store(assignment, here.get("SSH_CONNECTION", ""), config.start_timeout_ns)
     try:
-        from ronde.launch.agent import RunResult, run_agent  # while others still connect
+        from ronde.launch.agent.agent import RunResult, run_agent  # while others still connect
 
         variables = {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key}
         try:

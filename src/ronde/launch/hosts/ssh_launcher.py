@@ -30,13 +30,20 @@ from ronde.core.rendezvous.membership import Failure
 from ronde.core.worker_group import HASTY, TYPED, describe_interrupt
 from ronde.errors import RondeError, UsageError
 from ronde.job_key import JobKey
-from ronde.launch.agent_process import AgentProcess, Chorus, Phase
+from ronde.launch.agent.failure_report import report_elsewhere
 from ronde.launch.config import LaunchConfig
-from ronde.launch.config_text import config_to_text
-from ronde.launch.discovery import HostScript
-from ronde.launch.hosts import Assignment, agent_command, ended_key, is_here, ssh_command, travelling
+from ronde.launch.hosts.agent_command import (
+    Assignment,
+    agent_command,
+    ended_key,
+    is_here,
+    ssh_command,
+    travelling,
+)
+from ronde.launch.hosts.agent_process import AgentProcess, Chorus, Phase
+from ronde.launch.hosts.config_codec import config_to_text
+from ronde.launch.hosts.discovery import HostScript
 from ronde.launch.loop import Loop, Order
-from ronde.launch.report import report_elsewhere
 from ronde.launch.screen import Screen
 from ronde.net.addresses import address_of_interface, address_towards, addresses_here
 from ronde.net.descriptor_limit import raise_descriptor_limit

@@ -3,8 +3,8 @@
     python [options] zygote.py CONTROL_FD MODULE[,MODULE]...|? SCRIPT|-m MODULE [ARGUMENT]...
 
 What stands behind CONTROL_FD and the modules to import (?: those that the script's text names) is the command whose
-workers this is a template of; so it is also what `ps` shows. `ronde.launch.template` starts it and holds the other end
-of CONTROL_FD, a socket whose messages are:
+workers this is a template of; so it is also what `ps` shows. `ronde.launch.templates.template` starts it and holds the
+other end of CONTROL_FD, a socket whose messages are:
 
     here -> there   R and how it went, once everything is imported; or N and why this is no template
     there -> here   a memory file with the pickled request, stdout, stderr, the status pipe, and what the worker keeps

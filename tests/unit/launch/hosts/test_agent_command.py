@@ -10,7 +10,7 @@ import pytest
 
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig, RendezvousConfig, Ssh, WorkerSpec
-from ronde.launch.hosts import Assignment, hello, is_here, ssh_command, travelling
+from ronde.launch.hosts.agent_command import Assignment, hello, is_here, ssh_command, travelling
 
 CONFIG = LaunchConfig(
     WorkerSpec(("/bin/true",)), rendezvous=RendezvousConfig(heartbeat_ns=2 * 10**9, missing_beats=3)
@@ -33,7 +33,7 @@ def test_the_command_asks_nothing_and_holds_no_secret() -> None:
     assert "-i/keys/id" in words
     assert words[-3:-1] == ["--", "me@b"]
     started = shlex.split(words[-1])
-    python = [sys.executable, "-P", "-m", "ronde.launch.remote"]
+    python = [sys.executable, "-P", "-m", "ronde.launch.hosts.remote_agent"]
     assert started == ["exec", "env", "PYTHONPATH=/a b:/c", *python]
     assert SECRET not in " ".join(words)
 

@@ -12,7 +12,7 @@ import pytest
 from ronde.core.host_list import Host
 from ronde.errors import UsageError
 from ronde.launch.config import Discovery
-from ronde.launch.discovery import HostScript
+from ronde.launch.hosts.discovery import HostScript
 from ronde.launch.loop import Loop
 
 

@@ -1,8 +1,8 @@
 """How the agent of another host is reached: the command that starts it, and what it is told.
 
-Nothing secret and nothing long stands on the command line: it starts this Python with `ronde.launch.remote`, which says
-hello and then reads one line, its `Assignment`, from its standard input. That stays open for as long as the agent is
-wanted.
+Nothing secret and nothing long stands on the command line: it starts this Python with
+`ronde.launch.hosts.remote_agent`, which says hello and then reads one line, its `Assignment`, from its standard input.
+That stays open for as long as the agent is wanted.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def agent_command() -> list[str]:
 
     With -P, since modules are not to come from the directory in which it happens to start.
     """
-    return [sys.executable, "-P", "-m", "ronde.launch.remote"]
+    return [sys.executable, "-P", "-m", "ronde.launch.hosts.remote_agent"]
 
 
 def ssh_command(

@@ -32,8 +32,8 @@ from ronde.core.worker_group import (
     name_ranks,
     signal_name,
 )
+from ronde.launch.agent.outputs import WorkerOutput
 from ronde.launch.loop import Loop, Order
-from ronde.launch.outputs import WorkerOutput
 from ronde.launch.plan import LaunchPlan, WorkerPlan
 from ronde.launch.screen import Screen
 from ronde.process.error_file import is_blame

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.launch.preload import modules_to_preload
+from ronde.launch.templates.preload import modules_to_preload
 
 
 @pytest.mark.parametrize(

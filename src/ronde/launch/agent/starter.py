@@ -10,8 +10,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
+from ronde.launch.agent.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.config import Binding, LaunchConfig
-from ronde.launch.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.plan import WorkerPlan
 from ronde.net.host import host_name
 from ronde.process.guard import Guard
@@ -20,7 +20,7 @@ from ronde.process.process_groups import GroupLeader, Process, SignalInbox, is_i
 from ronde.process.uncaught import Announcements
 
 if TYPE_CHECKING:
-    from ronde.launch.template import Template
+    from ronde.launch.templates.template import Template
 
 __all__ = ["Starter"]
 
@@ -60,7 +60,7 @@ class Starter:
         self._spec = config.worker
         self._cores: Sequence[Collection[int] | None] = [None] * config.worker.slots
         if config.worker.binding is not Binding.NONE:
-            from ronde.launch.binding import shares, usable_machine  # only for jobs that want it
+            from ronde.launch.agent.core_binding import shares, usable_machine  # only for jobs that want it
 
             self._cores = shares(config.worker.binding, config.worker.slots, usable_machine())
         self._template: Template | None = None
@@ -121,7 +121,7 @@ class Starter:
         """Begin to make a template of such workers, if that is wanted and possible."""
         if self._template is not None or self._spec.preload == ():
             return
-        from ronde.launch.template import Template, command_of  # only for jobs that may need it
+        from ronde.launch.templates.template import Template, command_of  # only for jobs that may need it
 
         if command_of(worker.argv) is None:
             return

@@ -20,10 +20,8 @@ from ronde.core.agent import Agent
 from ronde.core.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.job_key import JobKey
-from ronde.launch.config import LaunchConfig
-from ronde.launch.frozen import FrozenWatch
-from ronde.launch.loop import Loop, Order
-from ronde.launch.node import (
+from ronde.launch.agent.failure_report import report, report_elsewhere
+from ronde.launch.agent.node_offer import (
     describe_node,
     given_master,
     has_insecure_key,
@@ -31,12 +29,14 @@ from ronde.launch.node import (
     own_address,
     require_free_master_port,
 )
+from ronde.launch.agent.round_store import RoundStore
+from ronde.launch.agent.starter import Starter
+from ronde.launch.agent.stopped_workers import FrozenWatch
+from ronde.launch.agent.supervisor import Supervisor
+from ronde.launch.config import LaunchConfig
+from ronde.launch.loop import Loop, Order
 from ronde.launch.plan import JOB_KEY, LaunchPlan, plan_workers
-from ronde.launch.report import report, report_elsewhere
-from ronde.launch.round_store import RoundStore
 from ronde.launch.screen import Screen
-from ronde.launch.starter import Starter
-from ronde.launch.supervisor import Supervisor
 from ronde.light_dataclasses import dataclass, field, replace
 from ronde.net.host import host_name
 from ronde.net.rendezvous.base import Rendezvous

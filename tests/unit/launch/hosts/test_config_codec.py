@@ -17,7 +17,7 @@ from ronde.launch.config import (
     Std,
     WorkerSpec,
 )
-from ronde.launch.config_text import config_from_text, config_to_text
+from ronde.launch.hosts.config_codec import config_from_text, config_to_text
 
 SMALL = LaunchConfig(WorkerSpec(("/bin/true",)))
 FULL = LaunchConfig(

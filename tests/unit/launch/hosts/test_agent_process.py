@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from ronde.launch.agent_process import AgentProcess, Chorus, Phase
-from ronde.launch.hosts import Assignment, hello
+from ronde.launch.hosts.agent_command import Assignment, hello
+from ronde.launch.hosts.agent_process import AgentProcess, Chorus, Phase
 from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen
 
