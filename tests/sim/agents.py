@@ -24,15 +24,15 @@ from ronde.core.agent import (
     EndJob,
     Event,
     Exit,
-    Fail,
     Failing,
-    Gone,
-    Interrupt,
-    Join,
-    Leave,
+    InterruptAgent,
+    JoinRound,
+    LeaveJob,
+    ReportFailure,
+    ReportSuccess,
     StartWorkers,
     StopWorkers,
-    Succeed,
+    WorkersGone,
 )
 from ronde.core.rendezvous.membership import (
     AllSucceeded,
@@ -97,7 +97,7 @@ class AgentNode(SimNode):
     def act(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Join():
+                case JoinRound():
                     require(not self.workers, self.name, "joins while it has workers")
                     super().start()
                 case StartWorkers(round):
@@ -114,13 +114,13 @@ class AgentNode(SimNode):
                     slow = self.sim.rng.random() < 0.02 / self.sim.crowd
                     self.is_harmed = self.is_harmed or slow
                     self.end_workers(STOPPED, None, 10 * S if slow else 2 * S)
-                case Fail(failure):
+                case ReportFailure(failure):
                     self.perform(self.participant.fail(failure))
-                case Succeed():
+                case ReportSuccess():
                     super().succeed()
                 case EndJob():
                     self.end_job()
-                case Leave(reason):
+                case LeaveJob(reason):
                     self.perform(self.participant.leave(reason, LONGEST_END_NS if self.workers else 0))
                 case Exit():
                     self.exited(effect)
@@ -129,7 +129,7 @@ class AgentNode(SimNode):
 
     def succeed(self) -> None:
         self.workers = False
-        self.tell_agent(Gone(0, ""))
+        self.tell_agent(WorkersGone(0, ""))
 
     def fail(self, blames_peer: bool = False) -> None:
         if self.round is None or not self.workers:
@@ -145,7 +145,7 @@ class AgentNode(SimNode):
 
         def gone() -> None:
             self.workers = False
-            self.tell_agent(Gone(exit_code, "", failure))
+            self.tell_agent(WorkersGone(exit_code, "", failure))
 
         self.plan(self.sim.rng.randrange(10 * MS, within_ns), gone)
 
@@ -155,7 +155,7 @@ class AgentNode(SimNode):
         if self.workers:
             self.end_workers(128 + signum, None, S if signum == SIGINT else LONGEST_END_NS)
         self.interrupted = self.is_leaving = True
-        self.tell_agent(Interrupt(signum, "interrupted"))
+        self.tell_agent(InterruptAgent(signum, "interrupted"))
 
     def exited(self, exit: Exit) -> None:
         require(not self.workers, self.name, "exits while it has workers")

@@ -10,7 +10,7 @@ from tests.sim.hot_path import ColdRound
 
 from ronde.core.messages import (
     AllJoined,
-    Fail,
+    FailTensor,
     Joined,
     Leaving,
     Message,
@@ -23,7 +23,7 @@ from ronde.core.messages import (
     encode_requests,
     encode_stream,
 )
-from ronde.core.negotiation import Closed, Contribute, Effect, Evicted, Execute, Failed, Insert, Member
+from ronde.core.negotiation import Closed, Contribute, Effect, Evicted, Execute, Failed, Insert, Requester
 
 if TYPE_CHECKING:
     from tests.sim.negotiation import Simulation
@@ -45,7 +45,7 @@ class Rank:
         self.simulation, self.workload, self.hot = simulation, simulation.workload, simulation.hot
         self.rank = rank
         self.leader = self.hot.leader_of(rank)
-        self.member = Member(rank, self.workload.ranks)
+        self.member = Requester(rank, self.workload.ranks)
         self.flights: dict[int, Flight] = {}  # by name
         self.slots: dict[int, tuple[Request, Run]] = {}  # the cache of the hot path
         self.hits: dict[int, int] = {}  # by slot: the name
@@ -207,7 +207,7 @@ class Rank:
             for effect in effects:
                 if self.state == "running":
                     self.perform(effect)
-            if isinstance(item, Fail) and not effects:
+            if isinstance(item, FailTensor) and not effects:
                 self.come_to_absent(self.workload.index(item.name), item.reason)
         else:
             self.round, self.stream, self.place = None, None, 0

@@ -9,7 +9,7 @@ from tests.sim.agents import AgentSimulation
 from tests.sim.common_order import Broken
 from tests.sim.rendezvous import Simulation, draw_nodes, simulate
 
-from ronde.core.agent import Agent, Effect, Fail, Failing, Gone, Join, Succeed
+from ronde.core.agent import Agent, Effect, Failing, JoinRound, ReportFailure, ReportSuccess, WorkersGone
 from ronde.core.rendezvous.lease import Remains
 
 WHAT_HAPPENS = {
@@ -56,14 +56,14 @@ def test_500_more_seeds() -> None:
 
 
 def join_before_the_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Agent, "_again", lambda self: [Join()])
+    patch.setattr(Agent, "_again", lambda self: [JoinRound()])
 
 
 def call_it_success_when_workers_were_stopped(patch: pytest.MonkeyPatch) -> None:
     gone = Agent._gone
 
-    def broken(self: Agent, now_ns: int, event: Gone) -> list[Effect]:
-        return [Succeed()] if event.exit_code == 143 and self._rejoin else gone(self, now_ns, event)
+    def broken(self: Agent, now_ns: int, event: WorkersGone) -> list[Effect]:
+        return [ReportSuccess()] if event.exit_code == 143 and self._rejoin else gone(self, now_ns, event)
 
     patch.setattr(Agent, "_gone", broken)
 
@@ -72,7 +72,7 @@ def keep_a_failure_to_oneself(patch: pytest.MonkeyPatch) -> None:
     failing = Agent._failing
 
     def broken(self: Agent, failure: Failing) -> list[Effect]:
-        return [effect for effect in failing(self, failure) if not isinstance(effect, Fail)]  # type: ignore[arg-type]
+        return [effect for effect in failing(self, failure) if not isinstance(effect, ReportFailure)]  # type: ignore[arg-type]
 
     patch.setattr(Agent, "_failing", broken)
 

@@ -14,9 +14,9 @@ from tests.sim.negotiation import main, simulate
 from tests.sim.workload import draw_ranks
 
 from ronde.core import merging
-from ronde.core.merging import Told
+from ronde.core.merging import Contribution
 from ronde.core.messages import AllJoined, Evict, Joined, Message, Request, StreamItem
-from ronde.core.negotiation import Coordinator, Member
+from ronde.core.negotiation import Coordinator, Requester
 from ronde.types import DType, Kind
 
 BATCH = 100
@@ -105,23 +105,23 @@ def send_items_without_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_displaced_hits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Member, "displaced", lambda self, request: None)
+    patch.setattr(Requester, "displaced", lambda self, request: None)
 
 
 def hit_whatever_the_signature(patch: pytest.MonkeyPatch) -> None:
-    submit = Member.submit
+    submit = Requester.submit
 
-    def broken(self: Member, request: Request, site: str = "") -> int | None:
+    def broken(self: Requester, request: Request, site: str = "") -> int | None:
         cached = self.lookup(request.name)
         return cached[2] if cached else submit(self, request, site)
 
-    patch.setattr(Member, "submit", broken)
+    patch.setattr(Requester, "submit", broken)
 
 
 def use_the_arrival_order_as_that_of_ranks(patch: pytest.MonkeyPatch) -> None:
     requests_of = merging.requests_of
 
-    def broken(told: Sequence[Told]) -> dict[int, Request]:
+    def broken(told: Sequence[Contribution]) -> dict[int, Request]:
         by_rank = requests_of(told)
         return dict(zip(by_rank, reversed(by_rank.values())))
 

@@ -1,8 +1,8 @@
 """The interface of a backend, and the arguments of its methods.
 
 The rules:
-  1. A backend carries collectives of `Place.size` ranks. All ranks make the same calls in the same order, one at a
-     time; the thread may be another one every time.
+  1. A backend carries collectives of `BackendContext.size` ranks. All ranks make the same calls in the same order, one
+     at a time; the thread may be another one every time.
   2. Whether it can carry something (`is_enabled`) depends on the arguments alone, so that all ranks decide alike.
   3. Nothing waits for ever: whoever waits calls `Patience.check` now and then, which raises once the world has failed
      or the time is up. Whatever a call raises fails the world, on every rank.
@@ -22,11 +22,11 @@ from ronde.errors import PeerError, TimeoutError
 from ronde.net.stores.base import Store
 from ronde.types import DType, Kind, ReduceOp
 
-__all__ = ["Backend", "DeviceBackend", "Patience", "Place"]
+__all__ = ["Backend", "DeviceBackend", "Patience", "BackendContext"]
 
 
 @dataclass(frozen=True)
-class Place:
+class BackendContext:
     """Where a backend works.
 
     `members`: the ranks of the whole job that take part, by rank here. `hosts`: the name of each rank's host;
@@ -56,7 +56,7 @@ class Place:
 class Patience:
     """How long somebody still waits."""
 
-    def __init__(self, place: Place, operation: str) -> None:
+    def __init__(self, place: BackendContext, operation: str) -> None:
         self._place = place
         self._operation = operation
         self._began_ns = time.monotonic_ns()
@@ -84,7 +84,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BackendContext) -> None:
         self.place = place
 
     @abstractmethod

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ronde.backends.base import Backend, Place
+from ronde.backends.base import Backend, BackendContext
 from ronde.environment import set_defaults
 from ronde.errors import TimeoutError
 from ronde.types import DType, Kind, Max, Min, Product, ReduceOp, Sum
@@ -42,14 +42,14 @@ class _UniqueId(ctypes.Structure):
     _fields_ = (("data", ctypes.c_char * _UNIQUE_ID_BYTES),)
 
 
-class _Process:
+class _CclProcess:
     """What this process has of oneCCL; one instance, below."""
 
     library: ctypes.CDLL | None = None
     has_failed: bool = False
 
 
-_process = _Process()
+_process = _CclProcess()
 
 
 class CCL(Backend):
@@ -57,7 +57,7 @@ class CCL(Backend):
 
     name = "ccl"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BackendContext) -> None:
         super().__init__(place)
         self._comm = ctypes.c_void_p()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ronde.backends.base import Backend, Patience, Place
+from ronde.backends.base import Backend, BackendContext, Patience
 from ronde.types import DType, Kind, ReduceOp
 
 __all__ = ["Gloo"]
@@ -33,7 +33,7 @@ class Gloo(Backend):
 
     name = "gloo"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BackendContext) -> None:
         super().__init__(place)
         self._group: Any = None
         self._running: Any = None  # an operation that has begun and not ended

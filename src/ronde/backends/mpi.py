@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from ronde.backends.base import Backend, Place
+from ronde.backends.base import Backend, BackendContext
 from ronde.backends.exit import at_exit
 from ronde.environment import environment
 from ronde.types import DType, Kind, ReduceOp
@@ -27,7 +27,7 @@ _SPIN_NS = 2 * 10**9
 _REST_S = 50e-6
 
 
-class _Process:
+class _MpiProcess:
     """What this process has of MPI; one instance, below."""
 
     module: Any = None  # mpi4py.MPI
@@ -38,7 +38,7 @@ class _Process:
     pending: list[Any]  # operations that a failure has cut short, with their memory
 
 
-_process = _Process()
+_process = _MpiProcess()
 _process.operations, _process.communicators, _process.pending = {}, {}, []
 
 
@@ -47,7 +47,7 @@ class MPI(Backend):
 
     name = "mpi"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BackendContext) -> None:
         super().__init__(place)
         self._comm: Any = None
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ronde.backends.base import DeviceBackend, Place
+from ronde.backends.base import BackendContext, DeviceBackend
 from ronde.types import BitAnd, BitOr, BitXor, DType, Kind, ReduceOp
 
 __all__ = ["NCCL", "make_ready"]
@@ -61,7 +61,7 @@ class NCCL(DeviceBackend):
 
     name = "nccl"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BackendContext) -> None:
         super().__init__(place)
         self._group: Any = None
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from torch.distributed import Store
 
-from ronde.backends.base import Place
+from ronde.backends.base import BackendContext
 from ronde.errors import TimeoutError
 from ronde.net.stores.memory import MemoryStore
 
@@ -18,7 +18,7 @@ _SLICE_NS = 250_000_000  # so long a wait may last until it looks whether the wo
 class JobStore(Store):  # type: ignore[misc]
     """All keys begin with the place's purpose. A rank that is alone has a store for itself."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BackendContext) -> None:
         super().__init__()
         self._place = place
         self._below = place.store or MemoryStore()

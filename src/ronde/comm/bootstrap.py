@@ -166,7 +166,7 @@ def wire(
     then nothing stays open.
     """
     deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
-    mine = _Record.of(rank, size, settings, address)
+    mine = _RankRecord.of(rank, size, settings, address)
     if size == 1:
         return Wiring(place(0, [""], [host_name()]), mine.cores.bit_count(), {}, {})
     with ExitStack() as listeners:
@@ -261,7 +261,7 @@ def _usable_cores() -> int:
 
 
 @dataclass(frozen=True)
-class _Record:
+class _RankRecord:
     """What each rank tells all others about itself.
 
     `cores`: those on which it may run, as bits of a number. `alike`: what must be the same on all ranks, by name.
@@ -276,7 +276,7 @@ class _Record:
     alike: dict[str, Any]
 
     @classmethod
-    def of(cls, rank: int, size: int, settings: Settings, address: str) -> _Record:
+    def of(cls, rank: int, size: int, settings: Settings, address: str) -> _RankRecord:
         key = host_key(settings.host_id)
         return cls(
             version=PROTOCOL_VERSION,
@@ -289,7 +289,7 @@ class _Record:
         )
 
     @classmethod
-    def decode(cls, payload: bytes, rank: int) -> _Record:
+    def decode(cls, payload: bytes, rank: int) -> _RankRecord:
         """Return the record of a rank. Raises VersionError or ProtocolError."""
         try:
             if len(payload) > RECORD_LIMIT_BYTES:
@@ -322,12 +322,12 @@ class _Plan:
     address: str = ""  # offered to other hosts
 
 
-def _agree(mine: _Record, rank: int, exchange: Exchange, listeners: ExitStack) -> _Plan:
+def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStack) -> _Plan:
     """Do step 1. The sockets that listen belong to `listeners`."""
     unix, _ = listen(parse(mine.unix))
     listeners.enter_context(unix)
     told = exchange(json.dumps(asdict(mine)).encode())
-    records = [_Record.decode(payload, peer) for peer, payload in enumerate(told)]
+    records = [_RankRecord.decode(payload, peer) for peer, payload in enumerate(told)]
     _check_alike(records)
     topology = place(rank, [record.key for record in records], [record.name for record in records])
     cores = functools.reduce(operator.or_, (records[each].cores for each in topology.local_ranks))
@@ -355,7 +355,7 @@ def _malformed(rank: int) -> ProtocolError:
     return ProtocolError(f"the start-up record of rank {rank} is malformed")
 
 
-def _check_alike(records: list[_Record]) -> None:
+def _check_alike(records: list[_RankRecord]) -> None:
     for rank, record in enumerate(records):
         for name, value in records[0].alike.items():
             other = record.alike.get(name)
@@ -365,7 +365,7 @@ def _check_alike(records: list[_Record]) -> None:
                 )
 
 
-def _offered(mine: _Record, records: list[_Record]) -> str:
+def _offered(mine: _RankRecord, records: list[_RankRecord]) -> str:
     """Return the address on which to listen for other hosts.
 
     The host where the store is served may reach it by an address that nobody else reaches (127.0.1.1, as some systems

@@ -10,13 +10,13 @@ from typing import Protocol
 from ronde.core.placement import Topology
 from ronde.errors import MismatchError, PeerError, TimeoutError
 
-__all__ = ["Carrier", "share_bells", "share_segment"]
+__all__ = ["DescriptorCarrier", "share_bells", "share_segment"]
 
 _NO_ROOM = -2  # Watch::kNoRoom of cpp/watch.h
 _SIGNALS_NS = 100 * 10**6  # so often a waiting rank looks whether a signal has come
 
 
-class Carrier(Protocol):
+class DescriptorCarrier(Protocol):
     """What carries descriptors between the ranks of a communicator: it, or its watch before it exists."""
 
     def send_descriptor(self, rank: int, fd: int, /) -> None:
@@ -26,7 +26,7 @@ class Carrier(Protocol):
         """Return the next one from that rank, or None after that time. Raises PeerError."""
 
 
-def share_segment(carrier: Carrier, topology: Topology, nbytes: int, deadline_ns: int) -> int:
+def share_segment(carrier: DescriptorCarrier, topology: Topology, nbytes: int, deadline_ns: int) -> int:
     """Return a file descriptor of zeroed memory that all ranks of the host share; all of them call it alike.
 
     The memory has no name and a size that nobody can change; it goes with the last descriptor and mapping.
@@ -50,7 +50,7 @@ def share_segment(carrier: Carrier, topology: Topology, nbytes: int, deadline_ns
     return segment
 
 
-def share_bells(carrier: Carrier, topology: Topology, deadline_ns: int) -> dict[int, int]:
+def share_bells(carrier: DescriptorCarrier, topology: Topology, deadline_ns: int) -> dict[int, int]:
     """Return an eventfd for each rank of the host, by rank: this one has made its own. Raises as `share_segment`."""
     bells = {topology.rank: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)}
     others = [rank for rank in topology.local_ranks if rank != topology.rank]
@@ -66,7 +66,7 @@ def share_bells(carrier: Carrier, topology: Topology, deadline_ns: int) -> dict[
     return bells
 
 
-def _receive(carrier: Carrier, rank: int, deadline_ns: int) -> int:
+def _receive(carrier: DescriptorCarrier, rank: int, deadline_ns: int) -> int:
     started_ns = time.monotonic_ns()
     while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
         received = carrier.receive_descriptor(rank, min(left_ns, _SIGNALS_NS))

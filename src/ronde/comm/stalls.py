@@ -25,10 +25,10 @@ from ronde.core.stall import Inspector
 from ronde.core.stall_events import (
     Abort,
     Answer,
-    Ask,
     AskAbout,
     Asked,
     AskForStacks,
+    AskRanks,
     Blocked,
     Effect,
     Event,
@@ -128,7 +128,7 @@ class StallWatch:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Ask(inquiry, ids, is_suspicion):
+            case AskRanks(inquiry, ids, is_suspicion):
                 self.native.ask(inquiry, ids, not is_suspicion)
             case AskAbout(inquiry, blocked):
                 self.native.ask_about(inquiry, blocked)

@@ -31,7 +31,7 @@ __all__ = ["has_joined", "init", "is_initialized", "meeting", "shutdown", "world
 _log = logging.getLogger(__name__)
 
 
-class _Process:
+class _JobProcess:
     """What this process has of its job; one instance, below."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class _Process:
         self.generation = 0
 
 
-_process = _Process()
+_process = _JobProcess()
 
 
 def init(

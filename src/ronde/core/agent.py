@@ -8,8 +8,8 @@ Rules
 
 1. Workers run only within a round, and never two runs of them at once: before it joins again, an agent waits until all
    processes of the last run are gone.
-2. The first worker that fails for a reason of its own ends the round for all nodes: `Fail`. It is told at once, while
-   the other workers are still being ended. Whether the job goes on is what the rendezvous answers.
+2. The first worker that fails for a reason of its own ends the round for all nodes: `ReportFailure`. It is told at
+   once, while the other workers are still being ended. Whether the job goes on is what the rendezvous answers.
 3. Workers that fail because they lost a peer are no cause as long as one of this node may have a better one, so their
    failure is told when all are gone. Whether the cause is on another node, the rendezvous finds out.
 4. When all workers have succeeded, the agent waits for the other nodes (the exit barrier), because they may still need
@@ -65,25 +65,25 @@ __all__ = [
     "EndJob",
     "Event",
     "Exit",
-    "Fail",
+    "ReportFailure",
     "Failing",
-    "Gone",
-    "Interrupt",
-    "Join",
-    "Leave",
-    "Say",
-    "SetTimer",
+    "WorkersGone",
+    "InterruptAgent",
+    "JoinRound",
+    "LeaveJob",
+    "AgentNotice",
+    "SetAgentTimer",
     "StartWorkers",
-    "State",
+    "WorkerState",
     "StopWorkers",
-    "Succeed",
-    "Timer",
+    "ReportSuccess",
+    "AgentTimer",
 ]
 
 FAILED, UNREACHABLE = 1, 2  # exit codes for what is no worker's fault
 
 
-class State(Enum):
+class WorkerState(Enum):
     """How the workers of this node are, in the words of torch's elastic agent."""
 
     INIT = "INIT"
@@ -103,7 +103,7 @@ class Failing(NamedTuple):
     failure: Failure
 
 
-class Gone(NamedTuple):
+class WorkersGone(NamedTuple):
     """No process of the workers is left.
 
     `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
@@ -114,28 +114,28 @@ class Gone(NamedTuple):
     failure: Failure | None = None
 
 
-class Interrupt(NamedTuple):
+class InterruptAgent(NamedTuple):
     """The agent got a signal that means: end. The shell has passed it on to the workers, if there are any."""
 
     signum: int
     reason: str
 
 
-class Timer(NamedTuple):
-    """The time of the last `SetTimer` has come, or the shell woke up for nothing. `serves`: whether the nodes meet at a
-    store that ends with this one.
+class AgentTimer(NamedTuple):
+    """The time of the last `SetAgentTimer` has come, or the shell woke up for nothing. `serves`: whether the nodes meet
+    at a store that ends with this one.
     """
 
     serves: bool = False
 
 
-Event = RendezvousEvent | Failing | Gone | Interrupt | Timer
+Event = RendezvousEvent | Failing | WorkersGone | InterruptAgent | AgentTimer
 
 
 # What is to be done.
 
 
-class Join(NamedTuple):
+class JoinRound(NamedTuple):
     """Ask for the next round."""
 
 
@@ -147,19 +147,19 @@ class StartWorkers(NamedTuple):
 
 
 class StopWorkers(NamedTuple):
-    """End the workers; `Gone` comes of it. `at_once`: leave them no time to save anything (rule 9)."""
+    """End the workers; `WorkersGone` comes of it. `at_once`: leave them no time to save anything (rule 9)."""
 
     reason: str
     at_once: bool = False
 
 
-class Fail(NamedTuple):
+class ReportFailure(NamedTuple):
     """Tell the rendezvous that a worker of this round has failed."""
 
     failure: Failure
 
 
-class Succeed(NamedTuple):
+class ReportSuccess(NamedTuple):
     """Tell the rendezvous that all workers of this node have succeeded."""
 
 
@@ -169,20 +169,20 @@ class EndJob(NamedTuple):
     reason: str
 
 
-class Leave(NamedTuple):
+class LeaveJob(NamedTuple):
     """Tell the rendezvous that this node goes."""
 
     reason: str
 
 
-class Say(NamedTuple):
+class AgentNotice(NamedTuple):
     """Something for the user's eyes."""
 
     text: str
 
 
-class SetTimer(NamedTuple):
-    """Send `Timer` at this time; it replaces any earlier one."""
+class SetAgentTimer(NamedTuple):
+    """Send `AgentTimer` at this time; it replaces any earlier one."""
 
     at_ns: int
 
@@ -199,7 +199,18 @@ class Exit(NamedTuple):
     gave_way: bool = False
 
 
-Effect = Join | StartWorkers | StopWorkers | Fail | Succeed | EndJob | Leave | Say | SetTimer | Exit
+Effect = (
+    JoinRound
+    | StartWorkers
+    | StopWorkers
+    | ReportFailure
+    | ReportSuccess
+    | EndJob
+    | LeaveJob
+    | AgentNotice
+    | SetAgentTimer
+    | Exit
+)
 
 
 class Agent:
@@ -236,11 +247,11 @@ class Agent:
         self._exit: Exit | None = None  # once the workers are gone
         self._began = False  # some round has
         self._over = False
-        self.state = State.INIT
+        self.state = WorkerState.INIT
 
     def begin(self) -> list[Effect]:
         """Return what to do first."""
-        return [Join()]
+        return [JoinRound()]
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Return what to do about the event, which the shell learned of at `now_ns` of its own monotonic clock."""
@@ -249,11 +260,11 @@ class Agent:
         match event:
             case Failing(failure):
                 return self._failing(failure)
-            case Gone():
+            case WorkersGone():
                 return self._gone(now_ns, event)
-            case Interrupt(signum, reason):
+            case InterruptAgent(signum, reason):
                 return self._interrupt(signum, reason)
-            case Timer(serves):
+            case AgentTimer(serves):
                 return self._timer(now_ns, serves)
             case _:
                 return self._hear(now_ns, event)
@@ -269,14 +280,16 @@ class Agent:
             case Ejected(reason):
                 return self._ejected(reason)
             case AllSucceeded(number):
-                at_barrier = self.state is State.SUCCEEDED and self._round and self._round.number == number
+                at_barrier = (
+                    self.state is WorkerState.SUCCEEDED and self._round and self._round.number == number
+                )
                 return self._leave_for_good(Exit(0, "all nodes have succeeded")) if at_barrier else []
             case JobClosed():
                 return self._closed(event)
             case RendezvousBroken(reason):
                 return self._broken(reason)
             case Notice(text):
-                return [Say(text)]
+                return [AgentNotice(text)]
 
     def _round_began(self, round: Round) -> list[Effect]:
         if self._round or self._alive:
@@ -284,7 +297,7 @@ class Agent:
         self._round, self._alive, self._began = round, True, True
         self._lost -= {node.id for node in round.nodes}
         self._said, self._failure, self._deadline_ns = False, None, None
-        self.state = State.HEALTHY
+        self.state = WorkerState.HEALTHY
         return [StartWorkers(round, round.restarts < self._budget.restarts)]
 
     def _round_ended(
@@ -293,10 +306,10 @@ class Agent:
         if self._round is None or self._round.number != number:
             return []
         ended = self._round
-        effects: list[Effect] = [Say(self._describe(cause, ended)), *self._again()]
+        effects: list[Effect] = [AgentNotice(self._describe(cause, ended)), *self._again()]
         if isinstance(cause, NodesLost) and (shortage := self._find_shortage(cause, ended)):
             self._shortage, self._deadline_ns = shortage, now_ns + self._shortage_ns
-            effects.append(SetTimer(self._deadline_ns))
+            effects.append(SetAgentTimer(self._deadline_ns))
         return effects
 
     def _find_shortage(self, cause: NodesLost, round: Round) -> str:
@@ -316,9 +329,9 @@ class Agent:
     def _ejected(self, reason: str) -> list[Effect]:
         if self._failure and self._gives_way and not (self._exit or self._interrupted):
             exit = Exit(_exit_code(self._failure), self._failure.message, self._failure, gave_way=True)
-            said: list[Effect] = [Leave(exit.reason)] if self._alive else []
+            said: list[Effect] = [LeaveJob(exit.reason)] if self._alive else []
             return said + self._leave_for_good(exit, stop=False)
-        return [Say(reason), *self._again(at_once=True)]
+        return [AgentNotice(reason), *self._again(at_once=True)]
 
     def _again(self, at_once: bool = False) -> list[Effect]:
         """Join again, once the workers are gone."""
@@ -326,9 +339,9 @@ class Agent:
         stop = StopWorkers("the others may have gone on" if at_once else "the round is over", at_once)
         if self._exit or self._interrupted:  # the workers are ending already, though perhaps not in time
             return [stop] if at_once and self._alive else []
-        self.state = State.STOPPED
+        self.state = WorkerState.STOPPED
         if not self._alive:
-            return [Join()]
+            return [JoinRound()]
         self._rejoin = True
         return [stop]
 
@@ -336,17 +349,17 @@ class Agent:
         if self._interrupted or self._exit:
             return []
         code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
-        failing = self._said and self.state in (State.UNHEALTHY, State.FAILED)
-        said = [Say(f"{event.reason}; this node was not needed")] if event.completed else []
+        failing = self._said and self.state in (WorkerState.UNHEALTHY, WorkerState.FAILED)
+        said = [AgentNotice(f"{event.reason}; this node was not needed")] if event.completed else []
         return said + self._leave_for_good(Exit(code, event.reason, event.failure), stop=not failing)
 
     def _broken(self, reason: str) -> list[Effect]:
         if self._interrupted or self._exit:
             return []
-        if self.state is State.SUCCEEDED:
+        if self.state is WorkerState.SUCCEEDED:
             text = f"the workers of this node have succeeded; how the other nodes end is not known: {reason}"
-            return [Say(text), *self._leave_for_good(Exit(0, text))]
-        if self.state in (State.UNHEALTHY, State.FAILED) and self._failure:
+            return [AgentNotice(text), *self._leave_for_good(Exit(0, text))]
+        if self.state in (WorkerState.UNHEALTHY, WorkerState.FAILED) and self._failure:
             return self._leave_for_good(Exit(_exit_code(self._failure), reason, self._failure))
         return self._leave_for_good(Exit(FAILED if self._began else UNREACHABLE, reason))
 
@@ -364,11 +377,11 @@ class Agent:
     def _failing(self, failure: Failure) -> list[Effect]:
         if not self._alive or self._round is None or self._said or self._exit or self._interrupted:
             return []
-        self.state = State.UNHEALTHY
+        self.state = WorkerState.UNHEALTHY
         self._said, self._failure = True, failure
-        return [Fail(failure)]
+        return [ReportFailure(failure)]
 
-    def _gone(self, now_ns: int, event: Gone) -> list[Effect]:
+    def _gone(self, now_ns: int, event: WorkersGone) -> list[Effect]:
         if not self._alive:
             return []
         self._alive = False
@@ -381,16 +394,16 @@ class Agent:
             return [exit]
         if self._rejoin or self._round is None:
             self._rejoin = False
-            return [Join()]
+            return [JoinRound()]
         if event.exit_code == 0 and not self._said:
-            self.state, self._said = State.SUCCEEDED, True
+            self.state, self._said = WorkerState.SUCCEEDED, True
             self._deadline_ns = now_ns + self._exit_barrier_ns
-            return [Succeed(), SetTimer(self._deadline_ns)]
-        self.state = State.FAILED
+            return [ReportSuccess(), SetAgentTimer(self._deadline_ns)]
+        self.state = WorkerState.FAILED
         if self._said or event.failure is None:
             return []
         self._failure, self._said = event.failure, True
-        return [Fail(event.failure)]
+        return [ReportFailure(event.failure)]
 
     # Signals and time
 
@@ -400,7 +413,7 @@ class Agent:
             self._interrupted = True
             if self._rejoin:  # what had failed would have been started again
                 self._exit = Exit(128 + signum, reason)
-            effects = [EndJob(reason) if signum in TYPED else Leave(reason)]
+            effects = [EndJob(reason) if signum in TYPED else LeaveJob(reason)]
         if not self._alive:
             self._over = True
             effects.append(Exit(128 + signum, reason))
@@ -410,15 +423,15 @@ class Agent:
         if self._deadline_ns is None:
             return []
         if now_ns < self._deadline_ns:
-            return [SetTimer(self._deadline_ns)]
+            return [SetAgentTimer(self._deadline_ns)]
         self._deadline_ns = None
         if self._round is None:
             return [EndJob(self._shortage), *self._leave_for_good(Exit(FAILED, self._shortage))]
         waited = f"{self._exit_barrier_ns / 1e9:g} s"
         text = f"the workers of this node have succeeded; waited {waited} for those of other nodes"
         if serves or self._round.group_rank == 0:
-            return [Say(f"{text}, and go on waiting: they need the store that is here")]
-        return [Say(text), Leave(text), *self._leave_for_good(Exit(0, text))]
+            return [AgentNotice(f"{text}, and go on waiting: they need the store that is here")]
+        return [AgentNotice(text), LeaveJob(text), *self._leave_for_good(Exit(0, text))]
 
     def _describe(self, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round) -> str:
         match cause:

@@ -24,17 +24,17 @@ __all__ = [
     "Effect",
     "Event",
     "GiveUp",
-    "Gone",
+    "HostEnded",
     "HostFailed",
     "HostHealth",
     "JobOver",
     "Limits",
     "Offered",
-    "Say",
-    "SetTimer",
+    "HostNotice",
+    "SetHostTimer",
     "Start",
-    "Stop",
-    "Timer",
+    "StopHost",
+    "HostTimer",
 ]
 
 SECOND = 10**9
@@ -75,7 +75,7 @@ class HostFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class HostEnded:
     """A host has ended as it was told to."""
 
     name: str
@@ -87,11 +87,11 @@ class JobOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Timer:
-    """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
+class HostTimer:
+    """The time of the last `SetHostTimer` has come, or the shell woke up for nothing."""
 
 
-Event = Offered | HostFailed | Gone | JobOver | Timer
+Event = Offered | HostFailed | HostEnded | JobOver | HostTimer
 
 
 # What is to be done.
@@ -99,29 +99,29 @@ Event = Offered | HostFailed | Gone | JobOver | Timer
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start an agent with so many workers there; comes to `HostFailed` or `Gone`."""
+    """Start an agent with so many workers there; comes to `HostFailed` or `HostEnded`."""
 
     host: Host
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Let the agent leave in good order; comes to `Gone`."""
+class StopHost:
+    """Let the agent leave in good order; comes to `HostEnded`."""
 
     name: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class HostNotice:
     """Tell the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Send `Timer` then; replaces the one before. None: not at all."""
+class SetHostTimer:
+    """Send `HostTimer` then; replaces the one before. None: not at all."""
 
     at_ns: int | None
 
@@ -133,11 +133,11 @@ class GiveUp:
     reason: str
 
 
-Effect = Start | Stop | Say | SetTimer | GiveUp
+Effect = Start | StopHost | HostNotice | SetHostTimer | GiveUp
 
 
 @dataclass(slots=True)
-class _Record:
+class _HostRecord:
     """What is known of one host."""
 
     running: Host | None = None
@@ -155,7 +155,7 @@ class HostHealth:
 
     limits: Limits
     _offered: tuple[Host, ...] = ()
-    _records: dict[str, _Record] = field(default_factory=dict)
+    _records: dict[str, _HostRecord] = field(default_factory=dict)
     _last_failure: str = ""
     _starved_since_ns: int | None = None
     _begun: bool = False
@@ -169,12 +169,12 @@ class HostHealth:
                 self._offered = hosts
             case HostFailed(name, reason):
                 said += self._set_aside(now_ns, name, reason)
-            case Gone(name):
+            case HostEnded(name):
                 record = self._record(name)
                 record.running, record.stopping = None, False
             case JobOver():
                 self._over = True
-            case Timer():
+            case HostTimer():
                 pass
         return said if self._over else [*said, *self._settle(now_ns)]
 
@@ -182,8 +182,8 @@ class HostHealth:
         """Return the hosts that take part, those that were told to stop left out."""
         return tuple(r.running for r in self._records.values() if r.running and not r.stopping)
 
-    def _record(self, name: str) -> _Record:
-        return self._records.setdefault(name, _Record())
+    def _record(self, name: str) -> _HostRecord:
+        return self._records.setdefault(name, _HostRecord())
 
     def _set_aside(self, now_ns: int, name: str, reason: str) -> Iterator[Effect]:
         record = self._record(name)
@@ -195,7 +195,7 @@ class HostHealth:
         if self.limits.cooldown_ns is None:
             record.is_out = True
             if self._may_recover():  # else it is the reason why the job ends
-                yield Say(self._last_failure)
+                yield HostNotice(self._last_failure)
             return
         shorter, longer = self.limits.cooldown_ns
         if record.failures and now_ns - record.since_ns >= longer:
@@ -203,7 +203,7 @@ class HostHealth:
         wait_ns = min(shorter << min(record.failures, 62), longer)
         record.failures += 1
         record.aside_until_ns = now_ns + wait_ns
-        yield Say(f"{self._last_failure}; it is set aside for {wait_ns / SECOND:g} s")
+        yield HostNotice(f"{self._last_failure}; it is set aside for {wait_ns / SECOND:g} s")
 
     def _settle(self, now_ns: int) -> Iterator[Effect]:
         yield from self._stop()
@@ -225,7 +225,7 @@ class HostHealth:
                 yield GiveUp(self._why())
                 return
             wakes.append(deadline_ns)
-        yield SetTimer(min(wakes, default=None))
+        yield SetHostTimer(min(wakes, default=None))
 
     def _stop(self) -> Iterator[Effect]:
         offered = dict(self._offered)
@@ -233,7 +233,7 @@ class HostHealth:
             if record.running and not record.stopping and record.of_slots != offered.get(name):
                 now = f"offers {offered[name]} slots now" if name in offered else "is no longer offered"
                 record.stopping = True
-                yield Stop(name, f"{name} {now}")
+                yield StopHost(name, f"{name} {now}")
 
     def _start(self, now_ns: int) -> Iterator[Effect]:
         self._begun = self._begun or sum(host.slots for host in self._offered) >= self.limits.first_slots

@@ -69,7 +69,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Launched:
     """What a launcher says, before we know where to meet: `job` is empty if it does not say.
 
     `is_one_host` tells whether all ranks are on one host; `names` are the variables of rank and size.
@@ -112,7 +112,7 @@ def detect(environ: Environment, here: Surroundings) -> Identity | None:
     return identify(environ, here) if _place(environ) else None
 
 
-def _place(environ: Environment) -> _Place | None:
+def _place(environ: Environment) -> _Launched | None:
     for look in (_from_rank, _from_open_mpi, _from_hydra, _from_slurm, _from_pmi):
         place = look(environ)
         if place:
@@ -125,10 +125,10 @@ def _place(environ: Environment) -> _Place | None:
     return None
 
 
-def _explicit_place(rank: int | None, size: int | None, store: str | None) -> _Place:
+def _explicit_place(rank: int | None, size: int | None, store: str | None) -> _Launched:
     if rank is None and size is None:
         if store is None:
-            return _Place(0, 1, "nobody", ("rank", "size"))
+            return _Launched(0, 1, "nobody", ("rank", "size"))
         raise UsageError(
             f"store={store!r} says where to meet, but neither arguments nor environment give rank and size"
         )
@@ -138,10 +138,10 @@ def _explicit_place(rank: int | None, size: int | None, store: str | None) -> _P
         )
     if not 0 <= rank < size:
         raise UsageError(f"rank={rank} does not fit size={size}: ranks count from 0 to size - 1")
-    return _Place(rank, size, ARGUMENTS, ("rank", "size"))
+    return _Launched(rank, size, ARGUMENTS, ("rank", "size"))
 
 
-def _check_contradiction(place: _Place, name: str, given: int | None, variable: str, found: int) -> None:
+def _check_contradiction(place: _Launched, name: str, given: int | None, variable: str, found: int) -> None:
     if given is not None and given != found:
         raise UsageError(
             f"{name}={given} contradicts {variable}={found} of the environment ({place.launcher}); "
@@ -152,7 +152,7 @@ def _check_contradiction(place: _Place, name: str, given: int | None, variable: 
 # What each launcher says
 
 
-def _from_rank(environ: Environment) -> _Place | None:
+def _from_rank(environ: Environment) -> _Launched | None:
     given = [name for name in ("RANK", "WORLD_SIZE") if environ.get(name)]
     if not given:
         return None
@@ -167,7 +167,7 @@ def _from_rank(environ: Environment) -> _Place | None:
     return _counted(environ, "RANK", "WORLD_SIZE", launcher)
 
 
-def _from_open_mpi(environ: Environment) -> _Place | None:
+def _from_open_mpi(environ: Environment) -> _Launched | None:
     if not environ.get("OMPI_COMM_WORLD_RANK"):
         return None
     place = _counted(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI")
@@ -176,7 +176,7 @@ def _from_open_mpi(environ: Environment) -> _Place | None:
     return replace(place, job=job and f"openmpi {job}", is_one_host=local_size == str(place.size))
 
 
-def _from_hydra(environ: Environment) -> _Place | None:
+def _from_hydra(environ: Environment) -> _Launched | None:
     if not environ.get("PMI_RANK") or not environ.get("MPI_LOCALNRANKS"):
         return None
     place = _counted(environ, "PMI_RANK", "PMI_SIZE", "MPICH")
@@ -185,11 +185,11 @@ def _from_hydra(environ: Environment) -> _Place | None:
     return replace(place, job=job and f"mpich {job}", is_one_host=is_one_host)
 
 
-def _from_slurm(environ: Environment) -> _Place | None:
+def _from_slurm(environ: Environment) -> _Launched | None:
     step = slurm.find_step(environ)
     if step is None:
         return None
-    return _Place(
+    return _Launched(
         step.task,
         step.tasks,
         "Slurm",
@@ -200,18 +200,18 @@ def _from_slurm(environ: Environment) -> _Place | None:
     )
 
 
-def _from_pmi(environ: Environment) -> _Place | None:
+def _from_pmi(environ: Environment) -> _Launched | None:
     """Other launchers that speak PMI, which do not say how many ranks are on this host."""
     if not environ.get("PMI_RANK"):
         return None
     return _counted(environ, "PMI_RANK", "PMI_SIZE", "an MPI launcher")
 
 
-def _counted(environ: Environment, rank_name: str, size_name: str, launcher: str) -> _Place:
+def _counted(environ: Environment, rank_name: str, size_name: str, launcher: str) -> _Launched:
     rank, size = _number(environ, rank_name), _number(environ, size_name)
     if size < 1:
         raise UsageError(f"{size_name}={size} is invalid: expected at least 1 rank")
-    return _Place(rank, size, launcher, (rank_name, size_name))
+    return _Launched(rank, size, launcher, (rank_name, size_name))
 
 
 def _number(environ: Environment, name: str) -> int:
@@ -226,7 +226,7 @@ def _number(environ: Environment, name: str) -> int:
 # Where to meet
 
 
-def _meeting(environ: Environment, here: Surroundings, place: _Place, store: str | None) -> MeetingPoint:
+def _meeting(environ: Environment, here: Surroundings, place: _Launched, store: str | None) -> MeetingPoint:
     launcher_store = environ.get("RONDE_STORE")
     if store and store != launcher_store:
         return MeetingPoint(store, None if store.startswith("file:") else 0, store)
@@ -264,7 +264,7 @@ def _master(environ: Environment) -> str | None:
     return f"tcp:[{host}]:{number}" if ":" in host else f"tcp:{host}:{number}"
 
 
-def _nowhere(place: _Place) -> UsageError:
+def _nowhere(place: _Launched) -> UsageError:
     sentence = (
         f"{place.launcher} started rank {place.rank} of {place.size}, but nothing says where the ranks meet"
     )

@@ -19,7 +19,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ronde.core.messages import CallSite, Join, Leave, Message, Request, decode_requests, encode_requests
+from ronde.core.messages import (
+    CallSite,
+    JoinData,
+    LeaveEngine,
+    Message,
+    Request,
+    decode_requests,
+    encode_requests,
+)
 from ronde.core.rank_set import RankSet
 from ronde.errors import ProtocolError
 from ronde.types import Kind
@@ -27,7 +35,7 @@ from ronde.types import Kind
 __all__ = [
     "Batch",
     "BatchReader",
-    "Told",
+    "Contribution",
     "encode_batch",
     "joined",
     "merge",
@@ -43,7 +51,7 @@ _UNEVEN = (Kind.allgather, Kind.alltoall)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Contribution:
     """These ranks say this. `message`: the lowest one's; `rows`: of each rank in order, empty if all are equal."""
 
     ranks: RankSet
@@ -70,14 +78,14 @@ class Batch:
     """All that these ranks say in one cold round: first call sites and requests, then who joins and who leaves."""
 
     ranks: RankSet
-    told: tuple[Told, ...] = ()
+    told: tuple[Contribution, ...] = ()
 
 
 def told_by(ranks: RankSet, messages: Sequence[Message]) -> Batch:
     """Return what each of these ranks says. Raises ProtocolError if something comes after a leave."""
-    if any(isinstance(message, Leave) for message in messages[:-1]):
+    if any(isinstance(message, LeaveEngine) for message in messages[:-1]):
         raise ProtocolError(f"rank {ranks.first} has left and still sends something")
-    return Batch(ranks, tuple([Told(ranks, message) for message in messages]))
+    return Batch(ranks, tuple([Contribution(ranks, message) for message in messages]))
 
 
 def told_together(outboxes: Mapping[int, bytes]) -> Batch:
@@ -100,19 +108,19 @@ def merge(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1 and len(batches[0].ranks) == 1:
         return batches[0]
     merged = joined([told for batch in batches for told in batch.told])
-    merged.sort(key=lambda told: (CallSite, Request, Join, Leave).index(type(told.message)))
+    merged.sort(key=lambda told: (CallSite, Request, JoinData, LeaveEngine).index(type(told.message)))
     return Batch(_union(batch.ranks for batch in batches), tuple(merged))
 
 
-def joined(told: Iterable[Told]) -> list[Told]:
+def joined(told: Iterable[Contribution]) -> list[Contribution]:
     """Return the same with everything once that can be merged. Raises ProtocolError if a rank says it twice."""
-    by_part: dict[Message, list[Told]] = {}
+    by_part: dict[Message, list[Contribution]] = {}
     for each in told:
         by_part.setdefault(_common_part(each.message), []).append(each)
     return [each[0] if len(each) == 1 else _join(each) for each in by_part.values()]
 
 
-def ranks_of(told: Iterable[Told]) -> RankSet:
+def ranks_of(told: Iterable[Contribution]) -> RankSet:
     """Return who says one of these about the same tensor. Raises ProtocolError if a rank is there twice."""
     told = list(told)
     try:
@@ -125,7 +133,7 @@ def ranks_of(told: Iterable[Told]) -> RankSet:
         raise ProtocolError(f"{str(error).removesuffix(' comes twice')} has {what} twice") from None
 
 
-def requests_of(told: Sequence[Told]) -> dict[int, Request]:
+def requests_of(told: Sequence[Contribution]) -> dict[int, Request]:
     """Return what has been requested under one name, by rank in order; what many request alike, by the lowest only.
 
     By every rank where ranks may differ. Raises ProtocolError if a rank is there twice.
@@ -138,15 +146,15 @@ def requests_of(told: Sequence[Told]) -> dict[int, Request]:
     return {rank: by_rank[rank] for rank in sorted(by_rank)}
 
 
-def _join(told: Sequence[Told]) -> Told:
+def _join(told: Sequence[Contribution]) -> Contribution:
     """One for several whose messages have a common part."""
     ranks = ranks_of(told)
     first = told[0].message
     if all(each.message == first and not each.rows for each in told):
-        return Told(ranks, first)
+        return Contribution(ranks, first)
     rows = sorted(pair for each in told for pair in each.by_rank())
     assert isinstance(first, Request)
-    return Told(ranks, _with_rows(first, rows[0][1]), tuple([each for _, each in rows]))
+    return Contribution(ranks, _with_rows(first, rows[0][1]), tuple([each for _, each in rows]))
 
 
 def _union(sets: Iterable[RankSet]) -> RankSet:
@@ -174,7 +182,7 @@ def encode_batch(batch: Batch) -> bytes:
     return b"\n".join([_line(told, batch.ranks) for told in batch.told])
 
 
-def _line(told: Told, everybody: RankSet) -> bytes:
+def _line(told: Contribution, everybody: RankSet) -> bytes:
     ranks = [] if told.ranks == everybody else told.ranks.ranges
     about = [ranks, told.rows] if ranks or told.rows else []
     text = json.dumps(about, separators=(",", ":")).encode() if about else b""
@@ -191,7 +199,7 @@ class BatchReader:
         """Return the batch of these ranks. Raises ProtocolError if it is malformed."""
         return Batch(ranks, tuple([self._told(line, ranks) for line in data.split(b"\n")] if data else ()))
 
-    def _told(self, line: bytes, everybody: RankSet) -> Told:
+    def _told(self, line: bytes, everybody: RankSet) -> Contribution:
         about, tab, text = line.partition(b"\t")
         message = self._messages.get(text)
         if message is None:
@@ -200,14 +208,14 @@ class BatchReader:
                 raise ProtocolError(f"malformed batch of the negotiation: {line[:80]!r}")
             message = self._messages[text] = messages[0]
         if not about:
-            return Told(everybody, message)
+            return Contribution(everybody, message)
         try:
             return _told(json.loads(about), everybody, message)
         except (ValueError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"malformed batch of the negotiation: {error}") from None
 
 
-def _told(value: Any, everybody: RankSet, message: Message) -> Told:
+def _told(value: Any, everybody: RankSet, message: Message) -> Contribution:
     if type(value) is not list or len(value) != 2 or not all(type(each) is list for each in value):
         raise ValueError(f"{str(value)[:80]!r} is not ranks and rows")
     ranges = [_naturals(pair) for pair in value[0]]
@@ -223,7 +231,7 @@ def _told(value: Any, everybody: RankSet, message: Message) -> Told:
         raise ValueError(f"rows of {len(rows)} ranks instead of {len(ranks)}")
     if rows and rows[0] != _rows(message):
         raise ValueError(f"the lowest rank has rows {rows[0]}, which its message has not")
-    return Told(ranks, message, rows)
+    return Contribution(ranks, message, rows)
 
 
 def _naturals(value: Any) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
 """The messages between ranks and the coordinator, and their encoding as compact JSON.
 
-To the coordinator: `Request`, `CallSite`, `Join` and `Leave`. From it, in the same order to every rank: `Run`, `Evict`,
-`Fail`, `Joined`, `AllJoined`, `Tune`, `Leaving` and `Left`.
-A list of them is one JSON list, in which each message is a list: its tag, then its fields in their order. The empty
-list is no bytes at all, because that is what most ranks have to say in most rounds.
+To the coordinator: `Request`, `CallSite`, `JoinData` and `LeaveEngine`. From it, in the same order to every rank:
+`Run`, `Evict`, `FailTensor`, `Joined`, `AllJoined`, `Tune`, `Leaving` and `Left`. A list of them is one JSON list, in
+which each message is a list: its tag, then its fields in their order. The empty list is no bytes at all, because that
+is what most ranks have to say in most rounds.
 
 What arrives is checked field by field before it becomes a message. Whether the messages make sense together is for
 `ronde.core.negotiation` to say.
@@ -23,10 +23,10 @@ __all__ = [
     "AllJoined",
     "CallSite",
     "Evict",
-    "Fail",
-    "Join",
+    "FailTensor",
+    "JoinData",
     "Joined",
-    "Leave",
+    "LeaveEngine",
     "Leaving",
     "Left",
     "Message",
@@ -99,12 +99,12 @@ class CallSite:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinData:
     """The rank has run out of data. Until all ranks have, it contributes neutral elements to what others submit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveEngine:
     """The rank submits nothing more."""
 
 
@@ -131,7 +131,7 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailTensor:
     """All ranks have submitted something under this name, but it does not fit together."""
 
     name: str
@@ -179,8 +179,8 @@ class Tune:
     ring_bytes: int
 
 
-Message = Request | CallSite | Join | Leave
-StreamItem = Run | Evict | Fail | Joined | AllJoined | Tune | Leaving | Left
+Message = Request | CallSite | JoinData | LeaveEngine
+StreamItem = Run | Evict | FailTensor | Joined | AllJoined | Tune | Leaving | Left
 
 
 def encode_requests(messages: Sequence[Message]) -> bytes:
@@ -277,11 +277,11 @@ _FORMATS: dict[str, _Format] = {
         ),
     ),
     "call": (CallSite, (_string, _string)),
-    "join": (Join, ()),
-    "leave": (Leave, ()),
+    "join": (JoinData, ()),
+    "leave": (LeaveEngine, ()),
     "run": (Run, (_request, _tuple_of(_natural), _slot_or_none, _tuple_of(_natural))),
     "evict": (Evict, (_natural,)),
-    "fail": (Fail, (_string, _string)),
+    "fail": (FailTensor, (_string, _string)),
     "joined": (Joined, (_tuple_of(_natural),)),
     "all joined": (AllJoined, (_natural,)),
     "tune": (Tune, (_natural,) * 7),

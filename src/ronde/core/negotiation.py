@@ -1,4 +1,4 @@
-"""Ranks agree on the next operations: a `Coordinator` on rank 0, a `Member` on every rank. Pure.
+"""Ranks agree on the next operations: a `Coordinator` on rank 0, a `Requester` on every rank. Pure.
 
 Rules
 
@@ -39,15 +39,15 @@ from typing import NamedTuple
 
 from ronde.core.agreement import find_problem, response_rows
 from ronde.core.call_sites import CallSites
-from ronde.core.merging import Batch, Told, ranks_of, requests_of, told_by
+from ronde.core.merging import Batch, Contribution, ranks_of, requests_of, told_by
 from ronde.core.messages import (
     AllJoined,
     CallSite,
     Evict,
-    Fail,
-    Join,
+    FailTensor,
+    JoinData,
     Joined,
-    Leave,
+    LeaveEngine,
     Leaving,
     Left,
     Message,
@@ -71,12 +71,12 @@ __all__ = [
     "Execute",
     "Failed",
     "Insert",
-    "Member",
-    "Waiting",
+    "Requester",
+    "IncompleteName",
 ]
 
 
-class Waiting(NamedTuple):
+class IncompleteName(NamedTuple):
     """A name that some ranks have requested, and those that have not."""
 
     name: str
@@ -88,7 +88,7 @@ class Waiting(NamedTuple):
 class _Gathering:
     """What has been requested under one name, and by how many ranks."""
 
-    told: list[Told] = field(default_factory=list)
+    told: list[Contribution] = field(default_factory=list)
     count: int = 0
 
 
@@ -139,9 +139,9 @@ class Coordinator:
         for batch in batches:
             for told in batch.told:
                 match told.message:
-                    case Leave():
+                    case LeaveEngine():
                         leaving.append(told.ranks.first)
-                    case Join():
+                    case JoinData():
                         self._join(told.ranks, stream)
                     case CallSite():
                         self._call_sites.add(told.message, told.ranks.first)
@@ -165,10 +165,10 @@ class Coordinator:
         """Return the warnings since the last call, which rank 0 logs."""
         return self._call_sites.take_warnings()
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[IncompleteName]:
         """Return the names that some ranks still have to request, the longest waiting first."""
         return [
-            Waiting(name, tuple(ranks_of(gathering.told)), tuple(self._missing(gathering)))
+            IncompleteName(name, tuple(ranks_of(gathering.told)), tuple(self._missing(gathering)))
             for name, gathering in self._table.items()
         ]
 
@@ -176,7 +176,7 @@ class Coordinator:
         there = ranks_of(gathering.told)
         return [rank for rank in self._everybody if rank not in there and rank not in self._joined]
 
-    def _take(self, name: str, told: Told, stream: list[StreamItem]) -> None:
+    def _take(self, name: str, told: Contribution, stream: list[StreamItem]) -> None:
         for rank in self._joined:
             if rank in told.ranks:
                 raise ProtocolError(f"rank {rank} has joined and still requests tensor '{name}'")
@@ -234,7 +234,7 @@ class Coordinator:
         )
         if reason:
             self._call_sites.forget(lowest.name)
-            stream.append(Fail(lowest.name, reason))
+            stream.append(FailTensor(lowest.name, reason))
             return
         self._call_sites.compare(lowest.name)
         slot = -1
@@ -287,7 +287,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The slot holds nothing any more. If a hit is pending on it, take it back and call `Member.displaced`."""
+    """The slot holds nothing any more. If a hit is pending on it, take it back and call `Requester.displaced`."""
 
     slot: int
 
@@ -307,7 +307,7 @@ def _empty(tensors: Sequence[TensorType]) -> list[TensorType]:
     return [TensorType(each.dtype, (0,)) for each in tensors]
 
 
-class Member:
+class Requester:
     """One rank's part: what it has requested, and its replica of the cache. Its shell locks it."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -381,10 +381,10 @@ class Member:
         messages, self._queue = self._queue, []
         if self._is_joining and self._left is None:
             self._has_joined = True
-            messages.append(Join())
+            messages.append(JoinData())
         if self._wants_to_leave and not self._has_said_so and self._left is None:
             self._has_said_so = True
-            messages.append(Leave())
+            messages.append(LeaveEngine())
         return messages
 
     def lookup(self, name: str) -> tuple[Request, Run, int] | None:
@@ -408,7 +408,7 @@ class Member:
                     raise ProtocolError(f"slot {slot} is evicted, which holds nothing")
                 del self._cached[name]
                 return [Evicted(slot)]
-            case Fail(name, reason):
+            case FailTensor(name, reason):
                 if self._has_joined and name not in self._in_flight:
                     return []
                 return [Failed(self._finish(name), reason)]

@@ -44,18 +44,18 @@ from ronde.core.circles import circle_through, entangled_with
 from ronde.core.stall_events import (
     Abort,
     Answer,
-    Ask,
     AskAbout,
     Asked,
     AskForStacks,
+    AskRanks,
     Blocked,
     Effect,
     Event,
     Pending,
     Report,
     Stall,
+    StalledTensor,
     Tensor,
-    Waiting,
 )
 
 __all__ = ["JOIN", "MOST_STACKS", "Inspector"]
@@ -200,7 +200,7 @@ class Inspector:
                 self._inquiries += 1
                 self._inquiry = _Inquiry(self._inquiries, tensors, purpose, now_ns + ANSWER_PATIENCE_NS)
                 ids = tuple(tensor.id for tensor in tensors)
-                return [Ask(self._inquiries, ids, purpose is _Purpose.SUSPECT)]
+                return [AskRanks(self._inquiries, ids, purpose is _Purpose.SUSPECT)]
         return []
 
     def _too_old(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -374,7 +374,7 @@ class Inspector:
                 for rank, answer in inquiry.answers.items()
             }
             submitted = tuple(sorted(rank for rank in has if has[rank]))
-            waiting.append(Waiting(tensor, submitted, tuple(sorted(set(has) - set(submitted)))))
+            waiting.append(StalledTensor(tensor, submitted, tuple(sorted(set(has) - set(submitted)))))
         age_ns = now_ns - min(tensor.since_ns for tensor in still.values())
         states = {rank: answer.state for rank, answer in inquiry.answers.items() if answer.state}
         return Stall(age_ns, tuple(waiting), states=states)

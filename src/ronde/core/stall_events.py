@@ -9,7 +9,7 @@ from typing import NamedTuple
 __all__ = [
     "Abort",
     "Answer",
-    "Ask",
+    "AskRanks",
     "Asked",
     "AskAbout",
     "AskForStacks",
@@ -21,7 +21,7 @@ __all__ = [
     "Stacks",
     "Stall",
     "Tensor",
-    "Waiting",
+    "StalledTensor",
 ]
 
 
@@ -104,7 +104,7 @@ Event = Asked | Answer | Stacks
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskRanks:
     """Ask all ranks, this one too, about these tensors. `is_suspicion`: nobody is to leave a report to this rank."""
 
     inquiry: int
@@ -128,7 +128,7 @@ class AskForStacks:
     rank: int
 
 
-class Waiting(NamedTuple):
+class StalledTensor(NamedTuple):
     """A stalled tensor; of ranks that have answered, those that have submitted it and those that have not."""
 
     tensor: Tensor
@@ -146,7 +146,7 @@ class Stall:
     """
 
     age_ns: int
-    tensors: tuple[Waiting, ...]
+    tensors: tuple[StalledTensor, ...]
     behind: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
     circle: tuple[int, ...] = ()
@@ -167,7 +167,9 @@ class Stall:
         def of(ranks: Iterable[int]) -> tuple[int, ...]:
             return tuple(names[rank] for rank in ranks)
 
-        tensors = tuple(Waiting(each.tensor, of(each.submitted), of(each.missing)) for each in self.tensors)
+        tensors = tuple(
+            StalledTensor(each.tensor, of(each.submitted), of(each.missing)) for each in self.tensors
+        )
         states, stacks = (
             {names[rank]: text for rank, text in texts.items()} for texts in (self.states, self.stacks)
         )
@@ -189,4 +191,4 @@ class Abort:
     stall: Stall
 
 
-Effect = Ask | AskAbout | AskForStacks | Report | Abort
+Effect = AskRanks | AskAbout | AskForStacks | Report | Abort

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ronde.core.stall import JOIN, MOST_STACKS
-from ronde.core.stall_events import Stall, Tensor, Waiting
+from ronde.core.stall_events import Stall, StalledTensor, Tensor
 
 __all__ = [
     "CALLS",
@@ -61,7 +61,7 @@ def describe(
     when the world is aborted, 0: never.
     """
     lines = [_headline(stall, subject)]
-    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Waiting]] = {}
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[StalledTensor]] = {}
     for waiting in stall.tensors:
         groups.setdefault((waiting.submitted, waiting.missing), []).append(waiting)
     for (submitted, missing), members in groups.items():
@@ -167,7 +167,7 @@ def _place(stall: Stall, rank: int, host: str) -> list[str]:
     return [*lines, f"{who} is here (most recent call first):", *(f"  {line}" for line in text.splitlines())]
 
 
-def _names(members: Sequence[Waiting], subject: Subject) -> str:
+def _names(members: Sequence[StalledTensor], subject: Subject) -> str:
     shown = [subject.name(each.tensor) for each in members[:_MOST_NAMES]]
     rest = len(members) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")

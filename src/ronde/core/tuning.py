@@ -25,7 +25,7 @@ from ronde.core.messages import Tune
 
 __all__ = [
     "LARGEST_FUSION_BYTES",
-    "Ask",
+    "ProposePoint",
     "Effect",
     "Event",
     "Finished",
@@ -159,7 +159,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ProposePoint:
     """Have the search propose a point. It knows the scores of these, in bytes per second, in the order of trials."""
 
     known: tuple[tuple[Point, float], ...]
@@ -183,7 +183,7 @@ class Finished:
     trials: int
 
 
-Effect = Trial | Ask | Switch | Finished
+Effect = Trial | ProposePoint | Switch | Finished
 
 
 @dataclass(slots=True)
@@ -249,7 +249,7 @@ class Tuning:
         if len(self._tried) < self._trials:
             if len(self._tried) == 1 and self._default != self._tried[0].values:
                 return [self._try(self._default)]
-            return [Ask(tuple((tried.point, tried.score) for tried in self._tried))]
+            return [ProposePoint(tuple((tried.point, tried.score) for tried in self._tried))]
         if self._again is None:
             self._again = sorted(self._tried, key=lambda tried: tried.score)[-FINALISTS:] * TURNS
         if self._again:

@@ -20,7 +20,7 @@ Rules
 5. A worker is gone when its own process has exited and no process of its group is left. Processes that outlive the
    last worker have a moment to end by themselves, as helpers of Python's multiprocessing do, and are then ended like
    workers that outlive a failure. They decide nothing.
-6. A `Stop` ends everybody by SIGTERM, and after the patience by SIGKILL; one `at_once` by SIGKILL. What fails
+6. A `StopGroup` ends everybody by SIGTERM, and after the patience by SIGKILL; one `at_once` by SIGKILL. What fails
    afterwards is no failure.
 7. Every wait ends: what SIGKILL does not remove within the patience is reported and left.
 
@@ -33,9 +33,9 @@ The phase only moves forward, from any phase to any later one:
        +-----interrupt-----+------------------+ +-second Ctrl-C--+
 
 and to FINISHED as soon as everybody is gone. What the last worker leaves behind begins a GRACE, too, or shortens it.
-GRACE, STOPPING and KILLING have one deadline each; a `Timer` that comes early is answered with `SetTimer` again, one
-that comes late acts at once. The shell tells what happened in the order in which it learned of it, performs the effects
-in order, and decides nothing.
+GRACE, STOPPING and KILLING have one deadline each; a `GroupTimer` that comes early is answered with `SetGroupTimer`
+again, one that comes late acts at once. The shell tells what happened in the order in which it learned of it, performs
+the effects in order, and decides nothing.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ __all__ = [
     "Effect",
     "Exited",
     "Finish",
-    "Interrupt",
+    "InterruptGroup",
     "NotStarted",
     "Policy",
-    "Raised",
-    "SetTimer",
+    "WorkerRaised",
+    "SetGroupTimer",
     "SignalWorkers",
     "Started",
-    "Stop",
-    "Timer",
+    "StopGroup",
+    "GroupTimer",
     "Vacated",
     "Worker",
     "WorkerGroup",
@@ -116,7 +116,7 @@ class Exited(NamedTuple):
     raised_ns: int = 0
 
 
-class Raised(NamedTuple):
+class WorkerRaised(NamedTuple):
     """The worker has raised an exception that nobody catches, so it is going to end; it may take its time.
 
     `what` is the exception; the rest is as in `Exited`.
@@ -134,24 +134,24 @@ class Vacated(NamedTuple):
     rank: int
 
 
-class Interrupt(NamedTuple):
+class InterruptGroup(NamedTuple):
     """The supervisor itself got a signal that means: end the job."""
 
     signum: int
 
 
-class Stop(NamedTuple):
+class StopGroup(NamedTuple):
     """Whoever supervises does not want these workers any more; `at_once`: not even for as long as SIGTERM takes."""
 
     reason: str
     at_once: bool = False
 
 
-class Timer(NamedTuple):
-    """The time of the last `SetTimer` has come, or the shell woke up for nothing."""
+class GroupTimer(NamedTuple):
+    """The time of the last `SetGroupTimer` has come, or the shell woke up for nothing."""
 
 
-Event = Started | NotStarted | Raised | Exited | Vacated | Interrupt | Stop | Timer
+Event = Started | NotStarted | WorkerRaised | Exited | Vacated | InterruptGroup | StopGroup | GroupTimer
 
 
 # What is to be done.
@@ -165,8 +165,8 @@ class SignalWorkers(NamedTuple):
     reason: str
 
 
-class SetTimer(NamedTuple):
-    """Send `Timer` at this time; it replaces any earlier one."""
+class SetGroupTimer(NamedTuple):
+    """Send `GroupTimer` at this time; it replaces any earlier one."""
 
     at_ns: int
 
@@ -179,7 +179,7 @@ class Finish(NamedTuple):
     failed_rank: int | None = None
 
 
-Effect = SignalWorkers | SetTimer | Finish
+Effect = SignalWorkers | SetGroupTimer | Finish
 
 
 class Policy(NamedTuple):
@@ -196,7 +196,7 @@ class Policy(NamedTuple):
     farewell_ns: int = 5_000_000_000
 
 
-class Phase(IntEnum):
+class GroupPhase(IntEnum):
     """How far the group has come; it never goes back."""
 
     RUNNING = 0
@@ -272,7 +272,7 @@ class WorkerGroup:
     def __init__(self, ranks: Iterable[int], policy: Policy | None = None) -> None:
         self._unstarted = set(ranks)
         self._policy = policy or Policy()
-        self._phase = Phase.RUNNING
+        self._phase = GroupPhase.RUNNING
         self._deadline_ns = 0  # of the phase, where it has one
         self._given_ns = 0  # how long it may last
         self._grace_since_ns = 0
@@ -290,13 +290,13 @@ class WorkerGroup:
         return self._failed.rank if self._failed and not self._failed.blames_peer else None
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> GroupPhase:
         """How far the group has come."""
         return self._phase
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Return what to do about the event, which the shell learned of at `now_ns` of its own monotonic clock."""
-        if self._phase == Phase.FINISHED:
+        if self._phase == GroupPhase.FINISHED:
             return []
         match event:
             case Started():
@@ -305,18 +305,18 @@ class WorkerGroup:
                 effects: list[Effect] = []
             case NotStarted():
                 effects = self._not_started(now_ns, event)
-            case Raised():
+            case WorkerRaised():
                 effects = self._raised(now_ns, event)
             case Exited():
                 effects = self._exited(now_ns, event)
             case Vacated():
                 self.workers[event.rank].leftovers = False
                 effects = []
-            case Interrupt():
+            case InterruptGroup():
                 effects = self._interrupted(now_ns, event.signum)
-            case Stop():
+            case StopGroup():
                 effects = self._unwanted(now_ns, event)
-            case Timer():
+            case GroupTimer():
                 effects = self._timer(now_ns)
         if not self._unstarted and not self._remaining():
             return [self._finish("")]
@@ -332,7 +332,7 @@ class WorkerGroup:
         self._failed = self._failed or worker
         return self._stop(now_ns, self._asking, f"rank {event.rank} could not be started")
 
-    def _raised(self, now_ns: int, event: Raised) -> list[Effect]:
+    def _raised(self, now_ns: int, event: WorkerRaised) -> list[Effect]:
         worker = self.workers.get(event.rank)
         if worker is None or worker.returncode is not None or worker.raised or worker.signum:
             return []
@@ -350,27 +350,27 @@ class WorkerGroup:
         effects: list[Effect] = []
         if worker.failed_by_itself and not self._interrupt:
             effects = self._failed_by_itself(now_ns, worker)
-        if self._phase < Phase.STOPPING and self._only_leftovers():
-            if self._phase < Phase.GRACE or now_ns + LEAVING_NS < self._deadline_ns:
-                return effects + self._enter(Phase.GRACE, now_ns, LEAVING_NS)
+        if self._phase < GroupPhase.STOPPING and self._only_leftovers():
+            if self._phase < GroupPhase.GRACE or now_ns + LEAVING_NS < self._deadline_ns:
+                return effects + self._enter(GroupPhase.GRACE, now_ns, LEAVING_NS)
         return effects
 
     def _failed_by_itself(self, now_ns: int, worker: Worker) -> list[Effect]:
         if self._failed not in (None, worker) and not worker.causes(self._failed):
             return []
         self._failed = worker
-        if self._phase >= Phase.STOPPING:
+        if self._phase >= GroupPhase.STOPPING:
             return []
         if self._policy.hurry and not worker.blames_peer and not worker.is_ending:
             return self._stop(now_ns, self._asking, f"rank {worker.rank} failed", spare=True)
-        if self._phase < Phase.GRACE:
+        if self._phase < GroupPhase.GRACE:
             self._grace_since_ns = now_ns
             self._deadline_ns = now_ns + self._policy.grace_ns
         if worker.is_ending:
             until_ns = self._grace_since_ns + max(self._policy.grace_ns, self._policy.farewell_ns)
         else:
             until_ns = min(self._deadline_ns, now_ns + self._policy.grace_ns)
-        return self._enter(Phase.GRACE, now_ns, max(1, until_ns - now_ns))
+        return self._enter(GroupPhase.GRACE, now_ns, max(1, until_ns - now_ns))
 
     def _only_leftovers(self) -> bool:
         running = any(worker.returncode is None for worker in self.workers.values())
@@ -380,7 +380,7 @@ class WorkerGroup:
         again = self._interrupt != 0
         self._interrupt = self._interrupt or signum
         self._unstarted.clear()  # nobody is started any more
-        if self._phase == Phase.KILLING or not self.workers:
+        if self._phase == GroupPhase.KILLING or not self.workers:
             return []
         if again and signum in TYPED:
             return self._kill(now_ns, f"{'Ctrl-C' if signum == SIGINT else signal_name(signum)} again")
@@ -388,18 +388,18 @@ class WorkerGroup:
         given_ns = self._policy.patience_ns if signum in HASTY else self._policy.farewell_ns
         return self._stop(now_ns, asking, describe_interrupt(signum), given_ns)
 
-    def _unwanted(self, now_ns: int, event: Stop) -> list[Effect]:
-        if event.at_once and self._phase < Phase.KILLING:
+    def _unwanted(self, now_ns: int, event: StopGroup) -> list[Effect]:
+        if event.at_once and self._phase < GroupPhase.KILLING:
             return self._kill(now_ns, event.reason)
-        stops = self._phase < Phase.STOPPING
+        stops = self._phase < GroupPhase.STOPPING
         return self._stop(now_ns, self._asking, event.reason, spare=True) if stops else []
 
     def _timer(self, now_ns: int) -> list[Effect]:
-        if self._phase == Phase.RUNNING:
+        if self._phase == GroupPhase.RUNNING:
             return []
         if now_ns < self._deadline_ns:
-            return [SetTimer(self._deadline_ns)]
-        if self._phase == Phase.GRACE:
+            return [SetGroupTimer(self._deadline_ns)]
+        if self._phase == GroupPhase.GRACE:
             if self._only_leftovers():
                 return self._stop(now_ns, self._asking, "the workers have ended but left processes behind")
             assert self._failed is not None
@@ -408,7 +408,7 @@ class WorkerGroup:
             return self._stop(
                 now_ns, self._asking, f"still running {waited} after rank {self._failed.rank} {what}"
             )
-        if self._phase == Phase.STOPPING:
+        if self._phase == GroupPhase.STOPPING:
             return self._kill(now_ns, f"still running {self._given_ns / 1e9:g} s later")
         return [self._finish(f"; {name_ranks(self._remaining())} could not be killed")]
 
@@ -421,14 +421,17 @@ class WorkerGroup:
         """
         spared = {rank for rank, worker in self.workers.items() if spare and worker.is_ending}
         effects = self._signal(signum, reason, spared)
-        if self._phase < Phase.STOPPING:
+        if self._phase < GroupPhase.STOPPING:
             effects += self._enter(
-                Phase.STOPPING, now_ns, self._policy.patience_ns if given_ns is None else given_ns
+                GroupPhase.STOPPING, now_ns, self._policy.patience_ns if given_ns is None else given_ns
             )
         return effects
 
     def _kill(self, now_ns: int, reason: str) -> list[Effect]:
-        return [*self._signal(SIGKILL, reason), *self._enter(Phase.KILLING, now_ns, self._policy.patience_ns)]
+        return [
+            *self._signal(SIGKILL, reason),
+            *self._enter(GroupPhase.KILLING, now_ns, self._policy.patience_ns),
+        ]
 
     def _signal(self, signum: int, reason: str, spared: Collection[int] = ()) -> list[Effect]:
         ranks = tuple(rank for rank in self._remaining() if rank not in spared)
@@ -437,13 +440,13 @@ class WorkerGroup:
                 self.workers[rank].signum = signum
         return [SignalWorkers(ranks, signum, reason)] if ranks else []
 
-    def _enter(self, phase: Phase, now_ns: int, given_ns: int) -> list[Effect]:
+    def _enter(self, phase: GroupPhase, now_ns: int, given_ns: int) -> list[Effect]:
         self._phase, self._given_ns = phase, given_ns
         self._deadline_ns = now_ns + given_ns
-        return [SetTimer(self._deadline_ns)]
+        return [SetGroupTimer(self._deadline_ns)]
 
     def _finish(self, remark: str) -> Finish:
-        self._phase = Phase.FINISHED
+        self._phase = GroupPhase.FINISHED
         if failed := self._failed:
             code = failed.exit_code
             return Finish(code if code > 0 else 128 - code, failed.describe() + remark, failed.rank)

@@ -18,7 +18,7 @@ import numpy as np
 
 import ronde.backends.exit  # noqa: F401 (before the engine registers what it does at the end of the process)
 from ronde import _native
-from ronde.backends.base import Backend, DeviceBackend, Place
+from ronde.backends.base import Backend, BackendContext, DeviceBackend
 from ronde.backends.carrier import Carrier, DeviceCarrier
 from ronde.backends.choice import NATIVE, OPERATIONS, backend_class, wishes
 from ronde.comm.communicator import Communicator
@@ -192,9 +192,9 @@ def _place_of(kind: Kind, dtype: DType, op: ReduceOp, on_device: bool) -> int:
     return (_ON_DEVICE if on_device else 0) | kind << 8 | dtype << 4 | op
 
 
-def _place(comm: Communicator, members: tuple[int, ...], settings: Settings, purpose: str) -> Place:
+def _place(comm: Communicator, members: tuple[int, ...], settings: Settings, purpose: str) -> BackendContext:
     met = meeting()
-    return Place(
+    return BackendContext(
         rank=comm.rank,
         size=comm.size,
         members=members,

@@ -26,7 +26,7 @@ from ronde.engine.carriers import DEVICE_MEMORY, Carriers
 from ronde.engine.finite import FiniteCheck, Submit
 from ronde.engine.negotiator import Negotiator
 from ronde.engine.submission import (
-    Terms,
+    RequestTerms,
     address,
     check,
     check_name,
@@ -88,7 +88,7 @@ class Engine:
         with starting_threads_on(core):
             tuner = begin_tuning(self._cycle, comm, settings, is_tuned)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
-        self._known: dict[str, tuple[Terms, _native.Signature]] = {}  # as they were last submitted
+        self._known: dict[str, tuple[RequestTerms, _native.Signature]] = {}  # as they were last submitted
         self._unnamed: dict[str, Unnamed] = {}
         self.divides_by_all = settings.join_average == "all"
         self._negotiator = Negotiator(
@@ -205,7 +205,7 @@ class Engine:
         self,
         name: str | None,
         sort: str,
-        terms: Terms,
+        terms: RequestTerms,
         given: tuple[Operand, ...],
         out: Any,
         waits: bool,
@@ -256,7 +256,7 @@ class Engine:
 
         return submit
 
-    def _check(self, terms: Terms, dtype: DType) -> None:
+    def _check(self, terms: RequestTerms, dtype: DType) -> None:
         """Raise UsageError if nobody here can do it."""
         if terms.op is Adasum:
             self._comm._native.check_adasum(dtype)

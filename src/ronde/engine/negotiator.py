@@ -26,7 +26,7 @@ from ronde.comm.stacks import call_site
 from ronde.core.messages import (
     AllJoined,
     Evict,
-    Fail,
+    FailTensor,
     Joined,
     Leaving,
     Run,
@@ -44,7 +44,7 @@ from ronde.core.negotiation import (
     Execute,
     Failed,
     Insert,
-    Member,
+    Requester,
 )
 from ronde.engine.fresh_errors import fresh
 from ronde.engine.rounds import Collector, sent_by, share_bytes
@@ -80,7 +80,7 @@ class Negotiator:
         self._collector = Collector(comm, arity)
         self._tuner = tuner
         self._coordinator = Coordinator(self._size, capacity, names) if self._rank == 0 else None
-        self._member = Member(self._rank, self._size)
+        self._member = Requester(self._rank, self._size)
         self._lock = threading.RLock()
         self.cold: dict[str, Handle] = {}  # what is in flight as a miss
         self._joined: set[int] = set()
@@ -208,7 +208,7 @@ class Negotiator:
     def _follow(self, items: Sequence[StreamItem]) -> None:
         for item in items:
             # Tensors that follow each other run together, on all ranks alike. Evictions and refusals concern others.
-            if not isinstance(item, Run | Evict | Fail):
+            if not isinstance(item, Run | Evict | FailTensor):
                 self._run_decided()
             with self._lock:
                 for effect in self._member.apply(item):

@@ -36,7 +36,7 @@ __all__ = [
 global_process_set = ProcessSet([])  # of all ranks; it knows them after `init`
 
 
-class _Process:
+class _EngineProcess:
     """What this process has; one instance, below."""
 
     engine: Engine | None = None
@@ -45,7 +45,7 @@ class _Process:
     parents: Engine | None = None  # of a forked child: kept, but never to be touched
 
 
-_process = _Process()
+_process = _EngineProcess()
 
 
 def init(

@@ -26,7 +26,7 @@ from ronde.types import (
 
 __all__ = [
     "Submission",
-    "Terms",
+    "RequestTerms",
     "address",
     "check",
     "check_name",
@@ -40,7 +40,7 @@ __all__ = [
 _REDUCTIONS = (Allreduce, Reducescatter)
 
 
-class Terms(NamedTuple):
+class RequestTerms(NamedTuple):
     """All of a request but its name."""
 
     kind: Kind
@@ -59,7 +59,7 @@ class Terms(NamedTuple):
         return Request(kind, name, dtype, shape, op, root, prescale, postscale, device, splits, more)
 
 
-def signature_of(terms: Terms | Request) -> _native.Signature:
+def signature_of(terms: RequestTerms | Request) -> _native.Signature:
     """Return the same for the native side."""
     return _native.Signature(
         terms.kind,
@@ -81,7 +81,7 @@ class Submission(NamedTuple):
     """
 
     name: str
-    terms: Terms
+    terms: RequestTerms
     given: tuple[Operand, ...]
     out: Any
     goals: tuple[Target, ...] | None
@@ -136,7 +136,7 @@ def result_rows(kind: Kind, rows: Sequence[int], rank: int, size: int) -> Sequen
 
 def prepare(
     name: str,
-    terms: Terms,
+    terms: RequestTerms,
     given: tuple[Operand, ...],
     out: Any,
     rank: int,
@@ -190,13 +190,13 @@ def normal_terms(
     splits: tuple[int, ...],
     device: str,
     more: tuple[TensorType, ...] = (),
-) -> Terms:
+) -> RequestTerms:
     """Return the terms in Python's own types, whatever numbers the user has passed. Raises UsageError."""
     try:
         root, prescale, postscale = operator.index(root), float(prescale), float(postscale)
     except (TypeError, ValueError) as error:
         raise UsageError(f"a root is a whole number, and scale factors are numbers: {error}") from None
-    return Terms(kind, dtype, shape, op, root, prescale, postscale, splits, device, more)
+    return RequestTerms(kind, dtype, shape, op, root, prescale, postscale, splits, device, more)
 
 
 def check_name(name: object) -> None:
@@ -217,7 +217,7 @@ def _is_broken(name: str) -> bool:
     return False
 
 
-def check(terms: Terms, given: Sequence[Operand], out: Any, size: int) -> None:
+def check(terms: RequestTerms, given: Sequence[Operand], out: Any, size: int) -> None:
     """Raise UsageError if the request is invalid, whatever the other ranks submit."""
     kind = terms.kind
     if kind in _REDUCTIONS and (kind, terms.op) != (Allreduce, Adasum):  # of that the communicator knows

@@ -29,12 +29,12 @@ from ronde.core.messages import Tune
 from ronde.core.negotiation import Coordinator
 from ronde.core.tuning import (
     LARGEST_FUSION_BYTES,
-    Ask,
     Effect,
     Event,
     Finished,
     Measured,
     Proposed,
+    ProposePoint,
     Sample,
     Space,
     Switch,
@@ -172,7 +172,7 @@ class Tuner:
         match effect:
             case Trial():
                 self._log.write(effect)
-            case Ask(known):
+            case ProposePoint(known):
                 if self._search is None:
                     self._search = BayesianSearch(len(self._space.knobs))
                 self._step(Proposed(self._search.propose(known)))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
-from ronde.net.names import Answer, Names
+from ronde.net.names import Answer, NameResolver
 from ronde.net.peers import process_and_user
 
 __all__ = [
@@ -136,7 +136,7 @@ def _ask(host: str, port: int) -> Answer:
         raise socket.gaierror(socket.EAI_NONAME, "not a valid host name") from None
 
 
-_names = Names(_ask)
+_names = NameResolver(_ask)
 
 
 _HINTS = {

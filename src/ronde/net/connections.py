@@ -64,7 +64,7 @@ class Connection(NamedTuple):
     keys: ConnectionKeys | None
 
 
-class _Call:
+class _Dial:
     """A slot that we open, and the connection on which the handshake for it is not done yet."""
 
     def __init__(self, slot: Slot, address: Address) -> None:
@@ -108,7 +108,7 @@ def open_connections(
     )
     try:
         for slot, address in calls.items():
-            opening.call(_Call(slot, address))
+            opening.call(_Dial(slot, address))
         opening.run(check)
     except BaseException:
         for connection in opening.done.values():
@@ -141,8 +141,8 @@ class _Opening:
         self._deadline_ns = deadline_ns
         self._is_secret = is_secret
         self._started_ns = time.monotonic_ns()
-        self._calls: dict[int, _Call] = {}  # under way, by descriptor
-        self._broken_calls: list[tuple[int, _Call]] = []  # with the time when they are made again
+        self._calls: dict[int, _Dial] = {}  # under way, by descriptor
+        self._broken_calls: list[tuple[int, _Dial]] = []  # with the time when they are made again
         self._watched: dict[int, Slot] = {}
         self._epoll = select.epoll()
         self._reception = Reception(
@@ -163,7 +163,7 @@ class _Opening:
 
     # Calls
 
-    def call(self, call: _Call) -> None:
+    def call(self, call: _Dial) -> None:
         """Begin to connect."""
         self._addresses[call.slot] = call.address
         endpoint = resolve(call.address)[0]
@@ -195,7 +195,7 @@ class _Opening:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@qq", *divmod(left_us, 10**6)))
         sock.connect(sockaddr)  # type: ignore[arg-type]
 
-    def _advance(self, call: _Call, events: int) -> None:
+    def _advance(self, call: _Dial, events: int) -> None:
         assert call.sock
         assert call.handshake
         with self._described_errors(call.slot):
@@ -223,7 +223,7 @@ class _Opening:
         sock.sendall(handshake.greeting())  # far smaller than an empty socket's buffer
         self._epoll.modify(sock.fileno(), select.EPOLLIN)
 
-    def _read(self, call: _Call, sock: socket.socket, handshake: Handshake) -> None:
+    def _read(self, call: _Dial, sock: socket.socket, handshake: Handshake) -> None:
         data = sock.recv(handshake.wanted - len(call.inbox))
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "it hung up")
@@ -240,7 +240,7 @@ class _Opening:
             raise AuthenticationError(f"rank {peer} answered in its place")
         self._establish(call.slot, self._forget(call), handshake)
 
-    def _forget(self, call: _Call) -> socket.socket:
+    def _forget(self, call: _Dial) -> socket.socket:
         sock, call.sock = call.sock, None
         assert sock
         del self._calls[sock.fileno()]

@@ -15,24 +15,24 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Answer", "Names"]
+__all__ = ["Answer", "NameResolver"]
 
 Answer = Sequence[tuple[Any, ...]]  # of socket.getaddrinfo
 
 
-class Names:
+class NameResolver:
     """Who asks, and what is known. `ask` finds the addresses of a host and port, or raises OSError."""
 
     def __init__(self, ask: Callable[[str, int], Answer]) -> None:
         self._ask = ask
-        self._open: dict[tuple[str, int], _Question] = {}
+        self._open: dict[tuple[str, int], _NameQuery] = {}
         self._known: dict[tuple[str, int], Answer] = {}
 
-    def begin(self, host: str, port: int) -> _Question:
+    def begin(self, host: str, port: int) -> _NameQuery:
         """Ask, if nobody does so now."""
         question = self._open.get((host, port))
         if question is None or question.pid != os.getpid():  # a thread does not survive a fork
-            question = self._open[host, port] = _Question(lambda: self._ask(host, port))
+            question = self._open[host, port] = _NameQuery(lambda: self._ask(host, port))
         return question
 
     def find(self, host: str, port: int, within_ns: int) -> Answer:
@@ -50,7 +50,7 @@ class Names:
         return self._known[name]
 
 
-class _Question:
+class _NameQuery:
     """One thread that asks; then `done` is set, and `answer` what came of it."""
 
     def __init__(self, ask: Callable[[], Answer]) -> None:

@@ -37,7 +37,7 @@ class Disk:
         Raises what it raises, and OSError if that takes too long.
         """
         if not self.is_silent:
-            question = _Question(do, take_back)
+            question = _DiskRequest(do, take_back)
             thread = threading.Thread(target=question.perform, name="ronde-disk", daemon=True)
             try:
                 thread.start()
@@ -50,7 +50,7 @@ class Disk:
         raise OSError(errno.ETIMEDOUT, f"the disk has not answered for {self._patience_ns / 1e9:g} s")
 
 
-class _Question(Generic[T]):
+class _DiskRequest(Generic[T]):
     def __init__(self, do: Callable[[], T], take_back: Callable[[T], object] | None) -> None:
         self._do = do
         self._take_back = take_back

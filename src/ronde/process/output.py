@@ -10,7 +10,7 @@ Rules
    lines of others appear above it.
 4. Memory is bounded: who may not write more than `BACKLOG_BYTES` ahead of the reader is the worker, by its full pipe.
 5. What stops in the middle of a line is shown only where somebody may have to answer it: on a terminal, if its worker
-   reads the terminal as well (`Stream.show_prompt`).
+   reads the terminal as well (`OutputStream.show_prompt`).
 6. Writing never blocks the supervisor: not with a paused terminal, nor a reader that does not read, nor (`log_files`) a
    disk that hangs. Only what somebody's Python code does in the place of `sys.stdout` takes as long as it takes.
 
@@ -44,7 +44,7 @@ __all__ = [
     "Piece",
     "Sink",
     "Source",
-    "Stream",
+    "OutputStream",
     "Tail",
     "TerminalView",
     "claim_standard_streams",
@@ -385,7 +385,7 @@ class Digest:
         self.file.write(b"".join(lines))
 
 
-class Stream:
+class OutputStream:
     """One output pipe of one worker, on its way to a sink (None: it is not shown) and to files."""
 
     def __init__(

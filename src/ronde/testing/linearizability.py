@@ -31,7 +31,7 @@ __all__ = [
     "Event",
     "NotLinearizableError",
     "Operation",
-    "Outcome",
+    "CallOutcome",
     "Recorder",
     "check",
     "exercise",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-class Outcome(Enum):
+class CallOutcome(Enum):
     """What a call can end with instead of a value."""
 
     ABSENT = "nothing there"
@@ -56,7 +56,7 @@ class Event:
     at_ns: int
     method: str = ""
     arguments: tuple[Any, ...] = ()
-    answer: Any = Outcome.UNKNOWN
+    answer: Any = CallOutcome.UNKNOWN
     is_answer: bool = False
 
 
@@ -73,7 +73,7 @@ class Operation:
 
     def __str__(self) -> str:
         arguments = ", ".join(repr(argument) for argument in self.arguments)
-        answer = self.answer.value if isinstance(self.answer, Outcome) else repr(self.answer)
+        answer = self.answer.value if isinstance(self.answer, CallOutcome) else repr(self.answer)
         until = "..." if self.returned_ns is None else f"{self.returned_ns / 1e3:.1f}"
         return f"[{self.invoked_ns / 1e3:.1f} to {until} us] {self.client}: {self.method}({arguments}) -> {answer}"
 
@@ -91,8 +91,8 @@ class Recorder:
     """A client of a store that tells of each call before and after it.
 
     Has the methods that a history can have: set, get, add, compare_set, delete_key, append, check, multi_get,
-    multi_set, queue_push, queue_pop and queue_len. They return the answer or an `Outcome`; after UNKNOWN (the store was
-    lost in the middle) use another client.
+    multi_set, queue_push, queue_pop and queue_len. They return the answer or an `CallOutcome`; after UNKNOWN (the store
+    was lost in the middle) use another client.
     """
 
     def __init__(self, store: Store, client: str, tell: Callable[[Event], object]) -> None:
@@ -111,13 +111,13 @@ class Recorder:
         shown = arguments[: LOOKS[method]] if method in LOOKS else arguments
         call = getattr(self.store, method)
         self._tell(Event(self._client, self._number, time.monotonic_ns(), method, shown))
-        answer: Any = Outcome.UNKNOWN
+        answer: Any = CallOutcome.UNKNOWN
         try:
             answer = call(*arguments)
         except TimeoutError:
-            answer = Outcome.ABSENT
+            answer = CallOutcome.ABSENT
         except UsageError:
-            answer = Outcome.REFUSED
+            answer = CallOutcome.REFUSED
         except PeerLostError:
             return answer
         self._tell(Event(self._client, self._number, time.monotonic_ns(), answer=answer, is_answer=True))
@@ -134,7 +134,7 @@ def history(events: Iterable[Event]) -> list[Operation]:
     for name, event in made.items():
         end = answered.get(name)
         returned_ns = end.at_ns if end else None
-        answer = end.answer if end else Outcome.UNKNOWN
+        answer = end.answer if end else CallOutcome.UNKNOWN
         operations.append(
             Operation(event.client, event.method, event.arguments, event.at_ns, returned_ns, answer)
         )
@@ -191,7 +191,7 @@ def random_calls(
         answer = getattr(client, method)(*arguments[method])
         if method in ("get", "compare_set") and isinstance(answer, bytes):
             last[name] = answer
-        if answer is Outcome.UNKNOWN:
+        if answer is CallOutcome.UNKNOWN:
             return
 
 
@@ -203,7 +203,7 @@ _NUMBER = re.compile(rb"-?\d{1,40}")
 
 def _add(value: Any, _: str, amount: int) -> tuple[Any, Any]:
     if not _NUMBER.fullmatch(value or b"0"):
-        return value, Outcome.REFUSED
+        return value, CallOutcome.REFUSED
     total = int(value or b"0") + amount
     return b"%d" % total, total
 
@@ -214,19 +214,19 @@ def _compare_set(value: Any, _: str, expected: bytes, desired: bytes) -> tuple[A
 
 def _append(value: Any, _: str, more: bytes) -> tuple[Any, Any]:
     longer = (value or b"") + more
-    return (longer, None) if len(longer) <= VALUE_LIMIT_BYTES else (value, Outcome.REFUSED)
+    return (longer, None) if len(longer) <= VALUE_LIMIT_BYTES else (value, CallOutcome.REFUSED)
 
 
 def _get(value: Any, _: str) -> tuple[Any, Any]:
-    return value, Outcome.ABSENT if value is None else value
+    return value, CallOutcome.ABSENT if value is None else value
 
 
 def _pop(values: Any, _: str) -> tuple[Any, Any]:
-    return (values[1:], values[0]) if values else (None, Outcome.ABSENT)
+    return (values[1:], values[0]) if values else (None, CallOutcome.ABSENT)
 
 
 def _multi_get(values: list[Any], _: Sequence[str]) -> tuple[list[Any], Any]:
-    return values, Outcome.ABSENT if None in values else values
+    return values, CallOutcome.ABSENT if None in values else values
 
 
 _STEPS: dict[str, Callable[..., tuple[Any, Any]]] = {

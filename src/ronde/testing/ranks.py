@@ -38,7 +38,7 @@ from ronde.errors import PeerError, RemoteError, TimeoutError, UsageError
 from ronde.launch.templates.template import Template
 from ronde.net.stores.server import StoreServer
 from ronde.process.process_groups import GroupLeader
-from ronde.testing.worker import Raised, Returned, Told, refuse_while_importing, run_script, tell
+from ronde.testing.worker import FunctionRaised, Returned, ToldValue, refuse_while_importing, run_script, tell
 
 __all__ = ["Job", "Outcome", "Place", "copies_of", "run", "run_script", "start", "tell", "template"]
 
@@ -334,11 +334,11 @@ class _Rank:
             self._end()
             return
         match message:
-            case Told(value):
+            case ToldValue(value):
                 self.told.append(value)
             case Returned(value):
                 self.outcome = Outcome(self.rank, value)
-            case Raised(error, text):
+            case FunctionRaised(error, text):
                 error = error or RemoteError(f"rank {self.rank} failed", self.rank, text)
                 self.outcome = Outcome(self.rank, None, error, text)
 

@@ -24,12 +24,12 @@ from typing import Any
 
 from ronde.errors import UsageError
 
-__all__ = ["Raised", "Returned", "Told", "run_script", "tell"]
+__all__ = ["FunctionRaised", "Returned", "ToldValue", "run_script", "tell"]
 
 PR_SET_PDEATHSIG = 1
 
 
-class _This:
+class _ThisRank:
     """This process, if it is a rank."""
 
     connection: Connection[Any, Any] | None = None
@@ -37,7 +37,7 @@ class _This:
 
 
 @dataclass(frozen=True)
-class Told:
+class ToldValue:
     """A value that the rank passed to `tell`."""
 
     value: Any
@@ -51,7 +51,7 @@ class Returned:
 
 
 @dataclass(frozen=True)
-class Raised:
+class FunctionRaised:
     """What the function raised (None if it cannot be pickled), and its traceback as text."""
 
     error: BaseException | None
@@ -63,14 +63,14 @@ def tell(value: object = None) -> None:
 
     Raises UsageError outside of a rank started by `ronde.testing.ranks`.
     """
-    if _This.connection is None:
+    if _ThisRank.connection is None:
         raise UsageError("tell() works only in a rank that ronde.testing.ranks has started")
-    _This.connection.send(Told(value))
+    _ThisRank.connection.send(ToldValue(value))
 
 
 def refuse_while_importing() -> None:
     """Raise UsageError where starting ranks would start ranks without end."""
-    if _This.is_importing:
+    if _ThisRank.is_importing:
         raise UsageError(
             "a rank that imports the program would start ranks again: start them in a function, or below "
             "`if __name__ == '__main__':`"
@@ -99,27 +99,27 @@ def main(connection_fd: int, stacks_fd: int, parent_pid: int) -> None:
     # pipe tells the reader that the stacks are complete.
     faulthandler.register(signal.SIGUSR1, file=stacks_fd, all_threads=True, chain=True)
     # A copy, because the interpreter closes its own connection before the process has ended.
-    _This.connection = Connection(os.dup(connection_fd))
-    sys.exit(_serve(_This.connection))
+    _ThisRank.connection = Connection(os.dup(connection_fd))
+    sys.exit(_serve(_ThisRank.connection))
 
 
 def _serve(connection: Connection[Any, Any]) -> int:
-    answer: Returned | Raised
+    answer: Returned | FunctionRaised
     try:
         # The module comes first, because the arguments may be instances of its classes.
-        _This.is_importing = True
+        _ThisRank.is_importing = True
         module = _import(*connection.recv())
-        _This.is_importing = False
+        _ThisRank.is_importing = False
         qualname, arguments = connection.recv()
         answer = Returned(_attribute(module, qualname)(*arguments))
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: every end is reported
-        answer = Raised(_picklable(error), traceback.format_exc())
+        answer = FunctionRaised(_picklable(error), traceback.format_exc())
     try:
         connection.send(answer)
     except BrokenPipeError:
         return 1  # nobody listens any more
     except Exception as error:
-        answer = Raised(_picklable(error), "the result cannot be pickled: " + traceback.format_exc())
+        answer = FunctionRaised(_picklable(error), "the result cannot be pickled: " + traceback.format_exc())
         connection.send(answer)
     return 0 if isinstance(answer, Returned) else 1
 

@@ -144,7 +144,7 @@ def _fill_gradients(optimizer: Any, model: Any) -> None:
             parameter.grad = zeros.to_sparse(1) if is_sparse else zeros
 
 
-class _Place(NamedTuple):
+class _TensorSlot(NamedTuple):
     """Stands for a tensor in the outline of a state."""
 
     position: int
@@ -157,7 +157,7 @@ def _outline(value: Any, tensors: list[Any]) -> Any:
     match value:
         case torch.Tensor():
             tensors.append(value)
-            return _Place(len(tensors) - 1, tuple(value.shape), value.dtype)
+            return _TensorSlot(len(tensors) - 1, tuple(value.shape), value.dtype)
         case dict():
             return {key: _outline(each, tensors) for key, each in value.items()}
         case list():
@@ -167,10 +167,10 @@ def _outline(value: Any, tensors: list[Any]) -> Any:
     return value
 
 
-def _fill(outline: Any, tensor_for: Callable[[_Place], Any]) -> Any:
+def _fill(outline: Any, tensor_for: Callable[[_TensorSlot], Any]) -> Any:
     """Return the outline with something in each place; visits the places in the order in which they were made."""
     match outline:
-        case _Place():
+        case _TensorSlot():
             return tensor_for(outline)
         case dict():
             return {key: _fill(each, tensor_for) for key, each in outline.items()}

@@ -17,7 +17,7 @@ from ronde.engine.process_sets import ProcessSet
 from ronde.torch.compression import Compressor
 from ronde.torch.handles import Group, Handle
 from ronde.torch.reductions import Reduction, start_reduction
-from ronde.torch.symmetric import Place
+from ronde.torch.symmetric import GradientMemory
 from ronde.types import Average, Kind, Sum
 
 __all__ = ["Gradient", "InPlace", "SymmetricGradient", "Treatment"]
@@ -190,7 +190,7 @@ class SymmetricGradient(Gradient):
 
     __slots__ = ("_mine", "_tensor", "bucket", "place")
 
-    def __init__(self, parameter: Any, name: str, treatment: Treatment, place: Place) -> None:
+    def __init__(self, parameter: Any, name: str, treatment: Treatment, place: GradientMemory) -> None:
         super().__init__(parameter, name, treatment)
         self.place = place
         self.bucket: Bucketed | None = None

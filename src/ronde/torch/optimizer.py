@@ -28,7 +28,7 @@ from ronde.torch.members import is_member, size_of
 from ronde.torch.names import named_by_parameter, names_of, parameters_of
 from ronde.torch.reductions import Reduction, start_reduction
 from ronde.torch.same_parameters import require_same_parameters
-from ronde.torch.symmetric import Place, symmetric_places
+from ronde.torch.symmetric import GradientMemory, symmetric_places
 from ronde.types import Adasum, Average, Kind, ReduceOp
 
 __all__ = ["DistributedOptimizer"]
@@ -120,7 +120,7 @@ class _Distributed:
         treatment = self._treatment
         # Where the order differs, names still say what belongs together, but not the order in one memory.
         symmetric &= require_same_parameters(followed, self._names, treatment.process_set)
-        places: list[Place | None] = [None] * len(followed)
+        places: list[GradientMemory | None] = [None] * len(followed)
         is_of_all = treatment.process_set is None or treatment.process_set is global_process_set
         if symmetric and is_of_all and treatment.compression is Compression.none:
             places = symmetric_places(followed)
@@ -133,7 +133,7 @@ class _Distributed:
         for gradient in self._gradients:
             self._hear(gradient)
 
-    def _add(self, parameter: Any, place: Place | None = None) -> Gradient:
+    def _add(self, parameter: Any, place: GradientMemory | None = None) -> Gradient:
         name = self._names[id(parameter)]
         if place is None:
             gradient = Gradient(parameter, name, self._treatment)

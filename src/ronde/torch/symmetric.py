@@ -13,12 +13,12 @@ import torch
 
 from ronde.comm.world import world
 
-__all__ = ["Place", "symmetric_places"]
+__all__ = ["GradientMemory", "symmetric_places"]
 
 _ALIGNMENT_BYTES = 64  # a cache line: neighbours are reduced by different ranks
 
 
-class Place(NamedTuple):
+class GradientMemory(NamedTuple):
     """Memory for a gradient: `gradient` is laid out as the parameter is, `sent` is the same memory, contiguous.
 
     `memory` is the whole buffer, as bytes, where the gradient begins at `offset` and the next one at `end`.
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     end: int
 
 
-def symmetric_places(parameters: Sequence[Any]) -> list[Place | None]:
+def symmetric_places(parameters: Sequence[Any]) -> list[GradientMemory | None]:
     """Return a place for each parameter's gradient, or None where it cannot have one: not on the CPU, not real floats.
 
     All ranks call it with parameters of the same shapes and types; otherwise it raises MismatchError.
@@ -52,13 +52,13 @@ def _is_placeable(parameter: Any) -> bool:
     return bool(parameter.is_cpu and parameter.is_floating_point() and parameter.layout is torch.strided)
 
 
-def _place(parameter: Any, memory: Any, offset: int) -> Place:
+def _place(parameter: Any, memory: Any, offset: int) -> GradientMemory:
     flat = memory[offset : offset + parameter.nbytes].view(parameter.dtype)
     # The strides that autograd gives a gradient: the parameter's own if it is dense, else those of a contiguous one.
     strides = torch.empty_like(parameter, device="meta").stride()
     gradient = flat.as_strided(parameter.shape, strides)
     sent = gradient if gradient.is_contiguous() else flat
-    return Place(gradient, sent, memory, offset, offset + _padded(parameter.nbytes))
+    return GradientMemory(gradient, sent, memory, offset, offset + _padded(parameter.nbytes))
 
 
 def _padded(nbytes: int) -> int:

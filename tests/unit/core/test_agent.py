@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 
 from ronde.core.agent import (
     Agent,
+    AgentNotice,
+    AgentTimer,
     Effect,
     EndJob,
     Event,
     Exit,
-    Fail,
     Failing,
-    Gone,
-    Interrupt,
-    Join,
-    Leave,
-    Say,
-    SetTimer,
+    InterruptAgent,
+    JoinRound,
+    LeaveJob,
+    ReportFailure,
+    ReportSuccess,
+    SetAgentTimer,
     StartWorkers,
-    State,
     StopWorkers,
-    Succeed,
-    Timer,
+    WorkersGone,
+    WorkerState,
 )
 from ronde.core.rendezvous.membership import (
     AllSucceeded,
@@ -63,10 +63,10 @@ class Story:
         self, restarts: int = 2, gives_way: bool = False, supply: int | None = None, least: int = 1
     ) -> None:
         self.agent = Agent(Budget(restarts), BARRIER_NS, gives_way, supply, least)
-        assert self.agent.begin() == [Join()]
+        assert self.agent.begin() == [JoinRound()]
 
     def at(self, now_ns: int, event: Event) -> list[Effect]:
-        return [effect for effect in self.agent.step(now_ns, event) if not isinstance(effect, Say)]
+        return [effect for effect in self.agent.step(now_ns, event) if not isinstance(effect, AgentNotice)]
 
     def after(self, *events: Event) -> list[Effect]:
         """What the last of these events brings."""
@@ -80,23 +80,23 @@ def running(nodes: int = 2, restarts: int = 2, used: int = 0, group_rank: int = 
     story = Story(restarts)
     round = a_round(nodes=nodes, restarts=used, group_rank=group_rank)
     assert story.at(0, RoundBegan(round)) == [StartWorkers(round, again=used < restarts)]
-    assert story.agent.state is State.HEALTHY
+    assert story.agent.state is WorkerState.HEALTHY
     return story
 
 
 def test_a_job_that_succeeds() -> None:
     story = running()
-    assert story.at(5, Gone(0, "")) == [Succeed(), SetTimer(5 + BARRIER_NS)]
-    assert story.agent.state is State.SUCCEEDED
+    assert story.at(5, WorkersGone(0, "")) == [ReportSuccess(), SetAgentTimer(5 + BARRIER_NS)]
+    assert story.agent.state is WorkerState.SUCCEEDED
     assert story.at(9, AllSucceeded(0)) == [Exit(0, "all nodes have succeeded")]
 
 
 def test_the_exit_barrier_ends() -> None:
     story = running()
-    story.at(5, Gone(0, ""))
-    assert story.at(6, Timer()) == [SetTimer(5 + BARRIER_NS)]
-    leave, exit = story.at(5 + BARRIER_NS, Timer())
-    assert isinstance(leave, Leave)
+    story.at(5, WorkersGone(0, ""))
+    assert story.at(6, AgentTimer()) == [SetAgentTimer(5 + BARRIER_NS)]
+    leave, exit = story.at(5 + BARRIER_NS, AgentTimer())
+    assert isinstance(leave, LeaveJob)
     assert isinstance(exit, Exit)
     assert exit.code == 0
 
@@ -104,23 +104,23 @@ def test_the_exit_barrier_ends() -> None:
 @pytest.mark.parametrize(("group_rank", "serves"), [(0, False), (1, True)])
 def test_whose_store_others_need_waits_for_them_as_long_as_they_live(group_rank: int, serves: bool) -> None:
     story = running(group_rank=group_rank)
-    story.at(5, Gone(0, ""))
-    assert story.at(5 + BARRIER_NS, Timer(serves)) == []
-    assert story.at(5 + 10 * BARRIER_NS, Timer(serves)) == []
+    story.at(5, WorkersGone(0, ""))
+    assert story.at(5 + BARRIER_NS, AgentTimer(serves)) == []
+    assert story.at(5 + 10 * BARRIER_NS, AgentTimer(serves)) == []
     assert story.after(AllSucceeded(0)) == [Exit(0, "all nodes have succeeded")]
 
 
 def test_who_is_not_needed_says_so() -> None:
     said, exit = Agent(Budget(), BARRIER_NS).step(0, JobClosed("the job has completed", completed=True))
-    assert said == Say("the job has completed; this node was not needed")
+    assert said == AgentNotice("the job has completed; this node was not needed")
     assert isinstance(exit, Exit)
     assert exit.code == 0
 
 
 def test_who_succeeded_starts_again_if_the_round_ends() -> None:
     story = running()
-    story.after(Gone(0, ""))
-    assert story.after(RoundEnded(0, WorkerFailed(OTHERS))) == [Join()]
+    story.after(WorkersGone(0, ""))
+    assert story.after(RoundEnded(0, WorkerFailed(OTHERS))) == [JoinRound()]
     assert story.after(RoundBegan(a_round(1, restarts=1))) == [
         StartWorkers(a_round(1, restarts=1), again=True)
     ]
@@ -129,26 +129,26 @@ def test_who_succeeded_starts_again_if_the_round_ends() -> None:
 
 def test_a_failure_is_told_at_once_and_the_workers_start_again_when_all_are_gone() -> None:
     story = running()
-    assert story.after(Failing(OURS)) == [Fail(OURS)]
-    assert story.agent.state is State.UNHEALTHY
+    assert story.after(Failing(OURS)) == [ReportFailure(OURS)]
+    assert story.agent.state is WorkerState.UNHEALTHY
     ended = story.after(RoundEnded(0, WorkerFailed(OURS)))
     assert [type(effect) for effect in ended] == [StopWorkers]
-    assert story.after(Gone(137, "", OURS)) == [Join()]
+    assert story.after(WorkersGone(137, "", OURS)) == [JoinRound()]
 
 
 def test_the_answer_to_a_failure_may_come_after_the_workers_are_gone() -> None:
     story = running()
     story.after(Failing(OURS))
-    assert story.after(Gone(137, "", OURS)) == []
-    assert story.agent.state is State.FAILED
-    assert story.after(RoundEnded(0, WorkerFailed(OURS))) == [Join()]
+    assert story.after(WorkersGone(137, "", OURS)) == []
+    assert story.agent.state is WorkerState.FAILED
+    assert story.after(RoundEnded(0, WorkerFailed(OURS))) == [JoinRound()]
 
 
 def test_the_last_failure_leaves_the_others_their_grace() -> None:
     story = running(restarts=0)
     story.after(Failing(OURS))
     assert story.after(JobClosed("no restart is left", OURS)) == []
-    assert story.after(Gone(137, "", OURS)) == [Exit(137, "no restart is left", OURS)]
+    assert story.after(WorkersGone(137, "", OURS)) == [Exit(137, "no restart is left", OURS)]
 
 
 def test_the_exit_code_is_that_with_which_the_worker_ends_after_its_exception() -> None:
@@ -157,32 +157,32 @@ def test_the_exit_code_is_that_with_which_the_worker_ends_after_its_exception() 
     raised, ended = replace(OURS, exit_code=1), replace(OURS, exit_code=5)
     story.after(Failing(raised))
     assert story.after(JobClosed("no restart is left", raised)) == []
-    assert story.after(Gone(5, "", ended)) == [Exit(5, "no restart is left", ended)]
+    assert story.after(WorkersGone(5, "", ended)) == [Exit(5, "no restart is left", ended)]
 
 
 def test_where_nodes_can_be_replaced_a_failure_takes_its_node_away() -> None:
     last = Exit(137, OURS.message, OURS, gave_way=True)
     story = Story(1, gives_way=True)
     story.at(0, RoundBegan(a_round(restarts=1)))
-    assert story.at(1, Failing(OURS)) == [Fail(OURS)]
-    assert story.at(1, Ejected("it left")) == [Leave(OURS.message)]
-    assert story.at(2, Gone(137, OURS.message, OURS)) == [last]
+    assert story.at(1, Failing(OURS)) == [ReportFailure(OURS)]
+    assert story.at(1, Ejected("it left")) == [LeaveJob(OURS.message)]
+    assert story.at(2, WorkersGone(137, OURS.message, OURS)) == [last]
     sudden = Story(0, gives_way=True)
     sudden.at(0, RoundBegan(a_round()))
-    assert sudden.at(1, Gone(137, OURS.message, OURS)) == [Fail(OURS)]
+    assert sudden.at(1, WorkersGone(137, OURS.message, OURS)) == [ReportFailure(OURS)]
     assert sudden.at(1, Ejected("it left")) == [last]
 
 
 def test_whose_failure_was_not_the_first_stays() -> None:
     story = Story(0, gives_way=True)
-    assert story.after(RoundBegan(a_round()), Gone(1, OURS.message, OURS)) == [Fail(OURS)]
-    assert story.after(RoundEnded(0, NodesLost(NODES[1:2], "it left"))) == [Join()]
+    assert story.after(RoundBegan(a_round()), WorkersGone(1, OURS.message, OURS)) == [ReportFailure(OURS)]
+    assert story.after(RoundEnded(0, NodesLost(NODES[1:2], "it left"))) == [JoinRound()]
 
 
 def test_a_failure_elsewhere_ends_our_workers_at_once() -> None:
     story = running()
     assert story.after(JobClosed("no restart is left", OTHERS)) == [StopWorkers("no restart is left")]
-    assert story.after(Gone(143, "")) == [Exit(7, "no restart is left", OTHERS)]
+    assert story.after(WorkersGone(143, "")) == [Exit(7, "no restart is left", OTHERS)]
 
 
 def test_a_closed_job_turns_newcomers_away() -> None:
@@ -193,37 +193,39 @@ def test_a_closed_job_turns_newcomers_away() -> None:
 def test_who_lost_a_peer_is_told_of_when_no_better_cause_has_come() -> None:
     lost = replace(OURS, blames_peer=True)
     story = running()
-    assert story.after(Gone(1, "", lost)) == [Fail(lost)]
-    assert story.after(RoundEnded(0, NodesLost(NODES[1:2], "host1 is gone"))) == [Join()]
+    assert story.after(WorkersGone(1, "", lost)) == [ReportFailure(lost)]
+    assert story.after(RoundEnded(0, NodesLost(NODES[1:2], "host1 is gone"))) == [JoinRound()]
 
 
 def test_lost_and_waiting_nodes_start_a_new_round() -> None:
     for cause in (NodesLost(NODES[1:2], "host1 is gone"), NodesWaiting(1)):
         story = running()
         assert [type(effect) for effect in story.after(RoundEnded(0, cause))] == [StopWorkers]
-        assert story.agent.state is State.STOPPED
+        assert story.agent.state is WorkerState.STOPPED
         # Workers that end well when they are asked to stop have not succeeded.
-        assert story.after(Gone(0, "")) == [Join()]
+        assert story.after(WorkersGone(0, "")) == [JoinRound()]
 
 
 def test_an_ended_round_does_not_touch_a_later_one() -> None:
     story = running()
-    story.after(RoundEnded(0, NodesWaiting(1)), Gone(0, ""), RoundBegan(a_round(1)))
+    story.after(RoundEnded(0, NodesWaiting(1)), WorkersGone(0, ""), RoundBegan(a_round(1)))
     assert story.after(RoundEnded(0, NodesWaiting(1))) == []
-    assert story.agent.state is State.HEALTHY
+    assert story.agent.state is WorkerState.HEALTHY
 
 
 def test_a_loss_that_nobody_makes_good_ends_the_job() -> None:
     """As under Slurm, which starts no task again: two of three nodes are enough, one is not."""
     story = Story(supply=3, least=2)
     story.after(RoundBegan(a_round(nodes=3)))
-    assert story.after(RoundEnded(0, NodesLost(NODES[2:], "host2 is gone")), Gone(1, "")) == [Join()]
+    assert story.after(RoundEnded(0, NodesLost(NODES[2:], "host2 is gone")), WorkersGone(1, "")) == [
+        JoinRound()
+    ]
     story.after(RoundBegan(a_round(1)))
     timer, stop = story.at(0, RoundEnded(1, NodesLost(NODES[:1], "host0 is gone")))[::-1]
-    assert isinstance(timer, SetTimer)
+    assert isinstance(timer, SetAgentTimer)
     assert stop == StopWorkers("the round is over")
-    assert story.after(Gone(143, "ended")) == [Join()]
-    end, *rest = story.at(timer.at_ns, Timer())
+    assert story.after(WorkersGone(143, "ended")) == [JoinRound()]
+    end, *rest = story.at(timer.at_ns, AgentTimer())
     assert isinstance(end, EndJob)
     assert end.reason == (
         "host0 is gone, and nobody starts it again: 1 of 3 nodes is left, and the job needs 2 "
@@ -239,7 +241,7 @@ def test_a_loss_of_many_nodes_counts_all_of_them(ranges: tuple[int, ...], left: 
     story = Story(supply=40, least=3)
     story.after(RoundBegan(Round(0, many, 0)))
     effects = story.at(0, RoundEnded(0, NodesLost(many[1:2], "many hosts are gone", ranges)))
-    assert any(isinstance(effect, SetTimer) for effect in effects) == (left < 3)
+    assert any(isinstance(effect, SetAgentTimer) for effect in effects) == (left < 3)
 
 
 def test_who_has_come_back_is_lost_no_more() -> None:
@@ -247,8 +249,10 @@ def test_who_has_come_back_is_lost_no_more() -> None:
     for number in (0, 2):
         story.after(RoundBegan(a_round(number, nodes=3)))
         lost = NodesLost(NODES[2:], "host2 is silent")
-        assert story.after(RoundEnded(number, lost), Gone(1, "")) == [Join()]
-        story.after(RoundBegan(a_round(number + 1)), RoundEnded(number + 1, NodesWaiting(1)), Gone(1, ""))
+        assert story.after(RoundEnded(number, lost), WorkersGone(1, "")) == [JoinRound()]
+        story.after(
+            RoundBegan(a_round(number + 1)), RoundEnded(number + 1, NodesWaiting(1)), WorkersGone(1, "")
+        )
 
 
 def test_who_was_taken_for_dead_comes_back() -> None:
@@ -256,42 +260,42 @@ def test_who_was_taken_for_dead_comes_back() -> None:
     assert story.after(Ejected("silent for 15 s")) == [
         StopWorkers("the others may have gone on", at_once=True)
     ]
-    assert story.after(Gone(143, "")) == [Join()]
+    assert story.after(WorkersGone(143, "")) == [JoinRound()]
 
 
 def test_workers_that_may_save_are_killed_if_the_others_take_the_node_for_dead() -> None:
     story = running()
-    assert story.after(Interrupt(SIGTERM, "SIGTERM")) == [Leave("SIGTERM")]
+    assert story.after(InterruptAgent(SIGTERM, "SIGTERM")) == [LeaveJob("SIGTERM")]
     (stop,) = story.after(Ejected("silent for 15 s"))
     assert stop == StopWorkers("the others may have gone on", at_once=True)
 
 
 def test_ctrl_c_ends_the_job_and_sigterm_this_node() -> None:
     story = running()
-    assert story.after(Interrupt(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C")]
+    assert story.after(InterruptAgent(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C")]
     assert story.after(JobClosed("Ctrl-C")) == []
-    assert story.after(Gone(130, "Ctrl-C")) == [Exit(130, "Ctrl-C")]
-    assert running().after(Interrupt(SIGQUIT, "SIGQUIT")) == [EndJob("SIGQUIT")]
+    assert story.after(WorkersGone(130, "Ctrl-C")) == [Exit(130, "Ctrl-C")]
+    assert running().after(InterruptAgent(SIGQUIT, "SIGQUIT")) == [EndJob("SIGQUIT")]
     story = running()
-    assert story.after(Interrupt(SIGTERM, "SIGTERM")) == [Leave("SIGTERM")]
-    assert story.after(Interrupt(SIGTERM, "SIGTERM")) == []
-    assert story.after(Gone(143, "SIGTERM")) == [Exit(143, "SIGTERM")]
+    assert story.after(InterruptAgent(SIGTERM, "SIGTERM")) == [LeaveJob("SIGTERM")]
+    assert story.after(InterruptAgent(SIGTERM, "SIGTERM")) == []
+    assert story.after(WorkersGone(143, "SIGTERM")) == [Exit(143, "SIGTERM")]
 
 
 def test_an_interrupt_without_workers_ends_at_once() -> None:
-    assert Story().after(Interrupt(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C"), Exit(130, "Ctrl-C")]
+    assert Story().after(InterruptAgent(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C"), Exit(130, "Ctrl-C")]
 
 
 def test_a_broken_rendezvous() -> None:
     assert Story().after(RendezvousBroken("nobody answers")) == [Exit(2, "nobody answers")]
     story = running()
     assert story.after(RendezvousBroken("the store is lost")) == [StopWorkers("the store is lost")]
-    assert story.after(Gone(143, "")) == [Exit(1, "the store is lost")]
+    assert story.after(WorkersGone(143, "")) == [Exit(1, "the store is lost")]
 
 
 def test_success_outlives_the_store() -> None:
     story = running()
-    story.after(Gone(0, ""))
+    story.after(WorkersGone(0, ""))
     (exit,) = story.after(RendezvousBroken("the store is lost"))
     assert isinstance(exit, Exit)
     assert exit.code == 0
@@ -306,10 +310,10 @@ EVENTS = st.one_of(
         st.integers(0, 3),
         st.sampled_from([WorkerFailed(OTHERS), NodesLost(NODES[1:], "gone"), NodesWaiting(2)]),
     ),
-    st.sampled_from([AllSucceeded(0), AllSucceeded(1), Ejected("silent"), Notice("hello"), Timer()]),
+    st.sampled_from([AllSucceeded(0), AllSucceeded(1), Ejected("silent"), Notice("hello"), AgentTimer()]),
     st.sampled_from([JobClosed("over"), JobClosed("over", OTHERS), RendezvousBroken("lost")]),
-    st.sampled_from([Failing(OURS), Interrupt(SIGINT, "Ctrl-C"), Interrupt(SIGTERM, "SIGTERM")]),
-    st.builds(Gone, st.sampled_from([0, 1]), st.just(""), st.sampled_from([None, OURS])),
+    st.sampled_from([Failing(OURS), InterruptAgent(SIGINT, "Ctrl-C"), InterruptAgent(SIGTERM, "SIGTERM")]),
+    st.builds(WorkersGone, st.sampled_from([0, 1]), st.just(""), st.sampled_from([None, OURS])),
 )
 
 
@@ -318,11 +322,11 @@ def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
     story = Story()
     alive, joined, said, over = False, True, False, False
     for now_ns, event in sorted(happened, key=lambda each: each[0]):
-        alive = alive and not isinstance(event, Gone)
+        alive = alive and not isinstance(event, WorkersGone)
         for effect in story.agent.step(now_ns, event):
             assert not over, "nothing happens after the exit"
             match effect:
-                case Join():
+                case JoinRound():
                     assert not alive
                     joined = True
                 case StartWorkers():
@@ -331,14 +335,14 @@ def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
                     alive, joined, said = True, False, False
                 case StopWorkers():
                     assert alive
-                case Fail() | Succeed():
+                case ReportFailure() | ReportSuccess():
                     assert not said
                     said = True
                 case Exit():
                     assert not alive
                     over = True
     # Whatever came before, a signal and the end of the workers end it.
-    effects = story.agent.step(600, Interrupt(SIGTERM, "SIGTERM")) + story.agent.step(
-        601, Gone(143, "SIGTERM")
+    effects = story.agent.step(600, InterruptAgent(SIGTERM, "SIGTERM")) + story.agent.step(
+        601, WorkersGone(143, "SIGTERM")
     )
     assert over or sum(isinstance(effect, Exit) for effect in effects) == 1

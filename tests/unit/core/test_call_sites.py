@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ronde.core.messages import CallSite, Fail, Leave, Message, Request, Run
-from ronde.core.negotiation import Coordinator, Member
+from ronde.core.messages import CallSite, FailTensor, LeaveEngine, Message, Request, Run
+from ronde.core.negotiation import Coordinator, Requester
 from ronde.types import DType, Kind
 
 
@@ -52,7 +52,7 @@ def test_a_line_counts_for_one_operation_only() -> None:
 def test_what_fails_is_an_error_and_no_warning() -> None:
     coordinator = Coordinator(2, 4)
     [item] = coordinator.step([call(0, 12, 3), call(0, 15, 4)])
-    assert isinstance(item, Fail)
+    assert isinstance(item, FailTensor)
     assert coordinator.take_warnings() == []
     coordinator.step([call(0, 12), call(0, 12)])
     assert coordinator.take_warnings() == []
@@ -64,10 +64,10 @@ def test_after_eight_pairs_it_is_silent() -> None:
 
 
 def test_a_member_sends_the_line_with_a_miss_only() -> None:
-    member = Member(0, 1)
+    member = Requester(0, 1)
     assert member.submit(unnamed(0), "train.py:12") is None
     assert member.outbox() == call(0, 12)
     member.apply(Run(unnamed(0), (), 0))
     assert member.submit(unnamed(0), "train.py:15") == 0
     member.leave()
-    assert member.outbox() == [Leave()]
+    assert member.outbox() == [LeaveEngine()]

@@ -9,9 +9,9 @@ from ronde.core.circles import circle_through, entangled_with
 from ronde.core.stall import Inspector
 from ronde.core.stall_events import (
     Answer,
-    Ask,
     AskAbout,
     AskForStacks,
+    AskRanks,
     Blocked,
     Effect,
     Pending,
@@ -89,7 +89,7 @@ class Ranks:
 
     def perform(self, rank: int, effect: Effect) -> None:
         match effect:
-            case Ask(inquiry, ids):
+            case AskRanks(inquiry, ids):
                 self.answer(rank, inquiry, ids)
             case AskAbout(inquiry, blocked):
                 self.answer(rank, inquiry, tuple(each.id for each in blocked))

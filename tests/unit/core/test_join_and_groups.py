@@ -9,10 +9,10 @@ import pytest
 from ronde.core.messages import (
     AllJoined,
     Evict,
-    Fail,
-    Join,
+    FailTensor,
+    JoinData,
     Joined,
-    Leave,
+    LeaveEngine,
     Leaving,
     Left,
     Request,
@@ -20,7 +20,16 @@ from ronde.core.messages import (
     StreamItem,
     TensorType,
 )
-from ronde.core.negotiation import Closed, Contribute, Coordinator, Evicted, Execute, Insert, Member, Waiting
+from ronde.core.negotiation import (
+    Closed,
+    Contribute,
+    Coordinator,
+    Evicted,
+    Execute,
+    IncompleteName,
+    Insert,
+    Requester,
+)
 from ronde.errors import ProtocolError, UsageError
 from ronde.types import DType, Kind, Min
 
@@ -32,7 +41,7 @@ GROUP = replace(GRAD, name="group", more=(PART, TensorType(DType.int8, ())))
 
 def reason(*requests: Request) -> str:
     [item] = Coordinator(len(requests), 4).step([[request] for request in requests])
-    assert isinstance(item, Fail)
+    assert isinstance(item, FailTensor)
     return item.reason
 
 
@@ -46,7 +55,7 @@ class TestGroups:
         run = Run(first, (2, 0, 7, 1), 0)
         assert Coordinator(2, 4).step([[first], [second]]) == [run]
         for rank, request in enumerate((first, second)):
-            member = Member(rank, 2)
+            member = Requester(rank, 2)
             member.submit(request)
             assert member.apply(run) == [Insert(0, request, run), Execute(request, run)]
 
@@ -72,7 +81,7 @@ class TestGroups:
 
 def joined(*ranks: int, size: int = 3) -> tuple[Coordinator, list[StreamItem]]:
     coordinator = Coordinator(size, 4)
-    return coordinator, coordinator.step([[Join()] if rank in ranks else [] for rank in range(size)])
+    return coordinator, coordinator.step([[JoinData()] if rank in ranks else [] for rank in range(size)])
 
 
 class TestCoordinatorOfJoins:
@@ -80,36 +89,36 @@ class TestCoordinatorOfJoins:
         coordinator, items = joined(1)
         assert items == [Joined((1,))]
         assert coordinator.step([[GRAD], [], []]) == []
-        assert coordinator.waiting() == [Waiting("grad", (0,), (2,))]
+        assert coordinator.waiting() == [IncompleteName("grad", (0,), (2,))]
         assert coordinator.step([[], [], [GRAD]]) == [Run(GRAD, (), 0, absent=(1,))]
 
     def test_what_waited_for_it_runs_when_it_joins(self) -> None:
         coordinator = Coordinator(2, 4)
         coordinator.step([[GRAD], []])
-        assert coordinator.step([[], [Join()]]) == [Joined((1,)), Run(GRAD, (), 0, absent=(1,))]
+        assert coordinator.step([[], [JoinData()]]) == [Joined((1,)), Run(GRAD, (), 0, absent=(1,))]
 
     def test_what_it_has_requested_before_has_its_data(self) -> None:
         coordinator = Coordinator(2, 4)
-        assert coordinator.step([[], [GRAD, Join()]]) == [Joined((1,))]
+        assert coordinator.step([[], [GRAD, JoinData()]]) == [Joined((1,))]
         assert coordinator.step([[GRAD], []]) == [Run(GRAD, (), 0)]
 
     def test_all_go_on_when_all_have_joined_and_all_has_run(self) -> None:
         coordinator, _ = joined(2)
         other = replace(GRAD, name="other")
-        assert coordinator.step([[GRAD, Join()], [other, Join()], []]) == [
+        assert coordinator.step([[GRAD, JoinData()], [other, JoinData()], []]) == [
             *(Joined((0,)), Run(other, (), 0, absent=(0, 2))),
             *(Joined((1,)), Run(GRAD, (), 1, absent=(1, 2))),
             AllJoined(1),
         ]
         assert coordinator.step([[GRAD], [], []]) == [Evict(1)]
-        assert coordinator.waiting() == [Waiting("grad", (0,), (1, 2))]
+        assert coordinator.waiting() == [IncompleteName("grad", (0,), (1, 2))]
 
     def test_responses_with_rows_of_every_rank_are_not_kept(self) -> None:
         coordinator = Coordinator(2, 4)
         coordinator.step([[GRAD, WORDS], [GRAD, WORDS]])
-        assert coordinator.step([[], [Join()]]) == [Evict(1), Joined((1,))]
+        assert coordinator.step([[], [JoinData()]]) == [Evict(1), Joined((1,))]
         assert coordinator.step([[WORDS], []]) == [Run(WORDS, (2, 0), -1, absent=(1,))]
-        assert coordinator.step([[Join()], []]) == [Joined((0,)), AllJoined(0)]
+        assert coordinator.step([[JoinData()], []]) == [Joined((0,)), AllJoined(0)]
         assert coordinator.step([[WORDS], [WORDS]]) == [Run(WORDS, (2, 2), 1)]
 
     def test_a_broadcast_needs_its_root(self) -> None:
@@ -118,9 +127,9 @@ class TestCoordinatorOfJoins:
         )
         coordinator = Coordinator(2, 4)
         coordinator.step([[from_1, from_0], [from_1, from_0]])
-        assert coordinator.step([[], [Join()]]) == [Evict(0), Joined((1,))]
+        assert coordinator.step([[], [JoinData()]]) == [Evict(0), Joined((1,))]
         [item] = coordinator.step([[from_1], []])
-        assert item == Fail(
+        assert item == FailTensor(
             "from 1", "tensor 'from 1': the root of the broadcast, rank 1, has joined: it has nothing to send"
         )
 
@@ -128,41 +137,41 @@ class TestCoordinatorOfJoins:
         parts = Request(Kind.alltoall, "parts", DType.int8, (2,))
         coordinator, _ = joined(1, size=2)
         [item] = coordinator.step([[parts], []])
-        assert isinstance(item, Fail)
+        assert isinstance(item, FailTensor)
         assert item.reason.startswith("tensor 'parts': rank 0 submitted alltoall, but rank 1 has joined")
 
     def test_the_lowest_rank_that_has_data_is_compared_with(self) -> None:
         coordinator, _ = joined(0)
         [item] = coordinator.step([[], [GRAD], [replace(GRAD, shape=(4,))]])
-        assert isinstance(item, Fail)
+        assert isinstance(item, FailTensor)
         assert item.reason == (
             "tensor 'grad': rank 1 submitted allreduce with shape (3,), but rank 2 with shape (4,)"
         )
 
     def test_who_leaves_ends_it_for_all(self) -> None:
         coordinator, _ = joined(1)
-        assert coordinator.step([[], [Leave()], []]) == [Leaving(1)]
+        assert coordinator.step([[], [LeaveEngine()], []]) == [Leaving(1)]
         assert coordinator.step([[], [], []]) == [Left(1)]
 
     def test_nonsense_breaks_the_world(self) -> None:
         with pytest.raises(ProtocolError, match="rank 1 has joined twice"):
-            joined(1)[0].step([[], [Join()], []])
+            joined(1)[0].step([[], [JoinData()], []])
         with pytest.raises(ProtocolError, match="rank 1 has joined and still requests tensor 'grad'"):
             joined(1)[0].step([[], [GRAD], []])
 
 
 class TestMemberThatJoins:
     def test_says_so_once_after_its_requests(self) -> None:
-        member = Member(0, 2)
+        member = Requester(0, 2)
         member.submit(GRAD)
         member.join()
         assert member.displaces_hits
-        assert member.outbox() == [GRAD, Join()]
+        assert member.outbox() == [GRAD, JoinData()]
         assert not member.displaces_hits
         assert member.outbox() == []
 
     def test_contributes_until_all_have_joined(self) -> None:
-        member = Member(1, 2)
+        member = Requester(1, 2)
         member.join()
         member.outbox()
         assert member.apply(Joined((1,))) == [Joined((1,))]
@@ -178,25 +187,25 @@ class TestMemberThatJoins:
         assert member.submit(GRAD) == 0
 
     def test_takes_back_what_others_evict(self) -> None:
-        member = Member(1, 2)
+        member = Requester(1, 2)
         member.submit(WORDS)
         member.outbox()
         run = Run(WORDS, (1, 2), 0)
         member.apply(run)
         member.join()
         member.displaced(WORDS)
-        assert member.outbox() == [WORDS, Join()]
+        assert member.outbox() == [WORDS, JoinData()]
         assert member.apply(Evict(0)) == [Evicted(0)]
 
     def test_may_leave(self) -> None:
-        member = Member(0, 2)
+        member = Requester(0, 2)
         member.join()
         member.leave()
-        assert member.outbox() == [Join(), Leave()]
+        assert member.outbox() == [JoinData(), LeaveEngine()]
         assert member.apply(Left(0)) == [Closed(0)]
 
     def test_refuses_to_be_absent_if_it_is_there(self) -> None:
-        member = Member(1, 2)
+        member = Requester(1, 2)
         with pytest.raises(ProtocolError, match="rank 1 is absent from tensor 'grad'"):
             member.apply(Run(GRAD, (), 0, absent=(1,)))
         member.join()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ronde.core.merging import Batch, BatchReader, Told, encode_batch, merge, told_by, told_together
-from ronde.core.messages import CallSite, Leave, Message, Request, encode_requests
+from ronde.core.merging import Batch, BatchReader, Contribution, encode_batch, merge, told_by, told_together
+from ronde.core.messages import CallSite, LeaveEngine, Message, Request, encode_requests
 from ronde.core.negotiation import Coordinator
 from ronde.core.rank_set import RankSet
 from ronde.core.tree import children, ranks_under
@@ -43,42 +43,50 @@ class TestMerge:
     def test_what_is_equal_is_said_once(self) -> None:
         other = replace(GRAD, name="other")
         batch = said([GRAD], [other, GRAD], [GRAD], [])
-        assert batch == Batch(ranks(0, 1, 2, 3), (Told(ranks(0, 1, 2), GRAD), Told(ranks(1), other)))
+        assert batch == Batch(
+            ranks(0, 1, 2, 3), (Contribution(ranks(0, 1, 2), GRAD), Contribution(ranks(1), other))
+        )
 
     def test_what_must_not_differ_is_kept_apart(self) -> None:
         odd = replace(GRAD, dtype=DType.float64)
-        assert said([GRAD], [odd], [GRAD]).told == (Told(ranks(0, 2), GRAD), Told(ranks(1), odd))
+        assert said([GRAD], [odd], [GRAD]).told == (
+            Contribution(ranks(0, 2), GRAD),
+            Contribution(ranks(1), odd),
+        )
 
     def test_rows_that_may_differ_are_kept_by_rank(self) -> None:
         [told] = said([words(2, 5)], [words(0, 5)], [words(7, 5)]).told
-        assert told == Told(ranks(0, 1, 2), words(2, 5), ((2,), (0,), (7,)))
+        assert told == Contribution(ranks(0, 1, 2), words(2, 5), ((2,), (0,), (7,)))
         assert told.request(2) == words(7, 5)
         [told] = said([parts(4)], [parts(3, 3, 0)]).told
-        assert told == Told(ranks(0, 1), parts(4), ((4,), (3, 3, 0)))
+        assert told == Contribution(ranks(0, 1), parts(4), ((4,), (3, 3, 0)))
         assert told.request(1) == parts(3, 3, 0)
 
     def test_ranks_that_come_later_may_be_lower(self) -> None:
-        late = Batch(ranks(1, 5), (Told(ranks(1, 5), words(4), ((4,), (5,))),))
-        early = Batch(ranks(0, 3), (Told(ranks(0, 3), words(9)),))
+        late = Batch(ranks(1, 5), (Contribution(ranks(1, 5), words(4), ((4,), (5,))),))
+        early = Batch(ranks(0, 3), (Contribution(ranks(0, 3), words(9)),))
         [told] = merge([late, early]).told
-        assert told == Told(ranks(0, 1, 3, 5), words(9), ((9,), (4,), (9,), (5,)))
+        assert told == Contribution(ranks(0, 1, 3, 5), words(9), ((9,), (4,), (9,), (5,)))
 
     def test_leaves_come_last(self) -> None:
-        assert [told.message for told in said([Leave()], [GRAD, Leave()], [GRAD]).told] == [GRAD, Leave()]
+        assert [told.message for told in said([LeaveEngine()], [GRAD, LeaveEngine()], [GRAD]).told] == [
+            GRAD,
+            LeaveEngine(),
+        ]
 
     def test_nobody_says_a_thing_twice_or_after_a_leave(self) -> None:
         with pytest.raises(ProtocolError, match="rank 1 has requested tensor 'grad' twice"):
             said([GRAD], [GRAD, GRAD])
         with pytest.raises(ProtocolError, match="rank 0 has left and still sends something"):
-            said([Leave(), GRAD])
+            said([LeaveEngine(), GRAD])
         with pytest.raises(ProtocolError, match="rank 0 comes twice"):
             merge([told_by(ranks(0), []), told_by(ranks(0), [])])
 
     def test_equal_texts_are_read_once(self) -> None:
         same, other = encode_requests([GRAD, words(3)]), encode_requests([words(4)])
         batch = told_together({3: same, 4: other, 5: same, 6: b""})
-        rows = Told(ranks(3, 4, 5), words(3), ((3,), (4,), (3,)))
-        assert batch == Batch(ranks(3, 4, 5, 6), (Told(ranks(3, 5), GRAD), rows))
+        rows = Contribution(ranks(3, 4, 5), words(3), ((3,), (4,), (3,)))
+        assert batch == Batch(ranks(3, 4, 5, 6), (Contribution(ranks(3, 5), GRAD), rows))
 
 
 class TestTravel:
@@ -136,7 +144,7 @@ OUTBOXES = st.builds(
     ],
     st.dictionaries(st.sampled_from(["grad", "words"]), st.sampled_from(["train.py:12", "train.py:15"])),
     st.lists(REQUESTS, max_size=4),
-    st.sampled_from([[], [], [], [Leave()]]),
+    st.sampled_from([[], [], [], [LeaveEngine()]]),
 )
 
 

@@ -12,10 +12,10 @@ from ronde.core.messages import (
     AllJoined,
     CallSite,
     Evict,
-    Fail,
-    Join,
+    FailTensor,
+    JoinData,
     Joined,
-    Leave,
+    LeaveEngine,
     Leaving,
     Left,
     Message,
@@ -50,7 +50,9 @@ REQUESTS = st.builds(
     ).map(tuple),
 )
 MESSAGES = st.lists(
-    st.one_of(REQUESTS, st.builds(CallSite, st.text(), st.text()), st.just(Join()), st.just(Leave())),
+    st.one_of(
+        REQUESTS, st.builds(CallSite, st.text(), st.text()), st.just(JoinData()), st.just(LeaveEngine())
+    ),
     max_size=5,
 )
 ITEMS = st.lists(
@@ -63,7 +65,7 @@ ITEMS = st.lists(
             st.lists(NATURALS, max_size=4).map(tuple),
         ),
         st.builds(Evict, NATURALS),
-        st.builds(Fail, st.text(), st.text()),
+        st.builds(FailTensor, st.text(), st.text()),
         st.builds(Joined, st.lists(NATURALS, max_size=4).map(tuple)),
         st.builds(AllJoined, NATURALS),
         st.builds(Tune, *[NATURALS] * 7),
@@ -111,10 +113,10 @@ def test_types_come_back_too() -> None:
 
 
 def test_what_travels() -> None:
-    assert json.loads(encode_requests([GRAD, Leave()])) == [ENCODED, ["leave"]]
+    assert json.loads(encode_requests([GRAD, LeaveEngine()])) == [ENCODED, ["leave"]]
     assert b" " not in encode_requests([GRAD])
     assert json.loads(
-        encode_stream([Run(GRAD, (1, 2), -1), Evict(7), Fail("grad", "no"), Leaving(2), Left(3)])
+        encode_stream([Run(GRAD, (1, 2), -1), Evict(7), FailTensor("grad", "no"), Leaving(2), Left(3)])
     ) == [
         ["run", ENCODED, [1, 2], -1, []],
         ["evict", 7],
@@ -123,7 +125,10 @@ def test_what_travels() -> None:
         ["left", 3],
     ]
     group = replace(GRAD, more=(TensorType(DType.int8, (2,)), TensorType(DType.bool, ())))
-    assert json.loads(encode_requests([group, Join()])) == [[*ENCODED[:-1], [[5, [2]], [0, []]]], ["join"]]
+    assert json.loads(encode_requests([group, JoinData()])) == [
+        [*ENCODED[:-1], [[5, [2]], [0, []]]],
+        ["join"],
+    ]
     assert json.loads(encode_stream([Joined((2,)), AllJoined(0)])) == [["joined", [2]], ["all joined", 0]]
 
 
@@ -181,7 +186,7 @@ def test_each_direction_has_its_own_messages() -> None:
     with pytest.raises(
         ProtocolError, match="is not one of run, evict, fail, joined, all joined, tune, leaving, left"
     ):
-        decode_stream(encode_requests([Leave()]))
+        decode_stream(encode_requests([LeaveEngine()]))
 
 
 @given(st.binary(max_size=60))

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ronde.core.messages import Evict, Fail, Leave, Leaving, Left, Message, Request, Run, StreamItem
+from ronde.core.messages import (
+    Evict,
+    FailTensor,
+    LeaveEngine,
+    Leaving,
+    Left,
+    Message,
+    Request,
+    Run,
+    StreamItem,
+)
 from ronde.core.negotiation import (
     Closed,
     Coordinator,
@@ -17,9 +27,9 @@ from ronde.core.negotiation import (
     Evicted,
     Execute,
     Failed,
+    IncompleteName,
     Insert,
-    Member,
-    Waiting,
+    Requester,
 )
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.types import Average, DType, Kind, Min
@@ -44,7 +54,7 @@ def agree(*requests: Request, capacity: int = 4) -> list[StreamItem]:
 
 def reason(*requests: Request) -> str:
     [item] = agree(*requests)
-    assert isinstance(item, Fail)
+    assert isinstance(item, FailTensor)
     assert item.name == requests[0].name
     return item.reason
 
@@ -58,7 +68,7 @@ class TestCoordinator:
         coordinator = Coordinator(3, 4)
         assert coordinator.step([[grad()], [], []]) == []
         assert coordinator.step([[], [], [grad()]]) == []
-        assert coordinator.waiting() == [Waiting("grad", (0, 2), (1,))]
+        assert coordinator.waiting() == [IncompleteName("grad", (0, 2), (1,))]
         assert coordinator.step([[], [grad()], []]) == [Run(grad(), (), 0)]
         assert coordinator.waiting() == []
 
@@ -66,13 +76,16 @@ class TestCoordinator:
         coordinator = Coordinator(2, 4)
         items = coordinator.step([[grad("a"), grad("b"), grad("c")], [grad("c"), grad("a")]])
         assert items == [Run(grad("c"), (), 0), Run(grad("a"), (), 1)]
-        assert coordinator.waiting() == [Waiting("b", (0,), (1,))]
+        assert coordinator.waiting() == [IncompleteName("b", (0,), (1,))]
 
     def test_waiting_names_the_longest_waiting_first(self) -> None:
         coordinator = Coordinator(3, 4)
         coordinator.step([[], [grad("late")], []])
         coordinator.step([[grad("a")], [], [grad("late")]])
-        assert coordinator.waiting() == [Waiting("late", (1, 2), (0,)), Waiting("a", (0,), (1, 2))]
+        assert coordinator.waiting() == [
+            IncompleteName("late", (1, 2), (0,)),
+            IncompleteName("a", (0,), (1, 2)),
+        ]
 
     def test_one_rank_agrees_with_itself(self) -> None:
         assert agree(grad()) == [Run(grad(), (), 0)]
@@ -113,7 +126,7 @@ class TestCoordinator:
         coordinator.step(everybody(grad()))
         first, second = coordinator.step([[grad("grad", 7)], [grad("grad", 8)]])
         assert first == Evict(0)
-        assert isinstance(second, Fail)
+        assert isinstance(second, FailTensor)
         assert coordinator.step(everybody(grad())) == [Run(grad(), (), 0)]
 
     def test_every_kind_but_barrier_is_cached(self) -> None:
@@ -132,9 +145,11 @@ class TestCoordinator:
 
     def test_a_leave_comes_last_for_ever(self) -> None:
         coordinator = Coordinator(3, 4)
-        items = coordinator.step([[grad()], [grad(), grad("b"), Leave()], [grad(), grad("b"), Leave()]])
+        items = coordinator.step(
+            [[grad()], [grad(), grad("b"), LeaveEngine()], [grad(), grad("b"), LeaveEngine()]]
+        )
         assert items == [Run(grad(), (), 0), Leaving(1)]
-        items = coordinator.step([[grad("b"), grad("c"), Leave()], [], []])
+        items = coordinator.step([[grad("b"), grad("c"), LeaveEngine()], [], []])
         assert items == [Run(grad("b"), (), 1), Left(1)]
         assert coordinator.step([[grad("b")], [grad("b")], [grad("b")]], used=[99]) == []
         assert coordinator.waiting() == []
@@ -145,7 +160,7 @@ class TestCoordinator:
         with pytest.raises(ProtocolError, match="requests of 1 ranks instead of 2"):
             Coordinator(2, 4).step([[]])
         with pytest.raises(ProtocolError, match="rank 0 has left and still sends something"):
-            Coordinator(2, 4).step([[Leave(), grad()], []])
+            Coordinator(2, 4).step([[LeaveEngine(), grad()], []])
         with pytest.raises(ValueError, match=r"slot 0 .* holds nothing"):
             Coordinator(2, 4).step([[], []], used=[0])
 
@@ -233,7 +248,7 @@ class TestMismatches:
 
 class TestMember:
     def test_a_miss_then_a_hit(self) -> None:
-        member = Member(0, 2)
+        member = Requester(0, 2)
         assert member.submit(grad()) is None
         assert member.outbox() == [grad()]
         assert member.outbox() == []
@@ -244,28 +259,28 @@ class TestMember:
         assert member.outbox() == []
 
     def test_a_hit_needs_the_own_request_not_the_lowest_ranks(self) -> None:
-        member = Member(1, 2)
+        member = Requester(1, 2)
         member.submit(gather(5))
         member.apply(Run(gather(2), (2, 5), 0))
         assert member.submit(gather(5)) == 0
         assert member.submit(gather(2)) is None
 
     def test_another_signature_is_a_miss_and_leaves_the_cache_alone(self) -> None:
-        member = Member(0, 1)
+        member = Requester(0, 1)
         member.submit(grad())
         member.apply(Run(grad(), (), 0))
         assert member.submit(replace(grad(), prescale=0.5)) is None
         assert member.lookup("grad") is not None
 
     def test_without_a_slot_it_runs_and_is_forgotten(self) -> None:
-        member = Member(0, 1)
+        member = Requester(0, 1)
         member.submit(grad())
         assert member.apply(Run(grad(), (), -1)) == [Execute(grad(), Run(grad(), (), -1))]
         assert member.lookup("grad") is None
         assert member.submit(grad()) is None
 
     def test_in_flight_twice(self) -> None:
-        member = Member(0, 2)
+        member = Requester(0, 2)
         member.submit(grad())
         for _ in range(2):  # queued, then sent
             with pytest.raises(UsageError, match="tensor 'grad' is in flight already"):
@@ -275,13 +290,13 @@ class TestMember:
             member.displaced(grad())
 
     def test_a_failure(self) -> None:
-        member = Member(0, 2)
+        member = Requester(0, 2)
         member.submit(grad())
-        assert member.apply(Fail("grad", "because")) == [Failed(grad(), "because")]
+        assert member.apply(FailTensor("grad", "because")) == [Failed(grad(), "because")]
         assert member.submit(grad()) is None
 
     def test_displaced_hits_are_requested(self) -> None:
-        member = Member(0, 2)
+        member = Requester(0, 2)
         member.submit(grad())
         member.outbox()
         member.apply(Run(grad(), (), 0))
@@ -292,14 +307,14 @@ class TestMember:
         assert member.outbox() == [grad()]
 
     def test_leaving(self) -> None:
-        member = Member(1, 2)
+        member = Requester(1, 2)
         member.submit(grad("a"))
         member.leave()
         member.leave()
         member.displaced(grad("b"))  # a hit that was pending when it left
         with pytest.raises(UsageError, match="tensor 'c' is submitted although this rank is leaving"):
             member.submit(grad("c"))
-        assert member.outbox() == [grad("a"), grad("b"), Leave()]
+        assert member.outbox() == [grad("a"), grad("b"), LeaveEngine()]
         assert member.outbox() == []
         assert not member.displaces_hits
         assert member.apply(Leaving(1)) == [Leaving(1)]
@@ -308,7 +323,7 @@ class TestMember:
         assert member.apply(Left(1)) == [Failed(grad("a"), why, 1), Failed(grad("b"), why, 1), Closed(1)]
 
     def test_after_a_rank_has_left(self) -> None:
-        member = Member(0, 2)
+        member = Requester(0, 2)
         member.submit(grad())
         assert member.apply(Left(1)) == [Failed(grad(), "rank 1 has left", 1), Closed(1)]
         with pytest.raises(PeerLostError, match="rank 1 has left") as caught:
@@ -323,13 +338,13 @@ class TestMember:
         ("item", "complaint"),
         [
             (Run(grad("b"), (), 1), "'b' is decided, but rank 0 has not requested it"),
-            (Fail("b", "no"), "'b' is decided, but rank 0 has not requested it"),
+            (FailTensor("b", "no"), "'b' is decided, but rank 0 has not requested it"),
             (Run(grad("a"), (), 0), "'a' goes to slot 0 without an eviction"),
             (Evict(1), "slot 1 is evicted, which holds nothing"),
         ],
     )
     def test_a_stream_that_contradicts_itself(self, item: StreamItem, complaint: str) -> None:
-        member = Member(0, 2)
+        member = Requester(0, 2)
         member.submit(grad("first"))
         member.apply(Run(grad("first"), (), 0))
         member.submit(grad("a"))
@@ -348,7 +363,7 @@ class TestMember:
         ],
     )
     def test_a_response_that_does_not_fit_the_request(self, request_: Request, run: Run) -> None:
-        member = Member(1, 2)
+        member = Requester(1, 2)
         member.submit(request_)
         with pytest.raises(ProtocolError, match="is not what rank 1 requested"):
             member.apply(run)
@@ -366,7 +381,7 @@ def test_members_agree_whatever_is_submitted(
     size: int, capacity: int, rounds: Sequence[Sequence[tuple[int, str, int]]]
 ) -> None:
     """Without a hot path: hits are displaced only, so names may wait for ever, but no member contradicts another."""
-    coordinator, members = Coordinator(size, capacity), [Member(rank, size) for rank in range(size)]
+    coordinator, members = Coordinator(size, capacity), [Requester(rank, size) for rank in range(size)]
     hits: list[dict[int, Request]] = [{} for _ in range(size)]
     for submissions in rounds:
         for rank, name, length in submissions:
@@ -382,7 +397,7 @@ def test_members_agree_whatever_is_submitted(
         assert len(coordinator.cache.names()) <= capacity
 
 
-def submit(member: Member, request: Request, hits: dict[int, Request]) -> None:
+def submit(member: Requester, request: Request, hits: dict[int, Request]) -> None:
     try:
         slot = member.submit(request)
     except UsageError:
@@ -391,7 +406,7 @@ def submit(member: Member, request: Request, hits: dict[int, Request]) -> None:
         hits[slot] = request
 
 
-def apply(member: Member, item: StreamItem, hits: dict[int, Request]) -> list[Effect]:
+def apply(member: Requester, item: StreamItem, hits: dict[int, Request]) -> list[Effect]:
     effects = member.apply(item)
     for effect in effects:
         if isinstance(effect, Evicted) and effect.slot in hits:

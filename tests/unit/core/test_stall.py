@@ -8,9 +8,9 @@ from ronde.core.stall import JOIN, Inspector
 from ronde.core.stall_events import (
     Abort,
     Answer,
-    Ask,
     Asked,
     AskForStacks,
+    AskRanks,
     Blocked,
     Effect,
     Event,
@@ -58,7 +58,7 @@ class Rank:
         in_round: bool = False,
     ) -> list[Effect]:
         """Every rank that has something to say says it."""
-        assert isinstance(ask, Ask)
+        assert isinstance(ask, AskRanks)
         effects = []
         for rank, each in has.items():
             answer = Answer(rank, ask.inquiry, (calls or {}).get(rank, 7), in_round, tuple(each))
@@ -145,7 +145,7 @@ def test_what_goes_on_stalling_is_reported_at_growing_distances() -> None:
 def join(rank: Rank, has: Sequence[bool], blocked: Blocked | None) -> list[Effect]:
     """A rank of three has waited 10 s in join(); return what follows from the others' answers."""
     (ask,) = rank.at(10)
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, AskRanks)
     rank.at(10, Answer(0, ask.inquiry, 7, False, (True,), "waits in join()", Blocked(1, 5, 0)))
     rank.at(10, Answer(1, ask.inquiry, 7, False, (has[0],)))
     return rank.at(10, Answer(2, ask.inquiry, 7, False, (has[1],), blocked=blocked))
@@ -237,7 +237,7 @@ def test_a_rank_that_does_not_come_out_of_a_round_is_the_one() -> None:
     rank = Rank(size=2)
     rank.submit("x")
     (ask,) = rank.at(60)
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, AskRanks)
     assert rank.at(60, Answer(1, 1, 7, True, (True,))) == []
     assert rank.at(60, Answer(0, 1, 7, False, (True,))) == [AskForStacks(1, 1)]
     assert reported(rank.at(60, Stacks(1, 1, "here"))).behind == (1,)

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from ronde.core.messages import Tune
-from ronde.core.negotiation import Coordinator, Member
+from ronde.core.negotiation import Coordinator, Requester
 from ronde.core.tuning import (
-    Ask,
     Finished,
     Knob,
     Measured,
     Proposed,
+    ProposePoint,
     Sample,
     Space,
     Switch,
@@ -40,7 +40,7 @@ class Job:
         self.tuning, self.objective, self.search, self.values = tuning, objective, search, values
         self.trials: list[Trial] = []
         self.switches: list[Switch] = []
-        self.asked: list[Ask] = []
+        self.asked: list[ProposePoint] = []
         self.finished: Finished | None = None
         self.samples = tuning.first_samples
 
@@ -57,7 +57,7 @@ class Job:
             match effect:
                 case Trial():
                     self.trials.append(effect)
-                case Ask(known):
+                case ProposePoint(known):
                     self.asked.append(effect)
                     self.do(now_ns, Proposed(self.search(known)))
                 case Switch(values, samples):
@@ -201,4 +201,4 @@ def test_every_rank_is_told_at_the_beginning_of_the_next_step() -> None:
     coordinator.tune(BAD)
     assert coordinator.step([[], []]) == [BAD]
     assert coordinator.step([[], []]) == []
-    assert Member(1, 2).apply(BAD) == [BAD]
+    assert Requester(1, 2).apply(BAD) == [BAD]

@@ -11,18 +11,18 @@ from ronde.core.worker_group import (
     Event,
     Exited,
     Finish,
-    Interrupt,
+    GroupPhase,
+    GroupTimer,
+    InterruptGroup,
     NotStarted,
-    Phase,
     Policy,
-    Raised,
-    SetTimer,
+    SetGroupTimer,
     SignalWorkers,
     Started,
-    Stop,
-    Timer,
+    StopGroup,
     Vacated,
     WorkerGroup,
+    WorkerRaised,
     name_ranks,
 )
 
@@ -34,7 +34,7 @@ def tell(effect: Effect) -> str:
     match effect:
         case SignalWorkers(ranks, signum, _):
             return f"signal {signum} to {name_ranks(ranks)}"
-        case SetTimer(at_ns):
+        case SetGroupTimer(at_ns):
             return f"timer at {at_ns / 1e9:g}"
         case Finish(exit_code, _, failed_rank):
             return f"finish {exit_code}" + (f" because of {failed_rank}" if failed_rank is not None else "")
@@ -52,7 +52,7 @@ class Story:
     def at(self, second: float, event: Event) -> list[str]:
         effects = self.group.step(round(second * 1e9), event)
         for effect in effects:
-            if not isinstance(effect, SetTimer):
+            if not isinstance(effect, SetGroupTimer):
                 self.reason = effect.reason
         return [tell(effect) for effect in effects]
 
@@ -82,19 +82,19 @@ def test_survivors_that_do_not_notice_are_asked_and_then_killed() -> None:
     story = Story(4)
     assert story.at(1, Exited(1, 3)) == ["timer at 4"]
     assert story.at(2, Exited(0, 0)) == []
-    assert story.at(4, Timer()) == ["signal 15 to ranks 2, 3", "timer at 9"]
+    assert story.at(4, GroupTimer()) == ["signal 15 to ranks 2, 3", "timer at 9"]
     assert story.reason == "still running 3 s after rank 1 failed"
     assert story.at(5, Exited(2, -SIGTERM)) == []
-    assert story.at(9, Timer()) == ["signal 9 to rank 3", "timer at 14"]
+    assert story.at(9, GroupTimer()) == ["signal 9 to rank 3", "timer at 14"]
     assert story.at(9.1, Exited(3, -SIGKILL)) == ["finish 3 because of 1"]
 
 
 def test_what_cannot_be_killed_is_left() -> None:
     story = Story(2)
     story.at(1, Exited(0, 1))
-    story.at(4, Timer())
-    story.at(9, Timer())
-    assert story.at(14, Timer()) == ["finish 1 because of 0"]
+    story.at(4, GroupTimer())
+    story.at(9, GroupTimer())
+    assert story.at(14, GroupTimer()) == ["finish 1 because of 0"]
     assert story.reason.endswith("; rank 1 could not be killed")
     assert story.at(15, Exited(1, 0)) == []
 
@@ -129,7 +129,7 @@ PATIENT = Policy(farewell_ns=30 * 10**9)
 def test_who_has_raised_is_the_cause_before_it_has_ended() -> None:
     """Rank 1 joins threads after its exception, and rank 0, which it has left, ends sooner."""
     story = Story(2, PATIENT)
-    assert story.at(1, Raised(1, "ValueError: boom", raised_ns=500)) == ["timer at 31"]
+    assert story.at(1, WorkerRaised(1, "ValueError: boom", raised_ns=500)) == ["timer at 31"]
     assert story.group.cause == 1
     assert story.group.workers[1].describe() == "rank 1 (pid 101) raised ValueError: boom after 1.0 s"
     assert story.at(1.1, Exited(0, 1, blames_peer=True)) == []
@@ -139,10 +139,10 @@ def test_who_has_raised_is_the_cause_before_it_has_ended() -> None:
 
 def test_who_has_raised_replaces_who_blames_it_and_gets_its_time() -> None:
     story = Story(2, PATIENT)
-    assert story.at(1, Raised(0, "PeerLostError", blames_peer=True)) == ["timer at 31"]
+    assert story.at(1, WorkerRaised(0, "PeerLostError", blames_peer=True)) == ["timer at 31"]
     assert story.at(1.1, Exited(0, 1, blames_peer=True)) == ["timer at 4.1"]
     assert story.group.cause is None
-    assert story.at(1.2, Raised(1, "ValueError: boom")) == ["timer at 31"]
+    assert story.at(1.2, WorkerRaised(1, "ValueError: boom")) == ["timer at 31"]
     assert story.group.cause == 1
     assert story.at(2, Exited(1, 1)) == ["finish 1 because of 1"]
 
@@ -150,8 +150,8 @@ def test_who_has_raised_replaces_who_blames_it_and_gets_its_time() -> None:
 def test_who_never_ends_after_its_exception_is_ended() -> None:
     """One of its threads lives on; the exit code is that of the exception, not that of our signal."""
     story = Story(2, PATIENT)
-    story.at(1, Raised(1, "ValueError: boom"))
-    assert story.at(31, Timer()) == ["signal 15 to ranks 0, 1", "timer at 36"]
+    story.at(1, WorkerRaised(1, "ValueError: boom"))
+    assert story.at(31, GroupTimer()) == ["signal 15 to ranks 0, 1", "timer at 36"]
     assert story.reason == "still running 30 s after rank 1 raised ValueError: boom"
     story.at(31.1, Exited(0, -SIGTERM))
     assert story.at(31.2, Exited(1, -SIGTERM)) == ["finish 1 because of 1"]
@@ -160,10 +160,10 @@ def test_who_never_ends_after_its_exception_is_ended() -> None:
 
 def test_who_is_ending_gets_no_signal_for_the_sake_of_others() -> None:
     story = Story(2, PATIENT)
-    story.at(1, Raised(1, "ValueError: boom"))
-    assert story.at(1.1, Stop("the round is over")) == ["signal 15 to rank 0", "timer at 6.1"]
+    story.at(1, WorkerRaised(1, "ValueError: boom"))
+    assert story.at(1.1, StopGroup("the round is over")) == ["signal 15 to rank 0", "timer at 6.1"]
     assert story.at(1.2, Exited(0, -SIGTERM)) == []
-    assert story.at(6.1, Timer()) == ["signal 9 to rank 1", "timer at 11.1"]
+    assert story.at(6.1, GroupTimer()) == ["signal 9 to rank 1", "timer at 11.1"]
 
 
 def test_when_all_are_to_start_again_nobody_gets_a_grace() -> None:
@@ -177,24 +177,27 @@ def test_when_all_are_to_start_again_nobody_gets_a_grace() -> None:
 
 def test_workers_that_are_not_wanted_any_more() -> None:
     story = Story(2)
-    assert story.at(1, Stop("a node is lost")) == ["signal 15 to ranks 0, 1", "timer at 6"]
-    assert story.at(2, Stop("again")) == []
+    assert story.at(1, StopGroup("a node is lost")) == ["signal 15 to ranks 0, 1", "timer at 6"]
+    assert story.at(2, StopGroup("again")) == []
     assert story.at(2, Exited(0, 1)) == []
-    assert story.at(6, Timer()) == ["signal 9 to rank 1", "timer at 11"]
+    assert story.at(6, GroupTimer()) == ["signal 9 to rank 1", "timer at 11"]
     assert story.at(6.1, Exited(1, -SIGKILL)) == ["finish 0"]
 
 
 def test_workers_that_others_may_have_replaced_get_no_time() -> None:
     story = Story(2)
-    assert story.at(1, Stop("a node is lost")) == ["signal 15 to ranks 0, 1", "timer at 6"]
-    assert story.at(2, Stop("the others go on", at_once=True)) == ["signal 9 to ranks 0, 1", "timer at 7"]
-    assert story.at(3, Stop("the others go on", at_once=True)) == []
+    assert story.at(1, StopGroup("a node is lost")) == ["signal 15 to ranks 0, 1", "timer at 6"]
+    assert story.at(2, StopGroup("the others go on", at_once=True)) == [
+        "signal 9 to ranks 0, 1",
+        "timer at 7",
+    ]
+    assert story.at(3, StopGroup("the others go on", at_once=True)) == []
 
 
 def test_who_was_told_to_end_is_not_the_cause() -> None:
     story = Story(2)
     story.at(1, Exited(0, 5, blames_peer=True))
-    story.at(4, Timer())
+    story.at(4, GroupTimer())
     assert story.at(4.1, Exited(1, -SIGTERM)) == ["finish 5 because of 0"]
 
 
@@ -225,46 +228,46 @@ def test_exit_code_and_reason(returncode: int, exit_code: int, reason: str) -> N
 )
 def test_interrupt(signum: int, forwarded: int, exit_code: int, reason: str) -> None:
     story = Story(2)
-    assert story.at(1, Interrupt(signum)) == [f"signal {forwarded} to ranks 0, 1", "timer at 6"]
+    assert story.at(1, InterruptGroup(signum)) == [f"signal {forwarded} to ranks 0, 1", "timer at 6"]
     assert story.at(1.1, Exited(0, 1)) == []
-    assert story.at(6, Timer()) == ["signal 9 to rank 1", "timer at 11"]
+    assert story.at(6, GroupTimer()) == ["signal 9 to rank 1", "timer at 11"]
     assert story.at(6.1, Exited(1, -SIGKILL)) == [f"finish {exit_code}"]
     assert story.reason == reason
 
 
 def test_who_is_not_started_when_an_interrupt_comes_never_is() -> None:
     group = WorkerGroup(range(2))
-    assert group.step(0, Interrupt(SIGTERM)) == [Finish(143, "ended by SIGTERM")]
+    assert group.step(0, InterruptGroup(SIGTERM)) == [Finish(143, "ended by SIGTERM")]
 
 
 @pytest.mark.parametrize(("first", "second"), [(SIGINT, SIGINT), (SIGINT, SIGQUIT), (SIGQUIT, SIGQUIT)])
 def test_second_ctrl_c_kills_at_once(first: int, second: int) -> None:
     story = Story(2)
-    story.at(1, Interrupt(first))
-    assert story.at(1.5, Interrupt(second)) == ["signal 9 to ranks 0, 1", "timer at 6.5"]
-    assert story.at(1.6, Interrupt(SIGINT)) == []
+    story.at(1, InterruptGroup(first))
+    assert story.at(1.5, InterruptGroup(second)) == ["signal 9 to ranks 0, 1", "timer at 6.5"]
+    assert story.at(1.6, InterruptGroup(SIGINT)) == []
 
 
 def test_second_sigterm_gives_no_more_time() -> None:
     story = Story(1)
-    story.at(1, Interrupt(SIGTERM))
-    assert story.at(3, Interrupt(SIGTERM)) == ["signal 15 to rank 0"]
-    assert story.at(6, Timer()) == ["signal 9 to rank 0", "timer at 11"]
+    story.at(1, InterruptGroup(SIGTERM))
+    assert story.at(3, InterruptGroup(SIGTERM)) == ["signal 15 to rank 0"]
+    assert story.at(6, GroupTimer()) == ["signal 9 to rank 0", "timer at 11"]
 
 
 def test_an_impatient_user_need_not_wait_for_the_grace() -> None:
     story = Story(2)
     story.at(1, Exited(0, 3))
-    assert story.at(1.5, Interrupt(SIGINT)) == ["signal 2 to rank 1", "timer at 6.5"]
+    assert story.at(1.5, InterruptGroup(SIGINT)) == ["signal 2 to rank 1", "timer at 6.5"]
     assert story.at(1.6, Exited(1, -SIGINT)) == ["finish 3 because of 0"]
 
 
 def test_timers_come_early_late_and_for_nothing() -> None:
     story = Story(2)
-    assert story.at(0.5, Timer()) == []
+    assert story.at(0.5, GroupTimer()) == []
     story.at(1, Exited(0, 1))
-    assert story.at(3.999, Timer()) == ["timer at 4"]
-    assert story.at(60, Timer()) == ["signal 15 to rank 1", "timer at 65"]
+    assert story.at(3.999, GroupTimer()) == ["timer at 4"]
+    assert story.at(60, GroupTimer()) == ["signal 15 to rank 1", "timer at 65"]
 
 
 def test_no_room_for_another_process() -> None:
@@ -285,7 +288,7 @@ def test_processes_that_outlive_their_worker_are_ended_last() -> None:
     story = Story(2)
     assert story.at(1, Exited(0, 0, leftovers=True)) == []
     assert story.at(2, Exited(1, 0)) == ["timer at 3"]
-    assert story.at(3, Timer()) == ["signal 15 to rank 0", "timer at 8"]
+    assert story.at(3, GroupTimer()) == ["signal 15 to rank 0", "timer at 8"]
     assert story.reason == "the workers have ended but left processes behind"
     assert story.at(3.1, Vacated(0)) == ["finish 0"]
 
@@ -301,12 +304,12 @@ def test_after_a_failure_what_is_left_behind_has_no_more_time() -> None:
     story = Story(2)
     assert story.at(1, Exited(0, 3, leftovers=True)) == ["timer at 4"]
     assert story.at(1.5, Exited(1, 1)) == ["timer at 2.5"]
-    assert story.at(2.5, Timer()) == ["signal 15 to rank 0", "timer at 7.5"]
+    assert story.at(2.5, GroupTimer()) == ["signal 15 to rank 0", "timer at 7.5"]
     assert story.at(2.6, Vacated(0)) == ["finish 3 because of 0"]
     late = Story(2)
     late.at(1, Exited(0, 3, leftovers=True))
     assert late.at(3.5, Exited(1, 1)) == []
-    assert late.at(4, Timer())[0] == "signal 15 to rank 0"
+    assert late.at(4, GroupTimer())[0] == "signal 15 to rank 0"
 
 
 def test_processes_that_go_in_time_are_not_mentioned() -> None:
@@ -319,7 +322,7 @@ def test_processes_that_go_in_time_are_not_mentioned() -> None:
 def test_processes_that_outlive_an_interrupted_worker_have_the_same_time() -> None:
     """A shell dies of SIGTERM at once, while the training that it started saves its state."""
     story = Story(1)
-    story.at(1, Interrupt(SIGTERM))
+    story.at(1, InterruptGroup(SIGTERM))
     assert story.at(1.1, Exited(0, -SIGTERM, leftovers=True)) == []
     assert story.at(4, Vacated(0)) == ["finish 143"]
 
@@ -331,8 +334,8 @@ def test_who_is_told_from_outside_may_take_longer(signum: int, given_s: int) -> 
     """A scheduler gives time to save what there is; at a terminal somebody waits."""
     story = Story(1, Policy(farewell_ns=30 * 10**9))
     asked = SIGTERM if signum == SIGPIPE else signum
-    assert story.at(1, Interrupt(signum)) == [f"signal {asked} to rank 0", f"timer at {1 + given_s}"]
-    assert story.at(1 + given_s, Timer()) == ["signal 9 to rank 0", f"timer at {6 + given_s}"]
+    assert story.at(1, InterruptGroup(signum)) == [f"signal {asked} to rank 0", f"timer at {1 + given_s}"]
+    assert story.at(1 + given_s, GroupTimer()) == ["signal 9 to rank 0", f"timer at {6 + given_s}"]
     assert story.reason == f"still running {given_s} s later"
 
 
@@ -340,7 +343,7 @@ def random_event(choose: random.Random, running: set[int], left: set[int]) -> Ev
     """Something that can happen while these ranks run and those have left processes behind; often nothing."""
     kind = choose.choice(["raise", "exit", "vacate", "interrupt", "nothing", "nothing"])
     if kind == "raise" and running:
-        return Raised(
+        return WorkerRaised(
             choose.choice(sorted(running)), "ValueError", choose.random() < 0.5, choose.randrange(9)
         )
     if kind == "exit" and running:
@@ -353,8 +356,8 @@ def random_event(choose: random.Random, running: set[int], left: set[int]) -> Ev
     if kind == "vacate" and left:
         return Vacated(left.pop())
     if kind == "interrupt" and choose.random() < 0.1:
-        return Interrupt(choose.choice([SIGINT, SIGQUIT, SIGTERM, SIGHUP]))
-    return Timer()
+        return InterruptGroup(choose.choice([SIGINT, SIGQUIT, SIGTERM, SIGHUP]))
+    return GroupTimer()
 
 
 def test_any_story_ends_in_time() -> None:
@@ -367,15 +370,15 @@ def play_until_finished(choose: random.Random, seed: str) -> None:
     running, left = set(range(choose.randint(1, 5))), set[int]()
     group = Story(len(running)).group
     now_ns, timer_ns, trouble_ns = 0, 10**18, None
-    while group.phase != Phase.FINISHED:
+    while group.phase != GroupPhase.FINISHED:
         phase_before = group.phase
         now_ns = min(now_ns + choose.randrange(10**9), timer_ns)
-        event = Timer() if now_ns == timer_ns else random_event(choose, running, left)
+        event = GroupTimer() if now_ns == timer_ns else random_event(choose, running, left)
         for effect in group.step(now_ns, event):
-            if isinstance(effect, SetTimer):
+            if isinstance(effect, SetGroupTimer):
                 assert effect.at_ns > now_ns, f"a timer in the past would make the shell spin ({seed})"
                 timer_ns = effect.at_ns
         assert group.phase >= phase_before, seed
-        if trouble_ns is None and group.phase != Phase.RUNNING:
+        if trouble_ns is None and group.phase != GroupPhase.RUNNING:
             trouble_ns = now_ns
     assert trouble_ns is None or now_ns <= trouble_ns + 15 * 10**9, seed

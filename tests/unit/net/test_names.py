@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ronde.net.names import Answer, Names
+from ronde.net.names import Answer, NameResolver
 
 SOON_NS, HANGING_NS = 10**7, 60 * 10**9
 HERE: Answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 7))]
@@ -35,7 +35,7 @@ class Server:
 def test_a_server_that_does_not_answer_is_asked_once_and_holds_nobody_up() -> None:
     server = Server(HERE)
     server.well.clear()
-    names = Names(server.ask)
+    names = NameResolver(server.ask)
     for _ in range(3):
         with pytest.raises(OSError, match="no name server has answered yet where node0 is"):
             names.find("node0", 7, SOON_NS)
@@ -48,7 +48,7 @@ def test_a_server_that_does_not_answer_is_asked_once_and_holds_nobody_up() -> No
 def test_what_was_known_counts_until_there_is_an_answer(is_silent: bool) -> None:
     away = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
     server = Server(HERE, ELSEWHERE) if is_silent else Server(HERE, away, ELSEWHERE)
-    names = Names(server.ask)
+    names = NameResolver(server.ask)
     assert names.find("node0", 7, HANGING_NS) == HERE
     if is_silent:
         server.well.clear()
@@ -59,7 +59,7 @@ def test_what_was_known_counts_until_there_is_an_answer(is_silent: bool) -> None
 
 def test_a_name_that_is_no_more_is_not_known() -> None:
     server = Server(HERE, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
-    names = Names(server.ask)
+    names = NameResolver(server.ask)
     assert names.find("node0", 7, HANGING_NS) == HERE
     with pytest.raises(socket.gaierror, match="Name or service not known"):
         names.find("node0", 7, HANGING_NS)

@@ -20,10 +20,10 @@ from ronde.process.output import (
     Digest,
     LineSplitter,
     LogView,
+    OutputStream,
     Piece,
     Sink,
     Source,
-    Stream,
     Tail,
     TerminalView,
     View,
@@ -205,7 +205,7 @@ def test_a_sink_does_not_wait_for_a_paused_terminal() -> None:
 def test_a_stream_is_drained_though_its_pipe_stays_open() -> None:
     (source, pipe), (shown, out) = os.pipe(), os.pipe()
     sink = Sink(out)
-    stream = Stream(os.fdopen(source, "rb", buffering=0), A, sink)
+    stream = OutputStream(os.fdopen(source, "rb", buffering=0), A, sink)
     assert stream.pump() == 0
     size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
     os.write(pipe, b"line\n" + b"." * (size - 10) + b"last")
@@ -233,7 +233,7 @@ def test_a_copy_gets_the_bytes_as_they_come(tmp_path: Path) -> None:
     tail = Tail()
     writer = LogWriter()
     copy = writer.open(str(tmp_path / "copy"), problems.append)
-    stream = Stream(os.fdopen(source, "rb", buffering=0), A, None, tail, copy)
+    stream = OutputStream(os.fdopen(source, "rb", buffering=0), A, None, tail, copy)
     assert not stream.held_up
     for data in (b"on", b"e\r\n\xff\0", b"two"):
         os.write(pipe, data)
@@ -275,7 +275,7 @@ def test_a_disk_that_hangs_holds_up_only_the_worker(tmp_path: Path) -> None:
     os.mkfifo(path)
     source, pipe = os.pipe()
     writer = LogWriter()
-    stream = Stream(os.fdopen(source, "rb", buffering=0), A, None, None, writer.open(path, print))
+    stream = OutputStream(os.fdopen(source, "rb", buffering=0), A, None, None, writer.open(path, print))
     sent = 0
     while not stream.held_up:
         sent += os.write(pipe, b"%065535d\n" % sent)
@@ -294,7 +294,7 @@ def test_a_line_that_began_as_a_prompt_is_collected_whole(tmp_path: Path) -> Non
     source, pipe = os.pipe()
     writer = LogWriter()
     digest = Digest(writer.open(str(tmp_path / "digest"), print), (b"name? A",))
-    stream = Stream(os.fdopen(source, "rb", buffering=0), A, None, digest=digest)
+    stream = OutputStream(os.fdopen(source, "rb", buffering=0), A, None, digest=digest)
     for text in (b"name? ", b"Ada\n", b"name? ", b"Bea\nname? A"):
         os.write(pipe, text)
         stream.pump()

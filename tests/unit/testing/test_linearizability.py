@@ -14,10 +14,10 @@ import pytest
 from ronde.errors import TimeoutError
 from ronde.net.stores.memory import MemoryStore
 from ronde.testing.linearizability import (
+    CallOutcome,
     Event,
     NotLinearizableError,
     Operation,
-    Outcome,
     Recorder,
     check,
     exercise,
@@ -43,12 +43,12 @@ def test_nothing_and_calls_one_after_the_other_are_linearizable() -> None:
     check([])
     check(
         [
-            call(0, 1, "get", "a", answer=Outcome.ABSENT),
+            call(0, 1, "get", "a", answer=CallOutcome.ABSENT),
             call(2, 3, "set", "a", b"1"),
             call(4, 5, "get", "a", answer=b"1"),
             call(6, 7, "add", "a", 2, answer=3),
             call(8, 9, "append", "a", b"x"),
-            call(10, 11, "add", "a", 2, answer=Outcome.REFUSED),
+            call(10, 11, "add", "a", 2, answer=CallOutcome.REFUSED),
             call(12, 13, "compare_set", "a", b"3", b"y", answer=b"3x"),
             call(14, 15, "compare_set", "a", b"3x", b"y", answer=b"y"),
             call(16, 17, "delete_key", "a", answer=True),
@@ -56,7 +56,7 @@ def test_nothing_and_calls_one_after_the_other_are_linearizable() -> None:
             call(20, 21, "compare_set", "a", b"", b"z", answer=b"z"),
             call(22, 23, "multi_set", {"a": b"1", "b": b"2"}),
             call(24, 25, "multi_get", ["b", "a"], answer=[b"2", b"1"]),
-            call(26, 27, "multi_get", ["b", "c"], answer=Outcome.ABSENT),
+            call(26, 27, "multi_get", ["b", "c"], answer=CallOutcome.ABSENT),
             call(28, 29, "check", ["a", "c"], answer=False),
         ]
     )
@@ -71,7 +71,7 @@ def test_a_queue_is_no_key_and_first_in_first_out() -> None:
             call(4, 5, "check", ["a"], answer=False),
             call(6, 7, "queue_pop", "a", answer=b"1"),
             call(8, 9, "queue_pop", "a", answer=b"2"),
-            call(10, 11, "queue_pop", "a", answer=Outcome.ABSENT),
+            call(10, 11, "queue_pop", "a", answer=CallOutcome.ABSENT),
         ]
     )
     assert not is_linearizable([*pushes, call(4, 5, "queue_pop", "a", answer=b"2")])
@@ -81,7 +81,7 @@ def test_concurrent_calls_may_have_happened_in_any_order_but_only_in_one() -> No
     sets = [call(0, 10, "set", "a", b"1"), call(0, 10, "set", "a", b"2")]
     check([*sets, call(11, 12, "get", "a", answer=b"1")])
     check([*sets, call(11, 12, "get", "a", answer=b"2")])
-    check([*sets, call(5, 6, "get", "a", answer=Outcome.ABSENT), call(11, 12, "get", "a", answer=b"2")])
+    check([*sets, call(5, 6, "get", "a", answer=CallOutcome.ABSENT), call(11, 12, "get", "a", answer=b"2")])
     one_and_then_the_other = [call(11, 12, "get", "a", answer=b"1"), call(13, 14, "get", "a", answer=b"2")]
     assert not is_linearizable([*sets, *one_and_then_the_other])
 
@@ -100,7 +100,7 @@ def test_a_stale_read_is_found_and_explained() -> None:
 
 
 def test_a_call_without_answer_may_have_happened_later_or_not_at_all() -> None:
-    lost = call(0, None, "add", "n", 1, answer=Outcome.UNKNOWN)
+    lost = call(0, None, "add", "n", 1, answer=CallOutcome.UNKNOWN)
     check([lost])
     for answer in (1, 2):
         check([lost, call(10, 11, "add", "n", 1, answer=answer)])
@@ -113,7 +113,7 @@ def test_multi_set_is_one_moment() -> None:
     both = call(0, 100, "multi_set", {"a": b"1", "b": b"1"})
     first = call(10, 11, "get", "a", answer=b"1")
     check([both, first, call(20, 21, "get", "b", answer=b"1")])
-    assert not is_linearizable([both, first, call(20, 21, "get", "b", answer=Outcome.ABSENT)])
+    assert not is_linearizable([both, first, call(20, 21, "get", "b", answer=CallOutcome.ABSENT)])
 
 
 def test_it_agrees_with_trying_all_orders() -> None:
@@ -126,7 +126,7 @@ def test_it_agrees_with_trying_all_orders() -> None:
             end = begin + chance.randrange(12) if chance.random() < 0.8 else None
             choices: list[tuple[str, tuple[Any, ...], list[Any]]] = [
                 ("set", ("a", b"%d" % number), [None]),
-                ("get", ("a",), [Outcome.ABSENT, *(b"%d" % value for value in range(5))]),
+                ("get", ("a",), [CallOutcome.ABSENT, *(b"%d" % value for value in range(5))]),
                 ("add", ("a", 1), [1, 2, 3]),
                 ("delete_key", ("a",), [True, False]),
             ]

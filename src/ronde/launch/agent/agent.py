@@ -254,7 +254,7 @@ class _Shell:
         self._hurry = self._exit is not None
         if self._alive and self._supervisor:
             self._supervisor.interrupt(signum)
-        self._tell(machine.Interrupt(signum, describe_interrupt(signum)))
+        self._tell(machine.InterruptAgent(signum, describe_interrupt(signum)))
 
     def _read_rendezvous(self) -> None:
         for event in self._rendezvous.events():
@@ -266,7 +266,7 @@ class _Shell:
                 self._supervisor.raised(rank)
 
     def _ring(self) -> None:
-        self._tell(machine.Timer(self._rendezvous.serves_others()))
+        self._tell(machine.AgentTimer(self._rendezvous.serves_others()))
 
     def _failing(self, rank: int) -> None:
         self._tell(machine.Failing(self._describe_failure(rank)))
@@ -278,7 +278,7 @@ class _Shell:
         self._alive, self._finish = False, finish
         self._frozen.end()
         self._supervisor.close()
-        self._tell(machine.Gone(finish.exit_code, finish.reason, failure))
+        self._tell(machine.WorkersGone(finish.exit_code, finish.reason, failure))
 
     def _describe_failure(self, rank: int) -> Failure:
         supervisor = self._supervisor
@@ -310,16 +310,16 @@ class _Shell:
     def _perform(self, effects: list[machine.Effect]) -> None:
         for effect in effects:
             match effect:
-                case machine.Join():
+                case machine.JoinRound():
                     self._join()
                 case machine.StartWorkers(round, again):
                     self._start(round, again)
                 case machine.StopWorkers(reason, at_once):
                     if self._alive and self._supervisor:
                         self._supervisor.stop(reason, at_once)
-                case machine.Say(text):
+                case machine.AgentNotice(text):
                     self._say(text)
-                case machine.SetTimer(at_ns):
+                case machine.SetAgentTimer(at_ns):
                     self._loop.set_timer(self, at_ns, self._ring)
                 case machine.Exit():
                     self._exit = effect
@@ -328,13 +328,13 @@ class _Shell:
 
     def _tell_nodes(self, effect: machine.Effect) -> None:
         match effect:
-            case machine.Fail(failure):
+            case machine.ReportFailure(failure):
                 self._rendezvous.fail(failure)
-            case machine.Succeed():
+            case machine.ReportSuccess():
                 self._rendezvous.succeed()
             case machine.EndJob(reason):
                 self._rendezvous.end_job(reason)
-            case machine.Leave(reason):
+            case machine.LeaveJob(reason):
                 ends_within_ns = self._config.worker.longest_end_ns() if self._alive else 0
                 self._rendezvous.leave(reason, ends_within_ns)
 

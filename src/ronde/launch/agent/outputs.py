@@ -31,7 +31,7 @@ from ronde.new_files import open_for_writing
 from ronde.process.disk import Disk
 from ronde.process.error_file import ERROR_FILE, ErrorReport, read_error_file
 from ronde.process.log_files import LogFile, LogWriter
-from ronde.process.output import Digest, Sink, Source, Stream, Tail, tail_of_file
+from ronde.process.output import Digest, OutputStream, Sink, Source, Tail, tail_of_file
 from ronde.process.process_groups import GroupLeader
 
 __all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
@@ -281,10 +281,10 @@ class WorkerOutput:
             f"cannot write {path} any further: {error.strerror or error}; rank {self._rank} goes on"
         )
 
-    def streams(self, process: GroupLeader, out: Sink, err: Sink) -> set[Stream]:
+    def streams(self, process: GroupLeader, out: Sink, err: Sink) -> set[OutputStream]:
         """Return what is to be read of the process that was started with `files`; `out` and `err` show it."""
         return {
-            Stream(
+            OutputStream(
                 pipe,
                 Source(self._rank, _STREAMS[std], self._prefix),
                 sink if self._shown & std.value else None,

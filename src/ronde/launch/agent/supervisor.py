@@ -18,17 +18,17 @@ from ronde.core.worker_group import (
     Event,
     Exited,
     Finish,
-    Interrupt,
+    GroupTimer,
+    InterruptGroup,
     NotStarted,
     Policy,
-    Raised,
-    SetTimer,
+    SetGroupTimer,
     SignalWorkers,
     Started,
-    Stop,
-    Timer,
+    StopGroup,
     Vacated,
     WorkerGroup,
+    WorkerRaised,
     name_ranks,
     signal_name,
 )
@@ -37,7 +37,7 @@ from ronde.launch.loop import Loop, Order
 from ronde.launch.plan import LaunchPlan, WorkerPlan
 from ronde.launch.screen import Screen
 from ronde.process.error_file import is_blame
-from ronde.process.output import Stream
+from ronde.process.output import OutputStream
 from ronde.process.process_groups import GroupLeader
 
 __all__ = ["Supervisor"]
@@ -77,7 +77,7 @@ class Supervisor:
         self.group = WorkerGroup((worker.rank for worker in plan.workers), policy)
         self._processes: dict[int, GroupLeader] = {}
         self._outputs: dict[int, WorkerOutput] = {}
-        self._streams: dict[int, set[Stream]] = {}  # by rank; those not at their end
+        self._streams: dict[int, set[OutputStream]] = {}  # by rank; those not at their end
         self._leftovers: dict[int, set[int]] = {}  # by rank: pidfds of processes that outlived their worker
         self._finished = False
         self._is_interactive = os.isatty(0)  # then local rank 0 reads what is typed
@@ -95,11 +95,11 @@ class Supervisor:
 
     def interrupt(self, signum: int) -> None:
         """Pass on a signal that we got."""
-        self._tell(Interrupt(signum))
+        self._tell(InterruptGroup(signum))
 
     def stop(self, reason: str, at_once: bool = False) -> None:
         """End the workers; `at_once`: by SIGKILL."""
-        self._tell(Stop(reason, at_once))
+        self._tell(StopGroup(reason, at_once))
 
     def raised(self, rank: int) -> None:
         """Hear that a worker has raised an exception that nobody catches, and is going to end."""
@@ -110,7 +110,7 @@ class Supervisor:
         error = self._outputs[rank].error()
         what = error.message.partition("\n")[0] if error else "an exception"
         what = what if len(what) <= MOST_OF_ERROR else what[: MOST_OF_ERROR - 3] + "..."
-        self._tell(Raised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0))
+        self._tell(WorkerRaised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0))
 
     def local_rank(self, rank: int) -> int:
         """Return the place of a worker among those of this node."""
@@ -172,14 +172,14 @@ class Supervisor:
         self._streams[rank] = output.streams(process, self._screen.out, self._screen.err)
         return None
 
-    def _pump(self, rank: int, stream: Stream) -> None:
+    def _pump(self, rank: int, stream: OutputStream) -> None:
         if stream.pump() is None:
             self._close_stream(rank, stream)
         elif self._is_interactive and self.local_rank(rank) == 0:
             at_ns = time.monotonic_ns() + PROMPT_NS if stream.may_be_prompt else None
             self._loop.set_timer(stream, at_ns, stream.show_prompt)
 
-    def _close_stream(self, rank: int, stream: Stream) -> None:
+    def _close_stream(self, rank: int, stream: OutputStream) -> None:
         self._loop.set_timer(stream, None, stream.show_prompt)
         self._loop.unwatch(stream.fileno())
         self._streams[rank].remove(stream)
@@ -223,7 +223,7 @@ class Supervisor:
     # What the machine wants.
 
     def _ring(self) -> None:
-        self._tell(Timer())
+        self._tell(GroupTimer())
 
     def _tell(self, event: Event) -> None:
         effects = self.group.step(time.monotonic_ns(), event)
@@ -240,7 +240,7 @@ class Supervisor:
                     for rank in ranks:
                         self._processes[rank].signal_group(signum)
                         self._processes[rank].signal_group(signal.SIGCONT)  # who is stopped would not heed it
-                case SetTimer(at_ns):
+                case SetGroupTimer(at_ns):
                     self._loop.set_timer(self, at_ns, self._ring)
                 case Finish():
                     self._finished = True

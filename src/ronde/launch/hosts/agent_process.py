@@ -24,9 +24,9 @@ from typing import IO
 from ronde.launch.hosts.agent_command import HELLO, Assignment, hello
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen
-from ronde.process.output import LineSplitter, Piece, Sink, Source, Stream, Tail
+from ronde.process.output import LineSplitter, OutputStream, Piece, Sink, Source, Tail
 
-__all__ = ["AgentProcess", "Chorus", "Phase"]
+__all__ = ["AgentProcess", "Chorus", "AgentPhase"]
 
 MOST_UNREAD = 1 << 20  # of what we write: an agent that lets more wait does not listen
 READ_BYTES = 64 * 1024
@@ -54,7 +54,7 @@ class Chorus:
         return False
 
 
-class _Complaints(Stream):
+class _Complaints(OutputStream):
     """Standard error of an agent, without what it only echoes."""
 
     def __init__(self, pipe: IO[bytes], agent: str, chorus: Chorus, sink: Sink, tail: Tail) -> None:
@@ -65,7 +65,7 @@ class _Complaints(Stream):
         super()._pass_on([piece for piece in pieces if not self._chorus.is_echo(self._agent, piece.text)])
 
 
-class Phase(Enum):
+class AgentPhase(Enum):
     """How far an agent has come."""
 
     WAITING = auto()
@@ -95,7 +95,7 @@ class AgentProcess:
         by_ssh: bool,
     ) -> None:
         self.name, self.id = name, assignment.agent
-        self.phase = Phase.WAITING
+        self.phase = AgentPhase.WAITING
         self.why = ""
         self._assignment = assignment
         self._by_ssh = by_ssh
@@ -120,7 +120,7 @@ class AgentProcess:
         self._leaving = False  # its input ends as soon as all is written
         self._greeting = b""
         self._complaints, self._splitter = Tail(), LineSplitter()
-        self._streams: set[Stream] = set()
+        self._streams: set[OutputStream] = set()
         try:
             self._pidfd = os.pidfd_open(self._popen.pid)
         except OSError:
@@ -133,19 +133,19 @@ class AgentProcess:
 
     def signal(self, signum: int) -> None:
         """Pass on a signal to the agent; one that has no assignment yet is just ended."""
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not AgentPhase.RUNNING:
             self.kill()
         elif not self._leaving:
             self._write(b"signal %d\n" % signum)
 
     def beat(self) -> None:
         """Let the agent know that we are still there."""
-        if self.phase is Phase.RUNNING and not self._leaving:
+        if self.phase is AgentPhase.RUNNING and not self._leaving:
             self._write(b"beat\n")
 
     def leave(self) -> None:
         """Let the agent end its workers and leave in good order; one that has no assignment yet is just ended."""
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not AgentPhase.RUNNING:
             self.kill()
         elif not self._leaving:
             self._leaving = True
@@ -165,7 +165,7 @@ class AgentProcess:
 
     def close(self) -> None:
         """Let go of everything. An agent that runs is left to notice it."""
-        if self.phase is not Phase.ENDED:
+        if self.phase is not AgentPhase.ENDED:
             self.kill()
             self._let_go()
             with contextlib.suppress(subprocess.TimeoutExpired):  # a hung mount holds it even now
@@ -194,13 +194,13 @@ class AgentProcess:
             self.kill(f"it has Ronde {there}, and this machine {here}: install the same on both")
             return
         self._read_complaints()  # so that what was said before is not shown
-        self.phase = Phase.RUNNING
+        self.phase = AgentPhase.RUNNING
         self._loop.unwatch(self._stdout.fileno())
         self._loop.unwatch(self._stderr.fileno())
         self._write(self._assignment.encode())
         self._complaints, self._splitter = Tail(), LineSplitter()
         self._streams = {
-            Stream(self._stdout, Source(0, f"stdout of {self.name}", b""), self._screen.out),
+            OutputStream(self._stdout, Source(0, f"stdout of {self.name}", b""), self._screen.out),
             _Complaints(self._stderr, self.name, self._chorus, self._screen.err, self._complaints),
         }
         self._began(self)
@@ -238,17 +238,17 @@ class AgentProcess:
 
     # Its end
 
-    def _pump(self, stream: Stream) -> None:
+    def _pump(self, stream: OutputStream) -> None:
         if stream.pump() is None:
             self._close_stream(stream)
 
-    def _close_stream(self, stream: Stream) -> None:
+    def _close_stream(self, stream: OutputStream) -> None:
         self._loop.unwatch(stream.fileno())
         self._streams.remove(stream)
         stream.close()
 
     def _exited(self) -> None:
-        if self.phase is Phase.WAITING:
+        if self.phase is AgentPhase.WAITING:
             self._read_complaints()
             self._complaints.add(self._splitter.finish())
         for stream in self._streams:
@@ -259,10 +259,10 @@ class AgentProcess:
         self._ended(self)
 
     def _let_go(self) -> None:
-        if self.phase is Phase.WAITING:
+        if self.phase is AgentPhase.WAITING:
             self._loop.unwatch(self._stdout.fileno())
             self._loop.unwatch(self._stderr.fileno())
-        self.phase = Phase.ENDED
+        self.phase = AgentPhase.ENDED
         self._loop.set_timer(self, None, self.kill)
         if not self._stdin.closed:
             self._loop.unwatch(self._stdin.fileno())
@@ -277,7 +277,7 @@ class AgentProcess:
         """Return what was wrong, as far as one can tell from here."""
         said = [line.decode(errors="replace").strip() for line in self._complaints.lines()]
         last = next((line for line in reversed(said) if line), "")
-        if self.phase is Phase.RUNNING:
+        if self.phase is AgentPhase.RUNNING:
             if last.startswith("ronde: "):
                 return last.removeprefix("ronde: ")
             if self._by_ssh and returncode == SSH_FAILED:

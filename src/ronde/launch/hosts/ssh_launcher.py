@@ -40,7 +40,7 @@ from ronde.launch.hosts.agent_command import (
     ssh_command,
     travelling,
 )
-from ronde.launch.hosts.agent_process import AgentProcess, Chorus, Phase
+from ronde.launch.hosts.agent_process import AgentPhase, AgentProcess, Chorus
 from ronde.launch.hosts.config_codec import config_to_text
 from ronde.launch.hosts.discovery import HostScript
 from ronde.launch.loop import Loop, Order
@@ -178,13 +178,13 @@ class _Launcher:
             match effect:
                 case health.Start(host):
                     self._start(host)
-                case health.Stop(name, reason):
+                case health.StopHost(name, reason):
                     self._say(reason)
                     self._agents[name].leave()
-                case health.Say(text):
+                case health.HostNotice(text):
                     self._say(text)
-                case health.SetTimer(at_ns):
-                    self._loop.set_timer(self._health, at_ns, lambda: self._tell(health.Timer()))
+                case health.SetHostTimer(at_ns):
+                    self._loop.set_timer(self._health, at_ns, lambda: self._tell(health.HostTimer()))
                 case health.GiveUp(reason) if self._gave_way:
                     self._say(reason)
                     self._word = self._gave_way
@@ -244,7 +244,7 @@ class _Launcher:
 
     def _began(self, agent: AgentProcess) -> None:
         self._loop.set_timer(agent, None, lambda: None)
-        there = {name for name, agent in self._agents.items() if agent.phase is Phase.RUNNING}
+        there = {name for name, agent in self._agents.items() if agent.phase is AgentPhase.RUNNING}
         slots = sum(host.slots for host in self._health.running() if host.name in there)
         self._reached = self._reached or slots >= self._health.limits.min_slots
 
@@ -261,7 +261,7 @@ class _Launcher:
             return
         stopped = all(host.name != agent.name for host in self._health.running())
         if stopped:
-            self._tell(health.Gone(agent.name))
+            self._tell(health.HostEnded(agent.name))
         elif word is None or (word["exit_code"] not in (0, FAILED) and not word["failures"]):
             if word and word["exit_code"] == USAGE_ERROR:
                 self._reached = False  # what is asked for is at fault, not the host
@@ -301,7 +301,7 @@ class _Launcher:
             self._script.close()
             self._script = None
         for agent in self._agents.values():
-            if agent.phase is Phase.WAITING:
+            if agent.phase is AgentPhase.WAITING:
                 agent.kill()
         spec = self._config.worker
         wait_ns = spec.longest_end_ns(farewell) + GOODBYE_NS

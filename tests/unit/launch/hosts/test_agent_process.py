@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from ronde.launch.hosts.agent_command import Assignment, hello
-from ronde.launch.hosts.agent_process import AgentProcess, Chorus, Phase
+from ronde.launch.hosts.agent_process import AgentPhase, AgentProcess, Chorus
 from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen
 
@@ -46,7 +46,7 @@ class Started:
     def _began(self, agent: AgentProcess) -> None:
         self.began = True
 
-    def serve(self, until: Phase) -> AgentProcess:
+    def serve(self, until: AgentPhase) -> AgentProcess:
         deadline = time.monotonic() + 60
         while self.agent.phase is not until and time.monotonic() < deadline:
             self.screen.balance()
@@ -68,7 +68,7 @@ def started(script: str, *, by_ssh: bool = True) -> Iterator[Started]:
 
 def why(script: str, *, by_ssh: bool = True) -> str:
     with started(script, by_ssh=by_ssh) as each:
-        return each.serve(Phase.ENDED).why
+        return each.serve(AgentPhase.ENDED).why
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_login_scripts_may_chat_and_the_assignment_comes_after_the_greeting(
 ) -> None:
     script = f"echo welcome; echo warning >&2; {HELLO}; head -1 | wc -c; echo working; echo hm >&2"
     with started(script) as each:
-        each.serve(Phase.ENDED)
+        each.serve(AgentPhase.ENDED)
         assert each.began
         each.screen.balance()
     out, err = capfd.readouterr()
@@ -109,23 +109,23 @@ def test_a_signal_is_passed_on_and_leaving_is_the_end_of_its_input() -> None:
     with started(
         f"{HELLO}; read assignment; read word; [ \"$word\" = 'signal 2' ] && ! read word && exit 9"
     ) as each:
-        agent = each.serve(Phase.RUNNING)
+        agent = each.serve(AgentPhase.RUNNING)
         agent.signal(2)
         agent.leave()
         agent.signal(15)  # too late, and no harm
-        assert each.serve(Phase.ENDED).why == "its agent ended with exit code 9"
+        assert each.serve(AgentPhase.ENDED).why == "its agent ended with exit code 9"
 
 
 def test_who_has_no_assignment_yet_is_just_ended() -> None:
     for end in (AgentProcess.leave, AgentProcess.kill, lambda agent: agent.signal(2)):
         with started("sleep 60") as each:
             end(each.agent)
-            assert each.serve(Phase.ENDED).phase is Phase.ENDED
+            assert each.serve(AgentPhase.ENDED).phase is AgentPhase.ENDED
 
 
 def test_closing_leaves_nothing_behind() -> None:
     with started(f"{HELLO}; sleep 60") as each:
-        each.serve(Phase.RUNNING)
+        each.serve(AgentPhase.RUNNING)
     with started("sleep 60"):
         pass
 
