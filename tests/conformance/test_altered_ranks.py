@@ -12,8 +12,8 @@ from tests.conformance.altering_relay import Alter, AlteringRelay
 
 from ronde.comm.bootstrap import exchange_through
 from ronde.comm.communicator import Communicator
-from ronde.comm.maker import CommunicatorMaker
-from ronde.engine.rounds import share_bytes
+from ronde.comm.communicator_factory import CommunicatorMaker
+from ronde.engine.negotiation_rounds import share_bytes
 from ronde.errors import PeerLostError
 from ronde.net.addresses import parse
 from ronde.net.connections import Channel

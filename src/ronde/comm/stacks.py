@@ -108,7 +108,7 @@ class Dump:
             self.signal = 0
 
     def leave_to_parent(self) -> None:
-        """In a forked child: write for the parent from now on (comm/children)."""
+        """In a forked child: write for the parent from now on (comm/child_stacks)."""
         if self.signal:
             faulthandler.register(self.signal, file=self.childrens_file, all_threads=True, chain=False)
             os.close(self.file)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from ronde import _native
-from ronde.comm.children import describe_children
+from ronde.comm.child_stacks import describe_children
 from ronde.comm.stacks import Dump, formatted, main_ident, places_of_waits
 from ronde.core.stall import Inspector
 from ronde.core.stall_events import (

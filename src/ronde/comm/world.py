@@ -16,7 +16,7 @@ from ronde import settings
 from ronde.comm import logs
 from ronde.comm.bootstrap import exchange_through
 from ronde.comm.communicator import Communicator
-from ronde.comm.maker import CommunicatorMaker
+from ronde.comm.communicator_factory import CommunicatorMaker
 from ronde.core.identity import Identity, MeetingPoint, identify
 from ronde.core.init_method import interpret
 from ronde.errors import NotInitializedError

@@ -37,7 +37,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ronde.core.agreement import find_problem, response_rows
 from ronde.core.call_sites import CallSites
 from ronde.core.merging import Batch, Contribution, ranks_of, requests_of, told_by
 from ronde.core.messages import (
@@ -58,6 +57,7 @@ from ronde.core.messages import (
     Tune,
 )
 from ronde.core.rank_set import RankSet
+from ronde.core.request_matching import find_problem, response_rows
 from ronde.core.response_cache import ResponseCache
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.types import Kind

@@ -20,9 +20,9 @@ from ronde.comm.communicator import Communicator
 from ronde.comm.stalls import StallWatch, hide_thread
 from ronde.core.messages import TensorType
 from ronde.core.stall_report import TENSORS, Subject
-from ronde.engine.agreement import agree_on_settings
 from ronde.engine.arrivals import Arrivals, survey
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
+from ronde.engine.equal_settings import agree_on_settings
 from ronde.engine.finite import FiniteCheck, Submit
 from ronde.engine.negotiator import Negotiator
 from ronde.engine.submission import (

@@ -47,7 +47,7 @@ from ronde.core.negotiation import (
     Requester,
 )
 from ronde.engine.fresh_errors import fresh
-from ronde.engine.rounds import Collector, sent_by, share_bytes
+from ronde.engine.negotiation_rounds import Collector, sent_by, share_bytes
 from ronde.engine.submission import Submission, address, result_rows, signature_of
 from ronde.engine.tuner import Tuner, take_over
 from ronde.errors import MismatchError, PeerLostError, UsageError

@@ -42,7 +42,7 @@ from ronde.core.tuning import (
     Tuning,
     knobs_for,
 )
-from ronde.engine.rounds import share_bytes
+from ronde.engine.negotiation_rounds import share_bytes
 from ronde.engine.search import HINT, BayesianSearch, is_installed
 from ronde.errors import UsageError
 from ronde.new_files import open_for_writing

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
-from ronde.net.names import Answer, NameResolver
+from ronde.net.name_resolution import Answer, NameResolver
 from ronde.net.peers import process_and_user
 
 __all__ = [
@@ -102,7 +102,8 @@ def parse_tcp(text: str) -> Address:
 def resolve(address: Address, within_ns: int | None = None) -> list[Endpoint]:
     """Return the endpoints to try, in order. Raises OSError (socket.gaierror) if the host's name is not known.
 
-    With `within_ns` it takes no longer than that, and without a new answer in time the last one counts (`net/names`).
+    With `within_ns` it takes no longer than that, and without a new answer in time the last one counts
+    (`net/name_resolution`).
     """
     if address.is_unix:
         path = "\0" + address.path[1:] if address.path.startswith("@") else address.path

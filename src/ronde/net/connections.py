@@ -26,10 +26,10 @@ from typing import NamedTuple
 from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, TimeoutError
 from ronde.job_key import JobKey
 from ronde.net.addresses import LOOPBACK_REMEDY, Address, is_loopback, resolve
+from ronde.net.authenticating_listener import Newcomer, Reception
 from ronde.net.authentication import Handshake, Role
 from ronde.net.peers import check_user
 from ronde.net.protection import ConnectionKeys, protection_of
-from ronde.net.reception import Newcomer, Reception
 
 __all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 

@@ -1,7 +1,8 @@
 """Serves a store over TCP or a Unix socket, from one thread of its own.
 
 The rules:
-  1. A connection is a stranger until it has proved that it knows the job key; until then it is in net/reception.
+  1. A connection is a stranger until it has proved that it knows the job key; until then it is in
+     net/authenticating_listener.
   2. A member has one request at a time, and takes its answer before it asks again. A request that must wait is parked
      (see desk.py) and answered by whoever changes what it waits for, or by its timer; nobody polls.
   3. Whatever one client does wrong costs that client its connection and nobody else anything.
@@ -33,9 +34,9 @@ from ronde._native import new_seals, read_request, send_answers, set_seals, take
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse
+from ronde.net.authenticating_listener import Newcomer, Reception
 from ronde.net.authentication import Handshake, Role
 from ronde.net.protection import protection_of, secrecy_is_wanted
-from ronde.net.reception import Newcomer, Reception
 from ronde.net.stores.listeners import MAX_CLIENTS, listen_for_clients, notice_loss
 from ronde.net.stores.request_handler import ClientSession, RequestHandler
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, LENGTH

@@ -31,11 +31,11 @@ from ronde._native import StoreLine
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse, resolve
+from ronde.net.authenticating_listener import HANDSHAKE_NS
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.foreign import is_torch_store
 from ronde.net.peers import check_user
 from ronde.net.protection import protection_of, secrecy_is_wanted
-from ronde.net.reception import HANDSHAKE_NS
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.listeners import notice_loss, short_ways

@@ -18,7 +18,7 @@ from tests.unit.net.stores.members import Member
 
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse, resolve
-from ronde.net.reception import MAX_STRANGERS
+from ronde.net.authenticating_listener import MAX_STRANGERS
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.net.stores.wire import StoreOperation, pack_keys, pack_known, pack_pairs, pairs_from, request

@@ -5,7 +5,8 @@ The rules:
   2. Each listener has its own limit of strangers. More of them wait in its queue, until one of those inside is done,
      or makes room for them as `core/admission` decides.
   3. A turn of the loop takes in only a few callers, so that a crowd does not delay those who have proved the key.
-  4. `core/refusals` limits what is logged about strangers, `core/accept_failures` how often a broken listener is tried.
+  4. `core/refusal_log` limits what is logged about strangers, `core/accept_failures` how often a broken listener is
+     tried.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import NamedTuple
 
 from ronde.core.accept_failures import AcceptFailures
 from ronde.core.admission import Strangers
-from ronde.core.refusals import Refusals
+from ronde.core.refusal_log import Refusals
 from ronde.errors import ProtocolError
+from ronde.net.accept import Caller, accept_caller, is_shortage
 from ronde.net.authentication import Handshake
-from ronde.net.callers import Caller, accept_caller, is_shortage
 from ronde.net.descriptor_limit import raise_descriptor_limit
 
 __all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "Newcomer", "Reception"]

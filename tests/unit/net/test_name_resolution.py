@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ronde.net.names import Answer, NameResolver
+from ronde.net.name_resolution import Answer, NameResolver
 
 SOON_NS, HANGING_NS = 10**7, 60 * 10**9
 HERE: Answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 7))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.core.refusals import INTERVAL_NS, MOST_REASONS, Refusals
+from ronde.core.refusal_log import INTERVAL_NS, MOST_REASONS, Refusals
 
 SECOND = 10**9
 
