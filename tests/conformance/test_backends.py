@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from tests.conformance import backend_cases
 from tests.conformance.backend_cases import CASES
-from tests.ranks.test_stall import Reports
+from tests.ranks.engine.test_stall import Reports
 
 import ronde
 from ronde.backends.ccl import is_installed

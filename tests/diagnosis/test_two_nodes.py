@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from tests.ranks.test_launcher import HANGING_S, end
-from tests.ranks.test_several_agents import Nodes
+from tests.ranks.launcher.test_launcher import HANGING_S, end
+from tests.ranks.launcher.test_several_agents import Nodes
 
 
 @pytest.fixture

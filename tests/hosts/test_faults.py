@@ -6,7 +6,7 @@ import socket
 import time
 
 import pytest
-from tests.ranks import test_faults as programs
+from tests.ranks.communicator import test_faults as programs
 
 from ronde.testing import faults
 from ronde.testing.hosts import Hosts

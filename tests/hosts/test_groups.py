@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.ranks import test_groups as programs
-from tests.ranks.test_many_groups import split_often
+from tests.ranks.communicator import test_splits as programs
+from tests.ranks.communicator.test_many_groups import split_often
 
 from ronde.testing.hosts import Hosts
 

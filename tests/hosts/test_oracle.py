@@ -1,9 +1,11 @@
-"""The same as tests/ranks/test_oracle.py between two hosts with two ranks each: shared memory inside, TCP across."""
+"""The same as tests/ranks/communicator/test_oracle.py between two hosts with two ranks each: shared memory inside,
+TCP across.
+"""
 
 from __future__ import annotations
 
 import pytest
-from tests.ranks import oracle
+from tests.ranks.communicator import oracle
 
 from ronde.testing.hosts import Hosts
 

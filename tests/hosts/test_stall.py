@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.ranks import test_stall as programs
+from tests.ranks.engine import test_stall as programs
 
 from ronde.testing.hosts import Hosts
 

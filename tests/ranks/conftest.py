@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.ranks.test_launcher import Launcher
+from tests.ranks.launcher.test_launcher import Launcher
 
 from ronde.testing import ranks
 

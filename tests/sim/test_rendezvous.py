@@ -156,7 +156,7 @@ def deal_out_places_anew(patch: pytest.MonkeyPatch) -> None:
     def broken(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(sorted(nodes, key=lambda node: node.id[::-1]))
 
-    patch.setattr(leader, "assign_places", broken)
+    patch.setattr(leader, "assign_group_ranks", broken)
 
 
 def give_a_place_to_two(patch: pytest.MonkeyPatch) -> None:

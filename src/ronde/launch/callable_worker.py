@@ -1,6 +1,6 @@
 """A program, not a module: one worker that calls a Python function and hands back what it returns.
 
-    python called.py CALL_FD RESULT_FD[,RESULT_FD]... LOCAL_RANK
+    python callable_worker.py CALL_FD RESULT_FD[,RESULT_FD]... LOCAL_RANK
 
 The descriptors are memory files (memfd) that `ronde.launch.callables` has made, one for the call and one for the
 result of each local rank: they hold anything of any size, nobody has to read while the other writes, and they are gone

@@ -1,4 +1,4 @@
-"""`ronde store` told nonsense; what it does when told sense is in tests/ranks/test_store_command.py."""
+"""`ronde store` told nonsense; what it does when told sense is in tests/ranks/launcher/test_store_command.py."""
 
 from __future__ import annotations
 

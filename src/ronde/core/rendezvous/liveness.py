@@ -29,7 +29,7 @@ HELD = b"held"
 
 
 class Liveness:
-    """The machine. `id` is set before all else; `next_heartbeat_ns`: when the heart heartbeats next; `sentinel`: what
+    """The machine. `id` is set before all else; `next_heartbeat_ns`: when the next heartbeat is due; `sentinel`: what
     has to be looked at together with keys that others hold.
     """
 

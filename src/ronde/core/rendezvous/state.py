@@ -6,7 +6,7 @@ Keys, all under the job's prefix
     roster/T.N/P        part P of the nodes of round N, as decided in term T; written before the state names it
     inbox/T/messages    a queue: what nodes say to the leader of term T
     alive/ID            held by node ID for as long as it lives
-    sentinel/ID             held by node ID, and set by it to another value: see `core/rendezvous/liveness`
+    sentinel/ID         held by node ID, and set by it to another value: see `core/rendezvous/liveness`
     heartbeat/ID             the `Heartbeat` of node ID, a new one every heartbeat; stays until a round has begun
     without the node
 """

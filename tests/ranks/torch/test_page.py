@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 hvd: Any = pytest.importorskip("ronde.torch")
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "torch.md").read_text()
 
 

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from tests.conformance.etcd_cluster import EtcdCluster
-from tests.ranks.test_launcher import Launcher, end
+from tests.ranks.launcher.test_launcher import Launcher, end
 
 SCRIPT = """
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]

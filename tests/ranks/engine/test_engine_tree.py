@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.ranks.test_engine import (
+from tests.ranks.engine.test_named_operations import (
     disagree,
     do_every_operation,
     environ,

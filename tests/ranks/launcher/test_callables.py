@@ -18,7 +18,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from tests.ranks import called_functions as functions
+from tests.ranks.launcher import called_functions as functions
 
 import ronde
 from ronde.cli import main
@@ -243,7 +243,7 @@ def test_signals_end_everything(tmp_path: Path, signum: int) -> None:
             import sys
             import ronde
             sys.path.insert(0, sys.argv[1])
-            from tests.ranks.called_functions import waits
+            from tests.ranks.launcher.called_functions import waits
             try:
                 ronde.run(waits)
             except KeyboardInterrupt:
@@ -251,7 +251,7 @@ def test_signals_end_everything(tmp_path: Path, signum: int) -> None:
             """
         )
     )
-    command = [sys.executable, "script.py", str(Path(__file__).parents[2])]
+    command = [sys.executable, "script.py", str(Path(__file__).parents[3])]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
     assert process.stdout.readline() == b"[0] ready\n"

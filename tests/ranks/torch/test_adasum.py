@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from tests.ranks.torch_training import adam, agree, batch, loss_of, mine, network, sgd
+from tests.ranks.torch.training import adam, agree, batch, loss_of, mine, network, sgd
 
 from ronde.errors import UsageError
 from ronde.testing import ranks

@@ -10,7 +10,7 @@ import textwrap
 import time
 
 import pytest
-from tests.ranks.test_launcher import HANGING_S, Launcher, end
+from tests.ranks.launcher.test_launcher import HANGING_S, Launcher, end
 
 # Each attempt says which it is; the test decides by signals how it ends.
 ATTEMPT = """\

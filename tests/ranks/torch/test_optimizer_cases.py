@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from tests.ranks.torch_training import (
+from tests.ranks.torch.training import (
     STEPS,
     adam,
     agree,

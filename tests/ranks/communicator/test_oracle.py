@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.ranks import oracle
+from tests.ranks.communicator import oracle
 
 from ronde.testing import ranks
 

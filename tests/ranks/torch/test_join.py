@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.ranks.torch_training import agree, batch, loss_of, network, sgd
+from tests.ranks.torch.training import agree, batch, loss_of, network, sgd
 
 import ronde
 from ronde.testing import ranks

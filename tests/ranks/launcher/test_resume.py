@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "resume_torch.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "resume_torch.py"
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:

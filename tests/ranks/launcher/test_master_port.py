@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 from tests.ports import free_port
-from tests.ranks.test_launcher import Launcher, end
+from tests.ranks.launcher.test_launcher import Launcher, end
 
 HOST = "127.0.0.1"
 SHOW = "print('master', os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], flush=True)\n"

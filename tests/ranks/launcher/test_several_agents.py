@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.ports import free_port
-from tests.ranks.test_launcher import HANGING_S, Launcher, end
+from tests.ranks.launcher.test_launcher import HANGING_S, Launcher, end
 
 # A worker says which round it is in, and then waits for the test to decide.
 HERE = """\

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.etcd_cluster import EtcdCluster
-from tests.ranks.test_launcher import Launcher, end
-from tests.ranks.test_several_agents import HERE, UNTIL_DONE, hear
+from tests.ranks.launcher.test_launcher import Launcher, end
+from tests.ranks.launcher.test_several_agents import HERE, UNTIL_DONE, hear
 
 CONF = "keep_alive_interval=1,last_call_timeout=0.1"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.ranks.torch_training import agree, batch, loss_of, mine, network, sgd, train_alone
+from tests.ranks.torch.training import agree, batch, loss_of, mine, network, sgd, train_alone
 
 from ronde.testing import ranks
 

@@ -441,7 +441,7 @@ def test_what_workers_have_started_dies_with_a_killed_launcher(launcher: Launche
 
 
 def test_a_worker_does_not_start_when_the_launcher_has_died() -> None:
-    program = Path(__file__).parents[2] / "src/ronde/process/die_with_parent.py"
+    program = Path(__file__).parents[3] / "src/ronde/process/die_with_parent.py"
     dead = str(2**22 + 1)  # no process has such a number
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(program), dead, "any", "/bin/echo", "hello"],

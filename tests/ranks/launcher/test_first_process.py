@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.ranks.test_launcher import Launcher, end
+from tests.ranks.launcher.test_launcher import Launcher, end
 
 pytestmark = [
     pytest.mark.root,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.ranks.torch_training import (
+from tests.ranks.torch.training import (
     ROWS,
     STEPS,
     adam,

@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("torch")
 pytest.importorskip("tqdm")
 
-EXAMPLE = str(Path(__file__).parents[2] / "examples/digits_torch.py")
+EXAMPLE = str(Path(__file__).parents[3] / "examples/digits_torch.py")
 
 
 def train(n: int, *options: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.ranks.test_stall import LIMIT_NS, Reports, lines_of, stay_in_user_code
+from tests.ranks.engine.test_stall import LIMIT_NS, Reports, lines_of, stay_in_user_code
 
 import ronde
 from ronde.comm import world as comm

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.ranks.test_launcher import Launcher, await_lines, end
+from tests.ranks.launcher.test_launcher import Launcher, await_lines, end
 
 FUSE = "/dev/fuse"
 

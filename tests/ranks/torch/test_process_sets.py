@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.ranks.torch_training import STEPS, batch, loss_of, network, sgd
+from tests.ranks.torch.training import STEPS, batch, loss_of, network, sgd
 
 import ronde
 from ronde.testing import ranks

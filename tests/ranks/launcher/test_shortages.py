@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.ranks.without_calls import NUMBERS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HANGING_S = 120
 
 pytestmark = pytest.mark.alone  # what is left for others is short as well

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.ranks.torch_training import STEPS, Network, agree, batch, loss_of, mine, network, sgd
+from tests.ranks.torch.training import STEPS, Network, agree, batch, loss_of, mine, network, sgd
 
 import ronde
 from ronde.testing import ranks

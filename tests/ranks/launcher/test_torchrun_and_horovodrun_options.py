@@ -14,7 +14,7 @@ import sys
 import tty
 
 import pytest
-from tests.ranks.test_launcher import HANGING_S, Launcher, await_lines, end
+from tests.ranks.launcher.test_launcher import HANGING_S, Launcher, await_lines, end
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
