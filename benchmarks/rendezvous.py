@@ -27,7 +27,7 @@ from tests.sim.rendezvous_store import SimStore
 
 from ronde.core.rendezvous.effects import Event, Set
 from ronde.core.rendezvous.membership import Budget, RendezvousEvent, RoundBegan, RoundEnded
-from ronde.core.rendezvous.state import Rules
+from ronde.core.rendezvous.rules import Rules
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous import Simulation

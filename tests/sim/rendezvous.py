@@ -31,7 +31,8 @@ from tests.sim.rendezvous_store import SimStore
 from ronde.core.rendezvous.codec import decode_state
 from ronde.core.rendezvous.effects import Set
 from ronde.core.rendezvous.membership import Budget
-from ronde.core.rendezvous.state import STATE, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import STATE
 
 BAD_TIMES_NS = 90 * S
 JOIN_TIMEOUT_NS = 120 * S

@@ -17,7 +17,8 @@ from ronde.core.rendezvous.membership import (
     RendezvousBroken,
     Round,
 )
-from ronde.core.rendezvous.state import STATE, Cause, JobPhase, JobState, RosterKey, Rules, heartbeat_key
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import STATE, Cause, JobPhase, JobState, RosterKey, heartbeat_key
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous_node import SimNode

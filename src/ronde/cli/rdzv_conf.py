@@ -50,7 +50,7 @@ _KEYS = {
     "last_call_timeout": _TIME._replace(field="last_call_ns"),
     "keep_alive_interval": _SOON._replace(field="heartbeat_ns"),
     "exit_barrier_timeout": _TIME._replace(field="exit_barrier_ns"),
-    "keep_alive_max_attempt": _Key(count, "a whole number from 1", "missing_beats"),
+    "keep_alive_max_attempt": _Key(count, "a whole number from 1", "missing_heartbeats"),
     # Of our own backends; what a store_type or protocol is, they say themselves.
     "is_host": _TRUTH,
     "rehost": _TRUTH,

@@ -120,7 +120,7 @@ def test_times() -> None:
     )
     assert (found.run_id, found.spares, found.options["is_host"]) == ("job", 1, "1")
     assert (found.join_timeout_ns, found.last_call_ns) == (7 * SECOND, SECOND // 2)
-    assert (found.heartbeat_ns, found.missing_beats) == (SECOND, 4)
+    assert (found.heartbeat_ns, found.missing_heartbeats) == (SECOND, 4)
     assert meeting("--rdzv-endpoint a --nnodes 2").run_id == "none"
     assert meeting("--rdzv-endpoint a --nnodes 2 --rdzv-conf rehost=false").options == {"rehost": "false"}
     assert config("", HOROVOD_ELASTIC_TIMEOUT="8").rendezvous.join_timeout_ns == 8 * SECOND

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, KeysView
 
 from ronde.core.rendezvous.membership import Node
-from ronde.core.rendezvous.state import Refused, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import Refused
 
 __all__ = ["Applicants"]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, KeysView
 from dataclasses import dataclass
 
-from ronde.core.rendezvous.state import Heartbeat, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import Heartbeat
 
 __all__ = ["FailureDetector"]
 
@@ -25,7 +26,7 @@ class FailureDetector:
     """The machine. `read_ns`: when heartbeats are to be read next; `asked_ns`: when they were read last."""
 
     def __init__(self, rules: Rules, nodes: Iterable[str], now_ns: int) -> None:
-        self.silence_ns = (2 * rules.missing_beats - 1) * rules.heartbeat_ns // 2
+        self.silence_ns = (2 * rules.missing_heartbeats - 1) * rules.heartbeat_ns // 2
         self.read_ns = self.asked_ns = now_ns
         self._heartbeat_ns = rules.heartbeat_ns
         self._of = {node: _SignsOfLife(None, now_ns, now_ns) for node in nodes}

@@ -13,7 +13,7 @@ Rules
 4. Ends for failed workers are counted as restarts, all others as changes. When a budget is spent the job is closed; for
    late nodes it is not, they go on waiting.
 5. A node that succeeded and dies is no loss. When all have succeeded the job is completed.
-6. A held key that is gone is a death at once. Silence is one after `missing_beats` heartbeats (`detector`).
+6. A held key that is gone is a death at once. Silence is one after `missing_heartbeats` heartbeats (`detector`).
 7. Survivors get a place before others do; who cannot have one is refused (`applicants`).
 8. Where others may go on elsewhere, a round begins with enough nodes of the last one only (`quorum`). It begins when no
    lost node can have workers any more (`lease`).
@@ -33,6 +33,7 @@ from ronde.core.rendezvous.group_ranks import assign_group_ranks
 from ronde.core.rendezvous.lease import Remains
 from ronde.core.rendezvous.membership import Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.core.rendezvous.quorum import Quorum
+from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import (
     PART_NODES,
     Cause,
@@ -45,7 +46,6 @@ from ronde.core.rendezvous.state import (
     Message,
     Refused,
     RosterKey,
-    Rules,
     SuccessReport,
 )
 

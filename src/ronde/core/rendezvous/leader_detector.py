@@ -2,8 +2,8 @@
 
 Rules
 
-1. A leader whose held key is gone is lost; so is one that is silent for `missing_beats` heartbeats, and is found silent
-   when it is looked at once more.
+1. A leader whose held key is gone is lost; so is one that is silent for `missing_heartbeats` heartbeats, and is found
+   silent when it is looked at once more.
 2. Who takes its place counts it as dead at once only if it has seen that the leader held its key, with our sentinel as
    it still is. After a store was away the leader may be on its way: then silence decides alone.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ronde.core.rendezvous.effects import Values
-from ronde.core.rendezvous.state import ALIVE, Rules, alive_key, heartbeat_key
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import ALIVE, alive_key, heartbeat_key
 
 __all__ = ["LeaderDetector", "LeaderLoss"]
 

@@ -27,6 +27,7 @@ from ronde.core.rendezvous.effects import (
 from ronde.core.rendezvous.leader import Leader
 from ronde.core.rendezvous.leader_detector import LeaderLoss
 from ronde.core.rendezvous.membership import Node
+from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import (
     ALIVE,
     FailureReport,
@@ -35,7 +36,6 @@ from ronde.core.rendezvous.state import (
     JoinRequest,
     LeaveNotice,
     Message,
-    Rules,
     SuccessReport,
     alive_key,
     heartbeat_key,

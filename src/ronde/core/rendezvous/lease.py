@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, KeysView
 
-from ronde.core.rendezvous.state import Rules
+from ronde.core.rendezvous.rules import Rules
 
 __all__ = ["WorkerLease", "Remains"]
 

@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from ronde.core.rendezvous.codec import encode
 from ronde.core.rendezvous.effects import Delete, Effect, Hold, Set, Values
 from ronde.core.rendezvous.lease import WorkerLease
-from ronde.core.rendezvous.state import ALIVE, Heartbeat, Rules, alive_key, heartbeat_key
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import ALIVE, Heartbeat, alive_key, heartbeat_key
 
 __all__ = ["Liveness"]
 

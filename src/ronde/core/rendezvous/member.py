@@ -36,6 +36,7 @@ from ronde.core.rendezvous.membership import (
     RoundBegan,
     RoundEnded,
 )
+from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import (
     Cause,
     FailureReport,
@@ -46,7 +47,6 @@ from ronde.core.rendezvous.state import (
     LeaveNotice,
     Message,
     RosterKey,
-    Rules,
     SuccessReport,
 )
 from ronde.core.rendezvous.wait_messages import waits_for, waits_in_vain

@@ -53,7 +53,8 @@ from ronde.core.rendezvous.leader_inbox import LeaderInbox
 from ronde.core.rendezvous.liveness import Liveness
 from ronde.core.rendezvous.member import Member
 from ronde.core.rendezvous.membership import Budget, Failure, Node
-from ronde.core.rendezvous.state import ALIVE, STATE, JobState, Rules, alive_key, inbox_queue
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import ALIVE, STATE, JobState, alive_key, inbox_queue
 from ronde.core.rendezvous.state_replica import StateReplica
 from ronde.core.rendezvous.store_identity import Finding, StoreIdentity
 from ronde.core.rendezvous.store_silence import StoreSilence

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from ronde.core.rendezvous.membership import Node
-from ronde.core.rendezvous.state import Rules
+from ronde.core.rendezvous.rules import Rules
 
 __all__ = ["Quorum", "count_missing"]
 

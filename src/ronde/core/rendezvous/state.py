@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ronde.core.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
+from ronde.core.rendezvous.rules import Rules
 
 __all__ = [
     "ALIVE",
@@ -31,7 +32,6 @@ __all__ = [
     "JobPhase",
     "Refused",
     "RosterKey",
-    "Rules",
     "JobState",
     "SuccessReport",
     "JobTerms",
@@ -64,36 +64,6 @@ def inbox_queue(term: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """How this node takes part.
-
-    `min_slots`: what all nodes of a round must have together. `spares`: so many nodes may wait for a place without
-    limit. `places_are_given`: every node wishes for its group rank, and of two that wish for the same only one gets in
-    (`static`). `rehost`: nodes that lose the store may meet at that of another node (`quorum`). `gives_way`:
-    when no restart is left, a failure costs the job the node where it was, and not its life. `longest_end_ns`: how long
-    the workers of a node may take to end.
-    """
-
-    min_nodes: int = 1
-    max_nodes: int = 1
-    spares: int = 0
-    join_timeout_ns: int = 600 * SECOND
-    last_call_ns: int = 30 * SECOND
-    heartbeat_ns: int = 5 * SECOND
-    missing_beats: int = 3
-    places_are_given: bool = False
-    min_slots: int = 0
-    rehost: bool = False
-    gives_way: bool = False
-    longest_end_ns: int = 0
-
-    @property
-    def silence_ns(self) -> int:
-        """How long a node may be silent."""
-        return self.missing_beats * self.heartbeat_ns
-
-
-@dataclass(frozen=True, slots=True)
 class JobTerms:
     """What all nodes of a job must say alike, because any of them may become the leader; under the users' names."""
 
@@ -102,7 +72,7 @@ class JobTerms:
     max_restarts: int
     max_changes: int
     heartbeat_ns: int
-    missing_beats: int
+    missing_heartbeats: int
     places_are_given: bool
     rehost: bool
 
@@ -110,14 +80,14 @@ class JobTerms:
     def of(cls, rules: Rules, budget: Budget) -> JobTerms:
         """Return the terms of a node with these rules and this budget."""
         return cls(
-            rules.min_nodes,
-            rules.max_nodes,
-            budget.restarts,
-            budget.changes,
-            rules.heartbeat_ns,
-            rules.missing_beats,
-            rules.places_are_given,
-            rules.rehost,
+            min_nodes=rules.min_nodes,
+            max_nodes=rules.max_nodes,
+            max_restarts=budget.restarts,
+            max_changes=budget.changes,
+            heartbeat_ns=rules.heartbeat_ns,
+            missing_heartbeats=rules.missing_heartbeats,
+            places_are_given=rules.places_are_given,
+            rehost=rules.rehost,
         )
 
     def difference(self, jobs: JobTerms) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.core.rendezvous.state import Rules
+from ronde.core.rendezvous.rules import Rules
 
 __all__ = ["StoreSilence"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ronde.core.rendezvous.state import JobPhase, JobState, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import JobPhase, JobState
 
 __all__ = ["waits_for", "waits_in_vain"]
 

@@ -175,7 +175,7 @@ class _Shell:
             meeting.gives_way,
             meeting.supply,
             meeting.min_nodes,
-            shortage_ns=2 * meeting.missing_beats * meeting.heartbeat_ns,
+            shortage_ns=2 * meeting.missing_heartbeats * meeting.heartbeat_ns,
         )
         self._events: deque[machine.Event] = deque()
         self._round: Round | None = None

@@ -155,7 +155,7 @@ def ssh_command(
         "BatchMode": "yes",
         "ConnectTimeout": connect_s,
         "ServerAliveInterval": max(1, rendezvous.heartbeat_ns // 10**9),
-        "ServerAliveCountMax": rendezvous.missing_beats,
+        "ServerAliveCountMax": rendezvous.missing_heartbeats,
     }
     words = [program, "-T", "-a", "-x", *(f"-o{option}={value}" for option, value in options.items())]
     if ssh.port is not None:

@@ -108,7 +108,7 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
     config = config_from_text(assignment.config)
     spec, meeting = config.worker, config.rendezvous
     patience_ns = spec.longest_end_ns() + GOODBYE_NS
-    line.follow(meeting.heartbeat_ns * meeting.missing_beats, patience_ns)
+    line.follow(meeting.heartbeat_ns * meeting.missing_heartbeats, patience_ns)
     here = environment()
     try:
         os.chdir(assignment.directory)

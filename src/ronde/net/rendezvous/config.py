@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from ronde.core.rendezvous.rules import Rules
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass, field
-
-if TYPE_CHECKING:
-    from ronde.core.rendezvous.state import Rules
 
 __all__ = ["RendezvousConfig", "truth"]
 
 SECOND = 10**9
+# The fields of Rules that are the user's to choose.
+_SHARED = (
+    *(
+        "min_nodes",
+        "max_nodes",
+        "spares",
+        "join_timeout_ns",
+        "last_call_ns",
+        "heartbeat_ns",
+        "missing_heartbeats",
+    ),
+    *("min_slots", "gives_way"),
+)
 _TRUTHS = {"1": True, "true": True, "t": True, "yes": True, "y": True}
 _TRUTHS |= {"0": False, "false": False, "f": False, "no": False, "n": False}
 
@@ -33,40 +43,30 @@ class RendezvousConfig:
     backend: str = "alone"
     endpoint: str = ""
     run_id: str = ""
-    min_nodes: int = 1
-    max_nodes: int = 1
+    min_nodes: int = Rules.min_nodes
+    max_nodes: int = Rules.max_nodes
     node_rank: int = -1
-    spares: int = 0
-    join_timeout_ns: int = 600 * SECOND
-    last_call_ns: int = 30 * SECOND
-    heartbeat_ns: int = 5 * SECOND
-    missing_beats: int = 3
+    spares: int = Rules.spares
+    join_timeout_ns: int = Rules.join_timeout_ns
+    last_call_ns: int = Rules.last_call_ns
+    heartbeat_ns: int = Rules.heartbeat_ns
+    missing_heartbeats: int = Rules.missing_heartbeats
     exit_barrier_ns: int = 300 * SECOND
     start_timeout_ns: int = 300 * SECOND
     options: Mapping[str, str] = field(default_factory=dict)
-    min_slots: int = 0
+    min_slots: int = Rules.min_slots
     supply: int | None = None
-    gives_way: bool = False
+    gives_way: bool = Rules.gives_way
     longest_end_ns: int = 0
 
-    def rules(self, places_are_given: bool = False, rehost: bool = False) -> Rules:
-        """Return what of this the machines need."""
-        from ronde.core.rendezvous.state import Rules  # a job of one node does without
+    def rules(self, **given: bool) -> Rules:
+        """Return what the machines need of this, with what the backend decides (`given`)."""
+        return Rules(**{name: getattr(self, name) for name in _SHARED}, **given)
 
-        return Rules(
-            self.min_nodes,
-            self.max_nodes,
-            self.spares,
-            self.join_timeout_ns,
-            self.last_call_ns,
-            self.heartbeat_ns,
-            self.missing_beats,
-            places_are_given,
-            self.min_slots,
-            rehost,
-            self.gives_way,
-            self.longest_end_ns,
-        )
+    @property
+    def silence_ns(self) -> int:
+        """After how much silence a node, or the store, counts as lost."""
+        return self.rules().silence_ns
 
     def truth(self, option: str) -> bool | None:
         """Return what the option says, None if it is not given. Raises UsageError if it is neither yes nor no."""

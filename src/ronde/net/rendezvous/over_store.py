@@ -19,7 +19,8 @@ from typing import NamedTuple, Protocol
 from ronde.core.rendezvous.effects import Effect, Event, Probe, Probed, Tell, Tick
 from ronde.core.rendezvous.membership import Budget, Failure, Node, Notice, RendezvousBroken, RendezvousEvent
 from ronde.core.rendezvous.participant import Participant
-from ronde.core.rendezvous.state import ALIVE, JobTerms, Rules, alive_key
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import ALIVE, JobTerms, alive_key
 from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
 from ronde.net.rendezvous.ended_job import succeed_ended_job
 from ronde.net.rendezvous.event_queue import EventQueue
@@ -236,7 +237,7 @@ class OverStore:
     def _cross(self, store: Store) -> Store | None:
         """Return the store if this node may take part there. Raises TimeoutError if it has gone again."""
         assert self._terms
-        silence_ns = self._rules.missing_beats * self._rules.heartbeat_ns
+        silence_ns = self._rules.silence_ns
         patience_ns = max(silence_ns, LEAVING_NS)
         try:
             reason = succeed_ended_job(store, self._terms, patience_ns, lambda: not self._is_closing)

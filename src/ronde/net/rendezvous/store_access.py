@@ -305,13 +305,12 @@ class EtcdStoreAccess(_OnlyPlace):
         from ronde.net.stores.etcd import EtcdStore
 
         options = self._config.options
-        silence_ns = self._config.missing_beats * self._config.heartbeat_ns
         return EtcdStore(
             etcd_endpoint(self._config),
             self._prefix,
             timeout_ns,
             patience_ns=SEARCH_NS,
-            lease_ns=min(max(silence_ns, LEAST_LEASE_NS), MOST_LEASE_NS),
+            lease_ns=min(max(self._config.silence_ns, LEAST_LEASE_NS), MOST_LEASE_NS),
             # The second names are those of torchrun's older rendezvous in an etcd.
             ca_file=options.get("ca_cert") or options.get("cacert", ""),
             certificate_file=options.get("ssl_cert") or options.get("cert", ""),

@@ -8,6 +8,7 @@ import pytest
 
 from ronde.core.rendezvous.codec import decode, decode_roster, decode_state, encode, encode_roster
 from ronde.core.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
+from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import (
     PART_NODES,
     FailureReport,
@@ -19,7 +20,6 @@ from ronde.core.rendezvous.state import (
     LeaveNotice,
     Refused,
     RosterKey,
-    Rules,
     SuccessReport,
 )
 from ronde.errors import ProtocolError, VersionError

@@ -37,7 +37,8 @@ from ronde.core.rendezvous.membership import (
     RoundEnded,
 )
 from ronde.core.rendezvous.participant import Participant
-from ronde.core.rendezvous.state import STATE, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import STATE
 
 S = 10**9
 RULES = Rules(min_nodes=1, max_nodes=3, last_call_ns=S, heartbeat_ns=5 * S)

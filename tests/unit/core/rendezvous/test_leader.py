@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ronde.core.rendezvous.leader import STRAGGLER_NS, Leader
 from ronde.core.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
+from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import (
     FailureReport,
     Heartbeat,
@@ -15,7 +16,6 @@ from ronde.core.rendezvous.state import (
     JoinRequest,
     LeaveNotice,
     Message,
-    Rules,
     SuccessReport,
 )
 

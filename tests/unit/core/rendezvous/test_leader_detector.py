@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ronde.core.rendezvous.effects import Values
 from ronde.core.rendezvous.leader_detector import LeaderDetector
-from ronde.core.rendezvous.state import ALIVE, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import ALIVE
 
 S = 10**9
 RULES = Rules(min_nodes=1, max_nodes=3, heartbeat_ns=5 * S)  # lost after 15 s

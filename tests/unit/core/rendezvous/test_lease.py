@@ -5,9 +5,10 @@ from __future__ import annotations
 from tests.unit.core.rendezvous.test_leader import Office, S, running
 
 from ronde.core.rendezvous.lease import WorkerLease
-from ronde.core.rendezvous.state import Heartbeat, LeaveNotice, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import Heartbeat, LeaveNotice
 
-RULES = Rules(2, 3, last_call_ns=S, heartbeat_ns=5 * S, missing_beats=3)
+RULES = Rules(2, 3, last_call_ns=S, heartbeat_ns=5 * S, missing_heartbeats=3)
 
 
 def test_a_lease_counts_from_when_the_confirmed_heartbeat_was_sent() -> None:

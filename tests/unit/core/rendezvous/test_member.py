@@ -6,7 +6,8 @@ import pytest
 
 from ronde.core.rendezvous.member import Member
 from ronde.core.rendezvous.membership import Budget, Node
-from ronde.core.rendezvous.state import JobPhase, JobState, JobTerms, RosterKey, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import JobPhase, JobState, JobTerms, RosterKey
 
 RULES = Rules(min_nodes=2, max_nodes=2)
 

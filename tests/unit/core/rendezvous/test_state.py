@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ronde.core.rendezvous.membership import Budget
-from ronde.core.rendezvous.state import JobPhase, JobState, JobTerms, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import JobPhase, JobState, JobTerms
 
 RUNNING = JobState(
     JobTerms.of(Rules(1, 4), Budget(0)), "a", term=5, version=18, phase=JobPhase.RUNNING, number=5

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ronde.core.rendezvous.membership import Budget
-from ronde.core.rendezvous.state import JobState, JobTerms, Rules
+from ronde.core.rendezvous.rules import Rules
+from ronde.core.rendezvous.state import JobState, JobTerms
 from ronde.core.rendezvous.wait_messages import waits_in_vain
 
 

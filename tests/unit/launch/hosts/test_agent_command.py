@@ -13,7 +13,7 @@ from ronde.launch.config import LaunchConfig, RendezvousConfig, Ssh, WorkerSpec
 from ronde.launch.hosts.agent_command import Assignment, hello, is_here, ssh_command, travelling
 
 CONFIG = LaunchConfig(
-    WorkerSpec(("/bin/true",)), rendezvous=RendezvousConfig(heartbeat_ns=2 * 10**9, missing_beats=3)
+    WorkerSpec(("/bin/true",)), rendezvous=RendezvousConfig(heartbeat_ns=2 * 10**9, missing_heartbeats=3)
 )
 SECRET = "ab" * 32
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from ronde.core.rendezvous.membership import Budget, Node, Notice, RendezvousBroken, RendezvousEvent
-from ronde.core.rendezvous.state import Rules
+from ronde.core.rendezvous.rules import Rules
 from ronde.errors import TimeoutError
 from ronde.net.rendezvous import store_session
 from ronde.net.rendezvous.over_store import Found, OverStore
