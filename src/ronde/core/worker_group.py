@@ -69,6 +69,7 @@ __all__ = [
     "name_ranks",
 ]
 
+GRACE_NS, PATIENCE_NS, FAREWELL_NS = 3 * 10**9, 5 * 10**9, 30 * 10**9
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
 TYPED = (SIGINT, SIGQUIT)  # by a user at a terminal, who waits: Ctrl-C and Ctrl-\
 HASTY = (*TYPED, SIGPIPE)  # nobody waits for what workers would still save
@@ -189,11 +190,11 @@ class Policy(NamedTuple):
     end. `farewell_ns` is what workers have to end after a signal that came from outside and was not typed.
     """
 
-    grace_ns: int = 3_000_000_000
-    patience_ns: int = 5_000_000_000
+    grace_ns: int = GRACE_NS
+    patience_ns: int = PATIENCE_NS
     hurry: bool = False
     stop_signum: int = SIGTERM
-    farewell_ns: int = 5_000_000_000
+    farewell_ns: int = FAREWELL_NS
 
 
 class GroupPhase(IntEnum):

@@ -20,6 +20,7 @@ from ronde.comm.communicator import Communicator
 from ronde.comm.stalls import StallWatch, hide_thread
 from ronde.core.messages import TensorType
 from ronde.core.stall_report import TENSORS, Subject
+from ronde.core.tuning import LARGEST_FUSION_BYTES
 from ronde.engine.arrivals import Arrivals, survey
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
 from ronde.engine.equal_settings import agree_on_settings
@@ -36,7 +37,7 @@ from ronde.engine.submission import (
     signature_of,
 )
 from ronde.engine.timeline import Timeline
-from ronde.engine.tuner import begin_tuning, buffer_bytes
+from ronde.engine.tuner import begin_tuning
 from ronde.engine.unnamed import Unnamed
 from ronde.settings import Settings
 from ronde.types import Adasum, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
@@ -72,7 +73,7 @@ class Engine:
         agree_on_settings(comm, settings)
         is_tuned = settings.autotune and ranks is None
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
-        buffer = self._comm.empty(buffer_bytes(settings, is_tuned), np.uint8)
+        buffer = self._comm.empty(_fusion_buffer_bytes(settings, is_tuned), np.uint8)
         self._cycle = _native.Cycle(
             self._comm._native,
             board,
@@ -290,3 +291,8 @@ class Engine:
         """In a forked child: refuse everything, and leave what is the parent's alone."""
         self._cycle.abandon()
         self._stalls.abandon()
+
+
+def _fusion_buffer_bytes(settings: Settings, is_tuned: bool) -> int:
+    """Return how much memory the tensors of one fused call need at most."""
+    return max(settings.fusion_bytes, LARGEST_FUSION_BYTES) if is_tuned else settings.fusion_bytes

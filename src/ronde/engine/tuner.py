@@ -28,7 +28,6 @@ from ronde.comm.communicator import Communicator
 from ronde.core.messages import Tune
 from ronde.core.negotiation import Coordinator
 from ronde.core.tuning import (
-    LARGEST_FUSION_BYTES,
     Effect,
     Event,
     Finished,
@@ -48,14 +47,9 @@ from ronde.errors import UsageError
 from ronde.new_files import open_for_writing
 from ronde.settings import Settings, assignment
 
-__all__ = ["Tuner", "begin_tuning", "buffer_bytes", "take_over"]
+__all__ = ["Tuner", "begin_tuning", "take_over"]
 
 _log = logging.getLogger("ronde.tuning")
-
-
-def buffer_bytes(settings: Settings, is_tuned: bool) -> int:
-    """Return how much memory fused tensors need at most."""
-    return max(settings.fusion_bytes, LARGEST_FUSION_BYTES) if is_tuned else settings.fusion_bytes
 
 
 def begin_tuning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
+from ronde.core.worker_group import FAREWELL_NS, GRACE_NS, PATIENCE_NS
 from ronde.light_dataclasses import dataclass, field
 from ronde.net.rendezvous.config import RendezvousConfig
 
@@ -106,9 +107,9 @@ class WorkerSpec:
     fork: bool = False
     binding: Binding = Binding.NONE
     stop_signal: int = 15
-    grace_ns: int = 3 * SECOND  # for workers to notice a failure by themselves
-    patience_ns: int = 5 * SECOND  # for each signal to work
-    farewell_ns: int = 30 * SECOND  # for what was told to end by a signal from outside, not typed
+    grace_ns: int = GRACE_NS  # for workers to notice a failure by themselves
+    patience_ns: int = PATIENCE_NS  # for each signal to work
+    farewell_ns: int = FAREWELL_NS  # for what was told to end by a signal from outside, not typed
     signals: tuple[int, ...] = DEFAULT_SIGNALS
     virtual_local_rank: bool = False
     key_by_descriptor: bool = False

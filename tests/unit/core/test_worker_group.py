@@ -7,6 +7,7 @@ import random
 import pytest
 
 from ronde.core.worker_group import (
+    PATIENCE_NS,
     Effect,
     Event,
     Exited,
@@ -44,7 +45,7 @@ class Story:
     """A group of workers, started at second 0 with process 100 + rank."""
 
     def __init__(self, ranks: int, policy: Policy | None = None) -> None:
-        self.group = WorkerGroup(range(ranks), policy)
+        self.group = WorkerGroup(range(ranks), policy or Policy(farewell_ns=PATIENCE_NS))
         self.reason = ""
         for rank in range(ranks):
             assert self.at(0, Started(rank, 100 + rank)) == []

@@ -144,11 +144,6 @@ class Member:
         """Whether this node wants to end the job, and that is not in the state yet."""
         return self._ending is not None
 
-    @property
-    def num_waiting(self) -> int:
-        """How many nodes wait, as far as this one knows."""
-        return self._state.waiting if self._state else 0
-
     # What the agent asks for
 
     def join(self, now_ns: int, node: Node, budget: Budget) -> None:

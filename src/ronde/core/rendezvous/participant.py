@@ -170,10 +170,6 @@ class Participant:
 
     # What others may know
 
-    def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait, as far as this one knows."""
-        return self._member.num_waiting
-
     @property
     def is_leader(self) -> bool:
         """Whether this node leads, as far as it knows."""

@@ -86,9 +86,6 @@ class Alone:
     def serves_others(self) -> bool:
         return False
 
-    def num_nodes_waiting(self) -> int:
-        return 0
-
     def close(self) -> None:
         self._happened.close()
 

@@ -46,8 +46,5 @@ class Rendezvous(Protocol):
     def serves_others(self) -> bool:
         """Return whether the nodes meet at a store that ends with this process."""
 
-    def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait for the next round while this one goes on, as far as this node knows."""
-
     def close(self) -> None:
         """Let go of everything, at the latest after a few seconds. Without `leave` before it, the others see a loss."""

@@ -152,9 +152,6 @@ class OverStore:
     def serves_others(self) -> bool:
         return self._entrance.serves()
 
-    def num_nodes_waiting(self) -> int:
-        return self._participant.num_nodes_waiting()
-
     def close(self) -> None:
         """Do what is still to be said, and go. A second call does nothing."""
         if self._is_closing:
