@@ -129,6 +129,37 @@ def test_the_measure_of_cpp_functions() -> None:
     assert list(cpp_functions(text)) == [("f", 1), ("S", 3), ("long_one", 7)]
 
 
+def test_no_two_classes_have_the_same_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path, text in sources(".py", under="src"):
+        if "/compat/packages/" not in path:  # where Horovod has chosen the names
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(path)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_the_files_that_the_architecture_names_exist() -> None:
+    rooms = "core|net|process|comm|backends|engine|torch|compat|launch|cli|testing"
+    named = re.findall(rf"`((?:{rooms})/[\w/]+|[\w/]+\.(?:h|cc|py))`", (ROOT / "ARCHITECTURE.md").read_text())
+    starts = (
+        "",
+        "src/ronde/",
+        "cpp/",
+        "cpp/engine/",
+        "cpp/algorithms/",
+        "tests/conformance/",
+        "src/ronde/backends/",
+    )
+    assert len(named) > 50
+    missing = [
+        name
+        for name in named
+        if not any((ROOT / f"{start}{name}{end}").exists() for start in starts for end in ("", ".py"))
+    ]
+    assert missing == []
+
+
 def test_names_say_what_a_module_is_for() -> None:
     for path, _ in sources(".py", ".cc", ".h"):
         if not path.startswith("src/ronde/compat/packages/horovod/"):  # where Horovod has chosen the names
