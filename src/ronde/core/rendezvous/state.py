@@ -7,8 +7,7 @@ Keys, all under the job's prefix
     inbox/T/messages    a queue: what nodes say to the leader of term T
     alive/ID            held by node ID for as long as it lives
     sentinel/ID         held by node ID, and set by it to another value: see `core/rendezvous/liveness`
-    heartbeat/ID             the `Heartbeat` of node ID, a new one every heartbeat; stays until a round has begun
-    without the node
+    heartbeat/ID        the `Heartbeat` of node ID, written every heartbeat; stays until a round begins without the node
 """
 
 from __future__ import annotations

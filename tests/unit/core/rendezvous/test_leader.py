@@ -23,7 +23,7 @@ S = 10**9
 BOOM = Failure(0, 0, "h", 1, 1, "boom")
 
 
-class Office:
+class LeaderWithInbox:
     """A leader, with nodes that talk to it."""
 
     def __init__(self, rules: Rules, budget: Budget = Budget(1)) -> None:  # noqa: B008
@@ -35,7 +35,7 @@ class Office:
     def state(self) -> JobState:
         return self.leader.state
 
-    def at(self, seconds: float) -> Office:
+    def at(self, seconds: float) -> LeaderWithInbox:
         self.now_ns = int(seconds * S)
         self.leader.tick(self.now_ns)
         return self
@@ -44,12 +44,12 @@ class Office:
         self.seq += 1
         self.leader.hear(self.now_ns, replace(message, seq=self.seq))
 
-    def join(self, *names: str, after: int = -1, wish: int = -1) -> Office:
+    def join(self, *names: str, after: int = -1, wish: int = -1) -> LeaderWithInbox:
         for name in names:
             self.say(JoinRequest(0, Node(name, f"host-{name}", "", 1, "", 1, wish=wish), after))
         return self
 
-    def lose(self, *names: str) -> Office:
+    def lose(self, *names: str) -> LeaderWithInbox:
         self.leader.lose(self.now_ns, names, "lost the connection to the others")
         return self
 
@@ -63,8 +63,8 @@ class Office:
         return self.state.phase == JobPhase.FORMING
 
 
-def running(names: str, rules: Rules, budget: Budget = Budget(1)) -> Office:  # noqa: B008
-    inbox = Office(rules, budget).join(*names)
+def running(names: str, rules: Rules, budget: Budget = Budget(1)) -> LeaderWithInbox:  # noqa: B008
+    inbox = LeaderWithInbox(rules, budget).join(*names)
     if inbox.is_forming:
         inbox.at(rules.last_call_ns / S)
     assert inbox.roster == names
@@ -72,11 +72,11 @@ def running(names: str, rules: Rules, budget: Budget = Budget(1)) -> Office:  # 
 
 
 def test_a_full_world_begins_at_once() -> None:
-    assert Office(Rules(2, 3)).join("a", "b", "c").roster == "abc"
+    assert LeaderWithInbox(Rules(2, 3)).join("a", "b", "c").roster == "abc"
 
 
 def test_the_last_call_begins_with_the_minimum_and_is_not_prolonged() -> None:
-    inbox = Office(Rules(2, 4)).at(5).join("a", "b").at(20).join("c").at(34.9)
+    inbox = LeaderWithInbox(Rules(2, 4)).at(5).join("a", "b").at(20).join("c").at(34.9)
     assert inbox.is_forming
     assert inbox.at(35).roster == "abc"
 
@@ -222,7 +222,7 @@ def test_leaving() -> None:
 
 def test_the_cause_has_all_who_are_lost_though_it_names_some() -> None:
     names = [f"{i:02}" for i in range(40)]
-    inbox = Office(Rules(1, 40)).join(*names)
+    inbox = LeaderWithInbox(Rules(1, 40)).join(*names)
     roster = inbox.leader.roster
     inbox.lose(*names[:35], names[38])
     cause = inbox.state.cause
@@ -234,7 +234,7 @@ def test_the_cause_has_all_who_are_lost_though_it_names_some() -> None:
 
 
 def test_given_places() -> None:
-    inbox = Office(Rules(2, 2, places_are_given=True)).join("a", wish=1).join("b", wish=1)
+    inbox = LeaderWithInbox(Rules(2, 2, places_are_given=True)).join("a", wish=1).join("b", wish=1)
     assert inbox.is_forming
     assert inbox.join("c", wish=0).roster == "ca"
     inbox.join("d", wish=2, after=0)
@@ -243,7 +243,12 @@ def test_given_places() -> None:
 
 
 def test_of_two_with_one_place_the_later_one_is_refused_if_both_live() -> None:
-    inbox = Office(Rules(3, 3, places_are_given=True)).join("a", wish=0).join("b", wish=1).join("c", wish=1)
+    inbox = (
+        LeaderWithInbox(Rules(3, 3, places_are_given=True))
+        .join("a", wish=0)
+        .join("b", wish=1)
+        .join("c", wish=1)
+    )
     heartbeat = 0
     while not inbox.state.refused:
         heartbeat += 1
@@ -259,7 +264,7 @@ def test_of_two_with_one_place_the_later_one_is_refused_if_both_live() -> None:
 
 
 def test_a_node_that_is_started_again_gets_the_place_of_its_predecessor() -> None:
-    inbox = Office(Rules(2, 2, places_are_given=True)).join("a", wish=0).join("b", wish=1)
+    inbox = LeaderWithInbox(Rules(2, 2, places_are_given=True)).join("a", wish=0).join("b", wish=1)
     inbox.join("c", wish=1).lose("b")
     for heartbeat in range(1, 20):
         inbox.at(heartbeat * 2.5)
@@ -269,7 +274,7 @@ def test_a_node_that_is_started_again_gets_the_place_of_its_predecessor() -> Non
 
 def test_nodes_must_have_slots_enough_together() -> None:
     rules = Rules(1, 9, last_call_ns=S, min_slots=3)
-    inbox = Office(rules)
+    inbox = LeaderWithInbox(rules)
     inbox.say(JoinRequest(0, Node("a", "host-a", "", 1, "", 1), -1))
     assert inbox.at(2).is_forming
     inbox.say(JoinRequest(0, Node("b", "host-b", "", 2, "", 1), -1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.core.rendezvous.test_leader import Office, S, running
+from tests.unit.core.rendezvous.test_leader import LeaderWithInbox, S, running
 
 from ronde.core.rendezvous.lease import WorkerLease
 from ronde.core.rendezvous.rules import Rules
@@ -35,7 +35,7 @@ def test_only_a_recent_heartbeat_can_renew_a_lease() -> None:
     assert not lease.is_asked_for(20 * S)
 
 
-def heartbeat(inbox: Office, second: float, **counts: int) -> None:
+def heartbeat(inbox: LeaderWithInbox, second: float, **counts: int) -> None:
     """The leader reads new heartbeats of these nodes."""
     inbox.at(second)
     inbox.leader.hear_beats(
@@ -54,7 +54,7 @@ def test_a_round_waits_until_the_lease_of_a_lost_node_has_run_out() -> None:
 
 
 def test_nobody_waits_for_a_node_that_has_no_workers() -> None:
-    def lost() -> Office:
+    def lost() -> LeaderWithInbox:
         inbox = running("abc", RULES).at(10)
         inbox.leader.lose(inbox.now_ns, ["c"], "lost the connection", may_work=True)
         inbox.join("a", "b", after=0)
