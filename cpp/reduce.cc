@@ -52,10 +52,11 @@ std::span<const Kernels* const> find_kernels() {
 }
 #endif
 
-const Kernels& best_kernels() {
-  static const Kernels& best = *available_kernels().front();
-  return best;
-}
+// Chosen when the library is loaded, not when first asked for: a child that is forked while another thread asks for the
+// first time would wait for ever.
+const std::span<const Kernels* const> kAvailable = find_kernels();
+
+const Kernels& best_kernels() { return *kAvailable.front(); }
 
 // nullptr if `op` is not defined for `dtype`, or either is unknown.
 Kernel find_kernel(const Reduction& reduction) {
@@ -70,10 +71,7 @@ Kernel find_kernel(const Reduction& reduction) {
 
 }  // namespace
 
-std::span<const Kernels* const> available_kernels() {
-  static const std::span<const Kernels* const> available = find_kernels();
-  return available;
-}
+std::span<const Kernels* const> available_kernels() { return kAvailable; }
 
 bool is_supported(DType dtype, ReduceOp op) { return find_kernel({dtype, op, 1}) != nullptr; }
 
