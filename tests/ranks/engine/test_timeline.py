@@ -186,7 +186,7 @@ def switch_on_and_off(folder: str) -> list[str]:
             ronde.allreduce(np.ones(2), "differs")
         ronde.stop_timeline()
         Path(folder, "folder-1").mkdir()
-        with pytest.raises(UsageError, match="folder-1 is not"):
+        with pytest.raises(UsageError, match="folder-1: it is not a file"):
             ronde.start_timeline(f"{folder}/folder")
     else:
         reduce_groups(9)
