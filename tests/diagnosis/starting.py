@@ -99,7 +99,7 @@ FAILURES = [
         "a rank that never comes",
         "import ronde\nif rank: time.sleep(60)\nronde.init()",
         (
-            r"TimeoutError: waited (2|1\.\d+) s for rank 1 of 2 to join at .*; every rank must call ronde.init\(\) in",
+            r"TimeoutError: waited (2|1\.\d+) s for rank 1 of 2 to join at .*; every rank must call ronde.init\(\) w",
         ),
         beginning=RANK,
         options=("-n", "2", "--shutdown-timeout", "1"),

@@ -79,7 +79,7 @@ def test_nothing_grows(store: str, transport: str, times: int) -> None:
     if store == "of rank 0":
         environ |= {"RONDE_STORE": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     for begin, end in ranks.run(cycle, 2, times, environ=environ, timeout_s=280):
-        assert end.files == begin.files
+        assert end.files <= begin.files
         assert end.threads == begin.threads
         assert end.mappings <= begin.mappings + 4  # the allocator's own
         assert end.heap_mib <= begin.heap_mib + 8
