@@ -165,9 +165,7 @@ class Gateway:
             self.ask("kv/range", {"key": "AA==", "keys_only": True}, timeout_ns, at_first=True)
         except PeerLostError as error:
             reason = str(error).partition(": ")[2]
-            if (
-                "UNEXPECTED_EOF" in reason
-            ):  # so ends what etcd takes for no request at all; or it is just starting
+            if "EOF" in reason:  # etcd hangs up on what it takes for no request at all, or is just starting
                 reason += f"; {NO_TLS}"
             message = f"waited {timeout_ns / 1e9:g} s for the store at etcd:{self.endpoints}: {reason}"
             raise errors.TimeoutError(message, operation="store", waited_ns=timeout_ns) from None
