@@ -3,8 +3,8 @@
 A submitted tensor takes one of two ways:
   - Hit: the native cycle knows its name and signature. It sets a bit, and no Python runs any more until somebody waits.
   - Miss: it becomes a Request, and the next cold round takes it along. In a cold round the engine's threads of all
-    ranks gather their requests on rank 0 (`rounds`), whose Coordinator makes of them a stream of items; everybody gets
-    the stream and applies it item by item. Caches change nowhere else, so they are the same everywhere.
+    ranks gather their requests on rank 0 (`negotiation_rounds`), whose Coordinator makes of them a stream of items;
+    everybody gets the stream and applies it item by item. Caches change nowhere else, so they are the same everywhere.
 
 The lock orders submitting threads against cold rounds; it is never held while a rank waits for another.
 """

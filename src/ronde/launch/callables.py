@@ -1,8 +1,9 @@
 """Python functions as workers: `ronde.run(fn, np=4)`, from a script or a notebook.
 
-The function and its arguments are pickled, and called in new processes (`called.py`) that the launcher's agent starts,
-watches and ends like any other workers. Functions that only exist in the main module of a notebook, or within another
-function, need cloudpickle; without it a function must be one that another process can import, as with multiprocessing.
+The function and its arguments are pickled, and called in new processes (`callable_worker.py`) that the launcher's agent
+starts, watches and ends like any other workers. Functions that only exist in the main module of a notebook, or within
+another function, need cloudpickle; without it a function must be one that another process can import, as with
+multiprocessing.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ class ElasticLaunch(Generic[P, R]):
 
 
 def _loaded_here() -> tuple[str, ...]:
-    """Return what a template of workers should import: what `called.py` needs, and what the function may use."""
+    """Return what a template of workers should import: what `callable_worker.py` needs, and what the function may
+    use.
+    """
     return ("multiprocessing.spawn", __name__, *(name for name in (*WORTH_IT, *LATER) if name in sys.modules))
 
 
@@ -150,7 +153,7 @@ def pickler() -> Any:
 
 
 def _pack(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Return the call as `called.py` reads it. Raises UsageError if it cannot be sent."""
+    """Return the call as `callable_worker.py` reads it. Raises UsageError if it cannot be sent."""
     name = getattr(fn, "__qualname__", repr(fn))
     pickles = pickler()
     data = get_preparation_data("worker")

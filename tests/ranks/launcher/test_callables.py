@@ -106,7 +106,7 @@ def test_the_first_failure_is_raised_with_its_traceback(capfd: pytest.CaptureFix
     first, *_, last = caught.value.traceback_text.splitlines()
     assert (first, last) == ("Traceback (most recent call last):", "ValueError: the cause")
     assert "in raises_on" in caught.value.traceback_text
-    assert "called.py" not in caught.value.traceback_text
+    assert "callable_worker.py" not in caught.value.traceback_text
     assert str(caught.value).endswith(caught.value.traceback_text.rstrip())
     assert "ronde: rank 1 (pid" not in capfd.readouterr().err, "who catches the error may not care"
 

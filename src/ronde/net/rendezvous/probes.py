@@ -59,19 +59,19 @@ class ProbeListener:
             self._socket.close()
 
 
-def find_ended(doors: Mapping[str, str]) -> tuple[str, ...]:
-    """Return those nodes whose machines say that their agents have ended; `doors` has their addresses, by node.
+def find_ended(addresses: Mapping[str, str]) -> tuple[str, ...]:
+    """Return those nodes whose machines say that their agents have ended; `addresses`: where they listen, by node.
 
-    A process that ends closes its connections before its listener, so an open door is tried again for a second.
+    A process that ends closes its connections before its listener, so one that answers is probed again for a second.
     """
     ended: list[str] = []
-    left = list(doors)
+    left = list(addresses)
     deadline_ns, pause_s = time.monotonic_ns() + PROBE_NS, FIRST_PAUSE_S
     while True:
         are_open: list[str] = []
         for first in range(0, len(left), MAX_PROBES):
             some = left[first : first + MAX_PROBES]
-            answers = dict(zip(some, probe_all([parse(doors[node]) for node in some])))
+            answers = dict(zip(some, probe_all([parse(addresses[node]) for node in some])))
             ended += [node for node, door in answers.items() if door is ProbeResult.SHUT]
             are_open += [node for node, door in answers.items() if door is ProbeResult.OPEN]
         if not are_open or time.monotonic_ns() >= deadline_ns:

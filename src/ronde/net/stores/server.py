@@ -4,7 +4,7 @@ The rules:
   1. A connection is a stranger until it has proved that it knows the job key; until then it is in
      net/authenticating_listener.
   2. A member has one request at a time, and takes its answer before it asks again. A request that must wait is parked
-     (see desk.py) and answered by whoever changes what it waits for, or by its timer; nobody polls.
+     (see request_handler.py) and answered by whoever changes what it waits for, or by its timer; nobody polls.
   3. Whatever one client does wrong costs that client its connection and nobody else anything.
   4. A connection that breaks is noticed at once, or within seconds if no packet says so. What its client held goes with
      it; its last answer is kept, for it may come back.
