@@ -320,9 +320,9 @@ def test_a_stopped_node_is_noticed_ejected_and_taken_back(processes: list[Proces
         assert node.says("began").startswith("1 2")
     stopped.signal(signal.SIGCONT)
     stopped.says("ejected")
-    processes.append(stopped)
-    for node in processes:
-        assert node.says("began").startswith("2 3")
+    for node in (*processes, stopped):  # on a machine that does much else it may be silent once more
+        while not node.says("began").partition(" ")[2].startswith("3"):
+            pass
 
 
 @pytest.fixture
