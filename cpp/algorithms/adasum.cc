@@ -1,22 +1,23 @@
 // Adasum by recursive vector halving and distance doubling, then back.
 //
 // *Down*, at distance 1, 2, 4, ...: rank and partner (rank ^ distance) hold the same range of two vectors, a of the
-// lower one's block of ranks and b of the upper one's. They cut the range in halves and send each other one, so that
-// each has a half of both vectors. The block of 2 distance ranks now holds all pieces of a and b: its ranks form the
-// dot products of their pieces and sum them by recursive doubling. Then each combines its half, and has that range of
-// the block's vector. *Up*, at distance ..., 2, 1: the partners send each other their ranges, already combined.
+// lower rank's block of ranks and b of the upper rank's block. They halve the range and exchange halves, so that each
+// holds one half of both vectors. The block of 2 distance ranks now holds all pieces of a and b: its ranks form the dot
+// products of their pieces and sum them by recursive doubling. Then each rank combines its half, which is its range of
+// the block's vector. *Up*, at distance ..., 2, 1: the partners exchange their combined ranges.
 //
-// Every rank sends and receives 2 (ranks - 1) / ranks times the buffer, as in an all-reduce. What arrives in segments
-// goes into the products while it is in the cache.
+// Every rank sends and receives 2 (ranks - 1) / ranks times the buffer, as in an all-reduce. A rank adds each arriving
+// segment to the products while the segment is in the cache.
 //
-// In a hierarchy the ranks of a rail (hierarchical.h) do this with a shard, and besides the products are summed over
-// the rails of each host: all ranks of all hosts in the block add up to whole vectors.
+// In a hierarchy the ranks of a rail (hierarchical.h) do this with a shard. The ranks of each host also sum the
+// products over its rails, because only the shards of all rails together make whole vectors.
 //
-// In one host every rank gets its share of the elements of all vectors, goes up the whole tree with it, summing the
-// products with the other ranks at every level, and everybody gets all shares. In symmetric memory nothing is sent for
-// that: the ranks look into each other's buffers and write the result to all. Else the shares are dealt and collected.
+// In one host every rank takes its share of the elements of all vectors up the whole tree. At every level it sums the
+// products with the other ranks, and at the end all ranks get all shares. In symmetric memory that needs no messages:
+// the ranks read each other's buffers and write the result to all of them. Elsewhere deal() distributes the shares and
+// share() collects them.
 //
-// Small buffers: everybody gathers all vectors, which takes one step, and goes up the tree alone. All ranks compute the
+// Small buffers: every rank gathers all vectors, which takes one step, and climbs the tree alone. All ranks compute the
 // same, and all versions of the kernels give the same bits.
 #include "algorithms/adasum.h"
 
@@ -33,17 +34,17 @@
 namespace ronde {
 namespace {
 
-// Of all ranks together: an all-gather of so much is one step (allgatherv.cc).
+// Of all ranks together. An all-gather of up to this size takes one step (allgatherv.cc).
 constexpr size_t kGatherBytes = 64 << 10;
 
 constexpr size_t kAlignment = 64;  // elements
 
-// Adds them up over ranks that have other pieces of the same vectors.
+// Sums products over the ranks that hold other pieces of the same vectors.
 using SumProducts = FunctionRef<void(std::span<double>)>;
 
 // --- Everything on every rank ---------------------------------------------------------------------------------------
 
-// `gathered`: the whole buffers of `ranks` ranks, one behind the other; they do not survive.
+// `gathered` holds the whole buffers of `ranks` ranks, one behind the other. The function overwrites it.
 void combine_gathered(const Call& call, std::byte* gathered, int ranks, void* out, std::span<const size_t> counts) {
   const Vectors vectors(call.dtype, counts);
   const Range all{0, call.count};
@@ -68,7 +69,7 @@ void combine_gathered(const Call& call, std::byte* gathered, int ranks, void* ou
 
 class Halving {
  public:
-  // Of the vectors in the buffer, `range` is what this group of ranks works on.
+  // `range`: the part of the buffer that this group of ranks combines.
   Halving(const Group& group, const Call& call, const void* in, void* out, const Range& range, const Vectors& vectors,
           Scratch& scratch, SumProducts sum_elsewhere)
       : group_(group),
@@ -85,13 +86,13 @@ class Halving {
   void run() {
     for (int distance = 1; distance < group_.size(); distance *= 2) go_down(distance);
     if (mine_ != out_ && held_.count > 0) {
-      std::memcpy(out_ + offset(held_), mine_ + offset(held_), bytes(held_));  // alone
+      std::memcpy(out_ + offset(held_), mine_ + offset(held_), bytes(held_));  // a group of one rank
     }
     for (int distance = group_.size() / 2; distance > 0; distance /= 2) go_up(distance);
   }
 
  private:
-  // Whole lines, if there are any; the upper half is the longer one.
+  // Cuts at a multiple of kAlignment if the half has that many elements. The upper half is the longer one.
   static Range lower_half(const Range& range) {
     const size_t half = range.count / 2;
     return {range.begin, half < kAlignment ? half : half / kAlignment * kAlignment};
@@ -103,7 +104,7 @@ class Halving {
   size_t bytes(const Range& range) const { return range.count * element_bytes_; }
   size_t offset(const Range& range) const { return range.begin * element_bytes_; }
 
-  // Both partners cut alike. What is empty is one segment, too, so that the calls are compared.
+  // Both partners cut alike. An empty range is one segment, too, so that the receiver compares the calls.
   std::vector<Range> segments(const Range& range) const {
     const size_t most = kSegmentBytes / element_bytes_;
     std::vector<Range> all;
@@ -153,7 +154,7 @@ class Halving {
     mine_ = out_;
   }
 
-  // Sums are formed of the same two numbers on both sides, so all ranks of the block get the same bits.
+  // Both partners add the same two numbers, so all ranks of the block get the same bits.
   void sum_in_block(std::span<double> products, int distance) {
     std::vector<double> theirs(products.size());
     for (int step = 1; step <= distance; step *= 2) {
@@ -177,14 +178,14 @@ class Halving {
 
   const Group& group_;
   const Call& call_;
-  const std::byte* mine_;  // where the vectors are that this rank's block has combined: in the input, then in out_
+  const std::byte* mine_;  // the vectors that this rank's block has combined: first the input, then out_
   std::byte* const out_;
   const Vectors& vectors_;
   const SumProducts sum_elsewhere_;
   const int rank_;
   const size_t element_bytes_;
   Range held_;
-  std::vector<Range> given_;  // by level
+  std::vector<Range> given_;  // by level of the tree
   std::byte* const received_;
 };
 
@@ -201,7 +202,7 @@ void sum_products(HostGroup& host, const Call& call, std::span<double> products)
   host.allreduce(call, sum, products.data(), products.data(), products.size());
 }
 
-// The share of the elements that each rank combines: whole lines, by local rank.
+// The elements that each rank combines, by local rank: multiples of kAlignment.
 std::vector<Range> shares_of(const Call& call, int ranks) {
   const auto parts = static_cast<size_t>(ranks);
   const size_t lines = (call.count + kAlignment - 1) / kAlignment;
@@ -213,8 +214,8 @@ std::vector<Range> shares_of(const Call& call, int ranks) {
   return shares;
 }
 
-// Goes up the tree with a share of all ranks' vectors, to `result`. `between` has room for half of them; it may be
-// where they lie one behind the other.
+// Combines one share of all ranks' vectors along the tree and writes the result to `result`. `between` has room for
+// half of the pieces. It may be the memory in which the pieces lie one behind the other.
 void combine_share(HostGroup& host, const Call& call, std::span<const size_t> counts, const Range& share,
                    std::vector<const std::byte*> pieces, std::byte* between, std::byte* result) {
   const Vectors vectors(call.dtype, counts);
@@ -241,7 +242,7 @@ void combine_share(HostGroup& host, const Call& call, std::span<const size_t> co
     }
     pieces.resize(pairs);
   }
-  if (pieces[0] != result && bytes > 0) std::memcpy(result, pieces[0], bytes);  // alone
+  if (pieces[0] != result && bytes > 0) std::memcpy(result, pieces[0], bytes);  // a host of one rank
 }
 
 void adasum_symmetric(HostGroup& host, const Call& call, const HostGroup::Buffers& buffers,
@@ -333,7 +334,7 @@ void hierarchical_adasum(Hierarchy& hierarchy, const Call& call, const void* in,
     const Range range{shards.offsets[index] / size_of(call.dtype), shards.counts[index]};
     Halving(Group(hierarchy.mesh, members), call, out, out, range, vectors, hierarchy.scratch, sum_in_host).run();
   } else {
-    // It has no shard, but the others of this host sum their products at every level with it.
+    // This rank has no shard, but it takes part in the host's sum of products at every level.
     for (size_t hosts = hierarchy.ranks_of_host.size(); hosts > 1; hosts /= 2) {
       const auto add_nothing = [&](std::span<const int>) {
         std::vector<double> nothing = vectors.no_products();

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kLargestSquare = 0x1p1000, kSmallestSquare = 0x1p-900;
 constexpr int kExponent = 600;
-// Stands for a square that has vanished, though the piece of the vector is not zero.
+// Replaces a square that underflows to zero although the piece of the vector is not zero.
 constexpr double kVanished = std::numeric_limits<double>::min();
 
 int exponent_for(double square) {
@@ -21,7 +21,7 @@ int exponent_for(double square) {
   return square > 0 && square < kSmallestSquare ? kExponent : 0;
 }
 
-// Some numbers of a float64 vector, times a power of two.
+// Up to kMost numbers of a float64 vector, multiplied by 2^exponent.
 class Scaled {
  public:
   static constexpr size_t kMost = 512;
@@ -37,7 +37,7 @@ class Scaled {
   double numbers_[kMost];
 };
 
-// add_dot_products() of float64 vectors that are multiplied by powers of two first.
+// add_dot_products() of float64 vectors, after multiplying each by its power of two.
 void add_scaled_products(const std::byte* a, const std::byte* b, std::span<const int> exponents, size_t count,
                          double* products) {
   for (size_t first = 0; first < count; first += Scaled::kMost) {
@@ -56,17 +56,17 @@ bool has_numbers(const std::byte* vector, size_t count) {
   return false;
 }
 
-// A vector of zeros has no direction to take into account.
+// A vector of zeros has no direction, so its weight is 1.
 double weight(double product, double square) { return square == 0 ? 1 : 1 - product / (2 * square); }
 
-// How a vector of a scaled pair enters the sum: times 2^up, and then times the weight. A vector that is shorter than 1
-// is brought to about that length. Its own weight may be larger than any float64 if the other one is much longer.
+// How a vector of a scaled pair enters the sum: times 2^up, then times the weight. `up` brings a vector shorter than 1
+// to about length 1; without it the weight may exceed the range of float64 if the other vector is much longer.
 struct Share {
   int up;
   double weight;
 };
 
-// `product` and `square` are those of the scaled vectors; `exponent`, `other`: of this vector's scale and the other's.
+// `product` and `square` belong to the scaled vectors. `exponent` is this vector's scale, `other` the other vector's.
 Share share_of(double product, double square, int exponent, int other) {
   if (square == 0) return {0, 1};
   const int up = std::isfinite(square) ? std::max(0, exponent - std::ilogb(square) / 2) : 0;
@@ -85,7 +85,7 @@ void combine_scaled(std::byte* out, const std::byte* a, const std::byte* b, size
   }
 }
 
-// Those of one pair; empty if they are to be taken as they are.
+// The exponents of one pair; empty if its vectors need no scale.
 std::span<const int> exponents_of(std::span<const int> exponents, size_t pair) {
   if (exponents.empty()) return exponents;
   const auto own = exponents.subspan(2 * pair, 2);
@@ -109,7 +109,7 @@ Vectors::Vectors(DType dtype, std::span<const size_t> counts) : dtype_(dtype), e
   std::inclusive_scan(counts.begin(), counts.end(), ends_.begin());
 }
 
-// body(vector, where in the range its piece begins in bytes, elements of the piece)
+// Calls body(vector, offset of its piece in the range in bytes, elements of the piece).
 template <class Body>
 void Vectors::for_each_piece(const Range& range, Body&& body) const {
   const size_t end = range.begin + range.count;

@@ -1,10 +1,10 @@
 // All-gather of blocks of different sizes.
 //
-// Large ones go round a *ring*: in step s, rank r sends block r - s to the next rank and receives block r - 1 - s from
-// the previous one. Every rank talks to two neighbours only and forwards each segment of a block while the rest of it
-// is still arriving. Small ones, and any between two ranks, are *exchanged* directly: everybody sends its block to
-// everybody, one step. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
-// IJHPCA 19(1), 2005, section on all-gather.
+// Large blocks travel along a *ring*: in step s, rank r sends block r - s to the next rank and receives block r - 1 - s
+// from the previous one. Every rank has two neighbours only and forwards each segment of a block while the rest of the
+// block is still arriving. Small blocks, and all blocks between two ranks, take a direct *exchange*: every rank sends
+// its block to every other, in one step. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication
+// Operations in MPICH", IJHPCA 19(1), 2005, section on all-gather.
 #include <cstring>
 #include <vector>
 
@@ -36,7 +36,7 @@ void ring(const Group& group, const Call& call, std::byte* out, const Chunks& bl
 
   struct Arrival {
     Range range;
-    bool forward;  // the next rank needs it, too: all but the block that began there
+    bool forward;  // the next rank needs it, too: true for every block but the next rank's own
     Transfer transfer;
   };
   std::vector<Arrival> arrivals;

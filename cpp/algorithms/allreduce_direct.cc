@@ -1,10 +1,10 @@
-// All-reduce, direct.
+// All-reduce by direct reduction.
 //
-// The buffer is cut evenly, one chunk per rank. Every rank reduces its own chunk and sends the result to everybody: the
-// direct reduction of direct.cc with everybody as receiver. Each rank sends and receives 2 (ranks - 1) / ranks times
-// the buffer, which is the least possible (the lower bound of Patarasuk, Yuan, "Bandwidth Optimal All-reduce Algorithms
-// for Clusters of Workstations", J. Parallel Distrib. Comput. 69(2), 2009), in two steps where a ring needs
-// 2 (ranks - 1).
+// The buffer is cut evenly into one chunk per rank. Every rank reduces its own chunk and sends the result to all
+// others: the direct reduction of direct.cc with all ranks as receivers. Each rank sends and receives 2 (ranks - 1) /
+// ranks times the buffer, which is the least possible (the lower bound of Patarasuk, Yuan, "Bandwidth Optimal
+// All-reduce Algorithms for Clusters of Workstations", J. Parallel Distrib. Comput. 69(2), 2009), in two steps where a
+// ring needs 2 (ranks - 1).
 #include "algorithms/direct.h"
 
 namespace ronde {

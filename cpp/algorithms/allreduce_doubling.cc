@@ -1,10 +1,10 @@
 // All-reduce by recursive doubling.
 //
-// In step s the ranks whose numbers differ in bit s exchange all they have and combine it: after log2(ranks) steps
-// everybody has everything. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-// MPICH", IJHPCA 19(1), 2005, section on all-reduce. If the number of ranks is no power of two, some are *folded*
-// first: among the first 2 * extra ranks, each even one gives its elements to the odd one above it and gets the result
-// at the end; those who play on are renumbered.
+// In step s the ranks whose numbers differ in bit s exchange their partial results and combine them: after log2(ranks)
+// steps every rank has the result. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+// MPICH", IJHPCA 19(1), 2005, section on all-reduce. If the number of ranks is not a power of two, some ranks are
+// *folded* first: among the first 2 * extra ranks, each even rank sends its elements to the odd rank above it and
+// receives the result at the end. The remaining ranks are renumbered.
 //
 // Both partners combine in the same order, the lower block of ranks first. So both compute the same bits, and by
 // induction all ranks have bitwise the same result, in the order of a fixed tree over the ranks.
@@ -45,7 +45,7 @@ void allreduce_doubling(const Group& group, const Call& call, const void* in, vo
   for (int distance = 1; distance < players; distance *= 2) {
     const int partner = player ^ distance;
     const int partner_rank = partner < extra ? 2 * partner + 1 : partner + extra;
-    // The send must be over, too, before `out` changes.
+    // The send must end, too, before `out` changes.
     const Transfer transfers[] = {group.send(partner_rank, call, mine, bytes),
                                   group.recv(partner_rank, call, received, bytes)};
     group.wait(transfers);

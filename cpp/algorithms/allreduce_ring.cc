@@ -1,15 +1,15 @@
 // All-reduce by a ring.
 //
-// The ranks stand in a ring; each sends only to the next and receives only from the previous one. The buffer is cut
-// into one chunk per rank. *Reduce-scatter*, ranks - 1 steps: in step s, rank r sends the partial result of chunk
-// r - 1 - s, receives that of chunk r - 2 - s and adds its own elements to it; after the last step chunk r is complete
-// at rank r. *All-gather*, ranks - 1 steps: the complete chunks go round once more; by the same formula rank r sends
-// chunk r - 1 - s and receives chunk r - 2 - s in step s = ranks - 1 and so on. Patarasuk, Yuan, "Bandwidth Optimal
-// All-reduce Algorithms for Clusters of Workstations", J. Parallel Distrib. Comput. 69(2), 2009.
+// The ranks form a ring; each sends only to the next rank and receives only from the previous one. The buffer is cut
+// into one chunk per rank. *Reduce-scatter*, ranks - 1 steps: in step s, rank r sends the partial result of chunk r - 1
+// - s, receives that of chunk r - 2 - s and adds its own elements to it. After the last step chunk r is complete at
+// rank r. *All-gather*, ranks - 1 steps: the complete chunks travel along the ring once more. By the same formula rank
+// r sends chunk r - 1 - s and receives chunk r - 2 - s in step s = ranks - 1 and later. Patarasuk, Yuan, "Bandwidth
+// Optimal All-reduce Algorithms for Clusters of Workstations", J. Parallel Distrib. Comput. 69(2), 2009.
 //
-// Each chunk travels in segments, and what is received in a step is what is sent in the next: so segment number t of
-// all that is received, once dealt with, goes out as number t + segments. There is no pause between steps or phases,
-// and the first step's sends are all queued at the start.
+// Each chunk travels in segments. A rank sends in each step the chunk that it received in the step before: received
+// segment number t, once combined, leaves as sent segment number t + segments. There is no pause between steps or
+// phases, and the first step's sends are all queued at the start.
 #include <algorithm>
 #include <array>
 
@@ -20,7 +20,7 @@
 namespace ronde {
 namespace {
 
-// Receives posted at once; a slot of scratch for each.
+// Receives posted at once. Each has a slot of scratch.
 constexpr size_t kDepth = 4;
 
 class Ring {
@@ -58,7 +58,7 @@ class Ring {
 
  private:
   size_t step(size_t t) const { return t / segments_; }
-  // The chunk that is sent in a step; the one received is the one sent in the next.
+  // The chunk sent in a step, which is also the chunk received in the step before.
   int chunk_sent(size_t step) const {
     const int back = static_cast<int>((step + 1) % size_);
     return (rank_ - back + size_) % size_;
@@ -77,12 +77,13 @@ class Ring {
 
   void receive(size_t t) {
     const Range range = segment(step(t) + 1, t);
-    // In the second phase this may overwrite a partial result: the next rank has it, or there would be no result.
+    // In the second phase this may overwrite a partial result. The next rank has received that partial result: without
+    // it the complete chunk would not exist.
     std::byte* to = t < to_reduce_ ? slot(t) : out_ + offset(range);
     arrivals_[t % kDepth] = group_.recv((rank_ - 1 + size_) % size_, call_, to, range.count * element_bytes_);
   }
 
-  // Adds the own elements to what was received. Only the owner of a chunk, who comes last, divides.
+  // Adds this rank's elements to the received ones. Only the owner of a chunk, which comes last, divides.
   void combine(size_t t) {
     const Range range = segment(step(t) + 1, t);
     const bool last = step(t) + 1 == static_cast<size_t>(size_ - 1);
@@ -100,8 +101,8 @@ class Ring {
   const Chunks chunks_;
   const size_t element_bytes_;
   size_t segment_count_;  // elements of a full segment
-  size_t segments_;       // per chunk, the same for all chunks: the last one of a shorter chunk may be empty
-  size_t to_reduce_;      // of the segments received, so many belong to the first phase
+  size_t segments_;       // per chunk, equal for all chunks: the last segment of a shorter chunk may be empty
+  size_t to_reduce_;      // the number of received segments that belong to the first phase
   size_t total_;
   std::byte* slots_;
   std::array<Transfer, kDepth> arrivals_;

@@ -1,9 +1,8 @@
 // All-to-all by pairwise exchange.
 //
-// In step s, rank r sends to rank r + s and receives from rank r - s: in every step each rank is the partner of exactly
-// one sender and one receiver. A few steps are under way at once, not all: so that many ranks do not overrun one.
-// Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005,
-// section on all-to-all.
+// In step s, rank r sends to rank r + s and receives from rank r - s, so in every step each rank has exactly one sender
+// and one receiver. Only a few steps are in flight at once, so that many ranks do not flood one. Thakur, Rabenseifner,
+// Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005, section on all-to-all.
 #include <array>
 #include <cstring>
 

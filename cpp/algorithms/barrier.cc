@@ -1,8 +1,9 @@
 // Barrier by dissemination.
 //
-// In step s, rank r tells rank r + 2^s that it, and all it has heard of, have arrived, and waits for the same from rank
-// r - 2^s: after log2(ranks) steps, rounded up, everybody has heard of everybody. Hensgen, Finkel, Manber, "Two
-// Algorithms for Barrier Synchronization", International Journal of Parallel Programming 17(1), 1988.
+// In step s, rank r notifies rank r + 2^s that it and all ranks it has notifications of have arrived, and waits for the
+// same notification from rank r - 2^s. After log2(ranks) steps, rounded up, every rank has notice of every other.
+// Hensgen, Finkel, Manber, "Two Algorithms for Barrier Synchronization", International Journal of Parallel Programming
+// 17(1), 1988.
 #include "algorithms/over_links.h"
 
 namespace ronde {

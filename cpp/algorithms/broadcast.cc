@@ -1,10 +1,10 @@
 // Broadcast along a binomial tree.
 //
-// Count ranks from the root. Rank r's *parent* is r without its lowest set bit; its *children* are r with one bit added
+// Ranks count from the root. Rank r's *parent* is r without its lowest set bit; its *children* are r with one bit added
 // below that. So the root sends log2(ranks) times, first to the child with the largest subtree, and after log2(ranks)
-// steps everybody has it. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
-// IJHPCA 19(1), 2005, section on broadcast. Cut into segments: each is passed on to the children while the next one
-// arrives.
+// steps every rank has the data. The data travels in segments: a rank forwards each to its children while the next one
+// arrives. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1),
+// 2005, section on broadcast.
 #include <bit>
 #include <vector>
 

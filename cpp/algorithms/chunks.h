@@ -1,4 +1,4 @@
-// How elements are cut: one chunk per rank, many segments per chunk.
+// The division of a buffer: one chunk of elements per rank, many segments per chunk.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct Range {
 
 class Chunks {
  public:
-  // `count` elements in `ranks` chunks whose sizes differ by one at most.
+  // `count` elements in `ranks` chunks whose sizes differ by at most one.
   static Chunks even(size_t count, int ranks) {
     Chunks chunks;
     const size_t parts = static_cast<size_t>(ranks);
@@ -40,7 +40,7 @@ class Chunks {
     return {chunk.begin + begin, std::min(chunk.count - begin, segment_count)};
   }
 
-  // All segments of a rank's chunk; of an empty chunk one that is empty, too.
+  // All segments of a rank's chunk. An empty chunk has one empty segment.
   std::vector<Range> segments(int rank, size_t segment_count) const {
     std::vector<Range> all{segment(rank, 0, segment_count)};
     while (all.size() * segment_count < (*this)[rank].count) all.push_back(segment(rank, all.size(), segment_count));

@@ -1,19 +1,20 @@
 // Direct reduction.
 //
-// Every rank owns one chunk of the buffer. First step, *contribute*: each rank sends to each owner what it has of the
+// Every rank owns one chunk of the buffer. First step, *contribute*: each rank sends each owner its elements of the
 // owner's chunk; the owner combines all contributions in rank order. Second step, *result*: each owner sends its chunk
-// to whoever shall have it. No byte travels twice, and no sum is ever rounded before it is complete, so that the result
-// depends neither on segments nor on timing. Contributions and results may be of different types (reduction.h). It is
-// the reduce-scatter by pairwise exchange of Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication
-// Operations in MPICH", IJHPCA 19(1), 2005, section on reduce-scatter, with all partners served at once, followed by a
-// direct exchange of the results.
+// to the receivers of the operation. No byte travels twice, and a sum is rounded only when it is complete, so the
+// result depends neither on segments nor on timing. Contributions and results may have different types (reduction.h).
+// The algorithm is the reduce-scatter by pairwise exchange of Thakur, Rabenseifner, Gropp, "Optimization of Collective
+// Communication Operations in MPICH", IJHPCA 19(1), 2005, section on reduce-scatter, with all partners served at once,
+// followed by a direct exchange of the results.
 //
-// Both steps are cut into segments and overlap. Sender and receiver of a link must agree on the order of its messages
-// without asking, so there is one schedule: at tick t every rank finishes its own segment t - depth (waits for all
-// contributions, reduces, sends the result) and then starts segment t of every chunk (sends its contributions, posts
-// the receives for its own chunk). Between start and finish, `depth` segments per link are under way: while one is
-// being reduced the others fill the wire. Contributions land in slot t mod depth of a scratch buffer, which is free
-// again once segment t - depth is finished: so the scratch is bounded whatever the size of the buffer.
+// Both steps work in segments and overlap. The sender and the receiver of a link must agree on the order of its
+// messages without communication, so there is one schedule: at tick t every rank finishes its own segment t - depth
+// (waits for all contributions, reduces, sends the result) and then starts segment t of every chunk (sends its
+// contributions, posts the receives for its own chunk). Between start and finish, `depth` segments per link are in
+// flight: while the owner reduces one, the others fill the wire. Contributions arrive in slot t mod depth of a scratch
+// buffer, which is free again once segment t - depth is finished, so the scratch is bounded whatever the size of the
+// buffer.
 #include "algorithms/direct.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ namespace ronde {
 namespace {
 
 constexpr size_t kDepth = 8;
-// With many ranks the segments shrink, so that the slots of all of them stay within about this.
+// With many ranks the segments shrink, so that the slots of all ranks together stay within about this size.
 constexpr size_t kScratchBytes = 32 << 20;
 constexpr size_t kMinSegmentBytes = 32 << 10;
 
@@ -67,8 +68,8 @@ class DirectReduction {
   }
 
  private:
-  // Owners of nothing still exchange one empty message, so that a mismatch of calls comes to light; but when one rank
-  // alone gets the result, and so hears from all, the others need not bother.
+  // An owner of an empty chunk still exchanges one empty message, so that a mismatch of calls is found. If one rank
+  // receives all results, its messages suffice for that, and the other owners skip theirs.
   size_t segments_of(int owner) const {
     const size_t segments = (chunks_[owner].count + segment_count_ - 1) / segment_count_;
     const bool checks_calls = results_.receiver < 0 || results_.receiver == owner;
@@ -85,7 +86,7 @@ class DirectReduction {
     return slots_ + slot_index(tick, rank) * segment_count_ * std::max(element_bytes_, result_bytes_);
   }
 
-  // Everyone begins with the next rank, so that not all talk to rank 0 first.
+  // Each rank begins with the next rank, so that the ranks do not all send to rank 0 first.
   template <class Body>
   void for_each_peer(Body&& body) {
     for (int step = 1; step < size_; ++step) body((rank_ + step) % size_);
@@ -116,7 +117,8 @@ class DirectReduction {
     if (!receives_results(rank_)) return;
     for_each_peer([&](int peer) {
       if (tick >= segments_of(peer)) return;
-      // In place this overwrites what was sent to the owner: it has it, or there would be no result.
+      // If `in` is `out`, this overwrites the contribution sent to the owner. The owner has received it: without it the
+      // result would not exist.
       const Range theirs = segment(peer, tick);
       std::byte* const to = results_.all + theirs.begin * result_bytes_;
       receives_[peer] = group_.recv(peer, call_, to, theirs.count * result_bytes_);
@@ -132,7 +134,7 @@ class DirectReduction {
     if (results_.own != nullptr) {
       result = results_.own + (own.begin - chunks_[rank_].begin) * result_bytes_;
     } else {
-      // The own slot is free for it, once what it held before is on its way.
+      // This rank's own slot takes the result once the slot's previous result has been sent.
       result = slot(tick, rank_);
       group_.wait(departures_[tick % kDepth]);
     }
@@ -154,9 +156,9 @@ class DirectReduction {
   size_t ticks_;          // segments of the longest chunk
   std::byte* slots_;
   std::vector<Transfer> contributions_;  // one per slot
-  std::vector<Transfer> sends_;          // the last one to each rank
+  std::vector<Transfer> sends_;          // the last send to each rank
   std::vector<Transfer> receives_;       // the last result from each rank
-  std::vector<Transfer> departures_;     // the last result sent from each tick's own slot
+  std::vector<Transfer> departures_;     // the last result sent from this rank's slot, by tick mod depth
   std::vector<const void*> sources_;
 };
 

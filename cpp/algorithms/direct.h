@@ -1,4 +1,4 @@
-// The direct reduction, common to all-reduce, reduce and reduce-scatter. See direct.cc for how it goes.
+// The direct reduction, common to all-reduce, reduce and reduce-scatter. direct.cc describes its steps.
 #pragma once
 
 #include "algorithms/chunks.h"
@@ -6,17 +6,17 @@
 
 namespace ronde {
 
-// Who gets the reduced chunks besides their owners.
+// The ranks that get the reduced chunks besides the owners.
 inline constexpr int kEverybody = -1;
 inline constexpr int kNobody = -2;
 
 struct Results {
   int receiver;    // a rank, kEverybody or kNobody
-  std::byte* own;  // where this rank's chunk goes; null: nowhere, it is only passed on to the receiver
-  std::byte* all;  // where the chunks of all ranks go, if this rank is the receiver
+  std::byte* own;  // the destination of this rank's chunk; null: this rank only sends it to the receiver
+  std::byte* all;  // the destination of all ranks' chunks if this rank is a receiver
 };
 
-// Rank r reduces chunk r of everybody's `in`, in rank order, and passes it on as `results` says.
+// Rank r reduces chunk r of all ranks' `in`, in rank order, and sends it to the receivers in `results`.
 void reduce_by_owners(const Group& group, const Call& call, const Chunks& chunks, const void* in,
                       const Results& results, const Reduction& reduction, Scratch& scratch, size_t segment_bytes);
 

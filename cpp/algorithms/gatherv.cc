@@ -1,7 +1,7 @@
-// Gather and scatter with a size per rank, directly.
+// Direct gather and scatter with a size per rank.
 //
-// Every rank sends its block to the root, or gets it from there; the root serves all of them at once. A tree would save
-// the root messages, but the blocks would travel several times.
+// Every rank sends its block to the root, or receives it from there. The root serves all ranks at once. A tree would
+// save the root messages, but the blocks would travel several times.
 #include <cstring>
 #include <vector>
 

@@ -1,17 +1,19 @@
 // Hierarchical all-reduce: reduce-scatter inside each host, all-reduce of each shard across the hosts, all-gather
-// inside each host. Ranks with the same local index form a *rail*: each rail carries its own shard between the hosts,
-// so that together they move every byte across once per direction, and every core has a share of the work.
-// If hosts have different numbers of ranks, there are as many rails as the smallest host has ranks.
+// inside each host.
 //
-// Small messages save two of the three steps: every rank sums its whole host (one meeting in shared memory) and then
-// the whole message across its rail.
+// Ranks with the same local index form a *rail*. Each rail carries its own shard between the hosts, so that all rails
+// together move every byte across once per direction and every core has a share of the work. If hosts have different
+// numbers of ranks, there are as many rails as the smallest host has ranks.
 //
-// A reduction to a root goes the same way, but the shards arrive at the ranks of the root's host, and from them at the
-// root. What is small, and a broadcast, takes one *leader* per host: the root on its own host, the first rank
+// Small messages save two of the three steps: every rank sums its whole host (one exchange in shared memory) and then
+// the whole message along its rail.
+//
+// A reduction to a root takes the same steps, but sends the shards to the ranks of the root's host, and from them to
+// the root. Small reductions, and a broadcast, take one *leader* per host: the root on its own host, the first rank
 // elsewhere.
 //
-// The hosts exchange partial sums. Those of 16-bit floats are float32 numbers on their way to the rank that completes
-// them, which rounds them: 6 bytes per element and direction instead of 4.
+// The hosts exchange partial sums. Partial sums of 16-bit floats travel as float32 to the rank that completes and
+// rounds them: 6 bytes per element and direction instead of 4.
 //
 // Source of the idea: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
 // IJHPCA 19(1), 2005, section 5 (clusters of SMPs), with all ranks instead of one per host on the wire.
@@ -29,7 +31,7 @@ namespace {
 
 constexpr size_t kShardAlignment = 64;  // elements
 
-// One rank per host, by host number; the root leads its own.
+// One rank per host, by host number. The root is the leader of its host.
 std::vector<int> leaders(const Hierarchy& hierarchy, int root) {
   std::vector<int> members;
   for (const auto& ranks : hierarchy.ranks_of_host) {
@@ -49,13 +51,13 @@ int host_of(const Hierarchy& hierarchy, int rank) {
   return host;
 }
 
-// The two stages. Averages divide once, at the very end; 16-bit floats are rounded once, there.
+// The reductions of the two stages. Only the last one divides an average, and only it rounds 16-bit floats.
 Reduction inside_host(const Call& call) { return part_of({call.dtype, call.op, 1, partial_type(call.dtype, call.op)}); }
 Reduction across_hosts(const Hierarchy& hierarchy, const Call& call) {
   return {partial_type(call.dtype, call.op), call.op, hierarchy.divisor, call.dtype};
 }
 
-// `count` elements, of the whole buffer or a shard of it. `in` is `out` unless the types differ.
+// `count` elements, of the whole buffer or of a shard. `in` is `out` unless the types differ.
 void allreduce_across(Hierarchy& hierarchy, Call call, const std::vector<int>& members, const void* in, void* out,
                       size_t count) {
   call.count = count;
@@ -72,7 +74,7 @@ void allreduce_across(Hierarchy& hierarchy, Call call, const std::vector<int>& m
   }
 }
 
-// Whole messages: the leaders sum their hosts.
+// For small messages: each leader gets the sum of its host, and the root the sum of the leaders.
 void reduce_by_leaders(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {
   const std::vector<int> members = leaders(hierarchy, call.root);
   const std::vector<int>& mine = hierarchy.ranks_of_host[hierarchy.my_host];
@@ -126,7 +128,7 @@ void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* 
   HostGroup& host = hierarchy.host;
   const size_t count = call.count;
   const Reduction inside = inside_host(call);
-  // Partial sums that are of another type than the result need memory of their own.
+  // Partial sums need separate memory if their type is not the result's.
   const auto memory_for = [&](size_t elements, std::byte* result) {
     return inside.result == call.dtype ? result : hierarchy.partials.get(elements * inside.result_bytes());
   };
@@ -185,8 +187,8 @@ void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) 
   hierarchy.host.share(call, data, data, {sizes, offsets});
 }
 
-// Each rank gets the blocks of its rail from the other hosts, and the ranks of a host share what they have got: so
-// every block enters a host once, and all ranks of a host receive at the same time.
+// Each rank receives the blocks of its rail from the other hosts, and the ranks of a host exchange the received blocks.
+// So every block enters a host once, and all ranks of a host receive at the same time.
 void hierarchical_allgather(Hierarchy& hierarchy, const Call& call, const void* in, void* out,
                             std::span<const size_t> sizes) {
   std::vector<size_t> starts(sizes.size());

@@ -12,26 +12,26 @@
 
 namespace ronde {
 
-// What the hierarchical algorithms work on; refers to its parts, owns none.
+// The arguments that the hierarchical algorithms share. It refers to its parts and owns none.
 struct Hierarchy {
   HostGroup& host;
   Mesh& mesh;
   const std::vector<std::vector<int>>& ranks_of_host;  // by host number, each ascending
   int my_host;
   Scratch& scratch;
-  Scratch& partials;  // of the sums inside the host
+  Scratch& partials;  // memory for partial sums inside the host
   int divisor;        // of an average
   SwitchOver over;
 };
 
-// How many rails there are, and who is on one, by host number.
+// The number of rails, and the ranks on one of them, by host number.
 int rail_count(const Hierarchy& hierarchy);
 std::vector<int> rail(const Hierarchy& hierarchy, int index);
 // Whether all hosts have equally many ranks.
 bool is_homogeneous(const Hierarchy& hierarchy);
 
-// The elements of a call, cut into one shard per rail; of ranks that are on no rail it is empty. By local rank, and the
-// same on all hosts.
+// The elements of a call, cut into one shard per rail, by local rank. The shard of a rank on no rail is empty. All
+// hosts have the same shards.
 struct Shards {
   std::vector<size_t> counts;
   std::vector<size_t> sizes;    // bytes
@@ -39,20 +39,20 @@ struct Shards {
 };
 Shards shards_of(const Hierarchy& hierarchy, const Call& call);
 
-// in == out is allowed. Sums go in rank order inside a host, then in host order.
+// `in` may be `out`. Sums are formed in rank order inside a host, then in host order.
 void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out);
 
-// The result arrives at rank call.root; `out` is ignored elsewhere.
+// Only rank call.root gets the result; the other ranks ignore `out`.
 void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out);
 
-// `data` of rank call.root arrives everywhere.
+// All ranks get `data` of rank call.root.
 void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data);
 
-// Blocks of different sizes, by rank. All hosts have the same number of ranks; in may be the own block of out.
+// Blocks of different sizes, by rank. All hosts have the same number of ranks. `in` may be this rank's block of `out`.
 void hierarchical_allgather(Hierarchy& hierarchy, const Call& call, const void* in, void* out,
                             std::span<const size_t> sizes);
 
-// The ranks of each host have met (HostGroup::announce) before.
+// Call it after the ranks of each host have announced the call (HostGroup::announce).
 void hierarchical_barrier(Hierarchy& hierarchy, const Call& call);
 
 }  // namespace ronde

@@ -1,8 +1,8 @@
-// Moving bytes without arithmetic among the ranks of one host: share (all-gather, broadcast, gather) and deal
-// (all-to-all, scatter).
+// Collectives among the ranks of one host that move bytes without arithmetic: share (all-gather, broadcast, gather) and
+// deal (all-to-all, scatter).
 //
-// Share: each rank fills its lanes, all of them as one area, with the next window of what it gives, and everybody (or
-// the one reader) copies it out. Deal: the same with one lane per reader.
+// Share: each rank fills its lanes, all of them as one area, with the next window of its bytes, and every other rank
+// (or the one reader) copies the window out. Deal: the same with one lane per reader.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -22,14 +22,15 @@ Window window_of(uint64_t w, size_t window_bytes, size_t total) {
   return {begin, std::min(window_bytes, total - begin)};
 }
 
-// Enough windows to overlap filling and reading, none larger than the lane, none so small that meetings dominate.
+// Enough windows to overlap filling and reading; none larger than the lane, none so small that synchronization
+// dominates.
 size_t window_bytes_for(size_t largest, size_t room) {
   constexpr size_t kSmallest = 16 * 1024;
   constexpr size_t kWindowsWanted = 4;
   return std::min(std::max((largest / kWindowsWanted + kLine - 1) / kLine * kLine, kSmallest), room);
 }
 
-// A rank's own part needs no lane. The two may be the same memory.
+// A rank's own part needs no lane. `to` and `from` may overlap.
 void copy_own(std::byte* to, const std::byte* from, size_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, bytes);
 }
@@ -110,7 +111,7 @@ void HostGroup::share_staged(const std::byte* in, std::byte* out, const Parts& p
 }
 
 void HostGroup::deal(const Call& call, const void* in, const Parts& from, void* out, const Parts& to) {
-  // Nobody knows all sizes, but all must pass the same number of windows: the announcement carries everyone's largest.
+  // No rank knows all sizes, but all ranks must pass the same number of windows. So each announces its largest size.
   const size_t own_largest = *std::max_element(from.sizes.begin(), from.sizes.end());
   open(call, own_largest, {}, {}, nullptr, 0);
   size_t largest = 0;

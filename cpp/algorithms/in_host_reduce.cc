@@ -1,15 +1,16 @@
 // All-reduce, reduce and reduce-scatter among the ranks of one host.
 //
-// Small: the values travel in the announcement itself and every rank sums all of them. One meeting, no more.
+// Small: the values travel inside the announcement, and every rank sums all of them. The announcement is the only
+// synchronization.
 //
-// Symmetric: every rank sees every buffer, so each one reduces its share of the elements and writes the result into
-// all buffers. Each byte is read once and written once: half of what copying the buffers would move.
+// Symmetric: every rank sees every buffer, so each one reduces its share of the elements and writes the result into all
+// buffers. Each byte is read once and written once: half of what copying the buffers would move.
 //
 // Staged: a window covers one piece per rank. Every rank stages the pieces that others own in its lanes, reduces the
 // piece that it owns from its own memory and the others' lanes, writes the result back into all of these lanes, and
-// collects the other results from its own. So every lane has one reader at a time, which writes to it, too, and its
-// lines travel quickly (take_over.h). Staging window w+1 before reducing window w keeps the ranks from waiting for each
-// other in turns.
+// collects the other results from its own lanes. So every lane has one reader at a time, which also writes to it, and
+// its cache lines travel quickly (take_over.h). A rank stages window w+1 before it reduces window w; otherwise the
+// ranks would alternate between staging and waiting for each other.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -22,17 +23,17 @@
 namespace ronde {
 namespace {
 
-constexpr size_t kPieceAlignment = 64;        // elements; keeps pieces of any type on whole lines
-constexpr size_t kSmallestPiece = 16 * 1024;  // bytes; below it the meetings cost more than the overlap gains
+constexpr size_t kPieceAlignment = 64;        // elements; keeps pieces of any type on whole cache lines
+constexpr size_t kSmallestPiece = 16 * 1024;  // bytes; below it synchronization costs more than the overlap gains
 constexpr size_t kWindowsWanted = 4;          // enough for staging and reducing to overlap
 
-// Elements per piece. A lane may be smaller than the smallest piece that is worth it: then the lane decides.
+// Elements per piece. If a lane is smaller than kSmallestPiece, the lane decides.
 size_t piece_for(size_t count, size_t item_bytes, size_t ranks, size_t lane_bytes) {
   const size_t wanted = std::min(std::max(count * item_bytes / (ranks * kWindowsWanted), kSmallestPiece), lane_bytes);
   return std::max(wanted / item_bytes / kPieceAlignment, size_t{1}) * kPieceAlignment;
 }
 
-// The share of rank `index` when `count` elements are split into whole lines among `ranks`.
+// The share of rank `index` of `count` elements, which are split among `ranks` ranks at multiples of kPieceAlignment.
 Range share_of(size_t count, size_t ranks, size_t index) {
   const size_t lines = (count + kPieceAlignment - 1) / kPieceAlignment;
   const size_t begin = std::min(lines * index / ranks * kPieceAlignment, count);
@@ -119,13 +120,13 @@ void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, s
       sources[p] = destinations[p] = lane(p, windows_ + w, index_);
     }
     sources[index_] = in + range.begin * item;
-    if (wants_result) destinations[index_] = out + range.begin * item;  // its own lane is of no use to anybody
+    if (wants_result) destinations[index_] = out + range.begin * item;  // no rank reads its own lane
     reduce_to_all(reduction, destinations, size(), sources, size(), range.count);
     publish(&Slot::consumed, windows_ + w + 1);
   };
   const auto collect = [&](uint64_t w) {
     for (int step = 1; step < size(); ++step) {
-      const int p = (index_ + step) % size();  // not everybody from the same rank at once
+      const int p = (index_ + step) % size();  // the ranks begin at different lanes
       wait_for(&Slot::consumed, p, windows_ + w + 1);
       const Range range = piece_of(w, p);
       if (wants_result) {
@@ -134,7 +135,7 @@ void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, s
     }
   };
 
-  // A rank stages window w+2 in the lanes of window w only when it has collected window w from them.
+  // A rank stages window w+2 in the lanes of window w only after it has collected window w from them.
   stage(0);
   for (uint64_t w = 0; w < window_count; ++w) {
     if (w + 1 < window_count) stage(w + 1);

@@ -1,5 +1,5 @@
-// What algorithms that pass partial sums on do about 16-bit floats: a sum that is rounded at every hop is another one
-// than that in float32, and overflows where an average does not.
+// Wider types for algorithms that forward partial sums of 16-bit floats. A 16-bit sum rounded at every hop differs from
+// the sum in float32, and it can overflow where the average does not.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace ronde {
 
-// Calls run(reduction, in, out) with a type that has room for partial sums: the given one, or float32 numbers in
-// `partials` (twice the memory, and twice the bytes between ranks), which are rounded once, at the end.
+// Calls run(reduction, in, out) with a type that has room for partial sums: the given one, or float32 in `partials`
+// (twice the memory, and twice the bytes between ranks), rounded once at the end.
 template <class Run>
 void with_partial_sums(const Reduction& reduction, const void* in, void* out, size_t count, Scratch& partials,
                        Run&& run) {

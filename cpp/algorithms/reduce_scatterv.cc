@@ -1,7 +1,7 @@
 // Reduce-scatter with a count per rank, in rank order.
 //
-// Every rank sends each other rank its contribution to that rank's piece and reduces its own: the first step of the
-// direct reduction (direct.cc), without the second.
+// Every rank sends each other rank its contribution to that rank's piece and reduces its own piece: the first step of
+// the direct reduction (direct.cc), without the second.
 #include "algorithms/direct.h"
 
 namespace ronde {

@@ -1,9 +1,9 @@
 // Reduce to one root, in rank order.
 //
 // Large buffers: every rank reduces the chunk it owns and sends the result to the root (Rabenseifner's reduce:
-// reduce-scatter, then gather), so that the root receives about twice the buffer and not once per rank. Small ones: the
-// root owns all of it, one step. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-// MPICH", IJHPCA 19(1), 2005, section on reduce.
+// reduce-scatter, then gather), so that the root receives about twice the buffer instead of one buffer per rank. Small
+// buffers: the root owns all chunks, which takes one step. Thakur, Rabenseifner, Gropp, "Optimization of Collective
+// Communication Operations in MPICH", IJHPCA 19(1), 2005, section on reduce.
 #include <vector>
 
 #include "algorithms/direct.h"

@@ -1,5 +1,5 @@
-// Which algorithm an all-reduce takes. Every rank must come to the same answer, so it depends only on what all know:
-// the settings, the call, and how many ranks are on how many hosts.
+// Chooses the algorithm of an all-reduce. Every rank must choose the same, so the choice depends only on what all ranks
+// know: the settings, the call, and the numbers of ranks and hosts.
 #pragma once
 
 #include <cstddef>
@@ -17,19 +17,19 @@ enum class Algorithm : uint8_t {
   kRing = 2,
   kDoubling = 3,
   kHierarchical = 4,
-  kInHost = 5,  // shared memory alone
-  kAdasum = 6,  // these two are no choice: they belong to the reduction
-  kHierarchicalAdasum = 7,
-  kElsewhere = 8,  // another library moves the bytes (engine/backend.h)
+  kInHost = 5,              // shared memory alone
+  kAdasum = 6,              // follows from the reduction, not from the setting
+  kHierarchicalAdasum = 7,  // likewise
+  kElsewhere = 8,           // another library moves the bytes (engine/backend.h)
 };
 
-// At which sizes `auto` goes over from one algorithm to the next. They may be tuned while a job runs.
+// The sizes at which `auto` changes from one algorithm to the next. The engine may tune them while a job runs.
 struct SwitchOver {
-  static constexpr size_t kByRanks = size_t{1} << 62;  // no tensor is so large
+  static constexpr size_t kByRanks = size_t{1} << 62;  // larger than any tensor
 
-  size_t hierarchical_bytes = 0;      // hosts with several ranks: from this size on reduce inside the host first
+  size_t hierarchical_bytes = 0;      // from this size on, hosts with several ranks first reduce inside the host
   size_t doubling_bytes = 16 * 1024;  // up to this size doubling, which has the fewest steps
-  size_t ring_bytes = kByRanks;       // from this size on a ring; by default with more than kDirectRanks
+  size_t ring_bytes = kByRanks;       // from this size on a ring; kByRanks: with more than kDirectRanks ranks
 };
 
 inline Algorithm select_allreduce(Algorithm wanted, const SwitchOver& over, size_t bytes, DType dtype, ReduceOp op,
@@ -40,8 +40,8 @@ inline Algorithm select_allreduce(Algorithm wanted, const SwitchOver& over, size
   if (hosts < size && (wanted == Algorithm::kHierarchical || bytes >= over.hierarchical_bytes)) {
     return Algorithm::kHierarchical;
   }
-  // As if there was one rank per host. Doubling and ring have to pass on sums of 16-bit floats as float32 numbers.
-  constexpr int kDirectRanks = 16;  // direct talks to all at once
+  // As if each host had one rank. Doubling and ring would have to forward sums of 16-bit floats as float32.
+  constexpr int kDirectRanks = 16;  // each rank of direct sends to all others at once
   if (partial_type(dtype, op) != dtype) return Algorithm::kDirect;
   if (bytes <= over.doubling_bytes) return Algorithm::kDoubling;
   const bool is_ring = over.ring_bytes == SwitchOver::kByRanks ? size > kDirectRanks : bytes >= over.ring_bytes;
