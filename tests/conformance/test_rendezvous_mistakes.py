@@ -30,7 +30,10 @@ def test_an_unknown_backend() -> None:
         ),
         (RendezvousConfig("tcp"), "HOST"),
         (RendezvousConfig("tcp", "localhost:many"), "is not a TCP address"),
-        (RendezvousConfig("tcp", "localhost:1", options={"is_host": "perhaps"}), "expected true or false"),
+        (
+            RendezvousConfig("tcp", "localhost:1", options={"is_host": "perhaps"}),
+            "expected 1 or 0, true or false",
+        ),
         (RendezvousConfig("static", "localhost:1"), "needs --node-rank"),
         (RendezvousConfig("static", "localhost:1", max_nodes=2, node_rank=0), "fixed number of nodes"),
         (RendezvousConfig("file"), "path"),

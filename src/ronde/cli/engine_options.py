@@ -6,39 +6,26 @@ An option overrides the configuration file, and both override the environment of
 from __future__ import annotations
 
 from ronde.cli.options import Option
-from ronde.cli.run_values import (
-    at_least,
-    level,
-    megabytes,
-    milliseconds,
+from ronde.values import (
+    CORES,
+    LOG_LEVEL,
+    MEBIBYTES,
+    MILLISECONDS,
+    PATH,
+    PROTECTION,
+    SECONDS,
+    SHARE,
+    ValueKind,
+    count_from,
     one_of,
-    path,
-    plain_seconds,
-    ranks,
-    seconds,
-    whole,
+    seconds_or,
 )
 
 __all__ = ["ENGINE_OPTIONS"]
 
 ENGINE, TUNING, WATCHING, OTHERS = "engine", "tuning", "timeline, stalls, logging", "accepted, without effect"
 
-A_PATH = "the path of a file"
 OURS = "Ronde's ranks negotiate by their own protocol"
-
-
-def _texts(numbers: str) -> str:
-    return numbers if ranks(numbers) is not None else ""
-
-
-def _number(text: str) -> str:
-    return str(whole(text))
-
-
-def _share(text: str) -> str:
-    if not 0 <= float(text) <= 1:
-        raise ValueError(text)
-    return text
 
 
 _ENGINE = (
@@ -47,8 +34,7 @@ _ENGINE = (
         ("--fusion-threshold-mb",),
         "reduce small tensors together, up to this size in MiB; 0 disables fusion (default: 32)",
         metavar="MB",
-        parse=megabytes,
-        right="a whole number of MiB",
+        kind=MEBIBYTES,
         variable="RONDE_FUSION_BYTES",
         place="params.fusion_threshold_mb",
     ),
@@ -58,8 +44,7 @@ _ENGINE = (
         "milliseconds for which the engine may wait for more small tensors to fuse, while no thread waits for one "
         "(default: 5)",
         metavar="MS",
-        parse=milliseconds,
-        right="a number of milliseconds up to 1000",
+        kind=MILLISECONDS,
         variable="RONDE_LINGER",
         place="params.cycle_time_ms",
     ),
@@ -68,8 +53,7 @@ _ENGINE = (
         ("--cache-capacity",),
         "number of named tensors that the engine remembers, so that they need no negotiation (default: 1024)",
         metavar="N",
-        parse=_number,
-        right="a whole number from 0",
+        kind=count_from(0),
         variable="RONDE_CACHE_CAPACITY",
         place="params.cache_capacity",
     ),
@@ -94,8 +78,7 @@ _ENGINE = (
         ("--thread-affinity",),
         "cores for Ronde's own threads, in the order of local ranks: 0,1",
         metavar="CORES",
-        parse=_texts,
-        right="the numbers of cores, one for each worker of a machine, like 0,1",
+        kind=CORES,
         variable="RONDE_THREAD_AFFINITY",
         place="library_options.thread_affinity",
     ),
@@ -107,7 +90,7 @@ _ENGINE = (
         metavar="WHAT",
         variable="RONDE_PROTECTION",
         place="protection",
-        **one_of("messages", "payload", "secret"),
+        kind=PROTECTION,
     ),
     Option(
         ENGINE,
@@ -132,8 +115,7 @@ _TUNING = (
         ("--autotune-log-file", "--autotune-log"),
         "write the settings and the speed of each trial to this CSV file; implies --autotune",
         metavar="FILE",
-        parse=path,
-        right=A_PATH,
+        kind=PATH,
         variable="RONDE_AUTOTUNE_LOG",
         place="autotune.log_file",
     ),
@@ -142,8 +124,7 @@ _TUNING = (
         ("--autotune-warmup-samples",),
         "number of samples to discard at the start (default: 3)",
         metavar="N",
-        parse=_number,
-        right="a whole number from 0",
+        kind=count_from(0),
         variable="RONDE_AUTOTUNE_WARMUP_SAMPLES",
         place="autotune.warmup_samples",
     ),
@@ -152,8 +133,7 @@ _TUNING = (
         ("--autotune-steps-per-sample",),
         "smallest number of steps of the program per sample (default: 10)",
         metavar="N",
-        parse=_number,
-        right="a whole number from 1",
+        kind=count_from(1),
         variable="RONDE_AUTOTUNE_STEPS_PER_SAMPLE",
         place="autotune.steps_per_sample",
     ),
@@ -162,8 +142,7 @@ _TUNING = (
         ("--autotune-bayes-opt-max-samples",),
         "number of trials (default: 20)",
         metavar="N",
-        parse=_number,
-        right="a whole number from 2",
+        kind=count_from(2),
         variable="RONDE_AUTOTUNE_TRIALS",
         place="autotune.bayes_opt_max_samples",
     ),
@@ -175,8 +154,7 @@ _WATCHING = (
         ("--timeline-filename",),
         "record a timeline of each rank: a directory, or a file to whose name Ronde adds the rank (docs/timeline.md)",
         metavar="PATH",
-        parse=path,
-        right="a path, in which {rank} may stand for the rank",
+        kind=PATH._replace(right="a path, in which {rank} may stand for the rank"),
         common=True,
         variable="RONDE_TIMELINE",
         place="timeline.filename",
@@ -202,8 +180,7 @@ _WATCHING = (
         ("--stall-check-warning-time-seconds",),
         "seconds until the first report (default: 10)",
         metavar="S",
-        parse=plain_seconds,
-        right="a number of seconds",
+        kind=SECONDS,
         variable="RONDE_STALL_WARNING",
         place="stall_check.warning_time_seconds",
     ),
@@ -212,8 +189,7 @@ _WATCHING = (
         ("--stall-check-shutdown-time-seconds",),
         "seconds until a stalled job ends; 0: never (default: 0)",
         metavar="S",
-        parse=plain_seconds,
-        right="a number of seconds, 0 for never",
+        kind=seconds_or("never"),
         variable="RONDE_STALL_SHUTDOWN",
         place="stall_check.shutdown_time_seconds",
     ),
@@ -225,15 +201,14 @@ _WATCHING = (
         metavar="ACTION",
         variable="RONDE_CHECK_FINITE",
         place="check_finite",
-        **one_of("off", "warn", "raise"),
+        kind=one_of("off", "warn", "raise"),
     ),
     Option(
         WATCHING,
         ("--log-level",),
         "lowest level that is logged: debug (or trace), info, warning, error, critical (or fatal) (default: warning)",
         metavar="LEVEL",
-        parse=level,
-        right="debug, info, warning, error or critical",
+        kind=LOG_LEVEL,
         variable="RONDE_LOG_LEVEL",
         place="logging.level",
     ),
@@ -255,7 +230,7 @@ def _idle(
 
 
 def _refused(names: tuple[str, ...], why: str, metavar: str = "") -> Option:
-    return Option(OTHERS, names, why, metavar=metavar, right=metavar and "a value", refused=why)
+    return Option(OTHERS, names, why, metavar=metavar, kind=ValueKind(metavar and "a value"), refused=why)
 
 
 _OTHERS = (
@@ -265,12 +240,12 @@ _OTHERS = (
         off=("--no-torus-allreduce",),
         place="params.torus_allreduce",
     ),
-    _idle(("--event-log-handler",), "Ronde has no torchrun events", "NAME", **one_of("null", "console")),
+    _idle(("--event-log-handler",), "Ronde has no torchrun events", "NAME", kind=one_of("null", "console")),
     _idle(
         ("--logs-specs",),
         "Ronde has one layout of log files",
         "NAME",
-        **one_of("default", instead="--log-dir, --redirects and --tee say where output goes"),
+        kind=one_of("default", instead="--log-dir, --redirects and --tee say where output goes"),
     ),
     _idle(("--use-env",), "workers always find LOCAL_RANK in their environment"),
     _idle(("--gloo",), f"{OURS}; RONDE_BACKENDS=gloo uses Gloo for the tensors (docs/backends.md)"),
@@ -287,23 +262,21 @@ _OTHERS = (
         ("--autotune-gaussian-process-noise",),
         "tuning measures the noise itself",
         "SHARE",
-        parse=_share,
-        right="a number from 0 to 1",
+        kind=SHARE,
         place="autotune.gaussian_process_noise",
     ),
     _idle(
         ("--gloo-timeout-seconds",),
         "the setting RONDE_TIMEOUT limits how long a collective waits",
         "S",
-        parse=seconds,
-        right="a number of seconds",
+        kind=SECONDS,
         place="library_options.gloo_timeout_seconds",
     ),
     _idle(
         ("--num-nccl-streams",),
         "the backend nccl has one stream",
         "N",
-        **at_least("0"),
+        kind=count_from(0),
         place="library_options.num_nccl_streams",
     ),
     _idle(

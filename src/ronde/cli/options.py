@@ -6,10 +6,11 @@ argparse would not do: options end at the script, whose own options are left alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ronde.errors import UsageError
+from ronde.values import ValueKind
 
 __all__ = ["Given", "Option", "admit", "describe", "nearest", "parse", "read"]
 
@@ -20,9 +21,9 @@ WIDTH = 96
 class Option(NamedTuple):
     """An option and all its names; a flag unless it has a `metavar`, the placeholder of its value.
 
-    `parse` converts a text to a value, or raises ValueError; `right` describes the valid values. `words`: how many
-    words the option takes; `parse` gets them joined by spaces. `adds`: the option may occur several times, and `parse`
-    gets all its values joined by commas; of other options the last value counts. `off`: names that negate a flag.
+    `kind`: reads the value. `words`: how many words the option takes; `kind` gets them joined by spaces. `adds`: the
+    option may occur several times, and `kind` gets all its values joined by commas; of other options the last value
+    counts. `off`: names that negate a flag.
     `common`: the short help shows the option. `variable`: the workers' variable that gets the value, a text or a flag.
     `place`: its key in a configuration file. `idle`: why the option has no effect; `refused`: why it is an error.
     """
@@ -31,8 +32,7 @@ class Option(NamedTuple):
     names: tuple[str, ...]
     help: str
     metavar: str = ""
-    parse: Callable[[str], Any] = str
-    right: str = ""
+    kind: ValueKind = ValueKind("")
     words: int = 1
     adds: bool = False
     off: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given]
             continue
         missing = option.words - (text is not None)
         if len(rest) < missing:
-            raise UsageError(f"{name} needs a value: {option.right}")
+            raise UsageError(f"{name} needs a value: {option.kind.right}")
         texts = ([] if text is None else [text]) + rest[:missing]
         del rest[:missing]
         words = " ".join(texts)
@@ -101,10 +101,7 @@ def admit(option: Option, origin: str, text: str, joint: str = " ") -> Given:
     """Return the value that a text means. Raises UsageError, with `joint` between the origin and the text."""
     if option.refused:
         raise UsageError(f"{origin} is not supported: {option.refused}")
-    try:
-        return Given(option.parse(text), origin)
-    except ValueError:
-        raise UsageError(f"{origin}{joint}{text} is invalid: expected {option.right}") from None
+    return Given(option.kind.read(text, f"{origin}{joint}{text}"), origin)
 
 
 def _find(word: str, by_name: dict[str, Option]) -> tuple[Option, str, str | None]:

@@ -2,66 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from ronde.cli.options import nearest
 from ronde.cli.run_arguments import RunArguments
 from ronde.cli.run_here import BACKENDS
-from ronde.cli.run_values import count, seconds, whole
 from ronde.errors import UsageError
-from ronde.net.rendezvous.config import truth
+from ronde.values import FLAG, SECONDS, TEXT, count_from, seconds_from
 
 __all__ = ["conf_fields"]
 
-LEAST_NS = 10**8
+_SOON = seconds_from("a number of seconds, 0.1 or more", 10**8)  # less is too short for anything to happen
+_POSITIVE = seconds_from("a number of seconds above 0", 1)
 
-
-class _Key(NamedTuple):
-    """How a value is read, what would be right, and the field of RendezvousConfig that it sets, if any."""
-
-    parse: Callable[[str], object]
-    right: str
-    field: str = ""
-
-
-def _soon(text: str) -> int:
-    """A time that is not so short that nothing could happen in it."""
-    if seconds(text) < LEAST_NS:
-        raise ValueError(text)
-    return seconds(text)
-
-
-def _positive(text: str) -> int:
-    if seconds(text) <= 0:
-        raise ValueError(text)
-    return seconds(text)
-
-
-_SOON = _Key(_soon, f"a number of seconds, {LEAST_NS / 1e9:g} or more")
-_TIME = _Key(seconds, "a number of seconds")
-_POSITIVE = _Key(_positive, "a number of seconds above 0")
-_TRUTH = _Key(truth, "true or false")
-_TEXT = _Key(str, "a text")
-
+# How a value is read, and the field of RendezvousConfig that it sets, if any.
 _KEYS = {
-    "timeout": _SOON._replace(field="join_timeout_ns"),
-    "join_timeout": _SOON._replace(field="join_timeout_ns"),
-    "last_call_timeout": _TIME._replace(field="last_call_ns"),
-    "keep_alive_interval": _SOON._replace(field="heartbeat_ns"),
-    "exit_barrier_timeout": _TIME._replace(field="exit_barrier_ns"),
-    "keep_alive_max_attempt": _Key(count, "a whole number from 1", "missing_heartbeats"),
-    # Of our own backends; what a store_type or protocol is, they say themselves.
-    "is_host": _TRUTH,
-    "rehost": _TRUTH,
+    "timeout": (_SOON, "join_timeout_ns"),
+    "join_timeout": (_SOON, "join_timeout_ns"),
+    "last_call_timeout": (SECONDS, "last_call_ns"),
+    "keep_alive_interval": (_SOON, "heartbeat_ns"),
+    "exit_barrier_timeout": (SECONDS, "exit_barrier_ns"),
+    "keep_alive_max_attempt": (count_from(1), "missing_heartbeats"),
+    # Of Ronde's own backends, which check store_type and protocol themselves.
+    **dict.fromkeys(("is_host", "rehost"), (FLAG, "")),
     **dict.fromkeys(
-        ("store_type", "protocol", "ca_cert", "ssl_cert", "ssl_cert_key", "cacert", "cert", "key"), _TEXT
+        ("store_type", "protocol", "ca_cert", "ssl_cert", "ssl_cert_key", "cacert", "cert", "key"), (TEXT, "")
     ),
-    # What torchrun's backends take, and ours have no need for.
-    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "read_timeout"), _POSITIVE),
-    "rank": _Key(whole, "a whole number from 0"),
-    "use_libuv": _TRUTH,
-    "etcd_prefix": _TEXT,
+    # Of torchrun's backends; Ronde's do not need them.
+    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "read_timeout"), (_POSITIVE, "")),
+    "rank": (count_from(0), ""),
+    "use_libuv": (FLAG, ""),
+    "etcd_prefix": (TEXT, ""),
 }
 
 
@@ -69,17 +41,14 @@ def conf_fields(asked: RunArguments, backend: str, conf: Mapping[str, str]) -> d
     """Return the fields of the configuration that --rdzv-conf sets. What others' backends take is their business."""
     found: dict[str, Any] = {}
     for name, text in conf.items():
-        said, key = f"{asked.origin('--rdzv-conf')} {name}={text}", _KEYS.get(name)
-        if key is None:
+        shown, (kind, field) = f"{asked.origin('--rdzv-conf')} {name}={text}", _KEYS.get(name, (None, ""))
+        if kind is None:
             if backend in BACKENDS:
-                raise UsageError(f"{said}: {name} is not known{nearest(name, [*_KEYS])}")
+                raise UsageError(f"{shown}: {name} is not known{nearest(name, [*_KEYS])}")
             continue
-        if not key.field and backend not in BACKENDS:
+        if not field and backend not in BACKENDS:
             continue
-        try:
-            value = key.parse(text)
-        except ValueError:
-            raise UsageError(f"{said} is invalid: expected {key.right}") from None
-        if key.field:
-            found[key.field] = value
+        value = kind.read(text, shown)
+        if field:
+            found[field] = value
     return found

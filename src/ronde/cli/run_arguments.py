@@ -15,6 +15,7 @@ from ronde.cli.engine_options import ENGINE_OPTIONS
 from ronde.cli.options import Given, admit, read
 from ronde.cli.run_options import INFORMATION, LAUNCH_OPTIONS
 from ronde.errors import UsageError
+from ronde.values import FLAG
 
 __all__ = ["OPTIONS", "RunArguments", "parse_arguments"]
 
@@ -99,9 +100,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
 
 
 def _flag(variable: str, text: str) -> Given:
-    if text.lower() not in ("0", "1", "false", "true", "no", "yes"):
-        raise UsageError(f"{variable}={text} is invalid: expected 1 or 0")
-    return Given(text.lower() in ("1", "true", "yes"), variable)
+    return Given(FLAG.read(text, f"{variable}={text}"), variable)
 
 
 def _from_file(words: Mapping[str, Given], variables: Mapping[str, Given]) -> dict[str, Given]:

@@ -13,7 +13,6 @@ from ronde.cli.run_arguments import RunArguments
 from ronde.cli.run_here import Here
 from ronde.cli.run_rendezvous import ALONE, STATIC, rendezvous_of, start_timeout, step_of, with_hosts
 from ronde.cli.run_settings import worker_settings
-from ronde.cli.run_values import port, seconds
 from ronde.errors import UsageError
 from ronde.launch.config import (
     DEFAULT_SIGNALS,
@@ -27,6 +26,7 @@ from ronde.launch.config import (
     WorkerSpec,
 )
 from ronde.launch.plan import OURS, own_gpus
+from ronde.values import PORT, SECONDS
 
 __all__ = ["configure"]
 
@@ -216,13 +216,13 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
 def _patience(asked: RunArguments, here: Here) -> dict[str, int]:
     """Return how long workers may take to end, if anybody has said so."""
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    if not asked.has("--shutdown-timeout") and not here.environment.get(variable, "").strip():
-        return {}
     text = here.environment.get(variable, "").strip()
-    try:
-        patience_ns = asked.value("--shutdown-timeout") if asked.has("--shutdown-timeout") else seconds(text)
-    except ValueError:
-        raise UsageError(f"{variable}={text} is invalid: expected a number of seconds") from None
+    if asked.has("--shutdown-timeout"):
+        patience_ns = asked.value("--shutdown-timeout")
+    elif text:
+        patience_ns = SECONDS.read(text, f"{variable}={text}")
+    else:
+        return {}
     return {"patience_ns": patience_ns, "farewell_ns": patience_ns}
 
 
@@ -235,11 +235,8 @@ def _exports(asked: RunArguments, here: Here) -> dict[str, str]:
         if name not in here.environment:
             raise UsageError(f"{said}: the environment has no such variable")
         if name == "MASTER_PORT":
-            try:
-                port(here.environment[name])
-            except ValueError:
-                text = here.environment[name]
-                raise UsageError(f"{said}: {text} is invalid: expected a port from 1 to 65535") from None
+            text = here.environment[name]
+            PORT.read(text, f"{said}: {text}")
     return {name: here.environment[name] for name in exports}
 
 

@@ -5,28 +5,31 @@ Names and meanings are torchrun's and horovodrun's. The options of the engine ar
 
 from __future__ import annotations
 
+from typing import Any
+
 from ronde.cli.options import Option
-from ronde.cli.run_values import (
+from ronde.values import (
+    ADDRESS,
+    COMMAND,
+    COOLDOWN,
+    FILE,
+    INTERFACE,
+    JOB_NAME,
+    KEY_VALUES,
+    LOCAL_RANKS,
+    MODULES,
+    NODE_RANGE,
+    PATH,
+    PORT,
+    PORT_OR_ANY,
+    SECONDS,
     SIGNALS,
-    at_least,
-    cooldown,
-    distinct,
-    key_values,
-    names,
-    node_range,
+    TEXTS,
+    VARIABLE_NAMES,
+    WORKER_COUNT,
+    ValueKind,
+    count_from,
     one_of,
-    path,
-    port,
-    port_or_any,
-    program,
-    ranks,
-    run_id,
-    seconds,
-    signals,
-    streams,
-    texts,
-    variable_names,
-    workers,
 )
 
 __all__ = ["LAUNCH_OPTIONS"]
@@ -34,9 +37,16 @@ __all__ = ["LAUNCH_OPTIONS"]
 WORKERS, PROGRAM, NODES = "workers", "what to run", "several machines, each with its own ronde run"
 HOSTS, OUTPUT, INFORMATION = "several machines by SSH", "output", "information"
 
-SECONDS = "a number of seconds"
-STREAMS = "0, 1 (stdout), 2 (stderr), 3 (both), or one of them for some local ranks, like 0:3,1:2"
-A_PATH = "a path"
+
+def _streams(text: str) -> Any:
+    from ronde.launch.config import parse_streams  # only now: help needs none of it
+
+    return parse_streams(text)
+
+
+_STREAMS = ValueKind(
+    "0, 1 (stdout), 2 (stderr), 3 (both), or one of them for some local ranks, like 0:3,1:2", _streams
+)
 
 _WORKERS = (
     Option(
@@ -44,8 +54,7 @@ _WORKERS = (
         ("-n", "-np", "--num-proc"),
         "number of workers that this command starts: on this machine, or with -H on all hosts together (default: 1)",
         metavar="N",
-        parse=workers,
-        right="a whole number above 0, or auto, gpu or cpu",
+        kind=WORKER_COUNT,
         common=True,
     ),
     Option(
@@ -54,8 +63,7 @@ _WORKERS = (
         "number of workers on each machine, or gpu (one per GPU), cpu (one per usable core), auto (gpu if the "
         "machine has GPUs, else cpu)",
         metavar="N",
-        parse=workers,
-        right="a whole number above 0, or auto, gpu or cpu",
+        kind=WORKER_COUNT,
         common=True,
     ),
     Option(
@@ -63,7 +71,7 @@ _WORKERS = (
         ("--max-restarts",),
         "how many times to start all workers again after one fails (default: 0)",
         metavar="N",
-        **at_least("0"),
+        kind=count_from(0),
         common=True,
     ),
     Option(
@@ -72,7 +80,7 @@ _WORKERS = (
         "what starts the workers: local (ronde run), or mpi (the mpirun beside this Python or in PATH) (default: "
         "local)",
         metavar="NAME",
-        **one_of("local", "mpi"),
+        kind=one_of("local", "mpi"),
     ),
     Option(
         WORKERS,
@@ -80,7 +88,11 @@ _WORKERS = (
         "pass the job key to workers in a memory file that ronde.init() closes, not in their environment",
     ),
     Option(
-        WORKERS, ("--role",), "name of the workers' role (default: default)", metavar="NAME", right="a name"
+        WORKERS,
+        ("--role",),
+        "name of the workers' role (default: default)",
+        metavar="NAME",
+        kind=ValueKind("a name"),
     ),
     Option(
         WORKERS,
@@ -88,14 +100,14 @@ _WORKERS = (
         "bind each worker to processors: cores (an equal share of the usable cores), numa (the cores of one NUMA "
         "node) or none (default: none)",
         metavar="UNIT",
-        **one_of("cores", "numa", "none"),
+        kind=one_of("cores", "numa", "none"),
     ),
     Option(
         WORKERS,
         ("--numa-binding",),
         "torchrun's name for --bind: node and socket mean --bind numa, exclusive and core-complex mean --bind cores",
         metavar="MODE",
-        **one_of("node", "socket", "exclusive", "core-complex"),
+        kind=one_of("node", "socket", "exclusive", "core-complex"),
     ),
     Option(
         WORKERS,
@@ -103,8 +115,7 @@ _WORKERS = (
         "modules that a template process imports, so that workers start again faster; none: no template (default: "
         "the modules that the script imports)",
         metavar="NAMES",
-        parse=names,
-        right="names of modules with commas between them, or none",
+        kind=MODULES,
     ),
     Option(
         WORKERS,
@@ -112,7 +123,7 @@ _WORKERS = (
         "spawn: start new processes; fork or forkserver: fork workers from the template process, the first time "
         "too, after its imports (default: spawn)",
         metavar="METHOD",
-        **one_of("spawn", "fork", "forkserver"),
+        kind=one_of("spawn", "fork", "forkserver"),
     ),
     Option(
         WORKERS,
@@ -120,8 +131,7 @@ _WORKERS = (
         "seconds between checks for workers that are stopped (SIGSTOP); ronde run notices the end of a worker at "
         "once (default: 0.1)",
         metavar="S",
-        parse=seconds,
-        right=SECONDS,
+        kind=SECONDS,
     ),
     Option(
         WORKERS,
@@ -129,8 +139,7 @@ _WORKERS = (
         "seconds from SIGTERM to SIGKILL when workers have to end (default: 30 after a signal to ronde run, 5 after "
         "Ctrl-C, SIGQUIT or a failure)",
         metavar="S",
-        parse=seconds,
-        right=SECONDS,
+        kind=SECONDS,
     ),
     Option(
         WORKERS,
@@ -138,8 +147,7 @@ _WORKERS = (
         "further signals that ronde run passes on to all workers and that end the job (always: SIGINT, SIGTERM, "
         "SIGHUP, SIGQUIT)",
         metavar="NAMES",
-        parse=signals,
-        right=f"some of {', '.join(SIGNALS)}, with commas between them",
+        kind=SIGNALS,
     ),
     Option(
         WORKERS,
@@ -171,8 +179,7 @@ _NODES = (
         ("--nnodes",),
         "number of machines, or MIN:MAX: the job starts with MIN machines and grows up to MAX (default: 1)",
         metavar="N",
-        parse=node_range,
-        right="a whole number above 0, or two of them like 1:4",
+        kind=NODE_RANGE,
         common=True,
     ),
     Option(
@@ -181,7 +188,7 @@ _NODES = (
         "how machines find each other: static (numbered by --node-rank), tcp (alias c10d), file, etcd, or an "
         "installed backend (default: tcp, or static with --master-addr or --node-rank)",
         metavar="NAME",
-        right="the name of a rendezvous backend",
+        kind=ValueKind("the name of a rendezvous backend"),
         common=True,
     ),
     Option(
@@ -189,7 +196,7 @@ _NODES = (
         ("--rdzv-endpoint",),
         "where machines meet: HOST:PORT of one of them, the path of a shared file, or HOST:PORT of etcd",
         metavar="ENDPOINT",
-        right="an endpoint, like node1:29400",
+        kind=ValueKind("an endpoint, like node1:29400"),
         common=True,
     ),
     Option(
@@ -197,8 +204,7 @@ _NODES = (
         ("--rdzv-id",),
         "name of the job, which tells jobs at the same endpoint apart",
         metavar="NAME",
-        parse=run_id,
-        right="a name of at most 200 bytes",
+        kind=JOB_NAME,
     ),
     Option(
         NODES,
@@ -206,8 +212,7 @@ _NODES = (
         "options of the rendezvous: join_timeout, last_call_timeout, keep_alive_interval (seconds), "
         "keep_alive_max_attempt, and those of the backend: a=1,b=2",
         metavar="KEY=VALUE,...",
-        parse=key_values,
-        right="keys and values, like join_timeout=60,last_call_timeout=5",
+        kind=KEY_VALUES,
     ),
     Option(
         NODES,
@@ -221,7 +226,7 @@ _NODES = (
         ("--node-rank",),
         "number of this machine, from 0: required by static, a preference for the other backends",
         metavar="N",
-        **at_least("0"),
+        kind=count_from(0),
         common=True,
     ),
     Option(
@@ -229,7 +234,7 @@ _NODES = (
         ("--master-addr",),
         "address of machine 0, where the others find it; MASTER_ADDR of the workers",
         metavar="HOST",
-        right="a host name or an address",
+        kind=ADDRESS,
         common=True,
     ),
     Option(
@@ -237,8 +242,7 @@ _NODES = (
         ("--master-port",),
         "port on machine 0; MASTER_PORT of the workers (default: 29500; on one machine, or with 0, a free port)",
         metavar="PORT",
-        parse=port_or_any,
-        right="a port from 1 to 65535, or 0 for a free one",
+        kind=PORT_OR_ANY,
         common=True,
     ),
     Option(
@@ -246,14 +250,14 @@ _NODES = (
         ("--local-addr",),
         "address at which other machines reach this one (default: the address of the interface that leads to them)",
         metavar="HOST",
-        right="a host name or an address",
+        kind=ADDRESS,
     ),
     Option(
         NODES,
         ("--spares",),
         "number of machines beyond MAX that may wait to replace a lost one (default: 0)",
         metavar="N",
-        **at_least("0"),
+        kind=count_from(0),
     ),
 )
 
@@ -264,7 +268,7 @@ _HOSTS = (
         "start workers on these hosts by SSH, with the number of slots of each: a:2,b:2; a host without a number "
         "has 1 slot",
         metavar="HOSTS",
-        right="hosts with their slots, like a:2,b:2",
+        kind=ValueKind("hosts with their slots, like a:2,b:2"),
         common=True,
     ),
     Option(
@@ -272,7 +276,7 @@ _HOSTS = (
         ("-hostfile", "--hostfile"),
         "file with one host per line: a slots=2",
         metavar="FILE",
-        right=A_PATH,
+        kind=FILE,
         common=True,
     ),
     Option(
@@ -281,29 +285,28 @@ _HOSTS = (
         "program, with or without arguments, that prints the available hosts, one per line; ronde run calls it "
         "every second and adds and removes hosts",
         metavar="FILE",
-        parse=program,
-        right="the path of a program, or a command",
+        kind=COMMAND,
     ),
     Option(
         HOSTS,
         ("--slots", "--slots-per-host"),
         "slots of a host that the discovery script prints without a number (default: 1)",
         metavar="N",
-        **at_least("1"),
+        kind=count_from(1),
     ),
     Option(
         HOSTS,
         ("--min-np", "--min-num-proc"),
         "smallest number of workers with which the job goes on (default: the number of -n)",
         metavar="N",
-        **at_least("1"),
+        kind=count_from(1),
     ),
     Option(
         HOSTS,
         ("--max-np", "--max-num-proc"),
         "largest number of workers (default: the number of all slots)",
         metavar="N",
-        **at_least("1"),
+        kind=count_from(1),
     ),
     Option(
         HOSTS,
@@ -312,31 +315,28 @@ _HOSTS = (
         "never tried again)",
         metavar="MIN MAX",
         words=2,
-        parse=cooldown,
-        right="two numbers of seconds, the smaller one first, like 10 300",
+        kind=COOLDOWN,
     ),
     Option(
         HOSTS,
         ("--reset-limit",),
         "how many times hosts may come or go before the job ends (default: no limit)",
         metavar="N",
-        **at_least("0"),
+        kind=count_from(0),
     ),
     Option(
         HOSTS,
         ("--elastic-timeout",),
         "seconds to wait for enough hosts (default: 600)",
         metavar="S",
-        parse=seconds,
-        right=SECONDS,
+        kind=SECONDS,
     ),
     Option(
         HOSTS,
         ("--start-timeout",),
         "seconds for hosts to answer, and for ranks to find each other (default: 300)",
         metavar="S",
-        parse=seconds,
-        right=SECONDS,
+        kind=SECONDS,
         common=True,
     ),
     Option(
@@ -344,8 +344,7 @@ _HOSTS = (
         ("--network-interface", "--network-interfaces"),
         "network interface, by name, of all connections between machines",
         metavar="NAME",
-        parse=distinct,
-        right="the name of one network interface, like eth0",
+        kind=INTERFACE,
         adds=True,
     ),
     Option(
@@ -353,8 +352,7 @@ _HOSTS = (
         ("-x", "--export"),
         "environment variables that workers on all hosts get, besides those that ronde run always passes on: A,B",
         metavar="NAMES",
-        parse=variable_names,
-        right="names of variables with commas between, like HF_HOME,TOKEN",
+        kind=VARIABLE_NAMES,
         adds=True,
     ),
     Option(
@@ -362,16 +360,14 @@ _HOSTS = (
         ("-p", "--ssh-port"),
         "port of SSH on all hosts (default: from the SSH configuration)",
         metavar="PORT",
-        parse=port,
-        right="a port from 1 to 65535",
+        kind=PORT,
     ),
     Option(
         HOSTS,
         ("-i", "--ssh-identity-file"),
         "private key for SSH (default: from the SSH configuration)",
         metavar="FILE",
-        parse=path,
-        right=A_PATH,
+        kind=PATH,
     ),
 )
 
@@ -381,8 +377,7 @@ _OUTPUT = (
         ("--log-dir",),
         "directory for files with the workers' output, with a subdirectory for each run, attempt and worker",
         metavar="DIR",
-        parse=path,
-        right=A_PATH,
+        kind=PATH,
         common=True,
     ),
     Option(
@@ -391,16 +386,14 @@ _OUTPUT = (
         "streams that go into files instead of onto the screen: 1 stdout, 2 stderr, 3 both; or by local rank: "
         "0:3,1:2",
         metavar="STREAMS",
-        parse=streams,
-        right=STREAMS,
+        kind=_STREAMS,
     ),
     Option(
         OUTPUT,
         ("-t", "--tee"),
         "streams that go into files and onto the screen, with the values of --redirects",
         metavar="STREAMS",
-        parse=streams,
-        right=STREAMS,
+        kind=_STREAMS,
         common=True,
     ),
     Option(
@@ -408,8 +401,7 @@ _OUTPUT = (
         ("--local-ranks-filter",),
         "show only the output of workers with these local ranks: 0,2",
         metavar="RANKS",
-        parse=ranks,
-        right="local ranks with commas between them, like 0,2",
+        kind=LOCAL_RANKS,
     ),
     *(
         Option(
@@ -417,8 +409,7 @@ _OUTPUT = (
             (f"--duplicate-{stream}-filters",),
             f"also collect the lines of {stream} that contain one of these texts, in filtered_{stream}.log: a,b",
             metavar="TEXTS",
-            parse=texts,
-            right="texts with commas between them, like error,loss",
+            kind=TEXTS,
         )
         for stream in ("stdout", "stderr")
     ),
@@ -427,15 +418,14 @@ _OUTPUT = (
         ("--output-filename",),
         "show all output, and write it to files as horovodrun does: DIR/rank.R/stdout and stderr",
         metavar="DIR",
-        parse=path,
-        right=A_PATH,
+        kind=PATH,
     ),
     Option(
         OUTPUT,
         ("--prefix",),
         "text before each line on the screen, in which {rank}, {local_rank}, {host} and {role} are replaced",
         metavar="TEXT",
-        right="a text like '{host}/{rank}: '",
+        kind=ValueKind("a text like '{host}/{rank}: '"),
     ),
     Option(
         OUTPUT,
@@ -451,7 +441,7 @@ _INFORMATION = (
         ("--config-file",),
         "read options from this YAML file, under horovodrun's names (needs PyYAML)",
         metavar="FILE",
-        right=A_PATH,
+        kind=FILE,
     ),
     Option(INFORMATION, ("-cb", "--check-build"), "print the available frameworks, backends and launchers"),
     Option(INFORMATION, ("-v", "--version"), "print the version"),

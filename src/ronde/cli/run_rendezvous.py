@@ -13,6 +13,7 @@ from ronde.cli.run_here import Here
 from ronde.errors import UsageError
 from ronde.light_dataclasses import replace
 from ronde.net.rendezvous.config import RendezvousConfig
+from ronde.values import SECONDS
 
 if TYPE_CHECKING:
     from ronde.core.slurm import Step
@@ -262,14 +263,9 @@ def _timeout(asked: RunArguments, here: Here, option: str, variable: str, defaul
     """Return the time of an option, or of a variable that is ours or Horovod's."""
     if asked.has(option):
         return int(asked.value(option))
-    from ronde.cli.run_values import seconds
-
     for name in (f"RONDE_{variable}", f"HOROVOD_{variable}"):
         if text := here.environment.get(name, "").strip():
-            try:
-                return seconds(text)
-            except ValueError:
-                raise UsageError(f"{name}={text} is invalid: expected a number of seconds") from None
+            return int(SECONDS.read(text, f"{name}={text}"))
     return default
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from ronde.cli.engine_options import ENGINE_OPTIONS
 from ronde.cli.run_arguments import RunArguments
+from ronde.values import ValueKind, seconds_text
 
 __all__ = ["idle_options", "idle_variables", "worker_settings"]
 
@@ -25,12 +27,12 @@ def worker_settings(asked: RunArguments, environment: Mapping[str, str]) -> dict
     settings = {}
     for option in ENGINE_OPTIONS:
         if option.variable and option.metavar and option.name in asked.given:
-            settings[option.variable] = asked.value(option.name)
+            settings[option.variable] = _variable_text(option.kind, asked.value(option.name))
     settings |= _flags(asked)
     if asked.has("--autotune-log"):
         settings.setdefault("RONDE_AUTOTUNE", "1")
     if asked.has("--start-timeout"):
-        settings["RONDE_START_TIMEOUT"] = f"{asked.value('--start-timeout') / 1e9:g}"
+        settings["RONDE_START_TIMEOUT"] = seconds_text(asked.value("--start-timeout"))
     if asked.has("--network-interfaces"):
         settings["RONDE_INTERFACE"] = asked.value("--network-interfaces")
         if not environment.get("NCCL_SOCKET_IFNAME"):
@@ -40,6 +42,12 @@ def worker_settings(asked: RunArguments, environment: Mapping[str, str]) -> dict
 
         settings["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGES, environment.get("PYTHONPATH")]))
     return settings
+
+
+def _variable_text(kind: ValueKind, value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return seconds_text(value) if kind.unit == "s" else str(value)
 
 
 def _flags(asked: RunArguments) -> dict[str, str]:

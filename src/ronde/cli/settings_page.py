@@ -32,7 +32,7 @@ def document() -> str:
             continue
         lines.append(
             f"| `{field.name}` | `{meta['variable']}`{_also_text(field)} | {_default_text(field)} "
-            f"| {meta['right']} | {meta['help']} |"
+            f"| {meta['kind'].right} | {meta['help']} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -50,7 +50,7 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
         return "on" if default else "off"
     if field.name.endswith("_ns"):
         return f"{default / 1e9:g} s"
-    return f"{default} {field.metadata['unit']}".strip()
+    return f"{default} {field.metadata['kind'].unit}".strip()
 
 
 if __name__ == "__main__":

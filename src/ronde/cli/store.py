@@ -14,17 +14,12 @@ from ronde.cli import show
 from ronde.cli.options import Option, describe, parse
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
+from ronde.values import FILE, PORT_OR_ANY, ValueKind
 
 if TYPE_CHECKING:
     from ronde.net.stores.server import StoreServer
 
 __all__ = ["HELP", "run"]
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) <= 65535):
-        raise ValueError(text)
-    return int(text)
 
 
 OPTIONS = (
@@ -33,36 +28,35 @@ OPTIONS = (
         ("-p", "--port"),
         "port to listen on; 0: a free port",
         metavar="N",
-        parse=_port,
-        right="a number from 0 to 65535",
+        kind=PORT_OR_ANY,
     ),
     Option(
         "store",
         ("--host",),
         "name or address of this machine to listen on (default: all its addresses)",
         metavar="ADDR",
-        right="a name or an address of this machine",
+        kind=ValueKind("a name or an address of this machine"),
     ),
     Option(
         "store",
         ("--journal",),
         "write each change to this file, and restore the store from it at the next start",
         metavar="FILE",
-        right="a path",
+        kind=FILE,
     ),
     Option(
         "store",
         ("--seed",),
         "start with the content of this journal of another store; --journal must then name a new file",
         metavar="FILE",
-        right="a path",
+        kind=FILE,
     ),
     Option(
         "store",
         ("--job-key-file",),
         "file with the job key (default: RONDE_JOB_KEY, or the file that RONDE_JOB_KEY_FILE names)",
         metavar="FILE",
-        right="a path",
+        kind=FILE,
     ),
     Option("information", ("-h", "--help"), "print this help"),
 )

@@ -15,11 +15,12 @@ from ronde.cli.options import Option, describe, nearest, parse
 from ronde.core.trace_merge import Common, Survey, agree, retime, survey
 from ronde.errors import UsageError
 from ronde.new_files import create_anew
+from ronde.values import FILE
 
 __all__ = ["HELP", "run"]
 
 OPTIONS = (
-    Option("merge", ("-o", "--output"), "file for the merged trace", metavar="FILE", right="a path"),
+    Option("merge", ("-o", "--output"), "file for the merged trace", metavar="FILE", kind=FILE),
     Option("information", ("-h", "--help"), "print this help"),
 )
 

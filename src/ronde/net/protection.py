@@ -6,8 +6,7 @@ import socket
 from enum import IntEnum
 
 from ronde.environment import environment
-from ronde.errors import UsageError
-from ronde.setting_values import PROTECTIONS
+from ronde.values import PROTECTION
 
 __all__ = ["SECRET", "ConnectionKeys", "Protection", "protection_of", "secrecy_is_wanted"]
 
@@ -51,7 +50,4 @@ def protection_of(sock: socket.socket, is_secret: bool) -> Protection:
 def secrecy_is_wanted() -> bool:
     """Return whether this process's environment asks for secrecy: for those who have no settings, as launchers."""
     text = environment().get(_VARIABLE, "").strip()
-    value = PROTECTIONS["parse"](text)
-    if text and not PROTECTIONS["check"](value):
-        raise UsageError(f"{_VARIABLE}={text!r} is invalid: expected {PROTECTIONS['right']}")
-    return bool(value == SECRET)
+    return bool(text) and PROTECTION.read(text, f"{_VARIABLE}={text!r}") == SECRET

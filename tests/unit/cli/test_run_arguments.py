@@ -219,7 +219,10 @@ def test_torchrun_takes_standalone_with_an_endpoint_that_means_nothing() -> None
             {"PET_NNODES": "x"},
             "PET_NNODES=x is invalid: expected a whole number above 0, or two of them",
         ),
-        ({"PET_STANDALONE": "x"}, "PET_STANDALONE=x is invalid: expected 1 or 0"),
+        (
+            {"PET_STANDALONE": "x"},
+            "PET_STANDALONE=x is invalid: expected 1 or 0, true or false, yes or no, on or off",
+        ),
     ],
 )
 def test_variables_that_make_no_sense(variables: dict[str, str], message: str) -> None:
@@ -308,7 +311,7 @@ def test_the_table_is_consistent() -> None:
     assert len(names) == len(set(names))
     for option in OPTIONS:
         assert all(name.startswith("-") and "_" not in name for name in option.names)
-        assert bool(option.right) == bool(option.metavar), option.name
+        assert bool(option.kind.right) == bool(option.metavar), option.name
         assert not option.metavar or not option.off
 
 

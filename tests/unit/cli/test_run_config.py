@@ -282,8 +282,8 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
         *(
             (f"--rdzv-conf {conf}", f"--rdzv-conf {conf} is invalid: expected {right}")
             for conf, right in (
-                ("is_host=maybe", "true or false"),
-                ("rehost=1.5", "true or false"),
+                ("is_host=maybe", "1 or 0, true or false, yes or no, on or off"),
+                ("rehost=1.5", "1 or 0, true or false, yes or no, on or off"),
                 ("read_timeout=-10", "a number of seconds above 0"),
                 ("heartbeat_timeout=0", "a number of seconds above 0"),
                 ("close_timeout=x", "a number of seconds above 0"),

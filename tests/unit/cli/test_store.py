@@ -15,7 +15,7 @@ from ronde.settings import JobKey
     ("words", "complaint"),
     [
         ("", "--port is missing"),
-        ("--port 70000", "--port 70000 is invalid: expected a number from 0 to 65535"),
+        ("--port 70000", "--port 70000 is invalid: expected a port from 1 to 65535, or 0 for a free one"),
         ("--port 0 more", "unexpected argument 'more': ronde store takes only options"),
         ("--port 0 --jurnal x", "did you mean --journal?"),
         ("--port 0 --journal /absent/x", "cannot open the journal /absent/x: No such file"),

@@ -14,6 +14,7 @@ from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.net.host import host_name
 from ronde.process.process_groups import free_port
+from ronde.values import FLAG
 
 __all__ = [
     "describe_node",
@@ -75,13 +76,10 @@ def has_insecure_key(config: LaunchConfig, environment: Mapping[str, str]) -> bo
     """Return whether the user wants the job's name to stand for a key that nobody has given."""
     if environment.get("RONDE_JOB_KEY") or environment.get("RONDE_JOB_KEY_FILE") or not _has_others(config):
         return False
-    from ronde.setting_values import flag
-
+    if config.insecure_job_key:
+        return True
     text = environment.get("RONDE_INSECURE_JOB_KEY", "").strip()
-    try:
-        return config.insecure_job_key or (bool(text) and flag(text))
-    except ValueError:
-        raise UsageError(f"RONDE_INSECURE_JOB_KEY={text!r} is invalid: expected 1 or 0") from None
+    return bool(text) and bool(FLAG.read(text, f"RONDE_INSECURE_JOB_KEY={text!r}"))
 
 
 def own_address(config: LaunchConfig) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ronde.core.rendezvous.rules import Rules
-from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass, field
+from ronde.values import FLAG
 
-__all__ = ["RendezvousConfig", "truth"]
+__all__ = ["RendezvousConfig"]
 
 SECOND = 10**9
 # The fields of Rules that are the user's to choose.
@@ -24,8 +24,6 @@ _SHARED = (
     ),
     *("min_slots", "gives_way"),
 )
-_TRUTHS = {"1": True, "true": True, "t": True, "yes": True, "y": True}
-_TRUTHS |= {"0": False, "false": False, "f": False, "no": False, "n": False}
 
 
 @dataclass(frozen=True)
@@ -71,16 +69,4 @@ class RendezvousConfig:
     def truth(self, option: str) -> bool | None:
         """Return what the option says, None if it is not given. Raises UsageError if it is neither yes nor no."""
         text = self.options.get(option)
-        if text is None:
-            return None
-        try:
-            return truth(text)
-        except ValueError:
-            raise UsageError(f"--rdzv-conf {option}={text} is invalid: expected true or false") from None
-
-
-def truth(text: str) -> bool:
-    """Return what a text of a user's means. Raises ValueError if it is neither yes nor no."""
-    if text.lower() not in _TRUTHS:
-        raise ValueError(text)
-    return _TRUTHS[text.lower()]
+        return None if text is None else bool(FLAG.read(text, f"--rdzv-conf {option}={text}"))
