@@ -14,10 +14,8 @@ batches has to read it once only. An empty batch is no bytes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ronde.core.messages import (
     CallSite,
@@ -29,6 +27,7 @@ from ronde.core.messages import (
     encode_requests,
 )
 from ronde.core.rank_set import RankSet
+from ronde.core.typed_json import Natural, TypedJson
 from ronde.errors import ProtocolError
 from ronde.types import Kind
 
@@ -47,6 +46,9 @@ __all__ = [
 
 Rows = tuple[int, ...]  # how many rows a rank has, then its splits, if it has given any
 
+_ABOUT: TypedJson[tuple[tuple[tuple[int, int], ...], tuple[Rows, ...]]] = TypedJson(
+    tuple[tuple[tuple[Natural, Natural], ...], tuple[Rows, ...]], "batch of the negotiation"
+)
 _UNEVEN = (Kind.allgather, Kind.alltoall)
 
 
@@ -183,10 +185,9 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def _line(told: Contribution, everybody: RankSet) -> bytes:
-    ranks = [] if told.ranks == everybody else told.ranks.ranges
-    about = [ranks, told.rows] if ranks or told.rows else []
-    text = json.dumps(about, separators=(",", ":")).encode() if about else b""
-    return text + b"\t" + encode_requests([told.message])
+    ranges = () if told.ranks == everybody else told.ranks.ranges
+    about = _ABOUT.encode((ranges, told.rows)) if ranges or told.rows else b""
+    return about + b"\t" + encode_requests([told.message])
 
 
 class BatchReader:
@@ -209,41 +210,27 @@ class BatchReader:
             message = self._messages[text] = messages[0]
         if not about:
             return Contribution(everybody, message)
+        ranges, rows = _ABOUT.decode(about)
         try:
-            return _told(json.loads(about), everybody, message)
-        except (ValueError, OverflowError, RecursionError) as error:
+            return _told(ranges, rows, everybody, message)
+        except (ValueError, OverflowError) as error:
             raise ProtocolError(f"malformed batch of the negotiation: {error}") from None
 
 
-def _told(value: Any, everybody: RankSet, message: Message) -> Contribution:
-    if type(value) is not list or len(value) != 2 or not all(type(each) is list for each in value):
-        raise ValueError(f"{str(value)[:80]!r} is not ranks and rows")
-    ranges = [_naturals(pair) for pair in value[0]]
+def _told(
+    ranges: tuple[tuple[int, int], ...], rows: tuple[Rows, ...], everybody: RankSet, message: Message
+) -> Contribution:
     ranks = everybody
     if ranges:
-        if any(len(pair) != 2 or pair[0] > pair[1] for pair in ranges):
+        if any(first > last for first, last in ranges):
             raise ValueError(f"{str(ranges)[:80]} are no ranges of ranks")
-        ranks = RankSet.union(RankSet(((first, last),)) for first, last in ranges)
+        ranks = RankSet.union(RankSet((each,)) for each in ranges)
         if not ranks.within(everybody):
             raise ValueError("somebody speaks for ranks that are not its own")
-    rows = tuple(map(_naturals_after_rows, value[1]))
     if rows and (not isinstance(message, Request) or message.kind not in _UNEVEN or len(rows) != len(ranks)):
         raise ValueError(f"rows of {len(rows)} ranks instead of {len(ranks)}")
+    if any(not each or each[0] < 0 for each in rows):  # splits may be negative, which the coordinator reports
+        raise ValueError(f"{str(rows)[:80]} are not the rows of ranks")
     if rows and rows[0] != _rows(message):
         raise ValueError(f"the lowest rank has rows {rows[0]}, which its message has not")
     return Contribution(ranks, message, rows)
-
-
-def _naturals(value: Any) -> tuple[int, ...]:
-    if type(value) is not list or not all(type(each) is int and 0 <= each < 1 << 63 for each in value):
-        raise ValueError(f"{str(value)[:80]!r} is not a list of natural numbers")
-    return tuple(value)
-
-
-def _naturals_after_rows(value: Any) -> Rows:
-    """Splits may be invalid, such as -1, which the coordinator reports to all ranks; the rows are a length."""
-    if type(value) is not list or not value or not all(type(each) is int for each in value):
-        raise ValueError(f"{str(value)[:80]!r} are no rows")
-    if not 0 <= value[0] < 1 << 63 or not all(-(1 << 63) <= each < 1 << 63 for each in value[1:]):
-        raise ValueError(f"{str(value)[:80]!r} are no rows")
-    return tuple(value)

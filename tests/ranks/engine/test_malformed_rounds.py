@@ -31,7 +31,7 @@ def _all_reduce_after(rank: int, module: str, function: str, message: bytes) -> 
         (1, "negotiation_rounds.encode_requests", b"[[7]]", "malformed message of the negotiation"),
         (0, "negotiation_rounds._first_part", b"\xff" * 2048, "a message of 18446744073709551615 bytes"),
         (0, "negotiator.encode_stream", b"[[7]]", "malformed message of the negotiation"),
-        (0, "negotiator.encode_stream", b'[["evict",[3]]]', "sent what cannot be followed"),
+        (0, "negotiator.encode_stream", b'[["Evict",[3]]]', "sent what cannot be followed"),
     ],
 )
 def test_who_sends_a_malformed_message_is_named(rank: int, place: str, message: bytes, text: str) -> None:

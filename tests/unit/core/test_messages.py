@@ -80,14 +80,14 @@ JSON = st.recursive(
         st.booleans(),
         st.integers(),
         st.floats(),
-        st.sampled_from(["submit", "run", "evict", "fail", ""]),
+        st.sampled_from(["Request", "Run", "Evict", "FailTensor", ""]),
     ),
     lambda inner: st.lists(inner, max_size=12),
     max_leaves=30,
 )
 
 GRAD = Request(Kind.allreduce, "grad", DType.float32, (3, 4))
-ENCODED = ["submit", 1, "grad", 11, [3, 4], 0, -1, 1.0, 1.0, "cpu", [], []]
+ENCODED = ["Request", 1, "grad", 11, [3, 4], 0, -1, 1.0, 1.0, "cpu", [], []]
 
 
 @given(MESSAGES)
@@ -113,23 +113,23 @@ def test_types_come_back_too() -> None:
 
 
 def test_what_travels() -> None:
-    assert json.loads(encode_requests([GRAD, LeaveEngine()])) == [ENCODED, ["leave"]]
+    assert json.loads(encode_requests([GRAD, LeaveEngine()])) == [ENCODED, ["LeaveEngine"]]
     assert b" " not in encode_requests([GRAD])
     assert json.loads(
         encode_stream([Run(GRAD, (1, 2), -1), Evict(7), FailTensor("grad", "no"), Leaving(2), Left(3)])
     ) == [
-        ["run", ENCODED, [1, 2], -1, []],
-        ["evict", 7],
-        ["fail", "grad", "no"],
-        ["leaving", 2],
-        ["left", 3],
+        ["Run", ENCODED[1:], [1, 2], -1, []],
+        ["Evict", 7],
+        ["FailTensor", "grad", "no"],
+        ["Leaving", 2],
+        ["Left", 3],
     ]
     group = replace(GRAD, more=(TensorType(DType.int8, (2,)), TensorType(DType.bool, ())))
     assert json.loads(encode_requests([group, JoinData()])) == [
         [*ENCODED[:-1], [[5, [2]], [0, []]]],
-        ["join"],
+        ["JoinData"],
     ]
-    assert json.loads(encode_stream([Joined((2,)), AllJoined(0)])) == [["joined", [2]], ["all joined", 0]]
+    assert json.loads(encode_stream([Joined((2,)), AllJoined(0)])) == [["Joined", [2]], ["AllJoined", 0]]
 
 
 def test_nothing_to_say_is_no_bytes() -> None:
@@ -157,21 +157,24 @@ BAD_FIELDS = [
 
 @pytest.mark.parametrize(("index", "value"), BAD_FIELDS)
 def test_a_bad_field_is_refused(index: int, value: object) -> None:
+    assert decode_requests(json.dumps([ENCODED]).encode()) == [GRAD]
+    assert decode_stream(json.dumps([["Run", ENCODED[1:], [], -1, []]]).encode()) == [Run(GRAD, (), -1)]
     bad = [*ENCODED[:index], value, *ENCODED[index + 1 :]]
     with pytest.raises(ProtocolError, match="malformed message of the negotiation"):
         decode_requests(json.dumps([bad]).encode())
     with pytest.raises(ProtocolError, match="malformed message of the negotiation"):
-        decode_stream(json.dumps([["run", bad, [], -1, []]]).encode())
+        decode_stream(json.dumps([["Run", bad[1:], [], -1, []]]).encode())
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "[", "]", "{}", "[]", "null", "0", '"submit"', "[[]]", "[null]", "[[0]]", "[[null]]", "[[[]]]", '[["submit"]]',
-        '[["leave", 1]]', '[["evict"]]', '[["evict", -1]]', '[["evict", true]]', '[["evict", 1, 2]]', '[["left", "1"]]',
-        '[["run", [], [], 0]]', '[["run", ["leave"], [], 0]]', '[["run", null, [], 0]]', '[["fail", "x"]]',
-        '[["fail", 1, "x"]]', '[["call", "x"]]',
-        '[["call", "x", 12]]', '[["jump"]]', '[["leave"]] x', "[" * 100_000, "[" + "9" * 5000 + "]", '[{"leave": 1}]',
+        "[", "]", "{}", "[]", "null", "0", '"Request"', "[[]]", "[null]", "[[0]]", "[[null]]", "[[[]]]",
+        '[["Request"]]', '[["LeaveEngine", 1]]', '[["Evict"]]', '[["Evict", -1]]', '[["Evict", true]]',
+        '[["Evict", 1, 2]]', '[["Left", "1"]]', '[["Run", [], [], 0]]', '[["Run", ["LeaveEngine"], [], 0, []]]',
+        '[["Run", null, [], 0, []]]', '[["FailTensor", "x"]]', '[["FailTensor", 1, "x"]]', '[["CallSite", "x"]]',
+        '[["CallSite", "x", 12]]', '[["Jump"]]', '[["TensorType", 1, []]]', '[["LeaveEngine"]] x', "[" * 100_000,
+        "[" + "9" * 5000 + "]", '[{"LeaveEngine": 1}]',
     ],
 )  # fmt: skip
 def test_malformed_text_is_refused(text: str) -> None:
@@ -181,10 +184,13 @@ def test_malformed_text_is_refused(text: str) -> None:
 
 
 def test_each_direction_has_its_own_messages() -> None:
-    with pytest.raises(ProtocolError, match=r"'evict', 1.* is not one of submit, call, join, leave"):
+    with pytest.raises(
+        ProtocolError, match=r"'Evict', 1.* is not one of Request, CallSite, JoinData, LeaveEngine"
+    ):
         decode_requests(encode_stream([Evict(1)]))
     with pytest.raises(
-        ProtocolError, match="is not one of run, evict, fail, joined, all joined, tune, leaving, left"
+        ProtocolError,
+        match="is not one of Run, Evict, FailTensor, Joined, AllJoined, Tune, Leaving, Left",
     ):
         decode_stream(encode_requests([LeaveEngine()]))
 
