@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import pytest
 
@@ -18,6 +19,7 @@ from ronde.core.rendezvous.state import (
     JobTerms,
     JoinRequest,
     LeaveNotice,
+    Message,
     Refused,
     RosterKey,
     SuccessReport,
@@ -43,7 +45,7 @@ TERMS = JobTerms.of(Rules(1, 4), Budget(2, -1))
         JobState(TERMS, "a", cause=NodesWaiting(2), refused=(Refused("b", "no"),), failure=FAILURE),
     ],
 )
-def test_what_is_written_is_read(word: object) -> None:
+def test_what_is_written_is_read(word: JobState | Heartbeat | Message) -> None:
     assert decode(encode(word), type(word)) == word
 
 
@@ -62,15 +64,24 @@ def test_a_roster_is_cut_into_parts() -> None:
         b"{}",
         b"[]",
         b"\xff\xfe",
-        b'{"ronde":1}',
-        b'{"ronde":1,"JoinRequest":{}}',
-        b'{"ronde":1,"Heartbeat":{"count":"1","succeeded":0}}',
-        b'{"ronde":1,"Heartbeat":{"count":true,"succeeded":0}}',
-        b'{"ronde":1,"Heartbeat":{"count":1,"succeeded":0,"more":0}}',
-        b'{"ronde":1,"Heartbeat":{"count":1}}',
-        b'{"ronde":1,"Heartbeat":[1,0]}',
-        b'{"ronde":1,"SuccessReport":{"seq":1,"id":"a","round":1}}',
-        b'{"ronde":1,"Heartbeat":{"count":1,"succeeded":0},"JoinRequest":{}}',
+        b"ronde",
+        b"ronde 2",
+        b"ronde 2 ",
+        b'ronde two ["Heartbeat",1,0]',
+        b'["Heartbeat",1,0]',
+        b'ronde 2 ["Heartbeat"]',
+        b'ronde 2 ["JoinRequest"]',
+        b'ronde 2 ["Heartbeat","1",0]',
+        b'ronde 2 ["Heartbeat",true,0]',
+        b'ronde 2 ["Heartbeat",1.0,0]',
+        b'ronde 2 ["Heartbeat",1,0,0]',
+        b'ronde 2 ["Heartbeat",1]',
+        b'ronde 2 ["Heartbeat",[1,0]]',
+        b'ronde 2 {"Heartbeat":[1,0]}',
+        b'ronde 2 ["SuccessReport",1,"a",1]',
+        b'ronde 2 ["Node",1,"a",1]',
+        b'ronde 2 ["Heartbeat",1,0],["Heartbeat",1,0]',
+        b"ronde 2 " + b"[" * 100_000,
     ],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
@@ -79,24 +90,32 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 
 def test_wrong_contents_of_a_state_are_refused() -> None:
-    good = json.loads(encode(JobState(TERMS, "a")))
+    good = encode(JobState(TERMS, "a"))
+    head = b"ronde 2 "
+    fields = json.loads(good.removeprefix(head))
+    assert decode_state(head + json.dumps(fields).encode()) == JobState(TERMS, "a")
     for field, value in (
         ("phase", "asleep"),
-        ("cause", {"Node": {}}),
+        ("cause", ["Node", "a"]),
         ("spares", "a"),
         ("roster", 1),
         ("terms", None),
     ):
-        bad = {"ronde": 1, "JobState": good["JobState"] | {field: value}}
+        index = 1 + JobState.__match_args__.index(field)
+        bad = [*fields[:index], value, *fields[index + 1 :]]
         with pytest.raises(ProtocolError):
-            decode_state(json.dumps(bad).encode())
+            decode_state(head + json.dumps(bad).encode())
 
 
 def test_another_version_says_so() -> None:
-    with pytest.raises(VersionError, match="version 2"):
-        decode(b'{"ronde":2,"Anything":{}}', Heartbeat)
+    with pytest.raises(VersionError, match="version 3"):
+        decode(b'ronde 3 ["Anything"]', Heartbeat)
+    with pytest.raises(VersionError, match="version 3"):
+        decode_roster((zlib.compress(b"ronde 3 []"),))
 
 
-def test_a_broken_roster_is_refused() -> None:
-    with pytest.raises(ProtocolError):
-        decode_roster((b"not packed",))
+@pytest.mark.parametrize("roster", [b"", b"[]", b"ronde 2 null", b"ronde 2 [1]", b'ronde 2 [["a"]]'])
+def test_a_broken_roster_is_refused(roster: bytes) -> None:
+    for part in (roster, zlib.compress(roster)):
+        with pytest.raises(ProtocolError):
+            decode_roster((part,))
