@@ -344,7 +344,7 @@ class SimNode:
         self.is_busy = False
         self.joined_ns = self.well_ns = self.sim.now_ns
         if self.participant.has_joined:
-            self.perform(self.participant.moved(self.now_ns()))
+            self.perform(self.participant.enter_store(self.now_ns()))
             self.watch_over()
 
     def watch_over(self) -> None:

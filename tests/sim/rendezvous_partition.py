@@ -126,8 +126,8 @@ class MovingNode(SimNode):
 
         def notice() -> None:
             self.broke_now = has_broken and self.participant.store_silence.is_fresh(self.now_ns())
-            self.were_there = self.participant.store_identity.here
-            self.participant.lost(self.broke_now)
+            self.were_there = self.participant.store_identity.present_nodes
+            self.participant.lose_store(self.broke_now)
 
         self.later(max(delay_ns - 2 * S, 0), notice)
         self.later(delay_ns, lambda: self.search(store, 0))
@@ -160,7 +160,7 @@ class MovingNode(SimNode):
         self.operations.clear()
         self.is_busy = self.is_searching = False
         self.joined_ns = self.sim.now_ns
-        self.perform(self.participant.moved(self.now_ns(), gone, elsewhere=elsewhere))
+        self.perform(self.participant.enter_store(self.now_ns(), gone, elsewhere=elsewhere))
 
     def follow(self, place: SimStore) -> None:
         self.sim.counts["called"] += 1
@@ -172,7 +172,7 @@ class MovingNode(SimNode):
         self.operations.clear()
         self.queue, self.is_busy = None, False
         self.harm()
-        self.perform(self.participant.moved(self.now_ns(), forget="it goes on elsewhere"))
+        self.perform(self.participant.enter_store(self.now_ns(), forget="it goes on elsewhere"))
 
     def perform(self, effects: list[Effect]) -> None:
         if not self.is_searching:

@@ -10,7 +10,7 @@ from tests.sim.common_order import Broken
 from tests.sim.rendezvous import Simulation, draw_nodes, simulate
 
 from ronde.core.agent import Agent, Effect, Failing, JoinRound, ReportFailure, ReportSuccess, WorkersGone
-from ronde.core.rendezvous.lease import Remains
+from ronde.core.rendezvous.lease import LeftoverWorkers
 
 WHAT_HAPPENS = {
     "a node dies",
@@ -82,11 +82,11 @@ def leave_without_a_word_when_others_are_lost(patch: pytest.MonkeyPatch) -> None
 
 
 def begin_before_the_workers_of_a_lost_node_have_ended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Remains, "add", lambda self, node, heard_ns: None)
+    patch.setattr(LeftoverWorkers, "add_lost_node", lambda self, node, received_ns: None)
 
 
 def begin_before_the_workers_of_a_node_that_leaves_have_ended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Remains, "expect", lambda self, node, end_ns: None)
+    patch.setattr(LeftoverWorkers, "expect_end", lambda self, node, end_ns: None)
 
 
 def take_silence_for_an_end(patch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from ronde.core.rendezvous.liveness import Liveness
 from ronde.core.rendezvous.member import Member
 from ronde.core.rendezvous.membership import Node
 from ronde.core.rendezvous.participant import Participant
-from ronde.core.rendezvous.state import JobState, JoinRequest, Message, RosterKey
+from ronde.core.rendezvous.state import JobPhase, JobState, JoinRequest, Message, RosterKey
 from ronde.core.rendezvous.state_replica import StateReplica
 
 BATCH = 75
@@ -116,26 +116,28 @@ def never_say_anything_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def heed_the_dead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Leader, "lose", lambda self, now_ns, nodes, how: None)
+    patch.setattr(Leader, "lose_nodes", lambda self, now_ns, nodes, how, may_work=False: None)
 
 
 def lose_once_more_who_has_come_back(patch: pytest.MonkeyPatch) -> None:
-    lose, tick = Leader.lose, Leader.tick
+    lose, tick = Leader.lose_nodes, Leader.tick
     lost: WeakKeyDictionary[Leader, set[str]] = WeakKeyDictionary()
 
-    def lose_and_remember(self: Leader, now_ns: int, nodes: Iterable[str], how: str) -> None:
+    def lose_and_remember(
+        self: Leader, now_ns: int, nodes: Iterable[str], how: str, may_work: bool = False
+    ) -> None:
         gone = set(nodes)
         lost.setdefault(self, set()).update(gone)
-        lose(self, now_ns, gone, how)
+        lose(self, now_ns, gone, how, may_work)
 
     def broken(self: Leader, now_ns: int) -> bool:
         again = lost.get(self, set()) & self._by_id.keys()
-        if again and self.state.phase == state.JobPhase.RUNNING:
+        if again and self.state.phase == JobPhase.RUNNING:
             lost.pop(self)
             lose(self, now_ns, again, "was lost before")
         return tick(self, now_ns)
 
-    patch.setattr(Leader, "lose", lose_and_remember)
+    patch.setattr(Leader, "lose_nodes", lose_and_remember)
     patch.setattr(Leader, "tick", broken)
 
 
@@ -144,12 +146,12 @@ def follow_a_lost_leader(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_silent_nodes(patch: pytest.MonkeyPatch) -> None:
-    hear = Leader.hear_beats
+    hear = Leader.note_heartbeats
 
     def broken(self: Leader, now_ns: int, heartbeats: dict[str, object], asked: set[str]) -> None:
         hear(self, now_ns, heartbeats, set())  # type: ignore[arg-type]
 
-    patch.setattr(Leader, "hear_beats", broken)
+    patch.setattr(Leader, "note_heartbeats", broken)
 
 
 def deal_out_places_anew(patch: pytest.MonkeyPatch) -> None:
@@ -160,14 +162,14 @@ def deal_out_places_anew(patch: pytest.MonkeyPatch) -> None:
 
 
 def give_a_place_to_two(patch: pytest.MonkeyPatch) -> None:
-    begin = Leader._begin
+    begin = Leader._begin_round
 
     def broken(self: Leader, now_ns: int, nodes: Sequence[Node]) -> None:
         begin(self, now_ns, nodes)
         if len(self.roster) > 2:
             self.roster = (*self.roster[:-1], self.roster[0])
 
-    patch.setattr(Leader, "_begin", broken)
+    patch.setattr(Leader, "_begin_round", broken)
 
 
 def let_terms_write_to_one_roster(patch: pytest.MonkeyPatch) -> None:
@@ -185,7 +187,7 @@ def complete_with_the_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_for_ever(patch: pytest.MonkeyPatch) -> None:
-    end = Leader._end
+    end = Leader._end_round
 
     def broken(self: Leader, now_ns: int, cause: state.Cause) -> None:
         terms = self.state.terms
@@ -193,27 +195,27 @@ def restart_for_ever(patch: pytest.MonkeyPatch) -> None:
         end(self, now_ns, cause)
         self.state = replace(self.state, terms=terms)
 
-    patch.setattr(Leader, "_end", broken)
+    patch.setattr(Leader, "_end_round", broken)
 
 
 def take_every_join_for_a_new_one(patch: pytest.MonkeyPatch) -> None:
-    hear_join = Leader._hear_join
+    handle_join = Leader._handle_join
 
     def broken(self: Leader, now_ns: int, join: JoinRequest) -> None:
-        hear_join(self, now_ns, replace(join, after=10**6))
+        handle_join(self, now_ns, replace(join, after=10**6))
 
-    patch.setattr(Leader, "_hear_join", broken)
-    hear = Leader.hear
+    patch.setattr(Leader, "_handle_join", broken)
+    hear = Leader.handle_message
 
-    def hear_again(self: Leader, now_ns: int, message: Message) -> None:
+    def handle_again(self: Leader, now_ns: int, message: Message) -> None:
         self._seqs.clear()
         hear(self, now_ns, message)
 
-    patch.setattr(Leader, "hear", hear_again)
+    patch.setattr(Leader, "handle_message", handle_again)
 
 
 def write_before_the_last_write_is_seen(patch: pytest.MonkeyPatch) -> None:
-    write = StateReplica.write
+    write = StateReplica.write_state
 
     def broken(self: StateReplica, state: JobState, roster: tuple[Node, ...] | None = None) -> list[Effect]:
         effects = write(self, state, roster)
@@ -221,11 +223,11 @@ def write_before_the_last_write_is_seen(patch: pytest.MonkeyPatch) -> None:
             self.raw, self.state, self.writing = self.writing or b"", state, None
         return effects
 
-    patch.setattr(StateReplica, "write", broken)
+    patch.setattr(StateReplica, "write_state", broken)
 
 
 def believe_a_store_that_was_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Liveness, "was_lost", lambda self, changed: False)
+    patch.setattr(Liveness, "has_lost_sentinel", lambda self, changed: False)
 
 
 def believe_that_those_who_never_showed_are_lost(patch: pytest.MonkeyPatch) -> None:

@@ -34,17 +34,17 @@ class Applicants:
         """Who waits without limit, if there is no place."""
         return tuple(self._nodes)[: self._rules.spares]
 
-    def add(self, node: Node) -> None:
+    def add_node(self, node: Node) -> None:
         """This node wants in."""
         self._nodes[node.id] = node
 
-    def drop(self, node: str) -> None:
+    def remove_node(self, node: str) -> None:
         """This one does not any more, or has a place."""
         self._nodes.pop(node, None)
 
     # Who fits
 
-    def fitting(self, taken: Collection[Node], survivors: Collection[str] = ()) -> list[Node]:
+    def fitting_nodes(self, taken: Collection[Node], survivors: Collection[str] = ()) -> list[Node]:
         """Return those who find a place beside those who have `taken` one."""
         ordered = sorted(self._nodes.values(), key=lambda node: node.id not in survivors)
         if not self._rules.places_are_given:
@@ -60,7 +60,7 @@ class Applicants:
     def count_fitting(self, taken: Collection[Node]) -> int:
         """Return how many these are; asked for with everybody who comes."""
         if self._rules.places_are_given:
-            return len(self.fitting(taken))
+            return len(self.fitting_nodes(taken))
         return min(len(self._nodes), self._places_left(taken))
 
     def _places_left(self, taken: Collection[Node]) -> int:
@@ -68,7 +68,7 @@ class Applicants:
 
     # Who is refused
 
-    def why_not(self, node: Node) -> str:
+    def reason_to_refuse(self, node: Node) -> str:
         """Say why this node can never fit; empty if it can."""
         if not self._rules.places_are_given or 0 <= node.wish < self._rules.max_nodes:
             return ""

@@ -18,8 +18,8 @@ __all__ = ["FailureDetector"]
 @dataclass(slots=True)
 class _SignsOfLife:
     heartbeat: Heartbeat | None
-    seen_ns: int  # when was it asked for that has shown that the node lives
-    heard_ns: int  # when did we know of the last heartbeat
+    alive_ns: int  # when was it asked for that has shown that the node lives
+    received_ns: int  # when did we know of the last heartbeat
 
 
 class FailureDetector:
@@ -29,56 +29,58 @@ class FailureDetector:
         self.silence_ns = (2 * rules.missing_heartbeats - 1) * rules.heartbeat_ns // 2
         self.read_ns = self.asked_ns = now_ns
         self._heartbeat_ns = rules.heartbeat_ns
-        self._of = {node: _SignsOfLife(None, now_ns, now_ns) for node in nodes}
-        self._judged: set[str] = set()  # they are looked at once more
+        self._signs = {node: _SignsOfLife(None, now_ns, now_ns) for node in nodes}
+        self._suspects: set[str] = set()  # they are looked at once more
 
     @property
     def nodes(self) -> KeysView[str]:
         """Who is looked after."""
-        return self._of.keys()
+        return self._signs.keys()
 
-    def begin(self, now_ns: int, node: str) -> None:
+    def add_node(self, now_ns: int, node: str) -> None:
         """Look after this node from now on, whatever was known of it."""
-        self._of[node] = _SignsOfLife(None, now_ns, now_ns)
+        self._signs[node] = _SignsOfLife(None, now_ns, now_ns)
 
-    def renew(self, now_ns: int, nodes: Iterable[str]) -> None:
+    def renew_nodes(self, now_ns: int, nodes: Iterable[str]) -> None:
         """There is another reason to believe that these live."""
         for node in nodes:
-            self._of[node].seen_ns = now_ns
+            self._signs[node].alive_ns = now_ns
 
-    def end(self, node: str) -> None:
+    def remove_node(self, node: str) -> None:
         """This node need not be looked after."""
-        self._of.pop(node, None)
+        self._signs.pop(node, None)
 
-    def are_due(self, now_ns: int) -> bool:
+    def begin_reading(self, now_ns: int) -> bool:
         """Whether the heartbeats are to be read now."""
         if now_ns < self.read_ns:
             return False
         if (
             now_ns - self.read_ns > self._heartbeat_ns
         ):  # we slept, and know nothing of how long the others did
-            self.renew(now_ns, self._of)
+            self.renew_nodes(now_ns, self._signs)
         self.asked_ns, self.read_ns = now_ns, now_ns + max(self._heartbeat_ns // 2, 1)
         return True
 
-    def judge(self, now_ns: int) -> None:
+    def suspect_silent_nodes(self, now_ns: int) -> None:
         """Who is silent for too long is lost if the heartbeats that are read now show nothing new."""
-        self._judged = {node for node, signs in self._of.items() if now_ns - signs.seen_ns >= self.silence_ns}
+        self._suspects = {
+            node for node, signs in self._signs.items() if now_ns - signs.alive_ns >= self.silence_ns
+        }
 
-    def heard_ns(self, node: str) -> int:
+    def last_heartbeat_ns(self, node: str) -> int:
         """Return when the last heartbeat of this node came; it was sent before."""
-        return self._of[node].heard_ns
+        return self._signs[node].received_ns
 
-    def hear(self, now_ns: int, node: str, heartbeat: Heartbeat | None) -> bool:
+    def note_heartbeat(self, now_ns: int, node: str, heartbeat: Heartbeat | None) -> bool:
         """A heartbeat was read that is not the known one. Returns whether that shows that the node lives."""
-        signs = self._of[node]
-        shows_life, signs.heartbeat, signs.heard_ns = signs.heartbeat is not None, heartbeat, now_ns
+        signs = self._signs[node]
+        shows_life, signs.heartbeat, signs.received_ns = signs.heartbeat is not None, heartbeat, now_ns
         if shows_life:
-            signs.seen_ns = self.asked_ns
+            signs.alive_ns = self.asked_ns
         return shows_life
 
-    def silent(self, asked: Iterable[str], heard: Collection[str]) -> set[str]:
+    def confirm_silence(self, asked: Iterable[str], heard: Collection[str]) -> set[str]:
         """Return those who were looked at once more, in vain: of those `asked` for these were `heard`."""
-        silent = (self._judged & set(asked)) - set(heard)
-        self._judged -= silent
+        silent = (self._suspects & set(asked)) - set(heard)
+        self._suspects -= silent
         return silent

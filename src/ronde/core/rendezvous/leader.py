@@ -30,7 +30,7 @@ from ronde.core.rank_set import RankSet
 from ronde.core.rendezvous.applicants import Applicants
 from ronde.core.rendezvous.failure_detector import FailureDetector
 from ronde.core.rendezvous.group_ranks import assign_group_ranks
-from ronde.core.rendezvous.lease import Remains
+from ronde.core.rendezvous.lease import LeftoverWorkers
 from ronde.core.rendezvous.membership import Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.core.rendezvous.quorum import Quorum
 from ronde.core.rendezvous.rules import Rules
@@ -61,7 +61,7 @@ class _Doubt:
     """A failure that blames a peer, and the nodes that have not shown yet that they live."""
 
     failure: Failure
-    unheard: set[str]
+    unconfirmed: set[str]
 
 
 class Leader:
@@ -85,7 +85,7 @@ class Leader:
         self.departed: set[str] = set()  # who has gone, and left a heartbeat that may still have to be read
         self._seqs: dict[str, int] = {}
         self._detector = FailureDetector(rules, self._by_id, now_ns)
-        self.remains = Remains(rules)
+        self.leftover_workers = LeftoverWorkers(rules)
         self._doubt: _Doubt | None = None
         self._formed_ns = now_ns  # since when the present round is formed
         self._last_call_ns: int | None = None  # until when
@@ -96,9 +96,9 @@ class Leader:
         self.unwatched: set[str] = set(self._by_id)  # who came since this was cleared
         if state.phase == JobPhase.FORMING and isinstance(state.cause, NodesLost):
             for node in state.cause.ids(self.roster):
-                self.remains.add(node, now_ns)
+                self.leftover_workers.add_lost_node(node, now_ns)
                 self._survivors.pop(node, None)
-                self._detector.end(node)
+                self._detector.remove_node(node)
                 self.departed.add(node)
         self._decide(now_ns)
 
@@ -120,55 +120,57 @@ class Leader:
         """Look at the clock. Returns whether the heartbeats are to be read."""
         self._ticked_ns = now_ns
         self._decide(now_ns)
-        if not self._detector.are_due(now_ns):
+        if not self._detector.begin_reading(now_ns):
             return False
         patience_ns = self._detector.silence_ns + self._rules.heartbeat_ns
         for refused in self._applicants.refuse_rivals(now_ns, self._survivors.values(), patience_ns):
-            self._detector.end(refused.id)
+            self._detector.remove_node(refused.id)
             self.departed.add(refused.id)
-            self._refuse(refused)
-        self._detector.judge(now_ns)
-        self._count_lazily(now_ns)
+            self._refuse_node(refused)
+        self._detector.suspect_silent_nodes(now_ns)
+        self._count_nodes(now_ns)
         return True
 
     def _deadline_ns(self) -> int | None:
         waits = (JobPhase.FORMING, JobPhase.RUNNING)
         deadlines = [self._last_call_ns] if self.state.phase in waits else []
         if self.state.phase == JobPhase.FORMING:
-            deadlines.append(self.remains.until_ns)
+            deadlines.append(self.leftover_workers.until_ns)
         if self.state.phase == JobPhase.FORMING and self._has_stragglers():
             deadlines.append(self._formed_ns + self._straggler_ns())
         return min((each for each in deadlines if each is not None and each > self._ticked_ns), default=None)
 
     # What happens
 
-    def hear_beats(
+    def note_heartbeats(
         self, now_ns: int, heartbeats: Mapping[str, Heartbeat | None], asked: Iterable[str]
     ) -> None:
         """These heartbeats have been read, of those `asked` for that were not the known ones."""
         for node, heartbeat in heartbeats.items():
             if node in self._detector.nodes:
-                shows_life = self._detector.hear(now_ns, node, heartbeat)
+                shows_life = self._detector.note_heartbeat(now_ns, node, heartbeat)
                 if shows_life:
-                    self.quorum.see((node,))
-                self._hear_beat(now_ns, node, heartbeat, shows_life)
-        if silent := self._detector.silent(asked, heartbeats):
-            self.lose(now_ns, silent, f"was silent for {self._rules.silence_ns / 1e9:g} s", may_work=True)
+                    self.quorum.note_present((node,))
+                self._note_heartbeat(now_ns, node, heartbeat, shows_life)
+        if silent := self._detector.confirm_silence(asked, heartbeats):
+            self.lose_nodes(
+                now_ns, silent, f"was silent for {self._rules.silence_ns / 1e9:g} s", may_work=True
+            )
 
-    def see_here(self, now_ns: int, nodes: Collection[str]) -> None:
+    def note_present(self, now_ns: int, nodes: Collection[str]) -> None:
         """These nodes hold their keys here."""
-        self.quorum.see(nodes)
+        self.quorum.note_present(nodes)
         if self.state.has_moved:
             self._decide(now_ns)
 
-    def _hear_beat(self, now_ns: int, node: str, heartbeat: Heartbeat | None, shows_life: bool) -> None:
+    def _note_heartbeat(self, now_ns: int, node: str, heartbeat: Heartbeat | None, shows_life: bool) -> None:
         if self._doubt and shows_life:
-            self._doubt.unheard.discard(node)
+            self._doubt.unconfirmed.discard(node)
         if heartbeat is not None and heartbeat.succeeded == self.state.number:
             self._note_success(node)
         self._settle_doubt(now_ns)
 
-    def hear(self, now_ns: int, message: Message) -> None:
+    def handle_message(self, now_ns: int, message: Message) -> None:
         """A node has said something."""
         sender = message.node.id if isinstance(message, JoinRequest) else message.id
         if message.seq <= self._seqs.get(sender, -1) or self.state.phase in (
@@ -179,77 +181,77 @@ class Leader:
         self._seqs[sender] = message.seq
         match message:
             case JoinRequest():
-                self._hear_join(now_ns, message)
+                self._handle_join(now_ns, message)
             case FailureReport(_, _, number, failure):
                 if self._is_running(sender, number):
-                    self._hear_failure(now_ns, sender, failure)
+                    self._handle_failure(now_ns, sender, failure)
             case SuccessReport(_, _, number):
                 if self._is_running(sender, number):
                     self._note_success(sender)
             case LeaveNotice(_, _, _, reason, ends_within_ns):
-                self.quorum.end({sender})
+                self.quorum.note_ended({sender})
                 self.departed.add(sender)
                 if not ends_within_ns:
-                    self.remains.discard({sender})
+                    self.leftover_workers.discard_nodes({sender})
                 elif sender in self._by_id and sender not in self._leaving:
                     self._leaving.add(sender)  # what it says again is as old
-                    self.remains.expect(sender, now_ns + ends_within_ns)
-                self.lose(now_ns, {sender}, f"left: {reason}" if reason else "left")
+                    self.leftover_workers.expect_end(sender, now_ns + ends_within_ns)
+                self.lose_nodes(now_ns, {sender}, f"left: {reason}" if reason else "left")
         self._decide(now_ns)
 
     def _is_running(self, sender: str, number: int) -> bool:
         is_present = self.state.phase == JobPhase.RUNNING and number == self.state.number
         return is_present and sender in self._survivors
 
-    def _hear_join(self, now_ns: int, join: JoinRequest) -> None:
+    def _handle_join(self, now_ns: int, join: JoinRequest) -> None:
         node = join.node
         state = self.state
         last = state.number if state.phase == JobPhase.RUNNING else state.number - 1
         if node.id in self._by_id and join.after < last:
             return  # said before the round that it was in
-        if reason := self._applicants.why_not(node):
-            self._refuse(Refused(node.id, reason))
+        if reason := self._applicants.reason_to_refuse(node):
+            self._refuse_node(Refused(node.id, reason))
             return
         if state.phase == JobPhase.RUNNING and node.id in self._survivors:
-            self.lose(now_ns, {node.id}, "has given up the round")
+            self.lose_nodes(now_ns, {node.id}, "has given up the round")
         if self.state.phase == JobPhase.FORMING and join.after >= self.state.number:
             self.state = replace(self.state, number=join.after + 1)  # our store had lost its memory
         if self.state.phase in (JobPhase.FORMING, JobPhase.RUNNING):
-            self._applicants.add(node)
-            self.remains.discard({node.id})
+            self._applicants.add_node(node)
+            self.leftover_workers.discard_nodes({node.id})
             is_promised = self.state.roster is not None and self.state.roster.number == join.promised
-            self.quorum.promise(node.id, is_promised)
+            self.quorum.note_promise(node.id, is_promised)
             self.departed.discard(node.id)
-            self._detector.begin(now_ns, node.id)
+            self._detector.add_node(now_ns, node.id)
             self.unwatched.add(node.id)
 
-    def _hear_failure(self, now_ns: int, sender: str, failure: Failure) -> None:
+    def _handle_failure(self, now_ns: int, sender: str, failure: Failure) -> None:
         if failure.blames_peer and len(self.roster) > 1:
             if self._doubt is None:
                 self._doubt = _Doubt(failure, self._by_id.keys() - self._succeeded)
-            self._doubt.unheard.discard(sender)
+            self._doubt.unconfirmed.discard(sender)
             self._settle_doubt(now_ns)
         elif self._rules.gives_way and self.state.restarts >= self.state.terms.max_restarts:
             # Those of other nodes may be its consequences.
-            self.lose(now_ns, {sender}, f"left: {failure.message}", may_work=True)
+            self.lose_nodes(now_ns, {sender}, f"left: {failure.message}", may_work=True)
         else:
-            self._end(now_ns, WorkerFailed(failure))
+            self._end_round(now_ns, WorkerFailed(failure))
 
     def _settle_doubt(self, now_ns: int) -> None:
-        if self._doubt and not self._doubt.unheard:
-            self._end(now_ns, WorkerFailed(self._doubt.failure))
+        if self._doubt and not self._doubt.unconfirmed:
+            self._end_round(now_ns, WorkerFailed(self._doubt.failure))
 
     def _note_success(self, node: str) -> None:
         if self.state.phase == JobPhase.RUNNING and node in self._by_id:
             self._succeeded.add(node)
             if self._doubt:
-                self._doubt.unheard.discard(node)
+                self._doubt.unconfirmed.discard(node)
             if self._succeeded >= self._by_id.keys():
                 self._doubt = None
                 self.state = replace(self.state, phase=JobPhase.COMPLETED)
                 self.is_urgent = True
 
-    def lose(self, now_ns: int, nodes: Iterable[str], how: str, may_work: bool = False) -> None:
+    def lose_nodes(self, now_ns: int, nodes: Iterable[str], how: str, may_work: bool = False) -> None:
         """These nodes are gone; `how` says in what way, and `may_work` that nobody knows whether their workers are.
 
         Their last heartbeats have been heard: they may have succeeded.
@@ -258,20 +260,20 @@ class Leader:
         lost = [self._by_id[node] for node in gone if node in self._survivors and node not in self._succeeded]
         for each in lost if may_work else ():
             if each.id not in self._applicants.ids:
-                self.remains.add(each.id, self._detector.heard_ns(each.id))
+                self.leftover_workers.add_lost_node(each.id, self._detector.last_heartbeat_ns(each.id))
         for node in gone:
-            self._detector.end(node)
+            self._detector.remove_node(node)
             self._survivors.pop(node, None)
-            self._applicants.drop(node)
+            self._applicants.remove_node(node)
         self.departed.update(gone)
         if lost and self.state.phase == JobPhase.RUNNING:
             hosts = {node.host for node in lost}
             what = f"were {how.removeprefix('was ')}" if len(hosts) > 1 and how.startswith("was ") else how
-            ranges = self._ranges(lost) if len(lost) > NAMED_NODES else ()
-            self._end(now_ns, NodesLost(tuple(lost[:NAMED_NODES]), f"{_names(hosts)} {what}", ranges))
+            ranges = self._rank_ranges(lost) if len(lost) > NAMED_NODES else ()
+            self._end_round(now_ns, NodesLost(tuple(lost[:NAMED_NODES]), f"{_names(hosts)} {what}", ranges))
         self._decide(now_ns)
 
-    def _ranges(self, lost: Collection[Node]) -> tuple[int, ...]:
+    def _rank_ranges(self, lost: Collection[Node]) -> tuple[int, ...]:
         """The group ranks of these nodes of the roster, in pairs of first and last."""
         ids = {node.id for node in lost}
         ranks = RankSet.of(rank for rank, node in enumerate(self.roster) if node.id in ids)
@@ -279,21 +281,21 @@ class Leader:
 
     # Whether others may go on elsewhere
 
-    def know_ended(self, now_ns: int, nodes: Collection[str], how: str) -> None:
+    def note_agents_ended(self, now_ns: int, nodes: Collection[str], how: str) -> None:
         """The agents of these nodes have ended for certain, and before they could go elsewhere."""
-        self.quorum.end(nodes)
-        self.remains.discard(nodes)
-        self.lose(now_ns, nodes, how)
+        self.quorum.note_ended(nodes)
+        self.leftover_workers.discard_nodes(nodes)
+        self.lose_nodes(now_ns, nodes, how)
 
-    def know_workers_ended(self, now_ns: int, nodes: Collection[str]) -> None:
+    def note_workers_ended(self, now_ns: int, nodes: Collection[str]) -> None:
         """The agents of these nodes have ended, whatever they have done since they were lost."""
-        self.remains.discard(nodes)
+        self.leftover_workers.discard_nodes(nodes)
         self._decide(now_ns)
 
-    def doors_of_all(self, now_ns: int) -> dict[str, str]:
+    def addresses_to_probe(self, now_ns: int) -> dict[str, str]:
         """Where to find out whether all of the last round have ended, if not one of them is here."""
         is_forming = self.state.phase == JobPhase.FORMING
-        return self.quorum.doors_of_all(now_ns, self._hoped_for()) if is_forming else {}
+        return self.quorum.addresses_to_probe(now_ns, self._hoped_for()) if is_forming else {}
 
     def _hoped_for(self) -> AbstractSet[str]:
         return self._survivors.keys() | self._applicants.ids
@@ -309,7 +311,7 @@ class Leader:
         is_forming = self.state.phase == JobPhase.FORMING
         # Also where too few are here for a round: those who are wanted find them by this.
         if self.state.has_moved and not self._count_missing(
-            self._applicants.ids if is_forming else self.quorum.seen
+            self._applicants.ids if is_forming else self.quorum.present
         ):
             self.state = replace(self.state, has_moved=False)
             self.is_urgent = True
@@ -328,7 +330,7 @@ class Leader:
     def _consider_beginning(self, now_ns: int) -> None:
         rules = self._rules
         size = self._applicants.count_fitting(())
-        if size < rules.min_nodes or (rules.min_slots and not self._are_enough(self._fitting())):
+        if size < rules.min_nodes or (rules.min_slots and not self._are_enough(self._fitting_nodes())):
             self._too_few = self._too_few or not self._are_enough(self._survivors.values())
             self._last_call_ns = None
             return
@@ -337,34 +339,34 @@ class Leader:
         if self._count_missing(self._applicants.ids):
             self._last_call_ns = None
             return
-        if now_ns < self.remains.until_ns:
+        if now_ns < self.leftover_workers.until_ns:
             return
         if size < rules.max_nodes and self._too_few:
             if self._last_call_ns is None:
                 self._last_call_ns = now_ns + rules.last_call_ns
             if now_ns < self._last_call_ns:
                 return
-        self._begin(now_ns, self._fitting())
+        self._begin_round(now_ns, self._fitting_nodes())
 
-    def _fitting(self) -> list[Node]:
-        return self._applicants.fitting((), self._survivors)
+    def _fitting_nodes(self) -> list[Node]:
+        return self._applicants.fitting_nodes((), self._survivors)
 
     def _are_enough(self, nodes: Collection[Node]) -> bool:
         rules = self._rules
         return len(nodes) >= rules.min_nodes and sum(node.slots for node in nodes) >= rules.min_slots
 
-    def _begin(self, now_ns: int, nodes: Sequence[Node]) -> None:
+    def _begin_round(self, now_ns: int, nodes: Sequence[Node]) -> None:
         state = self.state
         self.roster = assign_group_ranks(self.roster, nodes)
         for node in self._stragglers():
-            self._detector.end(node)
+            self._detector.remove_node(node)
             self.departed.add(node)
         self._by_id = {node.id: node for node in self.roster}
-        self.remains = Remains(self._rules)
+        self.leftover_workers = LeftoverWorkers(self._rules)
         self._survivors = dict(self._by_id)
         for node in self._by_id:
-            self._applicants.drop(node)
-        self._detector.renew(now_ns, self._by_id)
+            self._applicants.remove_node(node)
+        self._detector.renew_nodes(now_ns, self._by_id)
         self.quorum = Quorum(self._rules, self._by_id)
         self._succeeded.clear()
         self._doubt = None
@@ -395,9 +397,9 @@ class Leader:
             self._last_call_ns = now_ns + self._rules.last_call_ns
         size = len(self.roster) + fitting
         if size in (self._rules.max_nodes, self.state.largest) or now_ns >= self._last_call_ns:
-            self._end(now_ns, NodesWaiting(fitting))
+            self._end_round(now_ns, NodesWaiting(fitting))
 
-    def _end(self, now_ns: int, cause: Cause) -> None:
+    def _end_round(self, now_ns: int, cause: Cause) -> None:
         """End the round, or the job if that costs more than the budget."""
         state = self.state
         if state.phase != JobPhase.RUNNING:
@@ -406,13 +408,15 @@ class Leader:
         if isinstance(cause, WorkerFailed):
             if state.restarts >= state.terms.max_restarts:
                 failure = cause.failure
-                self._close(f"{failure.message} on {failure.host}", failure)
+                self._close_job(f"{failure.message} on {failure.host}", failure)
                 return
             state = replace(state, restarts=state.restarts + 1)
         else:
             if 0 <= state.terms.max_changes <= state.changes:
                 assert isinstance(cause, NodesLost)
-                self._close(f"{cause.reason}, and the nodes may change {state.terms.max_changes} times only")
+                self._close_job(
+                    f"{cause.reason}, and the nodes may change {state.terms.max_changes} times only"
+                )
                 return
             state = replace(state, changes=state.changes + 1)
         forming = replace(state, phase=JobPhase.FORMING, number=state.number + 1, cause=cause)
@@ -426,15 +430,15 @@ class Leader:
         self.is_urgent = True
         self._decide(now_ns)
 
-    def _close(self, reason: str, failure: Failure | None = None) -> None:
+    def _close_job(self, reason: str, failure: Failure | None = None) -> None:
         self.state = replace(self.state, phase=JobPhase.CLOSED, reason=reason, failure=failure)
         self.is_urgent = True
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse_node(self, refused: Refused) -> None:
         self.state = replace(self.state, refused=(*self.state.refused, refused)[-REFUSALS:])
         self.is_urgent = True
 
-    def _count_lazily(self, now_ns: int) -> None:
+    def _count_nodes(self, now_ns: int) -> None:
         """What is only for people: written with the next heartbeats, so that many who come cost few writes."""
         if self.state.phase == JobPhase.FORMING:
             self.state = replace(self.state, joined=len(self._applicants.ids))

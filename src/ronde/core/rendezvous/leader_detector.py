@@ -38,63 +38,63 @@ class LeaderDetector:
         self._seen_ns = 0  # when it last showed that it lives
         self._last_heartbeat: bytes | None = None
         self._is_seen_alive = False
-        self._may_be_on_its_way = False
-        self._is_judging = False  # it is looked at once more
+        self._may_be_arriving = False
+        self._is_suspect = False  # it is looked at once more
 
-    def begin_again(self, now_ns: int) -> None:
+    def reset(self, now_ns: int) -> None:
         """The store was away, or is another one."""
         self._leader, self._term = "", -1
-        self.revive(now_ns)
-        self._may_be_on_its_way = True
+        self.renew_leader(now_ns)
+        self._may_be_arriving = True
 
-    def revive(self, now_ns: int) -> None:
+    def renew_leader(self, now_ns: int) -> None:
         """There is a sign of the leader, or we know nothing."""
-        self.loss, self._seen_ns, self._is_judging = None, now_ns, False
+        self.loss, self._seen_ns, self._is_suspect = None, now_ns, False
 
-    def follow(self, now_ns: int, leader: str, term: int) -> bool:
+    def follow_leader(self, now_ns: int, leader: str, term: int) -> bool:
         """This one leads. Returns whether that is news, and it is to be looked at."""
         if (leader, term) == (self._leader, self._term):
             return False
         is_first = self._term < 0
-        self.revive(now_ns)
+        self.renew_leader(now_ns)
         self._leader, self._term, self._last_heartbeat = leader, term, None
-        self._is_seen_alive, self._may_be_on_its_way = False, self._may_be_on_its_way and is_first
+        self._is_seen_alive, self._may_be_arriving = False, self._may_be_arriving and is_first
         if not leader:  # nobody does yet
             self.loss = LeaderLoss(leader, False, False, None)
         return bool(leader)
 
-    def overslept(self, now_ns: int) -> None:
+    def note_late_tick(self, now_ns: int) -> None:
         """We know nothing of how long the leader was silent."""
         self._seen_ns = now_ns
 
     @property
     def wake_ns(self) -> int | None:
-        """When `must_judge` is to be asked."""
+        """When `must_check_leader` is to be asked."""
         return (
             None
-            if self._is_judging or self.loss or self._term < 0
+            if self._is_suspect or self.loss or self._term < 0
             else self._seen_ns + self._rules.silence_ns
         )
 
-    def must_judge(self, now_ns: int) -> bool:
+    def must_check_leader(self, now_ns: int) -> bool:
         """Whether it is silent for so long that it has to be looked at once more."""
         wake_ns = self.wake_ns
         if wake_ns is None or now_ns < wake_ns:
             return False
-        self._is_judging = True
+        self._is_suspect = True
         return True
 
     @property
-    def looked_at(self) -> Values:
+    def keys_to_read(self) -> Values:
         """Which keys show whether it lives."""
         return {alive_key(self._leader): None, heartbeat_key(self._leader): self._last_heartbeat}
 
     @property
-    def watched(self) -> Values:
+    def keys_to_watch(self) -> Values:
         """Which keys are to be watched."""
         return {alive_key(self._leader): ALIVE, heartbeat_key(self._leader): self._last_heartbeat}
 
-    def see(self, now_ns: int, asked: Values, changed: Values) -> bool:
+    def note_values(self, now_ns: int, asked: Values, changed: Values) -> bool:
         """Something was seen, and our sentinel is as it was. Returns whether the leader is to be looked at."""
         alive, heartbeat = alive_key(self._leader), heartbeat_key(self._leader)
         # A heartbeat that is gone shows nothing: a leader deletes its own when it leaves.
@@ -104,11 +104,11 @@ class LeaderDetector:
             self._seen_ns = now_ns
         if alive not in asked:
             return alive in changed and (changed[alive] is None or not self._is_seen_alive)
-        is_silent = self._is_judging and not has_heartbeat
-        self._is_judging = False
+        is_silent = self._is_suspect and not has_heartbeat
+        self._is_suspect = False
         if changed.get(alive) is not None:
-            self._is_seen_alive, self._may_be_on_its_way = True, False
-        elif not self._may_be_on_its_way:
+            self._is_seen_alive, self._may_be_arriving = True, False
+        elif not self._may_be_arriving:
             self.loss = self.loss or LeaderLoss(
                 self._leader, False, self._is_seen_alive, self._last_heartbeat
             )

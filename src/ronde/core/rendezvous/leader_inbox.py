@@ -70,16 +70,16 @@ class LeaderInbox:
         self._seen_alive: set[str] = set()
         self._unsure = set(self.leader.nodes)  # whose held keys are looked at when heartbeats are read
 
-    def put(self, event: Event) -> None:
+    def put_event(self, event: Event) -> None:
         """Something has happened; `work` comes to it."""
         self._backlog.append(event)
 
-    def work(self, now_ns: int) -> bool:
+    def process_events(self, now_ns: int) -> bool:
         """Go on until nothing is left. Returns whether there is something to write, before anything else is done."""
         leader = self.leader
         while not leader.is_urgent:
             if self._backlog:
-                self._pass_on(now_ns, self._backlog.popleft())
+                self._process_event(now_ns, self._backlog.popleft())
             elif leader.state.is_open and now_ns >= leader.wake_ns:
                 self._tick(now_ns)
             else:
@@ -87,7 +87,7 @@ class LeaderInbox:
         leader.is_urgent = False
         return True
 
-    def written(self, before: JobState | None, state: JobState) -> None:
+    def note_written(self, before: JobState | None, state: JobState) -> None:
         """Ours is the state now; what the one before needed may go."""
         self.leader.state = replace(self.leader.state, version=state.version)
         is_new = before is None or before.roster != state.roster
@@ -96,7 +96,7 @@ class LeaderInbox:
         if is_new:
             self._forget_departed()
 
-    def closed(self, state: JobState) -> None:
+    def note_closed(self, state: JobState) -> None:
         """There is nothing more to decide, whoever has closed the job."""
         self.leader.state, self.leader.is_urgent = state, False
         self._forget_departed()
@@ -106,44 +106,44 @@ class LeaderInbox:
             self.effects.append(Delete(tuple(map(heartbeat_key, sorted(departed)))))
             departed.clear()
 
-    def succeed(self, now_ns: int, loss: LeaderLoss) -> None:
+    def replace_leader(self, now_ns: int, loss: LeaderLoss) -> None:
         """This leader takes the place of a lost one."""
-        self._see(now_ns, {}, {heartbeat_key(loss.leader): loss.last_heartbeat})
+        self._handle_values(now_ns, {}, {heartbeat_key(loss.leader): loss.last_heartbeat})
         if loss.is_silent:
             how = f"was silent for {self._rules.silence_ns / 1e9:g} s"
-            self.leader.lose(now_ns, {loss.leader}, how, may_work=True)
+            self.leader.lose_nodes(now_ns, {loss.leader}, how, may_work=True)
         elif loss.was_seen_alive:
             self._seen_alive.add(loss.leader)
-            self._look_at({loss.leader})
+            self._read_nodes({loss.leader})
 
     def _tick(self, now_ns: int) -> None:
         before = self.leader.state
         if self.leader.tick(now_ns):
             self._unsure &= self.leader.nodes
             self._seen_alive &= self.leader.nodes
-            self._look_at(self.leader.nodes)
+            self._read_nodes(self.leader.nodes)
             self.must_watch = True
-            if addresses := self.leader.doors_of_all(now_ns):
+            if addresses := self.leader.addresses_to_probe(now_ns):
                 self.effects.append(Probe(addresses, all_or_none=True))
             if self.leader.state != before:
                 self.leader.is_urgent = True
 
-    def _pass_on(self, now_ns: int, event: Event) -> None:
+    def _process_event(self, now_ns: int, event: Event) -> None:
         ours = inbox_queue(self.leader.state.term)
         match event:
             case Popped(queue, values) if queue == ours:
                 if len(values) > 1:
                     self._backlog.extendleft(Popped(queue, (value,)) for value in reversed(values))
                 elif values:
-                    self._hear(now_ns, values[0])
+                    self._handle_message(now_ns, values[0])
             case Seen(asked, changed):
-                self._see(now_ns, asked, changed)
+                self._handle_values(now_ns, asked, changed)
             case Probed(ended, True):
-                self.leader.know_workers_ended(now_ns, ended)
+                self.leader.note_workers_ended(now_ns, ended)
             case Probed(ended):
-                self.leader.know_ended(now_ns, ended, CONNECTION_LOST)
+                self.leader.note_agents_ended(now_ns, ended, CONNECTION_LOST)
 
-    def _hear(self, now_ns: int, value: bytes) -> None:
+    def _handle_message(self, now_ns: int, value: bytes) -> None:
         try:
             message: Message = decode(value, JoinRequest, FailureReport, SuccessReport, LeaveNotice)  # type: ignore[assignment]
         except ProtocolError:
@@ -152,51 +152,53 @@ class LeaderInbox:
         self._seen_alive.add(sender)
         if isinstance(message, JoinRequest):
             self._heartbeats.pop(sender, None)
-        self.leader.hear(now_ns, message)
+        self.leader.handle_message(now_ns, message)
 
-    def _look_at(self, nodes: Collection[str]) -> None:
+    def _read_nodes(self, nodes: Collection[str]) -> None:
         """At their heartbeats and, where need be, at what they hold: only who is seen alive by now can be lost then."""
         look: dict[str, bytes | None] = {heartbeat_key(node): self._heartbeats.get(node) for node in nodes}
         unsure = self._unsure.intersection(nodes)
         look |= {alive_key(node): ALIVE if node in self._seen_alive else None for node in unsure}
         self.effects.append(Look({**look, **self._sentinel}))
 
-    def _see(self, now_ns: int, asked: Values, changed: Values) -> None:
+    def _handle_values(self, now_ns: int, asked: Values, changed: Values) -> None:
         heartbeats: dict[str, Heartbeat | None] = {}
         shown: set[str] = set()
-        remains: set[str] = set()
+        vanished: set[str] = set()
         for key, value in changed.items():
             kind, _, node = key.partition("/")
             if kind == "heartbeat":
                 self._heartbeats[node] = value
-                heartbeats[node] = _beat(value)
+                heartbeats[node] = _decode_heartbeat(value)
             elif not asked and kind == "alive" and node in self.leader.nodes:
                 shown.add(node)
-            elif not asked and kind == "alive" and value is None and node in self.leader.remains.nodes:
-                remains.add(node)
-        if addresses := self.leader.quorum.addresses(remains):
+            elif (
+                not asked and kind == "alive" and value is None and node in self.leader.leftover_workers.nodes
+            ):
+                vanished.add(node)
+        if addresses := self.leader.quorum.meeting_addresses(vanished):
             self.effects.append(Probe(addresses, is_late=True))
         if shown:  # as gone: they may have said something last, and may have come back; or as there
             self._unsure |= shown
-            self._look_at(shown)
+            self._read_nodes(shown)
         asked_of = {key.partition("/")[2] for key in asked if key.startswith("heartbeat/")}
         if heartbeats or asked_of:
-            self.leader.hear_beats(now_ns, heartbeats, asked_of)
+            self.leader.note_heartbeats(now_ns, heartbeats, asked_of)
         held = {key: changed.get(key, known) for key, known in asked.items() if key.startswith("alive/")}
         there = {key.partition("/")[2] for key, value in held.items() if value is not None}
         self._seen_alive |= there
         self._unsure -= there
-        self.leader.see_here(now_ns, there)
+        self.leader.note_present(now_ns, there)
         lost = {
             key.partition("/")[2] for key, value in held.items() if value is None and asked[key] is not None
         }
         if lost:
-            self.leader.lose(now_ns, lost, CONNECTION_LOST, may_work=True)
-            if addresses := self.leader.quorum.addresses(lost):
+            self.leader.lose_nodes(now_ns, lost, CONNECTION_LOST, may_work=True)
+            if addresses := self.leader.quorum.meeting_addresses(lost):
                 self.effects.append(Probe(addresses))
 
 
-def _beat(value: bytes | None) -> Heartbeat | None:
+def _decode_heartbeat(value: bytes | None) -> Heartbeat | None:
     try:
         return decode(value, Heartbeat) if value is not None else None
     except ProtocolError:

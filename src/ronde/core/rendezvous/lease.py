@@ -6,8 +6,8 @@ its own clock:
 1. A node may run workers for `silence_ns` from the moment in which it *sent* the last heartbeat that the store has
    confirmed, or joined the round. Then it kills them (`WorkerLease`).
 2. The leader begins no round before `silence_ns` and one heartbeat more have passed since it *received* the last
-   heartbeat, or the wish to join, of a node that is lost (`Remains`). Both are received after they were sent, so the
-   difference is a margin: for killing processes, and for clocks that do not run alike.
+   heartbeat, or the wish to join, of a node that is lost (`LeftoverWorkers`). Both are received after they were sent,
+   so the difference is a margin: for killing processes, and for clocks that do not run alike.
 3. The leader need not wait for a node that said itself that it has no workers, or whose machine says that its agent
    has ended: the kernel ends workers with their agent. So it asks the machine when the connection of the agent breaks,
    also later.
@@ -28,7 +28,7 @@ from collections.abc import Iterable, KeysView
 
 from ronde.core.rendezvous.rules import Rules
 
-__all__ = ["WorkerLease", "Remains"]
+__all__ = ["WorkerLease", "LeftoverWorkers"]
 
 
 class WorkerLease:
@@ -41,15 +41,15 @@ class WorkerLease:
             bytes, int
         ] = {}  # heartbeats that the store has not confirmed, and when they were sent
 
-    def begin(self, now_ns: int) -> None:
+    def begin_lease(self, now_ns: int) -> None:
         """The node has no workers, and asks for a place in the next round."""
         self._from_ns = now_ns
 
-    def send(self, now_ns: int, heartbeat: bytes) -> None:
+    def note_sent(self, now_ns: int, heartbeat: bytes) -> None:
         """This heartbeat is on its way to the store. Each is different."""
         self._sent[heartbeat] = now_ns
 
-    def confirm(self, heartbeat: bytes) -> None:
+    def note_confirmed(self, heartbeat: bytes) -> None:
         """The store has it, and with it all that were sent before."""
         if (sent_ns := self._sent.get(heartbeat)) is not None:
             self._from_ns = sent_ns if self._from_ns is None else max(self._from_ns, sent_ns)
@@ -60,7 +60,7 @@ class WorkerLease:
         """When the permission ends; None before the node has joined."""
         return None if self._from_ns is None else self._from_ns + self._rules.silence_ns
 
-    def is_asked_for(self, now_ns: int) -> bool:
+    def is_being_renewed(self, now_ns: int) -> bool:
         """Whether a heartbeat is on its way that would renew it."""
         return any(now_ns < sent_ns + self._rules.silence_ns for sent_ns in self._sent.values())
 
@@ -69,18 +69,18 @@ class WorkerLease:
         return self.ends_ns is not None and now_ns >= self.ends_ns
 
 
-class Remains:
+class LeftoverWorkers:
     """The lost nodes that may still have workers, as the leader knows them."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._until_ns: dict[str, int] = {}
 
-    def add(self, node: str, heard_ns: int) -> None:
+    def add_lost_node(self, node: str, received_ns: int) -> None:
         """This node is lost, and was heard last at that time."""
-        self.expect(node, heard_ns + self._rules.silence_ns)
+        self.expect_end(node, received_ns + self._rules.silence_ns)
 
-    def expect(self, node: str, end_ns: int) -> None:
+    def expect_end(self, node: str, end_ns: int) -> None:
         """The workers of this node end then, by its own clock at the latest."""
         self._until_ns[node] = end_ns + self._rules.heartbeat_ns
 
@@ -89,7 +89,7 @@ class Remains:
         """Their ids."""
         return self._until_ns.keys()
 
-    def discard(self, nodes: Iterable[str]) -> None:
+    def discard_nodes(self, nodes: Iterable[str]) -> None:
         """The workers of these nodes have ended."""
         for node in nodes:
             self._until_ns.pop(node, None)

@@ -42,27 +42,27 @@ class Liveness:
         self.lease = WorkerLease(rules)
         self._stored: bytes | None = None  # the last heartbeat that the store has, if that is news
         self._sentinel_key = ""
-        self._arrivals = 0
+        self._sentinels = 0
         self._heartbeats = 0
         self._succeeded = -1
         self._has_ended = False
 
-    def arrive(self, now_ns: int) -> list[Effect]:
+    def hold_keys(self, now_ns: int) -> list[Effect]:
         """Hold what is held, which another store may have to learn."""
-        self._arrivals += 1
+        self._sentinels += 1
         self._stored = None
         self._sentinel_key = f"sentinel/{self.id}"
-        self.sentinel = {self._sentinel_key: b"%d" % self._arrivals}
+        self.sentinel = {self._sentinel_key: b"%d" % self._sentinels}
         holds = [Hold(alive_key(self.id), ALIVE), Hold(self._sentinel_key, HELD)]
-        return [*holds, Set(self.sentinel), *self.heartbeat(now_ns)]
+        return [*holds, Set(self.sentinel), *self.send_heartbeat(now_ns)]
 
-    def heartbeat(self, now_ns: int, succeeded: int | None = None) -> list[Effect]:
+    def send_heartbeat(self, now_ns: int, succeeded: int | None = None) -> list[Effect]:
         """Show that this node lives, and in which round its workers succeeded last."""
         self._succeeded = self._succeeded if succeeded is None else succeeded
         self._heartbeats += 1
         self.next_heartbeat_ns = now_ns + self._rules.heartbeat_ns
         heartbeat = encode(Heartbeat(self._heartbeats, self._succeeded))
-        self.lease.send(now_ns, heartbeat)
+        self.lease.note_sent(now_ns, heartbeat)
         return [] if self._has_ended else [Set({heartbeat_key(self.id): heartbeat})]
 
     def note_stored(self, values: Mapping[str, bytes]) -> None:
@@ -77,21 +77,21 @@ class Liveness:
         """The store is the one where the others look for our heartbeats. Returns whether it has a new one."""
         stored, self._stored = self._stored, None
         if stored is not None:
-            self.lease.confirm(stored)
+            self.lease.note_confirmed(stored)
         return stored is not None
 
-    def end(self) -> list[Effect]:
+    def end_heartbeats(self) -> list[Effect]:
         """The job is over: nobody looks for heartbeats any more."""
         if self._has_ended:
             return []
         self._has_ended = True
         return [Delete((heartbeat_key(self.id),))]
 
-    def is_old(self, asked: Values) -> bool:
+    def is_outdated(self, asked: Values) -> bool:
         """Whether this was asked before our last arrival."""
         return self._sentinel_key in asked and asked[self._sentinel_key] != self.sentinel[self._sentinel_key]
 
-    def was_lost(self, changed: Values) -> bool:
+    def has_lost_sentinel(self, changed: Values) -> bool:
         """Whether our sentinel was, and so what others hold may be."""
         return (
             self._sentinel_key in changed and changed[self._sentinel_key] != self.sentinel[self._sentinel_key]

@@ -19,7 +19,7 @@ Rules
    before it believes anything of held keys, begins again from what is in the store; a leader in a term of its own.
 7. Who ends the job writes that itself, by compare-and-set until it is written, whoever leads and whether anybody does.
 8. What the shell is asked to do, it does in order, and doing it twice does no harm. When something may not have been
-   done, the shell says so (`moved`): then everything begins again, too.
+   done, the shell says so (`enter_store`): then everything begins again, too.
 
 The shell passes in what happens (`step`), does what comes back, and calls with `Tick` at `wake_ns`.
 """
@@ -95,48 +95,48 @@ class Participant:
         """Take part in the next round."""
         is_first = not self._liveness.id
         self._liveness.id = node.id
-        self._liveness.lease.begin(now_ns)
+        self._liveness.lease.begin_lease(now_ns)
         self._member.join(now_ns, node, budget)
         if is_first:
-            self._leader_detector.revive(now_ns)
-            self._arrive(now_ns)
+            self._leader_detector.renew_leader(now_ns)
+            self._introduce_node(now_ns)
         elif self._leader_detector.loss:
             self._take_over()
-        return self._take()
+        return self._take_effects()
 
     def fail(self, failure: Failure) -> list[Effect]:
         """A worker of this node has failed."""
         self._member.fail(failure)
-        return self._take()
+        return self._take_effects()
 
     def succeed(self, now_ns: int) -> list[Effect]:
         """All workers of this node have succeeded."""
-        self._effects += self._liveness.heartbeat(now_ns, self._member.succeed())
-        return self._take()
+        self._effects += self._liveness.send_heartbeat(now_ns, self._member.succeed())
+        return self._take_effects()
 
     def leave(self, reason: str, ends_within_ns: int = 0) -> list[Effect]:
         """Go away in good order. The workers of this node end within that time."""
         self._member.leave(reason, ends_within_ns)
-        return self._take()
+        return self._take_effects()
 
     def end_job(self, reason: str) -> list[Effect]:
         """End the job for all, unless it has gone on without this node."""
         self._member.end_job(reason)
         self._end_job()
-        return self._take()
+        return self._take_effects()
 
     def give_up(self, reason: str) -> list[Effect]:
         """The store is lost for good."""
         self._inbox = None
         self._member.give_up(reason)
-        return self._take()
+        return self._take_effects()
 
-    def lost(self, broke_now: bool) -> None:
-        """There is no store until `moved`. `broke_now`: its process has ended, and was there until then."""
+    def lose_store(self, broke_now: bool) -> None:
+        """There is no store until `enter_store`. `broke_now`: its process has ended, and was there until then."""
         self._member.lose_sight(broke_now)
         self.store_identity.is_unclear = True
 
-    def moved(
+    def enter_store(
         self, now_ns: int, gone: Collection[str] = (), forget: str = "", elsewhere: bool = False
     ) -> list[Effect]:
         """All operations under way are lost; the store may have lost its memory, or be another one.
@@ -151,22 +151,22 @@ class Participant:
             self.store_identity = StoreIdentity(self._replica)
         self.store_identity.is_elsewhere = self.store_identity.is_elsewhere or elsewhere
         self._gone = frozenset(gone)
-        self._begin_again(now_ns)
-        return self._take()
+        self._start_over(now_ns)
+        return self._take_effects()
 
-    def _begin_again(self, now_ns: int) -> None:
+    def _start_over(self, now_ns: int) -> None:
         """From what is in the store."""
         self._effects.clear()
         self._step_down()
-        self.store_identity.begin_again()
+        self.store_identity.reset()
         self._replica.writing = self._claim = None
         self._watched = {}
-        self._leader_detector.begin_again(now_ns)
-        self._arrive(now_ns)
+        self._leader_detector.reset(now_ns)
+        self._introduce_node(now_ns)
 
-    def _arrive(self, now_ns: int) -> None:
-        self.store_silence.hear(now_ns)
-        self._effects += [*self._liveness.arrive(now_ns), self._look_at_state()]
+    def _introduce_node(self, now_ns: int) -> None:
+        self.store_silence.note_answer(now_ns)
+        self._effects += [*self._liveness.hold_keys(now_ns), self._read_state()]
 
     # What others may know
 
@@ -229,38 +229,38 @@ class Participant:
         """Return what to do about the event."""
         self._member.has_lease = self._liveness.has_lease(now_ns)
         if not isinstance(event, Tick):
-            self.store_silence.hear(now_ns)
+            self.store_silence.note_answer(now_ns)
         try:
             match event:
                 case Tick():
                     self._tick(now_ns)
                 case Seen(asked, changed):
-                    self._see(now_ns, asked, changed)
+                    self._handle_values(now_ns, asked, changed)
                 case Compared(value):
-                    self._compared(now_ns, value)
+                    self._handle_compared(now_ns, value)
                 case Stored(values):
                     self._liveness.note_stored(values)
                 case Popped() | Probed():
                     if self._inbox:
-                        self._inbox.put(event)
+                        self._inbox.put_event(event)
         except ProtocolError as error:  # what is there was written by another version, say
             self._member.give_up(str(error))
         self._renew_lease(now_ns)
         self._end_job()
-        self._lead(now_ns)
-        return self._take()
+        self._run_leader(now_ns)
+        return self._take_effects()
 
-    def _take(self) -> list[Effect]:
+    def _take_effects(self) -> list[Effect]:
         """Everything that is to be done, with what the member has to say and tell."""
         if self._member.wants_roster:
             self._member.wants_roster = False
-            self._effects += self._replica.roster_look()
+            self._effects += self._replica.request_roster()
         if self._replica.state and not self.store_identity.is_unclear:
             queue = inbox_queue(self._replica.state.term)
             self._effects += [Push(queue, encode(message)) for message in self._member.says]
             self._member.says.clear()
             if self.is_over:
-                self._effects += self._liveness.end()
+                self._effects += self._liveness.end_heartbeats()
         self._effects += map(Tell, self._member.tells)
         self._member.tells.clear()
         effects, self._effects = self._effects, []
@@ -268,23 +268,23 @@ class Participant:
 
     def _tick(self, now_ns: int) -> None:
         if now_ns - self.wake_ns > self._rules.heartbeat_ns:  # we overslept, and know nothing of the others
-            self._leader_detector.overslept(now_ns)
-            self.store_silence.overslept(now_ns)
+            self._leader_detector.note_late_tick(now_ns)
+            self.store_silence.note_late_tick(now_ns)
         if now_ns >= self._liveness.next_heartbeat_ns:
-            self._effects += self._liveness.heartbeat(now_ns)
+            self._effects += self._liveness.send_heartbeat(now_ns)
             if self.store_identity.is_unclear and self._replica.writing is None:
-                self._effects.append(self._look_at_state())
+                self._effects.append(self._read_state())
         self._member.tick(now_ns)
         if self.must_end_workers(now_ns):
             self._member.cut_off(f"the store has not answered for {self._rules.silence_ns / 1e9:g} s")
-        if self._replica.is_open and not self._inbox and self._leader_detector.must_judge(now_ns):
-            self._look_at_leader()
+        if self._replica.is_open and not self._inbox and self._leader_detector.must_check_leader(now_ns):
+            self._read_leader()
 
     def _renew_lease(self, now_ns: int) -> None:
         """As far as heartbeats were stored where all others of the last round look for them (`quorum`)."""
         member, liveness, state = self._member, self._liveness, self._replica.state
-        if member.wants_lease and not liveness.lease.is_asked_for(now_ns):
-            self._effects += liveness.heartbeat(now_ns)
+        if member.wants_lease and not liveness.lease.is_being_renewed(now_ns):
+            self._effects += liveness.send_heartbeat(now_ns)
         if state and not (self.store_identity.is_away or state.has_moved) and liveness.renew_lease():
             member.has_lease = liveness.has_lease(now_ns)
             if member.wants_lease and member.has_lease:
@@ -292,44 +292,44 @@ class Participant:
 
     # Looking
 
-    def _look_at_state(self) -> Effect:
+    def _read_state(self) -> Effect:
         return Look({STATE: None, **self._liveness.sentinel})
 
-    def _look_at_leader(self) -> None:
-        self._effects.append(Look({**self._leader_detector.looked_at, **self._liveness.sentinel}))
+    def _read_leader(self) -> None:
+        self._effects.append(Look({**self._leader_detector.keys_to_read, **self._liveness.sentinel}))
 
-    def _see(self, now_ns: int, asked: Values, changed: Values) -> None:
-        if self._liveness.is_old(asked):
+    def _handle_values(self, now_ns: int, asked: Values, changed: Values) -> None:
+        if self._liveness.is_outdated(asked):
             return
-        if self._liveness.was_lost(changed) and (asked or self._watched):
-            self._begin_again(now_ns)
+        if self._liveness.has_lost_sentinel(changed) and (asked or self._watched):
+            self._start_over(now_ns)
             return
         if not asked:
             self._watched |= {key: value for key, value in changed.items() if key in self._watched}
         if STATE in asked and self.store_identity.is_unclear:
-            self._settle(now_ns, changed.get(STATE) or b"")
+            self._judge_store(now_ns, changed.get(STATE) or b"")
         elif self._replica.raw and changed.get(STATE, b"there") is None:  # the store has lost its memory
-            self._begin_again(now_ns)
+            self._start_over(now_ns)
             return
         elif STATE in asked and STATE not in changed and not self._replica.raw:
-            self._found()
+            self._create_state()
         elif value := changed.get(STATE):
-            self._see_state(now_ns, value)
+            self._handle_state(now_ns, value)
         if self._inbox:
-            self._inbox.put(Seen(asked, changed))
+            self._inbox.put_event(Seen(asked, changed))
         elif self._replica.is_open:
-            self._see_leader(now_ns, asked, changed)
+            self._check_leader(now_ns, asked, changed)
         if any(key.startswith("roster/") for key in changed):
-            self._see_roster(now_ns, changed)
+            self._handle_roster(now_ns, changed)
 
-    def _see_leader(self, now_ns: int, asked: Values, changed: Values) -> None:
-        if self._leader_detector.see(now_ns, asked, changed):
-            self._look_at_leader()
+    def _check_leader(self, now_ns: int, asked: Values, changed: Values) -> None:
+        if self._leader_detector.note_values(now_ns, asked, changed):
+            self._read_leader()
         if self._leader_detector.loss:
             self._take_over()
 
-    def _see_state(self, now_ns: int, raw: bytes) -> None:
-        if raw == self._replica.raw or not self._replica.read(raw):
+    def _handle_state(self, now_ns: int, raw: bytes) -> None:
+        if raw == self._replica.raw or not self._replica.read_state(raw):
             return
         state, replica = self._replica.state, self._replica
         assert state is not None
@@ -337,25 +337,25 @@ class Participant:
         if state.leader != self._liveness.id:
             self._step_down()
         elif self._inbox and not state.is_open:
-            self._inbox.closed(state)
-        self._follow(now_ns, state)
+            self._inbox.note_closed(state)
+        self._follow_leader(now_ns, state)
         self._member.see(state, replica.roster if replica.is_whole else None)
         self._renew_watch()
 
-    def _follow(self, now_ns: int, state: JobState) -> None:
+    def _follow_leader(self, now_ns: int, state: JobState) -> None:
         if (
-            self._leader_detector.follow(now_ns, state.leader, state.term)
+            self._leader_detector.follow_leader(now_ns, state.leader, state.term)
             and state.leader != self._liveness.id
         ):
-            self._look_at_leader()
+            self._read_leader()
 
-    def _see_roster(self, now_ns: int, found: Values) -> None:
+    def _handle_roster(self, now_ns: int, found: Values) -> None:
         if not self._replica.read_roster(found):
             return
         assert self._replica.state is not None
         self._member.see(self._replica.state, self._replica.roster)
         if self._claim and self._replica.writing is None:
-            self._take_office(now_ns, self._claim)
+            self._begin_leading(now_ns, self._claim)
 
     def _renew_watch(self) -> None:
         """Watch the state, and the leader's life or, as the leader, everybody's."""
@@ -365,21 +365,21 @@ class Participant:
         watched: dict[str, bytes | None] = {STATE: self._replica.raw, **self._liveness.sentinel}
         if self._inbox:
             leader = self._inbox.leader
-            for key in map(alive_key, [*leader.nodes, *leader.unwatched, *leader.remains.nodes]):
+            for key in map(alive_key, [*leader.nodes, *leader.unwatched, *leader.leftover_workers.nodes]):
                 watched[key] = self._watched.get(key, ALIVE)
             leader.unwatched.clear()
         elif state.leader != self._liveness.id and state.is_open:
-            watched |= self._leader_detector.watched
+            watched |= self._leader_detector.keys_to_watch
         if watched.keys() != self._watched.keys():
             self._watched = watched
             self._effects.append(Watch(dict(watched)))
 
     # Becoming the leader
 
-    def _found(self) -> None:
+    def _create_state(self) -> None:
         """There is no state: make the first one."""
         if self._member.terms and self._replica.writing is None:
-            self._effects += self._replica.write(
+            self._effects += self._replica.write_state(
                 JobState(self._member.terms, self._liveness.id, job=self._liveness.id)
             )
             self._claim = _Claim()
@@ -390,19 +390,19 @@ class Participant:
         is_free = self._replica.writing is None and not self.store_identity.is_unclear
         if state and state.is_open and self._member.may_lead and is_free:
             ours = replace(state, leader=self._liveness.id, term=state.term + 1, version=state.version + 1)
-            self._effects += self._replica.write(ours)
+            self._effects += self._replica.write_state(ours)
             self._claim = _Claim(self._leader_detector.loss)
 
-    def _settle(self, now_ns: int, raw: bytes) -> None:
+    def _judge_store(self, now_ns: int, raw: bytes) -> None:
         """Is this the state as we know it, a newer one, or has the store forgotten something?"""
         replica, elsewhere = self._replica, self.store_identity.is_elsewhere
         mine, theirs = replica.state, decode_state(raw) if raw else None
-        match self.store_identity.judge(raw, theirs, self.store_silence.has_just_woken(now_ns)):
+        match self.store_identity.judge_state(raw, theirs, self.store_silence.has_just_woken(now_ns)):
             case Finding.THEIRS if theirs:
                 if elsewhere:
                     replica.forget_state()  # versions count at one place only
-                self._see_state(now_ns, raw)
-                self._follow(now_ns, theirs)
+                self._handle_state(now_ns, raw)
+                self._follow_leader(now_ns, theirs)
                 self._member.say_again()
                 self._renew_watch()
                 if theirs.leader == self._liveness.id:  # we are not any more: what was under way is lost
@@ -410,12 +410,12 @@ class Participant:
             case Finding.OURS if mine:
                 replica.raw = raw
                 restored = mine.restored(self._liveness.id, theirs, elsewhere)
-                self._effects += replica.write(restored, replica.roster)
+                self._effects += replica.write_state(restored, replica.roster)
                 self._claim = _Claim(gone=self._gone)
             case Finding.NONE:
-                self._found()
+                self._create_state()
 
-    def _compared(self, now_ns: int, value: bytes) -> None:
+    def _handle_compared(self, now_ns: int, value: bytes) -> None:
         replica = self._replica
         if replica.writing is None:
             return  # we have begun again since
@@ -423,27 +423,27 @@ class Participant:
         was_unclear, self.store_identity.is_unclear = self.store_identity.is_unclear, False
         if was_unclear and value != written:
             self._claim = None
-            self._settle(now_ns, value)
+            self._judge_store(now_ns, value)
             return
         if not value:  # the store has lost its memory
-            self._begin_again(now_ns)
+            self._start_over(now_ns)
             return
-        self._see_state(now_ns, value)
+        self._handle_state(now_ns, value)
         if value != written or replica.raw != written:
             if replica.is_open:
                 self._step_down()
             self._claim = None
             if claim and claim.predecessor and claim.predecessor.is_silent:  # it has written: it lives
-                self._leader_detector.revive(now_ns)
+                self._leader_detector.renew_leader(now_ns)
             elif self._leader_detector.loss:
                 self._take_over()
         elif claim:
             if replica.is_whole or not (replica.state and replica.state.roster):
-                self._take_office(now_ns, claim)
+                self._begin_leading(now_ns, claim)
             else:
-                self._effects += replica.roster_look()
+                self._effects += replica.request_roster()
         elif self._inbox and replica.state:
-            self._inbox.written(replica.replaced, replica.state)
+            self._inbox.note_written(replica.replaced, replica.state)
 
     # Ending the job
 
@@ -452,11 +452,11 @@ class Participant:
         state = self._replica.state
         if state and self._replica.writing is None and not self.store_identity.is_unclear:
             if closed := self._member.closed(state):
-                self._effects += self._replica.write(closed)
+                self._effects += self._replica.write_state(closed)
 
     # Leading
 
-    def _take_office(self, now_ns: int, claim: _Claim) -> None:
+    def _begin_leading(self, now_ns: int, claim: _Claim) -> None:
         state = self._replica.state
         assert state is not None
         self._claim = None
@@ -466,9 +466,9 @@ class Participant:
         if state.term > 1:
             self._effects.append(Forget(inbox_queue(state.term - 1)))
         if claim.predecessor and claim.predecessor.leader != self._liveness.id:
-            inbox.succeed(now_ns, claim.predecessor)
+            inbox.replace_leader(now_ns, claim.predecessor)
         if claim.gone:
-            inbox.leader.know_ended(now_ns, claim.gone, "was lost, and the store with it")
+            inbox.leader.note_agents_ended(now_ns, claim.gone, "was lost, and the store with it")
         self._renew_watch()
 
     def _step_down(self) -> None:
@@ -478,14 +478,14 @@ class Participant:
             self._inbox = None
             self._effects.append(Pop(None))
 
-    def _lead(self, now_ns: int) -> None:
+    def _run_leader(self, now_ns: int) -> None:
         """Let the leader go on, until it has something to write."""
         inbox, state = self._inbox, self._replica.state
         if inbox is None or state is None:
             return
         leader = inbox.leader
         if self._replica.writing is None:
-            has_decided = inbox.work(now_ns)
+            has_decided = inbox.process_events(now_ns)
             self._effects += inbox.effects
             inbox.effects.clear()
             if has_decided:
@@ -493,7 +493,7 @@ class Participant:
                 is_new = decided.roster != state.roster
                 if is_new:
                     self._renew_watch()
-                self._effects += self._replica.write(decided, leader.roster if is_new else None)
+                self._effects += self._replica.write_state(decided, leader.roster if is_new else None)
         new = len(leader.unwatched)
         if new and (inbox.must_watch or 4 * new > len(self._watched)):
             self._renew_watch()  # not at once for each who comes, because a watch names all that are watched

@@ -45,22 +45,22 @@ class Quorum:
     """What a leader knows of the last round's nodes. `seen`: those who have shown that they are here."""
 
     def __init__(self, rules: Rules, last: Mapping[str, Node]) -> None:
-        self.seen: set[str] = set()
+        self.present: set[str] = set()
         self._rules = rules
         self._last = last
         self._ended: set[str] = set()  # for certain, so they are not elsewhere
         self._promised: set[str] = set()  # they may count elsewhere
-        self._asked_ns: int | None = None  # when all doors were asked for last
+        self._probed_ns: int | None = None  # when all doors were asked for last
 
-    def see(self, nodes: Iterable[str]) -> None:
+    def note_present(self, nodes: Iterable[str]) -> None:
         """These are here, so they are not elsewhere."""
-        self.seen.update(node for node in nodes if node in self._last)
+        self.present.update(node for node in nodes if node in self._last)
 
-    def end(self, nodes: Iterable[str]) -> None:
+    def note_ended(self, nodes: Iterable[str]) -> None:
         """These have ended for certain, and before they could go elsewhere."""
         self._ended.update(nodes)
 
-    def promise(self, node: str, is_promised: bool) -> None:
+    def note_promise(self, node: str, is_promised: bool) -> None:
         """Whether this one may have been given a place elsewhere."""
         (self._promised.add if is_promised else self._promised.discard)(node)
 
@@ -73,12 +73,12 @@ class Quorum:
 
     # Where to find out whether they have ended
 
-    def addresses(self, nodes: Iterable[str]) -> dict[str, str]:
+    def meeting_addresses(self, nodes: Iterable[str]) -> dict[str, str]:
         """Those of these nodes, whose connections have just broken."""
         known = [self._last[node] for node in nodes if node in self._last]
         return {node.id: node.meeting for node in known if node.meeting}
 
-    def doors_of_all(self, now_ns: int, hoped_for: AbstractSet[str]) -> dict[str, str]:
+    def addresses_to_probe(self, now_ns: int, hoped_for: AbstractSet[str]) -> dict[str, str]:
         """Those of all of the last round, now and then, if not one of them is hoped for here.
 
         If they have ended, there is nobody who could go on elsewhere. That some have says nothing: they may have ended
@@ -87,8 +87,8 @@ class Quorum:
         left = self._last.keys() - self._ended
         if not self._rules.rehost or left & hoped_for:
             return {}
-        if self._asked_ns is not None and now_ns < self._asked_ns + self._rules.silence_ns:
+        if self._probed_ns is not None and now_ns < self._probed_ns + self._rules.silence_ns:
             return {}
-        self._asked_ns = now_ns
+        self._probed_ns = now_ns
         addresses = {node: self._last[node].meeting for node in left}
         return addresses if all(addresses.values()) else {}

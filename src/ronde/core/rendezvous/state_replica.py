@@ -42,7 +42,7 @@ class StateReplica:
         """What is read next counts, whatever its version."""
         self.state, self.raw = None, b""
 
-    def read(self, raw: bytes) -> bool:
+    def read_state(self, raw: bytes) -> bool:
         """The state is this. Returns whether that is news. Raises ProtocolError or VersionError."""
         state = decode_state(raw)
         if self.state and state.version <= self.state.version:
@@ -52,7 +52,7 @@ class StateReplica:
             self._roster_key, self.roster = self._draft
         return True
 
-    def roster_look(self) -> list[Effect]:
+    def request_roster(self) -> list[Effect]:
         """Return how to read the roster that the state names."""
         return [Look(dict.fromkeys(self.state.roster.keys))] if self.state and self.state.roster else []
 
@@ -67,7 +67,7 @@ class StateReplica:
 
     # Writing
 
-    def write(self, state: JobState, roster: tuple[Node, ...] | None = None) -> list[Effect]:
+    def write_state(self, state: JobState, roster: tuple[Node, ...] | None = None) -> list[Effect]:
         """Make this the state if it still is what we know; before that write its roster."""
         effects: list[Effect] = []
         if state.roster and roster is not None:

@@ -32,21 +32,21 @@ class StoreIdentity:
         self.is_unclear = False
         self.is_elsewhere = False
         self._replica = replica
-        self._may_wait = False  # for others who know more
+        self._may_wait_for_others = False  # for others who know more
 
     @property
     def is_away(self) -> bool:
         """Whether the others may look for this node at another store."""
         return self.is_unclear or self.is_elsewhere
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """Nothing is known of the store."""
-        self._may_wait = self.is_unclear = True
+        self._may_wait_for_others = self.is_unclear = True
 
-    def judge(self, raw: bytes, theirs: JobState | None, is_behind: bool = False) -> Finding:
+    def judge_state(self, raw: bytes, theirs: JobState | None, is_behind: bool = False) -> Finding:
         """This was found: `theirs` is what `raw` says, if there is anything. `is_behind`: we may know an old state."""
         replica, mine = self._replica, self._replica.state
-        may_wait, self._may_wait = self._may_wait, False
+        may_wait, self._may_wait_for_others = self._may_wait_for_others, False
         if theirs and (mine is None or raw == replica.raw or theirs.is_newer(mine, self.is_elsewhere)):
             self.is_unclear = False
             return Finding.THEIRS
@@ -76,7 +76,7 @@ class StoreIdentity:
         return state.phase == JobPhase.RUNNING or (state.phase == JobPhase.FORMING and not state.missing)
 
     @property
-    def here(self) -> list[str] | None:
+    def present_nodes(self) -> list[str] | None:
         """The nodes of the last round that surely are here: as long as it goes on. None: not even whose store it is."""
         state = self._replica.state
         if state is None or not self.is_settled:

@@ -12,20 +12,20 @@ class StoreSilence:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._heard_ns = 0
+        self._answered_ns = 0
         self._woke_ns = -(10**18)  # when we last overslept
 
-    def hear(self, now_ns: int) -> None:
+    def note_answer(self, now_ns: int) -> None:
         """The store has answered, or it is asked for the first time."""
-        self._heard_ns = now_ns
+        self._answered_ns = now_ns
 
-    def overslept(self, now_ns: int) -> None:
+    def note_late_tick(self, now_ns: int) -> None:
         """We know nothing of how long the store was silent."""
-        self._heard_ns = self._woke_ns = now_ns
+        self._answered_ns = self._woke_ns = now_ns
 
     def silent_ns(self, now_ns: int) -> int:
         """Return for how long nothing was heard."""
-        return now_ns - self._heard_ns
+        return now_ns - self._answered_ns
 
     def is_fresh(self, now_ns: int) -> bool:
         """Return whether that is so short that the others cannot have gone on without this node."""

@@ -293,7 +293,7 @@ class OverStore:
             return []
         self._leave(session)
         self._begin(store)
-        return self._participant.moved(time.monotonic_ns(), forget=f"the job goes on at {address}")
+        return self._participant.enter_store(time.monotonic_ns(), forget=f"the job goes on at {address}")
 
     def _recover(self, session: StoreSession, error: Exception) -> list[Effect]:
         """Find the store again, or another one."""
@@ -306,8 +306,8 @@ class OverStore:
             self._events.put(Notice(f"{error}; looking for it and for the other nodes"))
         self._leave(session)
         nodes = self._participant.roster
-        were_there = self._participant.store_identity.here if broke_now else None
-        self._participant.lost(broke_now)
+        were_there = self._participant.store_identity.present_nodes if broke_now else None
+        self._participant.lose_store(broke_now)
 
         def search() -> None:
             try:
@@ -335,7 +335,7 @@ class OverStore:
             return self._participant.give_up(reason)
         self._begin(found.store)
         self._has_moved = self._has_moved or found.is_elsewhere
-        return self._participant.moved(time.monotonic_ns(), found.gone, elsewhere=found.is_elsewhere)
+        return self._participant.enter_store(time.monotonic_ns(), found.gone, elsewhere=found.is_elsewhere)
 
     def _knock(self, asked: Probe) -> None:
         """Have it done; it may take a while."""

@@ -112,8 +112,8 @@ class Shell:
 
     def move(self, elsewhere: bool = True) -> None:
         """Go to the job's store, which is another one than before, or has lost its memory."""
-        self.participant.lost(False)
-        self.perform(self.participant.moved(self.job.now_ns, elsewhere=elsewhere))
+        self.participant.lose_store(False)
+        self.perform(self.participant.enter_store(self.job.now_ns, elsewhere=elsewhere))
 
     def hold_again(self) -> None:
         """What the client of a store does when it has connected again."""

@@ -42,7 +42,7 @@ class LeaderWithInbox:
 
     def say(self, message: Message) -> None:
         self.seq += 1
-        self.leader.hear(self.now_ns, replace(message, seq=self.seq))
+        self.leader.handle_message(self.now_ns, replace(message, seq=self.seq))
 
     def join(self, *names: str, after: int = -1, wish: int = -1) -> LeaderWithInbox:
         for name in names:
@@ -50,7 +50,7 @@ class LeaderWithInbox:
         return self
 
     def lose(self, *names: str) -> LeaderWithInbox:
-        self.leader.lose(self.now_ns, names, "lost the connection to the others")
+        self.leader.lose_nodes(self.now_ns, names, "lost the connection to the others")
         return self
 
     @property
@@ -178,15 +178,15 @@ def test_a_failure_that_blames_a_peer_waits_for_a_better_one() -> None:
     assert inbox.state.restarts == 0
 
     inbox = running("abc", Rules(1, 3))
-    inbox.leader.hear_beats(0, {name: Heartbeat(1, -1) for name in "abc"}, "abc")
+    inbox.leader.note_heartbeats(0, {name: Heartbeat(1, -1) for name in "abc"}, "abc")
     inbox.say(FailureReport(0, "a", 0, blaming))
-    inbox.leader.hear_beats(0, {name: Heartbeat(2, -1) for name in "abc"}, "abc")
+    inbox.leader.note_heartbeats(0, {name: Heartbeat(2, -1) for name in "abc"}, "abc")
     assert inbox.state.cause == WorkerFailed(blaming), "all live, so it was the cause"
 
 
 def test_who_succeeded_and_died_is_no_loss() -> None:
     inbox = running("ab", Rules(1, 2))
-    inbox.leader.hear_beats(0, {"a": Heartbeat(9, 0)}, "a")  # its last words
+    inbox.leader.note_heartbeats(0, {"a": Heartbeat(9, 0)}, "a")  # its last words
     assert inbox.lose("a").roster == "ab"
     inbox.say(SuccessReport(0, "b", 0))
     assert inbox.state.phase == JobPhase.COMPLETED
@@ -197,9 +197,9 @@ def test_silence() -> None:
     inbox = running("ab", rules)
     for second in range(1, 6):
         assert inbox.leader.tick(second * S)
-        inbox.leader.hear_beats(second * S, {"a": Heartbeat(second, -1)}, "ab")
+        inbox.leader.note_heartbeats(second * S, {"a": Heartbeat(second, -1)}, "ab")
         if second == 1:
-            inbox.leader.hear_beats(second * S, {"b": Heartbeat(1, -1)}, "b")
+            inbox.leader.note_heartbeats(second * S, {"b": Heartbeat(1, -1)}, "b")
     assert inbox.is_forming
     assert isinstance(inbox.state.cause, NodesLost)
     assert inbox.state.cause.reason == "host-b was silent for 6 s"
@@ -209,7 +209,7 @@ def test_a_judge_who_overslept_starts_again() -> None:
     rules = Rules(1, 2, heartbeat_ns=2 * S)
     inbox = running("ab", rules)
     assert inbox.leader.tick(100 * S)
-    inbox.leader.hear_beats(100 * S, {}, "ab")
+    inbox.leader.note_heartbeats(100 * S, {}, "ab")
     assert inbox.roster == "ab"
 
 
@@ -254,7 +254,7 @@ def test_of_two_with_one_place_the_later_one_is_refused_if_both_live() -> None:
         heartbeat += 1
         assert heartbeat < 20
         inbox.at(heartbeat * 2.5)
-        inbox.leader.hear_beats(inbox.now_ns, dict.fromkeys("abc", Heartbeat(heartbeat, -1)), "abc")
+        inbox.leader.note_heartbeats(inbox.now_ns, dict.fromkeys("abc", Heartbeat(heartbeat, -1)), "abc")
     assert inbox.now_ns > 15 * S  # the first one may be what is left of the second
     ((refused),) = inbox.state.refused
     assert refused.id == "c"
@@ -268,7 +268,7 @@ def test_a_node_that_is_started_again_gets_the_place_of_its_predecessor() -> Non
     inbox.join("c", wish=1).lose("b")
     for heartbeat in range(1, 20):
         inbox.at(heartbeat * 2.5)
-        inbox.leader.hear_beats(inbox.now_ns, dict.fromkeys("ac", Heartbeat(heartbeat, -1)), "ac")
+        inbox.leader.note_heartbeats(inbox.now_ns, dict.fromkeys("ac", Heartbeat(heartbeat, -1)), "ac")
     assert inbox.state.refused == ()
 
 

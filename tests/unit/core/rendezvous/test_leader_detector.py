@@ -14,31 +14,31 @@ RULES = Rules(min_nodes=1, max_nodes=3, heartbeat_ns=5 * S)  # lost after 15 s
 def followed(heartbeat: bytes) -> LeaderDetector:
     """One whose leader was looked at and is there."""
     detector = LeaderDetector(RULES)
-    assert detector.follow(0, "a", 1)
+    assert detector.follow_leader(0, "a", 1)
     look(detector, 0, {"heartbeat/a": heartbeat})
     return detector
 
 
 def look(detector: LeaderDetector, now_ns: int, heartbeat: Values) -> None:
-    detector.see(now_ns, detector.looked_at, {"alive/a": ALIVE, **heartbeat})
+    detector.note_values(now_ns, detector.keys_to_read, {"alive/a": ALIVE, **heartbeat})
 
 
 def test_a_leader_that_beats_lives() -> None:
     detector = followed(b"1")
     for second in range(1, 40):
-        assert not detector.must_judge(second * S)
+        assert not detector.must_check_leader(second * S)
         if second % 5 == 0:
-            detector.see(second * S, {}, {"heartbeat/a": b"%d" % second})
+            detector.note_values(second * S, {}, {"heartbeat/a": b"%d" % second})
     assert detector.loss is None
 
 
 def test_a_silent_leader_is_looked_at_once_more() -> None:
     detector = followed(b"1")
-    assert not detector.must_judge(14 * S)
-    assert detector.must_judge(15 * S)
+    assert not detector.must_check_leader(14 * S)
+    assert detector.must_check_leader(15 * S)
     look(detector, 15 * S, {"heartbeat/a": b"2"})
     assert detector.loss is None
-    assert detector.must_judge(30 * S)
+    assert detector.must_check_leader(30 * S)
     look(detector, 30 * S, {})
     assert detector.loss
     assert detector.loss.is_silent
@@ -47,8 +47,8 @@ def test_a_silent_leader_is_looked_at_once_more() -> None:
 def test_a_leader_whose_beat_is_gone_is_silent() -> None:
     """It left, deleted its heartbeat, and stopped for good before it let go of what it holds."""
     detector = followed(b"1")
-    detector.see(S, {}, {"heartbeat/a": None})
-    assert detector.must_judge(15 * S)
+    detector.note_values(S, {}, {"heartbeat/a": None})
+    assert detector.must_check_leader(15 * S)
     look(detector, 15 * S, {})
     assert detector.loss
     assert detector.loss.is_silent
@@ -57,7 +57,7 @@ def test_a_leader_whose_beat_is_gone_is_silent() -> None:
 
 def test_a_leader_may_beat_again_after_its_beat_was_gone() -> None:
     detector = followed(b"1")
-    detector.see(S, {}, {"heartbeat/a": None})
-    detector.see(9 * S, {}, {"heartbeat/a": b"2"})
-    assert not detector.must_judge(23 * S)
-    assert detector.must_judge(24 * S)
+    detector.note_values(S, {}, {"heartbeat/a": None})
+    detector.note_values(9 * S, {}, {"heartbeat/a": b"2"})
+    assert not detector.must_check_leader(23 * S)
+    assert detector.must_check_leader(24 * S)

@@ -14,31 +14,31 @@ RULES = Rules(2, 3, last_call_ns=S, heartbeat_ns=5 * S, missing_heartbeats=3)
 def test_a_lease_counts_from_when_the_confirmed_heartbeat_was_sent() -> None:
     lease = WorkerLease(RULES)
     assert not lease.has_ended(0)
-    lease.begin(0)
-    lease.send(5 * S, b"1")
-    lease.send(10 * S, b"2")
+    lease.begin_lease(0)
+    lease.note_sent(5 * S, b"1")
+    lease.note_sent(10 * S, b"2")
     assert lease.has_ended(15 * S)
-    lease.confirm(b"1")  # however long that took
+    lease.note_confirmed(b"1")  # however long that took
     assert lease.ends_ns == 20 * S
-    lease.confirm(b"2")
-    lease.confirm(b"1")  # again, or late
+    lease.note_confirmed(b"2")
+    lease.note_confirmed(b"1")  # again, or late
     assert not lease.has_ended(25 * S - 1)
     assert lease.has_ended(25 * S)
 
 
 def test_only_a_recent_heartbeat_can_renew_a_lease() -> None:
     lease = WorkerLease(RULES)
-    lease.begin(0)
-    assert not lease.is_asked_for(0)
-    lease.send(5 * S, b"1")
-    assert lease.is_asked_for(19 * S)
-    assert not lease.is_asked_for(20 * S)
+    lease.begin_lease(0)
+    assert not lease.is_being_renewed(0)
+    lease.note_sent(5 * S, b"1")
+    assert lease.is_being_renewed(19 * S)
+    assert not lease.is_being_renewed(20 * S)
 
 
 def heartbeat(inbox: LeaderWithInbox, second: float, **counts: int) -> None:
     """The leader reads new heartbeats of these nodes."""
     inbox.at(second)
-    inbox.leader.hear_beats(
+    inbox.leader.note_heartbeats(
         inbox.now_ns, {name: Heartbeat(count, -1) for name, count in counts.items()}, counts
     )
 
@@ -46,7 +46,7 @@ def heartbeat(inbox: LeaderWithInbox, second: float, **counts: int) -> None:
 def test_a_round_waits_until_the_lease_of_a_lost_node_has_run_out() -> None:
     inbox = running("abc", RULES)
     heartbeat(inbox, 4, a=1, b=1, c=1)
-    inbox.at(10).leader.lose(inbox.now_ns, ["c"], "lost the connection", may_work=True)
+    inbox.at(10).leader.lose_nodes(inbox.now_ns, ["c"], "lost the connection", may_work=True)
     inbox.join("a", "b", after=0)
     assert inbox.at(23.9).is_forming  # c was heard 4 s after the start: 15 s of silence, and a heartbeat
     assert inbox.leader.wake_ns <= 24 * S
@@ -56,13 +56,13 @@ def test_a_round_waits_until_the_lease_of_a_lost_node_has_run_out() -> None:
 def test_nobody_waits_for_a_node_that_has_no_workers() -> None:
     def lost() -> LeaderWithInbox:
         inbox = running("abc", RULES).at(10)
-        inbox.leader.lose(inbox.now_ns, ["c"], "lost the connection", may_work=True)
+        inbox.leader.lose_nodes(inbox.now_ns, ["c"], "lost the connection", may_work=True)
         inbox.join("a", "b", after=0)
         assert inbox.is_forming
         return inbox
 
     ended = lost()
-    ended.leader.know_ended(ended.now_ns, ["c"], "its machine says so")
+    ended.leader.note_agents_ended(ended.now_ns, ["c"], "its machine says so")
     assert ended.roster == "ab"
     assert lost().join("c", after=0).roster == "abc"
 
@@ -73,7 +73,7 @@ def test_nobody_waits_for_a_node_that_has_no_workers() -> None:
 
 def test_a_node_that_waits_for_the_round_has_no_workers_either() -> None:
     inbox = running("abc", RULES).at(10)
-    inbox.leader.lose(inbox.now_ns, ["b"], "left")
+    inbox.leader.lose_nodes(inbox.now_ns, ["b"], "left")
     inbox.join("c", after=0)
-    inbox.leader.lose(inbox.now_ns, ["c"], "lost the connection", may_work=True)
+    inbox.leader.lose_nodes(inbox.now_ns, ["c"], "lost the connection", may_work=True)
     assert inbox.join("a", "d", after=0).at(11).roster == "ad"
