@@ -11,20 +11,20 @@ from tests.sim.rendezvous_store import Taker, Values, Waiter
 
 from ronde.core.rendezvous.codec import decode_state
 from ronde.core.rendezvous.effects import (
+    Changes,
     Compare,
     Compared,
     Effect,
     Event,
+    FindChanges,
     Hold,
-    Look,
+    NotifyAgent,
     Pop,
     Popped,
     Probe,
     Probed,
-    Seen,
     Set,
     Stored,
-    Tell,
     Tick,
     Watch,
 )
@@ -143,7 +143,7 @@ class SimNode:
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Tell(event):
+                case NotifyAgent(event):
                     self.told(event)
                 case Watch(known):
                     self.known = dict(known)
@@ -206,9 +206,9 @@ class SimNode:
     def answered(self, effect: Effect, result: Values | bytes | None) -> None:
         self.operations.popleft()
         self.is_busy = False
-        if isinstance(effect, Look):
+        if isinstance(effect, FindChanges):
             assert isinstance(result, dict)
-            self.step(Seen(effect.known, result))
+            self.step(Changes(effect.known, result))
         elif isinstance(effect, Set):
             self.step(Stored(effect.values))
         elif isinstance(effect, Compare):
@@ -238,7 +238,7 @@ class SimNode:
             if number == self.watches:
                 self.known |= changed
                 self.watch()
-                self.step(Seen({}, changed))
+                self.step(Changes({}, changed))
 
         self.sim.at(self.sim.now_ns + self.sim.latency_ns(), arrive)
 

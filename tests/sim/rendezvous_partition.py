@@ -26,7 +26,7 @@ from tests.sim.rendezvous_node import KNOCK_NS, S, SimNode
 from tests.sim.rendezvous_store import SimStore, Values
 
 from ronde.core.rendezvous.codec import decode_roster, decode_state
-from ronde.core.rendezvous.effects import Compare, Effect, Probe, Tell
+from ronde.core.rendezvous.effects import Compare, Effect, NotifyAgent, Probe
 from ronde.core.rendezvous.membership import Budget, Round
 from ronde.core.rendezvous.state import STATE, Cause, JobPhase, JobState
 
@@ -181,7 +181,7 @@ class MovingNode(SimNode):
         for effect in effects:
             if isinstance(effect, Probe):
                 self.knock(effect)
-            elif isinstance(effect, Tell):
+            elif isinstance(effect, NotifyAgent):
                 self.told(effect.event)
         self.schedule_tick()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 
-from ronde.core.rendezvous.effects import Compare, Delete, Effect, Forget, Hold, Look, Push, Set
+from ronde.core.rendezvous.effects import Compare, Delete, Effect, FindChanges, Forget, Hold, Push, Set
 
 Values = dict[str, bytes | None]
 POP_AT_ONCE = 64
@@ -64,7 +64,7 @@ class SimStore:
                 if self.values.get("state", b"") == expected:
                     self.put("state", desired)
                 return self.values.get("state", b"")
-            case Look(known):
+            case FindChanges(known):
                 changed = self.differing(known)
                 digests = len(known) * 8
                 self.count("look", *known, *changed.values(), b" " * digests)

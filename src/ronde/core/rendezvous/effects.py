@@ -20,14 +20,14 @@ __all__ = [
     "Hold",
     "Probe",
     "Probed",
-    "Look",
+    "FindChanges",
     "Pop",
     "Popped",
     "Push",
-    "Seen",
+    "Changes",
     "Set",
     "Stored",
-    "Tell",
+    "NotifyAgent",
     "Tick",
     "Values",
     "Watch",
@@ -35,7 +35,7 @@ __all__ = [
 
 Values = Mapping[str, bytes | None]  # by key; None: it is not there
 
-# What is to be done. Results of `Set`, `Compare` and `Look` come back as events, in order.
+# What is to be done. Results of `Set`, `Compare` and `FindChanges` come back as events, in order.
 
 
 class Hold(NamedTuple):
@@ -65,14 +65,14 @@ class Compare(NamedTuple):
     desired: bytes
 
 
-class Look(NamedTuple):
-    """Find out which of the keys have other values than the known ones; comes to `Seen`."""
+class FindChanges(NamedTuple):
+    """Find out which of the keys have other values than the known ones; comes to `Changes`."""
 
     known: Values
 
 
 class Watch(NamedTuple):
-    """From now on watch these keys and no others; what changes comes as `Seen` with nothing asked."""
+    """From now on watch these keys and no others; what changes comes as `Changes` with nothing asked."""
 
     known: Values
 
@@ -107,13 +107,13 @@ class Delete(NamedTuple):
     keys: tuple[str, ...]
 
 
-class Tell(NamedTuple):
+class NotifyAgent(NamedTuple):
     """Tell the agent."""
 
     event: RendezvousEvent
 
 
-Effect = Hold | Set | Push | Compare | Look | Watch | Pop | Forget | Delete | Probe | Tell
+Effect = Hold | Set | Push | Compare | FindChanges | Watch | Pop | Forget | Delete | Probe | NotifyAgent
 
 # What happens
 
@@ -128,8 +128,8 @@ class Stored(NamedTuple):
     values: Mapping[str, bytes]
 
 
-class Seen(NamedTuple):
-    """Of the keys that a `Look` asked for (empty: of those that are watched) these have other values."""
+class Changes(NamedTuple):
+    """Of the keys that a `FindChanges` asked for (empty: of those that are watched) these have other values."""
 
     asked: Values
     changed: Values
@@ -161,4 +161,4 @@ class Probed(NamedTuple):
         return Probed(() if says_nothing else ended, asked.is_late)
 
 
-Event = Tick | Stored | Seen | Compared | Popped | Probed
+Event = Tick | Stored | Changes | Compared | Popped | Probed

@@ -13,15 +13,15 @@ from dataclasses import replace
 
 from ronde.core.rendezvous.codec import decode
 from ronde.core.rendezvous.effects import (
+    Changes,
     Delete,
     Effect,
     Event,
+    FindChanges,
     Forget,
-    Look,
     Popped,
     Probe,
     Probed,
-    Seen,
     Values,
 )
 from ronde.core.rendezvous.leader import Leader
@@ -108,7 +108,7 @@ class LeaderInbox:
 
     def replace_leader(self, now_ns: int, loss: LeaderLoss) -> None:
         """This leader takes the place of a lost one."""
-        self._handle_values(now_ns, {}, {heartbeat_key(loss.leader): loss.last_heartbeat})
+        self._handle_changes(now_ns, {}, {heartbeat_key(loss.leader): loss.last_heartbeat})
         if loss.is_silent:
             how = f"was silent for {self._rules.silence_ns / 1e9:g} s"
             self.leader.lose_nodes(now_ns, {loss.leader}, how, may_work=True)
@@ -136,8 +136,8 @@ class LeaderInbox:
                     self._backlog.extendleft(Popped(queue, (value,)) for value in reversed(values))
                 elif values:
                     self._handle_message(now_ns, values[0])
-            case Seen(asked, changed):
-                self._handle_values(now_ns, asked, changed)
+            case Changes(asked, changed):
+                self._handle_changes(now_ns, asked, changed)
             case Probed(ended, True):
                 self.leader.note_workers_ended(now_ns, ended)
             case Probed(ended):
@@ -159,9 +159,9 @@ class LeaderInbox:
         look: dict[str, bytes | None] = {heartbeat_key(node): self._heartbeats.get(node) for node in nodes}
         unsure = self._unsure.intersection(nodes)
         look |= {alive_key(node): ALIVE if node in self._seen_alive else None for node in unsure}
-        self.effects.append(Look({**look, **self._sentinel}))
+        self.effects.append(FindChanges({**look, **self._sentinel}))
 
-    def _handle_values(self, now_ns: int, asked: Values, changed: Values) -> None:
+    def _handle_changes(self, now_ns: int, asked: Values, changed: Values) -> None:
         heartbeats: dict[str, Heartbeat | None] = {}
         shown: set[str] = set()
         vanished: set[str] = set()

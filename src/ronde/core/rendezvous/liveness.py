@@ -10,7 +10,7 @@ Rules
    that away, and the client holds the first value again. So who looks at held keys looks at its own sentinel at the
    same time: if that is as it was set, whoever has been seen to hold a key since, and does not now, has lost it by
    itself.
-3. When a sentinel was lost everything begins again. It counts only where one operation comes after the other (`Look`):
+3. When a sentinel was lost everything begins again. It counts only where operations are ordered (`FindChanges`):
    what a `Watch` shows may be older than what is known, and is a reason to look.
 """
 

@@ -32,18 +32,18 @@ from typing import NamedTuple
 
 from ronde.core.rendezvous.codec import decode_state, encode
 from ronde.core.rendezvous.effects import (
+    Changes,
     Compared,
     Effect,
     Event,
+    FindChanges,
     Forget,
-    Look,
+    NotifyAgent,
     Pop,
     Popped,
     Probed,
     Push,
-    Seen,
     Stored,
-    Tell,
     Tick,
     Values,
     Watch,
@@ -234,8 +234,8 @@ class Participant:
             match event:
                 case Tick():
                     self._tick(now_ns)
-                case Seen(asked, changed):
-                    self._handle_values(now_ns, asked, changed)
+                case Changes(asked, changed):
+                    self._handle_changes(now_ns, asked, changed)
                 case Compared(value):
                     self._handle_compared(now_ns, value)
                 case Stored(values):
@@ -261,7 +261,7 @@ class Participant:
             self._member.says.clear()
             if self.is_over:
                 self._effects += self._liveness.end_heartbeats()
-        self._effects += map(Tell, self._member.tells)
+        self._effects += map(NotifyAgent, self._member.tells)
         self._member.tells.clear()
         effects, self._effects = self._effects, []
         return effects
@@ -293,12 +293,12 @@ class Participant:
     # Looking
 
     def _read_state(self) -> Effect:
-        return Look({STATE: None, **self._liveness.sentinel})
+        return FindChanges({STATE: None, **self._liveness.sentinel})
 
     def _read_leader(self) -> None:
-        self._effects.append(Look({**self._leader_detector.keys_to_read, **self._liveness.sentinel}))
+        self._effects.append(FindChanges({**self._leader_detector.keys_to_read, **self._liveness.sentinel}))
 
-    def _handle_values(self, now_ns: int, asked: Values, changed: Values) -> None:
+    def _handle_changes(self, now_ns: int, asked: Values, changed: Values) -> None:
         if self._liveness.is_outdated(asked):
             return
         if self._liveness.has_lost_sentinel(changed) and (asked or self._watched):
@@ -316,7 +316,7 @@ class Participant:
         elif value := changed.get(STATE):
             self._handle_state(now_ns, value)
         if self._inbox:
-            self._inbox.put_event(Seen(asked, changed))
+            self._inbox.put_event(Changes(asked, changed))
         elif self._replica.is_open:
             self._check_leader(now_ns, asked, changed)
         if any(key.startswith("roster/") for key in changed):

@@ -7,7 +7,7 @@ learns of it by the value that comes back. One write at a time.
 from __future__ import annotations
 
 from ronde.core.rendezvous.codec import decode_roster, decode_state, encode, encode_roster
-from ronde.core.rendezvous.effects import Compare, Effect, Look, Set, Values
+from ronde.core.rendezvous.effects import Compare, Effect, FindChanges, Set, Values
 from ronde.core.rendezvous.membership import Node
 from ronde.core.rendezvous.state import JobState, RosterKey
 
@@ -54,7 +54,9 @@ class StateReplica:
 
     def request_roster(self) -> list[Effect]:
         """Return how to read the roster that the state names."""
-        return [Look(dict.fromkeys(self.state.roster.keys))] if self.state and self.state.roster else []
+        return (
+            [FindChanges(dict.fromkeys(self.state.roster.keys))] if self.state and self.state.roster else []
+        )
 
     def read_roster(self, found: Values) -> bool:
         """These keys have been read. Returns whether that is the roster. Raises ProtocolError or VersionError."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from ronde.core.rendezvous.effects import Effect, Event, Probe, Probed, Tell, Tick
+from ronde.core.rendezvous.effects import Effect, Event, NotifyAgent, Probe, Probed, Tick
 from ronde.core.rendezvous.membership import Budget, Failure, Node, Notice, RendezvousBroken, RendezvousEvent
 from ronde.core.rendezvous.participant import Participant
 from ronde.core.rendezvous.rules import Rules
@@ -406,7 +406,7 @@ class OverStore:
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Tell):
+            if isinstance(effect, NotifyAgent):
                 event = effect.event
                 if isinstance(event, RendezvousBroken) and (refusal := self._entrance.turned_away()):
                     event = RendezvousBroken(f"{event.reason}; the store here {refusal}")

@@ -16,18 +16,18 @@ import time
 from collections.abc import Callable, Mapping
 
 from ronde.core.rendezvous.effects import (
+    Changes,
     Compare,
     Compared,
     Delete,
     Effect,
     Event,
+    FindChanges,
     Forget,
     Hold,
-    Look,
     Pop,
     Popped,
     Push,
-    Seen,
     Set,
     Stored,
     Watch,
@@ -179,8 +179,8 @@ def _do(store: Store, effect: Effect) -> Event | None:
             store.queue_push(inbox, value)
         case Compare(expected, desired):
             return Compared(store.compare_set(STATE, expected, desired))
-        case Look(known):
-            return Seen(known, store.watch(known, 0))
+        case FindChanges(known):
+            return Changes(known, store.watch(known, 0))
         case Forget(prefix):
             store.delete_prefix(prefix)
         case Delete(keys):
@@ -237,7 +237,7 @@ class _Watcher:
             news = {key: value for key, value in changed.items() if key in known}
             known |= news
             if news:
-                self._session.tell(Seen({}, news))
+                self._session.tell(Changes({}, news))
 
 
 class _Popper:

@@ -9,19 +9,19 @@ import pytest
 from tests.sim.rendezvous_store import SimStore
 
 from ronde.core.rendezvous.effects import (
+    Changes,
     Compare,
     Compared,
     Effect,
     Event,
-    Look,
+    FindChanges,
+    NotifyAgent,
     Pop,
     Popped,
     Probe,
     Probed,
-    Seen,
     Set,
     Stored,
-    Tell,
     Tick,
     Watch,
 )
@@ -67,7 +67,7 @@ class Shell:
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Tell(event):
+                case NotifyAgent(event):
                     self.told.append(event)
                 case Watch(known):
                     self.watched = dict(known)
@@ -85,9 +85,9 @@ class Shell:
 
     def do(self, effect: Effect) -> None:
         result = self.job.store.execute(self.name, effect)
-        if isinstance(effect, Look):
+        if isinstance(effect, FindChanges):
             assert isinstance(result, dict)
-            self.step(Seen(effect.known, result))
+            self.step(Changes(effect.known, result))
         elif isinstance(effect, Set):
             self.step(Stored(effect.values))
         elif isinstance(effect, Compare):
@@ -103,7 +103,7 @@ class Shell:
         changed = self.job.store.differing(self.watched)
         self.watched |= changed
         if changed:
-            self.step(Seen({}, changed))
+            self.step(Changes({}, changed))
         if self.queue and values:
             self.step(Popped(self.queue, (values.popleft(),)))
         if is_due := self.participant.wake_ns <= self.job.now_ns:
@@ -301,13 +301,13 @@ def test_who_was_frozen_and_finds_nobody_goes_on_a_heartbeat_later(job: Job) -> 
 def test_a_lease_runs_out_also_without_a_store(job: Job) -> None:
     """The workers may still be saving something, and are killed before those of the others start."""
     participant = job.a.participant
-    assert [type(effect.event) for effect in participant.give_up("lost") if isinstance(effect, Tell)] == [
-        RendezvousBroken
-    ]
+    assert [
+        type(effect.event) for effect in participant.give_up("lost") if isinstance(effect, NotifyAgent)
+    ] == [RendezvousBroken]
 
     def told(at_ns: int) -> list[type]:
         effects = participant.step(at_ns, Tick())
-        return [type(effect.event) for effect in effects if isinstance(effect, Tell)]
+        return [type(effect.event) for effect in effects if isinstance(effect, NotifyAgent)]
 
     assert told(RULES.silence_ns - 1) == []
     assert participant.wake_ns <= RULES.silence_ns

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ronde.core.rendezvous.effects import Event, Hold, Pop, Seen, Watch
+from ronde.core.rendezvous.effects import Changes, Event, Hold, Pop, Watch
 from ronde.job_key import JobKey
 from ronde.net.rendezvous import store_session
 from ronde.net.stores.server import StoreServer
@@ -65,7 +65,7 @@ def test_a_second_session_wakes_its_watch_while_the_store_still_has_the_first(
         both.append(begin(lambda _, event, heard=heard: heard.put(event)))  # type: ignore[misc]
         time.sleep(0.2)  # until its watch waits
         both[-1].perform(Watch({"state": None}))
-        assert heard.get(timeout=HANGING_NS / 1e9) == Seen({}, {"state": b"new"})
+        assert heard.get(timeout=HANGING_NS / 1e9) == Changes({}, {"state": b"new"})
     for each in both:
         each.close()
         assert each.finish(time.monotonic_ns() + HANGING_NS)
