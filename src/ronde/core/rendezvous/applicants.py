@@ -1,8 +1,8 @@
-"""Who wants to be in the next round, and who of them fits. Pure.
+"""The nodes that ask for a place in the next round, and the choice among them. Pure.
 
-1. Survivors of the last round come first, then all others in the order in which they came.
-2. Of two nodes with one given place, the later one is refused if both still live after the time of silence: before
-   that, the first one may be what a restarted node was.
+1. Survivors of the last round come first, then all other nodes in the order of their arrival.
+2. If two nodes are given one group rank, the leader refuses the later one once both have lived for longer than the
+   patience. Before that, the first node may be a previous start of the second.
 """
 
 from __future__ import annotations
@@ -17,35 +17,33 @@ __all__ = ["Applicants"]
 
 
 class Applicants:
-    """The machine."""
+    """Nodes without a place in a round, in the order of their arrival."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._nodes: dict[str, Node] = {}  # in order of arrival
-        self._rivals: dict[str, int] = {}  # since when they want a place that another one has
+        self._nodes: dict[str, Node] = {}
+        self._rivals: dict[str, int] = {}  # by node: since when its given rank is also that of another node
 
     @property
     def ids(self) -> KeysView[str]:
-        """Who wants in, in the order in which they came."""
+        """The ids of the applicants, in the order of their arrival."""
         return self._nodes.keys()
 
     @property
     def spares(self) -> tuple[str, ...]:
-        """Who waits without limit, if there is no place."""
+        """The ids of the applicants that may wait for a place without limit."""
         return tuple(self._nodes)[: self._rules.spares]
 
     def add_node(self, node: Node) -> None:
-        """This node wants in."""
+        """Add an applicant."""
         self._nodes[node.id] = node
 
     def remove_node(self, node: str) -> None:
-        """This one does not any more, or has a place."""
+        """Remove a node that has a place, or no longer asks for one."""
         self._nodes.pop(node, None)
 
-    # Who fits
-
     def fitting_nodes(self, taken: Collection[Node], survivors: Collection[str] = ()) -> list[Node]:
-        """Return those who find a place beside those who have `taken` one."""
+        """Return the applicants that fit beside the nodes that have `taken` a place; `survivors` come first."""
         ordered = sorted(self._nodes.values(), key=lambda node: node.id not in survivors)
         if not self._rules.places_are_given:
             return ordered[: self._places_left(taken)]
@@ -58,7 +56,7 @@ class Applicants:
         return fitting
 
     def count_fitting(self, taken: Collection[Node]) -> int:
-        """Return how many these are; asked for with everybody who comes."""
+        """Return how many applicants fit; cheap where places are not given, because every arrival asks."""
         if self._rules.places_are_given:
             return len(self.fitting_nodes(taken))
         return min(len(self._nodes), self._places_left(taken))
@@ -66,16 +64,14 @@ class Applicants:
     def _places_left(self, taken: Collection[Node]) -> int:
         return max(self._rules.max_nodes - len(taken), 0)
 
-    # Who is refused
-
     def reason_to_refuse(self, node: Node) -> str:
-        """Say why this node can never fit; empty if it can."""
+        """Return why this node can never get a place, or "" if it can."""
         if not self._rules.places_are_given or 0 <= node.wish < self._rules.max_nodes:
             return ""
         return f"its --node-rank {node.wish} is not within 0 to {self._rules.max_nodes - 1}"
 
     def refuse_rivals(self, now_ns: int, survivors: Iterable[Node], patience_ns: int) -> list[Refused]:
-        """Drop those who want the place of another one for longer than the patience, and return why."""
+        """Remove nodes whose given rank has been another node's for longer than the patience, and return why."""
         refused: list[Refused] = []
         first: dict[int, Node] = {}
         for node in [*survivors, *self._nodes.values()] if self._rules.places_are_given else ():

@@ -1,6 +1,6 @@
-"""What the machine of a node wants of its shell, and what the shell tells it. Pure.
+"""The effects that a node's machine asks of its shell, and the events that the shell reports. Pure.
 
-These are tuples because making a dataclass takes a while, and `ronde run` waits for it.
+They are tuples because creating a dataclass takes time, and the start of `ronde run` waits for it.
 """
 
 from __future__ import annotations
@@ -33,67 +33,68 @@ __all__ = [
     "Watch",
 ]
 
-Values = Mapping[str, bytes | None]  # by key; None: it is not there
+Values = Mapping[str, bytes | None]  # by key; None: the key is absent
 
-# What is to be done. Results of `Set`, `Compare` and `FindChanges` come back as events, in order.
+# Effects, carried out in order. `Set`, `Compare` and `FindChanges` are answered by events in the same order.
 
 
 class Hold(NamedTuple):
-    """Hold the key, for as long as this node lives."""
+    """Hold the key with this value until this node's connection ends."""
 
     key: str
     value: bytes
 
 
 class Set(NamedTuple):
-    """Set these keys; comes to `Stored` with the same."""
+    """Set these keys; answered by `Stored` with the same values."""
 
     values: Mapping[str, bytes]
 
 
 class Push(NamedTuple):
-    """Put the value into the queue."""
+    """Append the value to the queue."""
 
     queue: str
     value: bytes
 
 
 class Compare(NamedTuple):
-    """Set the state if it is the expected one (b"": there is none); comes to `Compared`."""
+    """Replace the state if it equals `expected` (b"": there is none); answered by `Compared`."""
 
     expected: bytes
     desired: bytes
 
 
 class FindChanges(NamedTuple):
-    """Find out which of the keys have other values than the known ones; comes to `Changes`."""
+    """Read which keys have other values than the known ones; answered by `Changes`."""
 
     known: Values
 
 
 class Watch(NamedTuple):
-    """From now on watch these keys and no others; what changes comes as `Changes` with nothing asked."""
+    """Watch these keys instead of all earlier ones; every change arrives as `Changes` with an empty `asked`."""
 
     known: Values
 
 
 class Pop(NamedTuple):
-    """From now on take what comes into this queue and no other (None: nothing); comes as `Popped`."""
+    """Take values from this queue instead of any earlier one (None: from no queue); they arrive as `Popped`."""
 
     queue: str | None
 
 
 class Forget(NamedTuple):
-    """Remove all keys and queues that begin so."""
+    """Remove all keys and queues with this prefix."""
 
     prefix: str
 
 
 class Probe(NamedTuple):
-    """Find out whether agents have ended for certain; comes to `Probed`. `addresses`: where they listen, by node.
+    """Find out which agents have certainly ended; answered by `Probed`.
 
-    `all_or_none`: that only some of them have ended says nothing. `is_late`: they were lost before, so they may have
-    taken part elsewhere since, and only their workers matter.
+    `addresses`: where the agents listen, by node. `all_or_none`: the answer counts only if all of them have ended.
+    `is_late`: the nodes were lost earlier and may have taken part elsewhere since, so the answer concerns their workers
+    only.
     """
 
     addresses: Mapping[str, str]
@@ -108,57 +109,57 @@ class Delete(NamedTuple):
 
 
 class NotifyAgent(NamedTuple):
-    """Tell the agent."""
+    """Pass the event to the agent."""
 
     event: RendezvousEvent
 
 
 Effect = Hold | Set | Push | Compare | FindChanges | Watch | Pop | Forget | Delete | Probe | NotifyAgent
 
-# What happens
+# Events
 
 
 class Tick(NamedTuple):
-    """Time has passed."""
+    """The time is `wake_ns` or later."""
 
 
 class Stored(NamedTuple):
-    """These keys have been set."""
+    """The store has set these keys."""
 
     values: Mapping[str, bytes]
 
 
 class Changes(NamedTuple):
-    """Of the keys that a `FindChanges` asked for (empty: of those that are watched) these have other values."""
+    """New values of keys: of those in `asked`, the known values of a `FindChanges`; if it is empty, of watched keys."""
 
     asked: Values
     changed: Values
 
 
 class Compared(NamedTuple):
-    """The state is this now."""
+    """The state after a `Compare`: the desired value if the comparison succeeded."""
 
     value: bytes
 
 
 class Popped(NamedTuple):
-    """These came out of the queue."""
+    """Values taken from the queue."""
 
     queue: str
     values: tuple[bytes, ...]
 
 
 class Probed(NamedTuple):
-    """Of the agents at whose doors we have knocked these have ended; `is_late` as in `Probe`."""
+    """The probed agents that have ended; `is_late` as in `Probe`."""
 
     ended: tuple[str, ...]
     is_late: bool = False
 
     @staticmethod
     def of(asked: Probe, ended: tuple[str, ...]) -> Probed:
-        """Return what is to be told when these have ended."""
-        says_nothing = asked.all_or_none and len(ended) < len(asked.addresses)
-        return Probed(() if says_nothing else ended, asked.is_late)
+        """Return the answer to a `Probe` that found these agents ended."""
+        is_inconclusive = asked.all_or_none and len(ended) < len(asked.addresses)
+        return Probed(() if is_inconclusive else ended, asked.is_late)
 
 
 Event = Tick | Stored | Changes | Compared | Popped | Probed

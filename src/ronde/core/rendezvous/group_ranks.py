@@ -1,9 +1,9 @@
-"""Which node gets which group rank. Pure.
+"""The assignment of group ranks to the nodes of a round. Pure.
 
-1. Who wishes for a place gets it; of two, the one that had it, else the one that came first.
-2. Who had a place in the last round keeps it, if it still exists.
-3. The holes are filled from below: first by those who had a place that no longer exists, then by newcomers in the order
-   of their hosts' names (numbers in them count as numbers), so that neighbours are neighbours.
+1. A node that wishes for a rank gets it. Of two such nodes, the one that had the rank gets it, else the earlier one.
+2. A node of the last round keeps its rank if the rank still exists.
+3. The remaining ranks go, from the lowest, first to nodes whose old rank no longer exists, then to newcomers in the
+   order of their host names (numbers in them count as numbers), so that neighbouring hosts get neighbouring ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["assign_group_ranks", "host_order"]
 
 
 def assign_group_ranks(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Return the nodes by group rank. `last`: those of the last round by theirs; `nodes`: in the order of arrival."""
+    """Return the nodes by group rank. `last`: the last round's, by theirs; `nodes`: in the order of their arrival."""
     had = {node.id: place for place, node in enumerate(last)}
     size = len(nodes)
     places: dict[int, Node] = {}

@@ -1,23 +1,25 @@
-"""What the leader decides: who is in a round, when it begins, why it ends, who is dead. Pure.
+"""The leader's decisions: which nodes form a round, when it begins, why it ends, and which nodes are lost. Pure.
 
 Rules
 
-1. The first round waits until the minimum of nodes is there, then for the last call, but no longer than until it is
-   full. So does a later one if too few were left. Otherwise a round begins as soon as all survivors of the last one
-   have joined; one that does not come, though it lives, is left behind after the last call (at least `STRAGGLER_NS`),
-   and not before its workers have ended.
-2. A round ends at once when one of its nodes is lost, says that a worker failed, or leaves. The first of these to
-   arrive is the cause. A failure that blames a peer waits for a better one: until every other node shows that it lives.
-3. Late nodes wait. If there is room for them, the round ends for them: at once if that makes the world full or as large
-   as it was before a loss, else after the last call, while the others work on. Not if somebody has already succeeded.
-4. Ends for failed workers are counted as restarts, all others as changes. When a budget is spent the job is closed; for
-   late nodes it is not, they go on waiting.
-5. A node that succeeded and dies is no loss. When all have succeeded the job is completed.
-6. A held key that is gone is a death at once. Silence is one after `missing_heartbeats` heartbeats (`detector`).
-7. Survivors get a place before others do; who cannot have one is refused (`applicants`).
-8. Where others may go on elsewhere, a round begins with enough nodes of the last one only (`quorum`). It begins when no
+1. The first round waits for the minimum of nodes, then for the last call, or until it is full. So does a later round if
+   too few nodes have survived. Otherwise a round begins as soon as all survivors of the last one have joined. The
+   leader leaves behind a survivor that lives and does not join: after the last call, after `STRAGGLER_NS`, and after
+   its workers must have ended, whichever is latest.
+2. A round ends at once when one of its nodes is lost, reports a failed worker, or leaves. The first of these to arrive
+   is the cause. A failure that blames a peer waits for a better cause until every other node has shown that it lives.
+3. Late nodes wait. If there is room for them, the leader ends the round for them: at once if the next round is then
+   full, or as large as the largest so far, else after the last call, while the others work on. It does not once a node
+   has succeeded.
+4. A round that ends for a failed worker counts as a restart, any other end as a change. When a budget is spent, the
+   next such end closes the job; late nodes then go on waiting.
+5. The death of a node that has succeeded is no loss. When all nodes have succeeded, the job is completed.
+6. A node is lost at once when the key that it holds is gone, and after `missing_heartbeats` heartbeats of silence
+   (`failure_detector`).
+7. Survivors get a place before other nodes; a node that can never have one is refused (`applicants`).
+8. Where others may go on elsewhere, a round begins only with enough nodes of the last one (`quorum`), and only when no
    lost node can have workers any more (`lease`).
-9. What a node says counts once (its `seq` grows), and only if it is about the present round.
+9. A message counts once (the `seq` of its sender grows), and only if it concerns the present round.
 """
 
 from __future__ import annotations
@@ -51,27 +53,29 @@ from ronde.core.rendezvous.state import (
 
 __all__ = ["STRAGGLER_NS", "Leader"]
 
-STRAGGLER_NS = 30 * 10**9  # for workers that do not want to end
-NAMED_NODES = 32  # in the state, of those lost
-REFUSALS = 16  # that are remembered
+STRAGGLER_NS = 30 * 10**9  # for workers that are slow to end
+NAMED_NODES = 32  # of the lost ones, in the state
+REFUSALS = 16  # kept in the state
 
 
 @dataclass(slots=True)
 class _Doubt:
-    """A failure that blames a peer, and the nodes that have not shown yet that they live."""
+    """A failure that blames a peer, and the nodes that have not shown since that they live."""
 
     failure: Failure
     unconfirmed: set[str]
 
 
 class Leader:
-    """The machine of one term. `state` is what should be written; `is_urgent` says that it must be, before more news.
+    """The decisions of one term.
 
-    `roster` belongs to `state.roster`; the shell of the machine writes it first.
+    `state`: what the store should contain. `is_urgent`: the state must be written before the next event. `roster`: the
+    nodes that `state.roster` names; they must be written before the state. `departed`: nodes that are gone, and left a
+    heartbeat in the store. `unwatched`: nodes that arrived since the inbox cleared this.
     """
 
     def __init__(self, rules: Rules, state: JobState, roster: Sequence[Node], now_ns: int) -> None:
-        """`roster`: the nodes of the last round that began. `now_ns`: of any monotonic clock, always the same."""
+        """`roster`: the nodes of the last round that began. `now_ns`: from one monotonic clock in all calls."""
         self.state = state
         self.roster = tuple(roster)
         self.is_urgent = False
@@ -82,18 +86,18 @@ class Leader:
         self.quorum = Quorum(rules, self._by_id)
         self._succeeded: set[str] = set()
         self._leaving: set[str] = set()
-        self.departed: set[str] = set()  # who has gone, and left a heartbeat that may still have to be read
+        self.departed: set[str] = set()
         self._seqs: dict[str, int] = {}
         self._detector = FailureDetector(rules, self._by_id, now_ns)
         self.leftover_workers = LeftoverWorkers(rules)
         self._doubt: _Doubt | None = None
-        self._formed_ns = now_ns  # since when the present round is formed
-        self._last_call_ns: int | None = None  # until when
+        self._formed_ns = now_ns  # when the present round began to form
+        self._last_call_ns: int | None = None  # when the last call ends
         self._too_few = state.roster is None
-        # Until then the last leader knew more of who is missing.
+        # Before that, the count of missing nodes that the last leader wrote is better than this one's.
         self._informed_ns = now_ns + rules.silence_ns
         self._ticked_ns = now_ns
-        self.unwatched: set[str] = set(self._by_id)  # who came since this was cleared
+        self.unwatched: set[str] = set(self._by_id)
         if state.phase == JobPhase.FORMING and isinstance(state.cause, NodesLost):
             for node in state.cause.ids(self.roster):
                 self.leftover_workers.add_lost_node(node, now_ns)
@@ -102,22 +106,20 @@ class Leader:
                 self.departed.add(node)
         self._decide(now_ns)
 
-    # Who is looked after
-
     @property
     def nodes(self) -> KeysView[str]:
-        """The ids of all nodes whose lives matter."""
+        """The ids of the nodes under observation: those of the round, and the applicants."""
         return self._detector.nodes
 
     @property
     def wake_ns(self) -> int:
-        """When `tick` wants to be called."""
+        """When the next `tick` is due."""
         deadline_ns = self._deadline_ns()
         read_ns = self._detector.read_ns
         return read_ns if deadline_ns is None else min(read_ns, deadline_ns)
 
     def tick(self, now_ns: int) -> bool:
-        """Look at the clock. Returns whether the heartbeats are to be read."""
+        """Decide what depends on the time; return whether the heartbeats must be read now."""
         self._ticked_ns = now_ns
         self._decide(now_ns)
         if not self._detector.begin_reading(now_ns):
@@ -140,12 +142,12 @@ class Leader:
             deadlines.append(self._formed_ns + self._straggler_ns())
         return min((each for each in deadlines if each is not None and each > self._ticked_ns), default=None)
 
-    # What happens
+    # Events
 
     def note_heartbeats(
         self, now_ns: int, heartbeats: Mapping[str, Heartbeat | None], asked: Iterable[str]
     ) -> None:
-        """These heartbeats have been read, of those `asked` for that were not the known ones."""
+        """Note the changed `heartbeats` of a reading that `asked` for those of these nodes."""
         for node, heartbeat in heartbeats.items():
             if node in self._detector.nodes:
                 shows_life = self._detector.note_heartbeat(now_ns, node, heartbeat)
@@ -158,7 +160,7 @@ class Leader:
             )
 
     def note_present(self, now_ns: int, nodes: Collection[str]) -> None:
-        """These nodes hold their keys here."""
+        """Note that these nodes hold their keys in this store."""
         self.quorum.note_present(nodes)
         if self.state.has_moved:
             self._decide(now_ns)
@@ -171,7 +173,7 @@ class Leader:
         self._settle_doubt(now_ns)
 
     def handle_message(self, now_ns: int, message: Message) -> None:
-        """A node has said something."""
+        """Act on a node's message."""
         sender = message.node.id if isinstance(message, JoinRequest) else message.id
         if message.seq <= self._seqs.get(sender, -1) or self.state.phase in (
             JobPhase.COMPLETED,
@@ -194,7 +196,9 @@ class Leader:
                 if not ends_within_ns:
                     self.leftover_workers.discard_nodes({sender})
                 elif sender in self._by_id and sender not in self._leaving:
-                    self._leaving.add(sender)  # what it says again is as old
+                    self._leaving.add(
+                        sender
+                    )  # its time counts from the first notice, not from a repeated one
                     self.leftover_workers.expect_end(sender, now_ns + ends_within_ns)
                 self.lose_nodes(now_ns, {sender}, f"left: {reason}" if reason else "left")
         self._decide(now_ns)
@@ -208,14 +212,14 @@ class Leader:
         state = self.state
         last = state.number if state.phase == JobPhase.RUNNING else state.number - 1
         if node.id in self._by_id and join.after < last:
-            return  # said before the round that it was in
+            return  # sent before the round in which the node took part
         if reason := self._applicants.reason_to_refuse(node):
             self._refuse_node(Refused(node.id, reason))
             return
         if state.phase == JobPhase.RUNNING and node.id in self._survivors:
             self.lose_nodes(now_ns, {node.id}, "has given up the round")
         if self.state.phase == JobPhase.FORMING and join.after >= self.state.number:
-            self.state = replace(self.state, number=join.after + 1)  # our store had lost its memory
+            self.state = replace(self.state, number=join.after + 1)  # the store has lost a later state
         if self.state.phase in (JobPhase.FORMING, JobPhase.RUNNING):
             self._applicants.add_node(node)
             self.leftover_workers.discard_nodes({node.id})
@@ -232,7 +236,7 @@ class Leader:
             self._doubt.unconfirmed.discard(sender)
             self._settle_doubt(now_ns)
         elif self._rules.gives_way and self.state.restarts >= self.state.terms.max_restarts:
-            # Those of other nodes may be its consequences.
+            # The node is lost, and the job goes on: failures of other nodes may be consequences of this one.
             self.lose_nodes(now_ns, {sender}, f"left: {failure.message}", may_work=True)
         else:
             self._end_round(now_ns, WorkerFailed(failure))
@@ -252,9 +256,9 @@ class Leader:
                 self.is_urgent = True
 
     def lose_nodes(self, now_ns: int, nodes: Iterable[str], how: str, may_work: bool = False) -> None:
-        """These nodes are gone; `how` says in what way, and `may_work` that nobody knows whether their workers are.
+        """Take these nodes for lost. `how` completes a sentence about them; `may_work`: their workers may still run.
 
-        Their last heartbeats have been heard: they may have succeeded.
+        Read their last heartbeats first, because a node that has succeeded is no loss.
         """
         gone = [node for node in nodes if node in self._detector.nodes]
         lost = [self._by_id[node] for node in gone if node in self._survivors and node not in self._succeeded]
@@ -274,26 +278,24 @@ class Leader:
         self._decide(now_ns)
 
     def _rank_ranges(self, lost: Collection[Node]) -> tuple[int, ...]:
-        """The group ranks of these nodes of the roster, in pairs of first and last."""
+        """Return the group ranks of these nodes of the roster, in pairs of first and last."""
         ids = {node.id for node in lost}
         ranks = RankSet.of(rank for rank, node in enumerate(self.roster) if node.id in ids)
         return tuple(rank for pair in ranks.ranges for rank in pair)
 
-    # Whether others may go on elsewhere
-
     def note_agents_ended(self, now_ns: int, nodes: Collection[str], how: str) -> None:
-        """The agents of these nodes have ended for certain, and before they could go elsewhere."""
+        """Note that the agents of these nodes have certainly ended, before they could go elsewhere."""
         self.quorum.note_ended(nodes)
         self.leftover_workers.discard_nodes(nodes)
         self.lose_nodes(now_ns, nodes, how)
 
     def note_workers_ended(self, now_ns: int, nodes: Collection[str]) -> None:
-        """The agents of these nodes have ended, whatever they have done since they were lost."""
+        """Note that the agents of these lost nodes have ended by now, and their workers with them."""
         self.leftover_workers.discard_nodes(nodes)
         self._decide(now_ns)
 
     def addresses_to_probe(self, now_ns: int) -> dict[str, str]:
-        """Where to find out whether all of the last round have ended, if not one of them is here."""
+        """Return the addresses at which to ask whether all nodes of the last round have ended, if none is expected."""
         is_forming = self.state.phase == JobPhase.FORMING
         return self.quorum.addresses_to_probe(now_ns, self._hoped_for()) if is_forming else {}
 
@@ -303,13 +305,13 @@ class Leader:
     def _count_missing(self, here: Collection[str]) -> int:
         return self.quorum.count_missing(here, self.state.has_moved)
 
-    # What is decided
+    # Decisions
 
     def _decide(self, now_ns: int) -> None:
         if not self.state.is_open:
             return
         is_forming = self.state.phase == JobPhase.FORMING
-        # Also where too few are here for a round: those who are wanted find them by this.
+        # Even with too few nodes for a round: from now on those elsewhere are called here.
         if self.state.has_moved and not self._count_missing(
             self._applicants.ids if is_forming else self.quorum.present
         ):
@@ -324,7 +326,8 @@ class Leader:
         return any(node not in self._applicants.ids for node in self._survivors)
 
     def _straggler_ns(self) -> int:
-        longest_end_ns = self._rules.longest_end_ns + self._rules.heartbeat_ns  # it began by another clock
+        # A heartbeat more, because the node measures the time by its own clock.
+        longest_end_ns = self._rules.longest_end_ns + self._rules.heartbeat_ns
         return max(self._rules.last_call_ns, STRAGGLER_NS, longest_end_ns)
 
     def _consider_beginning(self, now_ns: int) -> None:
@@ -400,7 +403,7 @@ class Leader:
             self._end_round(now_ns, NodesWaiting(fitting))
 
     def _end_round(self, now_ns: int, cause: Cause) -> None:
-        """End the round, or the job if that costs more than the budget."""
+        """End the round, or close the job if the end exceeds the budget."""
         state = self.state
         if state.phase != JobPhase.RUNNING:
             return
@@ -439,7 +442,7 @@ class Leader:
         self.is_urgent = True
 
     def _count_nodes(self, now_ns: int) -> None:
-        """What is only for people: written with the next heartbeats, so that many who come cost few writes."""
+        """Update the counts that only inform users: once per reading, so that many arrivals cost few writes."""
         if self.state.phase == JobPhase.FORMING:
             self.state = replace(self.state, joined=len(self._applicants.ids))
             if now_ns >= self._informed_ns:

@@ -1,11 +1,11 @@
-"""Does the leader live? As one member sees it. Pure.
+"""A member's failure detector: whether the leader lives. Pure.
 
 Rules
 
-1. A leader whose held key is gone is lost; so is one that is silent for `missing_heartbeats` heartbeats, and is found
-   silent when it is looked at once more.
-2. Who takes its place counts it as dead at once only if it has seen that the leader held its key, with our sentinel as
-   it still is. After a store was away the leader may be on its way: then silence decides alone.
+1. A leader is lost when the key that it holds is gone, or when it has been silent for `missing_heartbeats` heartbeats
+   and one more reading brings nothing new.
+2. Its successor counts it as dead at once only if this node has seen the leader's key since this node's sentinel was
+   set. After the store was away the leader may still be reconnecting: then only its silence counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ __all__ = ["LeaderDetector", "LeaderLoss"]
 
 
 class LeaderLoss(NamedTuple):
-    """A leader that is lost: whether by silence, or else whether it was seen before."""
+    """The loss of a leader. `is_silent`: it was noticed by silence. `was_seen_alive`: the leader's key was seen before.
+
+    `last_heartbeat`: its value in the store, which shows whether the leader's workers succeeded.
+    """
 
     leader: str
     is_silent: bool
@@ -29,47 +32,47 @@ class LeaderLoss(NamedTuple):
 
 
 class LeaderDetector:
-    """The machine. `loss`: the leader is lost, and how."""
+    """Observes the leader. `loss`: how the leader was lost; None while it lives."""
 
     def __init__(self, rules: Rules) -> None:
         self.loss: LeaderLoss | None = None
         self._rules = rules
         self._leader, self._term = "", -1
-        self._seen_ns = 0  # when it last showed that it lives
+        self._seen_ns = 0  # when the leader last showed that it lives
         self._last_heartbeat: bytes | None = None
         self._is_seen_alive = False
-        self._may_be_arriving = False
-        self._is_suspect = False  # it is looked at once more
+        self._may_be_arriving = False  # at a store that was away, or has taken the place of another
+        self._is_suspect = False  # one more reading decides
 
     def reset(self, now_ns: int) -> None:
-        """The store was away, or is another one."""
+        """Forget the leader: the store was away, or is another one."""
         self._leader, self._term = "", -1
         self.renew_leader(now_ns)
         self._may_be_arriving = True
 
     def renew_leader(self, now_ns: int) -> None:
-        """There is a sign of the leader, or we know nothing."""
+        """Count the leader as alive now."""
         self.loss, self._seen_ns, self._is_suspect = None, now_ns, False
 
     def follow_leader(self, now_ns: int, leader: str, term: int) -> bool:
-        """This one leads. Returns whether that is news, and it is to be looked at."""
+        """Observe this leader; return whether it is another one, whose keys must be read now."""
         if (leader, term) == (self._leader, self._term):
             return False
         is_first = self._term < 0
         self.renew_leader(now_ns)
         self._leader, self._term, self._last_heartbeat = leader, term, None
         self._is_seen_alive, self._may_be_arriving = False, self._may_be_arriving and is_first
-        if not leader:  # nobody does yet
+        if not leader:  # a new job, which has none yet
             self.loss = LeaderLoss(leader, False, False, None)
         return bool(leader)
 
     def note_late_tick(self, now_ns: int) -> None:
-        """We know nothing of how long the leader was silent."""
+        """Grant the leader the full time again: this process slept, perhaps with the leader."""
         self._seen_ns = now_ns
 
     @property
     def wake_ns(self) -> int | None:
-        """When `must_check_leader` is to be asked."""
+        """When to call `must_check_leader`; None: not before the next event."""
         return (
             None
             if self._is_suspect or self.loss or self._term < 0
@@ -77,7 +80,7 @@ class LeaderDetector:
         )
 
     def must_check_leader(self, now_ns: int) -> bool:
-        """Whether it is silent for so long that it has to be looked at once more."""
+        """Return whether the leader has been silent for so long that its keys must be read once more."""
         wake_ns = self.wake_ns
         if wake_ns is None or now_ns < wake_ns:
             return False
@@ -86,18 +89,18 @@ class LeaderDetector:
 
     @property
     def keys_to_read(self) -> Values:
-        """Which keys show whether it lives."""
+        """The keys to read in order to find out whether the leader lives, with the known values."""
         return {alive_key(self._leader): None, heartbeat_key(self._leader): self._last_heartbeat}
 
     @property
     def keys_to_watch(self) -> Values:
-        """Which keys are to be watched."""
+        """The keys to watch for signs of the leader, with the known values."""
         return {alive_key(self._leader): ALIVE, heartbeat_key(self._leader): self._last_heartbeat}
 
     def note_values(self, now_ns: int, asked: Values, changed: Values) -> bool:
-        """Something was seen, and our sentinel is as it was. Returns whether the leader is to be looked at."""
+        """Note changed values, read while this node's sentinel was intact; return whether to read the leader's keys."""
         alive, heartbeat = alive_key(self._leader), heartbeat_key(self._leader)
-        # A heartbeat that is gone shows nothing: a leader deletes its own when it leaves.
+        # A deleted heartbeat is no sign of life: a leader deletes its heartbeat when it leaves.
         has_heartbeat = changed.get(heartbeat) is not None
         self._last_heartbeat = changed.get(heartbeat, self._last_heartbeat)
         if has_heartbeat:

@@ -1,8 +1,9 @@
-"""What is around the leader: it gets the news piece by piece, and understands what the keys of the nodes say. Pure.
+"""The leader's inbox: it hands the leader one event at a time, and derives from the nodes' keys which nodes live. Pure.
 
-A node whose held key is gone is dead at once if it was *seen alive* in this inbox: if we have seen it hold its key, or
-it has said something to this inbox (it held its key then). Our sentinel is older than the inbox and the inbox ends with
-it, so the store was not away since. All others may be on their way, and silence decides.
+A node whose held key is gone is dead at once if it was *seen alive*: this inbox has seen the key, or has received a
+message of the node, which held its key then. The leader's sentinel is older than the inbox, and the inbox ends when the
+sentinel is lost, so the store has kept all held keys since. Any other node may still be connecting: only its silence
+counts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ CONNECTION_LOST = "lost the connection to the others"
 
 
 class LeaderInbox:
-    """The machine. `leader` is who decides; `effects` collects what is to be done, take them after each call."""
+    """Events for the leader. `leader` decides; `effects` collects what must be done: take them after each call.
+
+    `must_watch`: heartbeats were read, so it is time to watch the nodes that have arrived since the last time.
+    """
 
     def __init__(
         self,
@@ -59,23 +63,23 @@ class LeaderInbox:
         now_ns: int,
         sentinel: Values | None = None,
     ) -> None:
-        """`sentinel`: what to look at together with keys that others hold; it is intact in whatever is `put`."""
+        """`sentinel`: the key to read together with keys that others hold; it is intact in every event."""
         self._rules = rules
         self.leader = Leader(rules, state, roster, now_ns)
         self.effects: list[Effect] = []
-        self.must_watch = False  # those who came since
+        self.must_watch = False
         self._backlog: deque[Event] = deque()
-        self._heartbeats: dict[str, bytes | None] = {}  # as they were read last, by node
+        self._heartbeats: dict[str, bytes | None] = {}  # as last read, by node
         self._sentinel = sentinel or {}
         self._seen_alive: set[str] = set()
-        self._unsure = set(self.leader.nodes)  # whose held keys are looked at when heartbeats are read
+        self._unsure = set(self.leader.nodes)  # their held keys are read together with the heartbeats
 
     def put_event(self, event: Event) -> None:
-        """Something has happened; `work` comes to it."""
+        """Append an event for `process_events`."""
         self._backlog.append(event)
 
     def process_events(self, now_ns: int) -> bool:
-        """Go on until nothing is left. Returns whether there is something to write, before anything else is done."""
+        """Process events until none is left or the state must be written; return whether it must be written."""
         leader = self.leader
         while not leader.is_urgent:
             if self._backlog:
@@ -88,7 +92,7 @@ class LeaderInbox:
         return True
 
     def note_written(self, before: JobState | None, state: JobState) -> None:
-        """Ours is the state now; what the one before needed may go."""
+        """Note that the store has this leader's state, and delete what only the state `before` needed."""
         self.leader.state = replace(self.leader.state, version=state.version)
         is_new = before is None or before.roster != state.roster
         if before and before.roster and is_new:
@@ -97,7 +101,7 @@ class LeaderInbox:
             self._forget_departed()
 
     def note_closed(self, state: JobState) -> None:
-        """There is nothing more to decide, whoever has closed the job."""
+        """Note that the job has ended: this leader decides nothing more."""
         self.leader.state, self.leader.is_urgent = state, False
         self._forget_departed()
 
@@ -107,7 +111,7 @@ class LeaderInbox:
             departed.clear()
 
     def replace_leader(self, now_ns: int, loss: LeaderLoss) -> None:
-        """This leader takes the place of a lost one."""
+        """Treat the predecessor, which this leader replaces, as lost."""
         self._handle_changes(now_ns, {}, {heartbeat_key(loss.leader): loss.last_heartbeat})
         if loss.is_silent:
             how = f"was silent for {self._rules.silence_ns / 1e9:g} s"
@@ -147,7 +151,7 @@ class LeaderInbox:
         try:
             message: Message = decode(value, JoinRequest, FailureReport, SuccessReport, LeaveNotice)  # type: ignore[assignment]
         except ProtocolError:
-            return  # of another version: that node learns of it by our state
+            return  # another version: the node will notice when it reads the state
         sender = message.node.id if isinstance(message, JoinRequest) else message.id
         self._seen_alive.add(sender)
         if isinstance(message, JoinRequest):
@@ -155,7 +159,7 @@ class LeaderInbox:
         self.leader.handle_message(now_ns, message)
 
     def _read_nodes(self, nodes: Collection[str]) -> None:
-        """At their heartbeats and, where need be, at what they hold: only who is seen alive by now can be lost then."""
+        """Read heartbeats and, where unsure, held keys: if a key is gone, only a node seen alive by now is lost."""
         look: dict[str, bytes | None] = {heartbeat_key(node): self._heartbeats.get(node) for node in nodes}
         unsure = self._unsure.intersection(nodes)
         look |= {alive_key(node): ALIVE if node in self._seen_alive else None for node in unsure}
@@ -178,7 +182,7 @@ class LeaderInbox:
                 vanished.add(node)
         if addresses := self.leader.quorum.meeting_addresses(vanished):
             self.effects.append(Probe(addresses, is_late=True))
-        if shown:  # as gone: they may have said something last, and may have come back; or as there
+        if shown:  # a watch may report old values, and a node may have left a last heartbeat: read both
             self._unsure |= shown
             self._read_nodes(shown)
         asked_of = {key.partition("/")[2] for key in asked if key.startswith("heartbeat/")}

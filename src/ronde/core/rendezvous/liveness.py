@@ -1,17 +1,17 @@
-"""How a node shows that it lives, and how it knows that nothing which is held in the store was lost meanwhile. Pure.
+"""A node's own signs of life, and the sentinel that shows whether the store has lost held keys. Pure.
 
 Rules
 
-1. A node holds `alive/ID`; it goes with the node's connection. Its heartbeats are in `heartbeat/ID`, which stays until
-   the node has gone and nobody needs to know any more what it said last.
-2. A store that restarts, or that this node could not reach for too long, has lost what was held; the clients hold it
-   again, each in its own time, so for a while nodes that are well look dead. That is why a node has a *sentinel*: it
-   holds `sentinel/ID` with one value, and then sets another one, new each time. Whatever lets go of what is held takes
-   that away, and the client holds the first value again. So who looks at held keys looks at its own sentinel at the
-   same time: if that is as it was set, whoever has been seen to hold a key since, and does not now, has lost it by
-   itself.
-3. When a sentinel was lost everything begins again. It counts only where operations are ordered (`FindChanges`):
-   what a `Watch` shows may be older than what is known, and is a reason to look.
+1. A node holds `alive/ID`; the key goes when the node's connection does. Its heartbeats are in `heartbeat/ID`, which
+   stays until the node is gone and its last heartbeat has been read.
+2. A store that restarts, or that drops a client which it could not reach, loses the held keys. The clients then hold
+   them again, each in its own time, so for a while living nodes look dead. Therefore every node has a *sentinel*: it
+   holds `sentinel/ID` with one value, then sets the key to another value, new each time. If the store drops held keys,
+   it drops the sentinel, and the client restores only the first value. A node reads its own sentinel together with the
+   held keys of others: if the sentinel has the value that was set, every key seen since, and gone now, was given up
+   by its owner.
+3. A node whose sentinel is lost starts over. The rule needs operations in order (`FindChanges`): a `Watch` may report
+   values older than the known ones, and is only a reason to read.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ HELD = b"held"
 
 
 class Liveness:
-    """The machine. `id` is set before all else; `next_heartbeat_ns`: when the next heartbeat is due; `sentinel`: what
-    has to be looked at together with keys that others hold.
+    """Sends heartbeats, holds the keys of this node, and keeps its lease.
+
+    Set `id` before all else. `next_heartbeat_ns`: when the next heartbeat is due; `sentinel`: the key and value to read
+    together with keys that others hold.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -40,7 +42,9 @@ class Liveness:
         self._rules = rules
         self.sentinel: dict[str, bytes] = {}
         self.lease = WorkerLease(rules)
-        self._stored: bytes | None = None  # the last heartbeat that the store has, if that is news
+        self._stored: bytes | None = (
+            None  # the last heartbeat in the store, unless the lease counts it already
+        )
         self._sentinel_key = ""
         self._sentinels = 0
         self._heartbeats = 0
@@ -48,7 +52,7 @@ class Liveness:
         self._has_ended = False
 
     def hold_keys(self, now_ns: int) -> list[Effect]:
-        """Hold what is held, which another store may have to learn."""
+        """Hold this node's keys, in a store that may have lost them, or is another one."""
         self._sentinels += 1
         self._stored = None
         self._sentinel_key = f"sentinel/{self.id}"
@@ -57,7 +61,7 @@ class Liveness:
         return [*holds, Set(self.sentinel), *self.send_heartbeat(now_ns)]
 
     def send_heartbeat(self, now_ns: int, succeeded: int | None = None) -> list[Effect]:
-        """Show that this node lives, and in which round its workers succeeded last."""
+        """Write a heartbeat. `succeeded`: the round in which all workers of this node have now succeeded."""
         self._succeeded = self._succeeded if succeeded is None else succeeded
         self._heartbeats += 1
         self.next_heartbeat_ns = now_ns + self._rules.heartbeat_ns
@@ -66,33 +70,33 @@ class Liveness:
         return [] if self._has_ended else [Set({heartbeat_key(self.id): heartbeat})]
 
     def note_stored(self, values: Mapping[str, bytes]) -> None:
-        """The store has these values."""
+        """Note that the store has set these values."""
         self._stored = values.get(heartbeat_key(self.id), self._stored)
 
     def has_lease(self, now_ns: int) -> bool:
-        """Return whether this node may have workers."""
+        """Return whether this node may run workers."""
         return not self.lease.has_ended(now_ns)
 
     def renew_lease(self) -> bool:
-        """The store is the one where the others look for our heartbeats. Returns whether it has a new one."""
+        """Count the stored heartbeat, because the others read this store; return whether it is a new one."""
         stored, self._stored = self._stored, None
         if stored is not None:
             self.lease.note_confirmed(stored)
         return stored is not None
 
     def end_heartbeats(self) -> list[Effect]:
-        """The job is over: nobody looks for heartbeats any more."""
+        """Delete the heartbeat and send none any more: the job is over."""
         if self._has_ended:
             return []
         self._has_ended = True
         return [Delete((heartbeat_key(self.id),))]
 
     def is_outdated(self, asked: Values) -> bool:
-        """Whether this was asked before our last arrival."""
+        """Return whether this reading was asked for before the keys were last held."""
         return self._sentinel_key in asked and asked[self._sentinel_key] != self.sentinel[self._sentinel_key]
 
     def has_lost_sentinel(self, changed: Values) -> bool:
-        """Whether our sentinel was, and so what others hold may be."""
+        """Return whether the sentinel has another value, so that the store may have lost the keys of others, too."""
         return (
             self._sentinel_key in changed and changed[self._sentinel_key] != self.sentinel[self._sentinel_key]
         )

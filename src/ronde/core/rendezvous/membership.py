@@ -1,7 +1,8 @@
-"""The words of rendezvous: what a node says about itself, what a round is, and what nodes are told about it. Pure.
+"""The vocabulary of the rendezvous: nodes, rounds, and the events that an agent receives. Pure.
 
-A *node* is one agent with its workers. A *round* is one gathering of nodes that start their workers together; it ends
-for all of them when a node is lost, a worker fails, or somebody else wants to take part. Rounds are numbered from 0.
+A *node* is one agent with its workers. A *round* is a period of fixed membership: its nodes start their workers
+together, and it ends for all of them when a node is lost, a worker fails, or another node can join. Rounds are numbered
+from 0.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a node says about itself when it joins.
+    """A node's description of itself, sent when it joins.
 
-    `id` is unique in the job and new with every start of an agent; `host` its name for messages; `address` the numeric
-    address by which other nodes reach it; `slots` its number of workers; `store` where its agent serves a store for the
-    workers of a round that it leads (group rank 0); `master_port` a port that was free there, for whatever rank 0 of
-    the user's program wants to serve; `wish` the group rank it asks for, -1 for any. The rendezvous fills in `meeting`:
-    where this node's agent listens, so that others can find out whether it has ended, and may serve a store for all
-    nodes to meet again if theirs is lost; empty if nowhere.
+    `id`: unique in the job, and new with every start of an agent. `host`: its name for messages. `address`: the numeric
+    address at which other nodes reach it. `slots`: its number of workers. `store`: where its agent would serve the
+    store of a round in which it has group rank 0. `master_port`: a free port of the node, for a server of the user's
+    program on rank 0. `wish`: the group rank that it asks for, -1 for any. `meeting`, which the rendezvous fills in:
+    where the agent listens, so that other nodes can find out whether it has ended, and can meet again there if they
+    lose the store; empty if it does not listen.
     """
 
     id: str
@@ -52,9 +53,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How often a job may go on after a failure; all nodes must say the same.
+    """How often a job may go on after the end of a round; the same for all nodes.
 
-    `restarts`: after a worker has failed; `changes`: after the membership has changed or a node was lost, -1 for ever.
+    `restarts`: after a worker has failed. `changes`: after nodes were lost or have joined; -1: without limit.
     """
 
     restarts: int = 0
@@ -63,10 +64,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A round's first failure, as its node tells it: `message` is one line, `details` a traceback or last words.
+    """The first failure of a worker in a round. `message`: one line; `details`: a traceback, or its last output.
 
-    `blames_peer`: the worker failed because it lost a worker of another node. Then the cause may be elsewhere, and the
-    round's failure is the first one that does not say so, or the loss of a node, if either shows soon.
+    `blames_peer`: the worker failed because it lost a worker of another node. Then the cause may be elsewhere: the
+    first failure that blames no peer, or the loss of a node, counts as the round's failure if it shows soon.
     """
 
     rank: int
@@ -81,10 +82,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One gathering: its nodes by group rank, and which of them is this one.
+    """A round: its `nodes` by group rank, and the `group_rank` of this node.
 
-    `restarts` counts the rounds that a failure of a worker has ended so far, and `changes` those that a lost or new
-    node has; both are the same on all nodes. `job` is the same in all rounds of a job, and another for each start.
+    `restarts`: how many rounds have ended so far because a worker failed; `changes`: because nodes were lost or have
+    joined. Both are the same on all nodes. `job`: identifies this start of the job, in all of its rounds.
     """
 
     number: int
@@ -95,21 +96,21 @@ class Round:
     job: str = ""
 
 
-# Why a round has ended.
+# Causes of a round's end
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker of some node failed."""
+    """A worker of a node failed."""
 
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
 class NodesLost:
-    """These nodes are gone or silent, or left; `reason` says which, and how that was noticed.
+    """These nodes are gone or silent, or have left; `reason` names their hosts and how the loss was noticed.
 
-    Of many nodes only some are in `nodes`; `ranges` then has the group ranks of all, in pairs of first and last.
+    If many are lost, `nodes` has the first of them, and `ranges` the group ranks of all, in pairs of first and last.
     """
 
     nodes: tuple[Node, ...]
@@ -117,7 +118,7 @@ class NodesLost:
     ranges: tuple[int, ...] = ()
 
     def ids(self, roster: tuple[Node, ...]) -> set[str]:
-        """Return the ids of all of them; `roster` has the nodes of the round that has ended."""
+        """Return the ids of all lost nodes; `roster`: the nodes of the round that has ended."""
         pairs = zip(self.ranges[::2], self.ranges[1::2])
         listed = {node.id for first, last in pairs for node in roster[first : last + 1]}
         return listed | {node.id for node in self.nodes}
@@ -125,12 +126,12 @@ class NodesLost:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """There is room for nodes that came late."""
+    """Late nodes wait, and there is room for them."""
 
     count: int
 
 
-# What a node is told.
+# Events for the agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +151,16 @@ class RoundEnded:
 
 @dataclass(frozen=True, slots=True)
 class AllSucceeded:
-    """Every node of the round has said that its workers succeeded."""
+    """The workers of every node of the round have succeeded."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class JobClosed:
-    """There will be no more rounds: stop the workers, if there are any. `failure` is why, if a worker's failure is.
+    """No more rounds follow: stop the workers, if there are any. `failure`: the worker's failure that closed the job.
 
-    `completed`: the workers of all nodes of the last round have succeeded, and this node was not needed.
+    `completed`: the workers of all nodes of the last round have succeeded, and this node was not part of it.
     """
 
     reason: str
@@ -169,21 +170,21 @@ class JobClosed:
 
 @dataclass(frozen=True, slots=True)
 class Ejected:
-    """The others took this node for dead and have gone on: stop the workers, and join again to come back."""
+    """The others took this node for lost and have gone on: stop the workers, and join again to come back."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something for the user's eyes: who is waited for, who is silent."""
+    """A message for the user: which nodes the rendezvous waits for, or that the store is silent."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousBroken:
-    """The node cannot take part any more: the store is lost, or it did not begin in time."""
+    """The node cannot take part any more: the store is lost, or no round has begun in time."""
 
     reason: str
 

@@ -1,27 +1,27 @@
 """One node's part in the rendezvous of its job: a member always, the leader sometimes. Pure.
 
-All that the nodes share is a store. One key is the `JobState`; every node watches it. A node that wants something puts
-a message into the leader's inbox; the leader decides (`core/rendezvous/leader`) and writes the next state, which the
-members understand (`core/rendezvous/member`). So a round costs a few messages per node, however many there are.
+The nodes share nothing but a store. One key is the `JobState`, which every node watches. A node puts its requests into
+the leader's inbox; the leader decides (`leader`) and writes the next state, and the members act on it (`member`). So a
+round costs a few messages per node, however many nodes there are.
 
 Rules
 
-1. The state is changed by compare-and-set only (`core/rendezvous/state_replica`). Whoever believes to lead and does
-   not, learns of it by the value that comes back, and stops.
-2. The leader looks at no further news while a write is under way: it builds on nothing that others cannot see.
-3. A leader that is lost (`core/rendezvous/leader_detector`) is replaced by whoever is first to write a state with the
-   next term. Each term has an inbox of its own, and everybody says again what is not heeded.
-4. No clock value travels. Silence is judged by each node's own clock, and only after looking once more.
-5. A store may lose its memory, or be replaced by another one (`core/rendezvous/store_identity`). Then whoever knows
-   more than the store claims to lead, with all that it knows; so what is known by most of all wins, and the job goes
-   on.
-6. A store may also come back without what was held in it, and only that. Whoever notices (`core/rendezvous/liveness`),
-   before it believes anything of held keys, begins again from what is in the store; a leader in a term of its own.
-7. Who ends the job writes that itself, by compare-and-set until it is written, whoever leads and whether anybody does.
-8. What the shell is asked to do, it does in order, and doing it twice does no harm. When something may not have been
-   done, the shell says so (`enter_store`): then everything begins again, too.
+1. Nodes change the state by compare-and-set only (`state_replica`). A node that wrongly believes to lead learns so from
+   the value that comes back, and stops.
+2. The leader processes no event while a write is under way: it builds on nothing that others cannot see.
+3. When the leader is lost (`leader_detector`), the first node to write a state with the next term replaces it. Each
+   term has a separate inbox, and members repeat the requests that have had no effect.
+4. No clock value travels. Each node judges silence by its own clock, and only after one more reading.
+5. A store may lose its data, or another store may take its place (`store_identity`). Then a node that knows more than
+   the store claims to lead with its own state. So the most recent state wins, and the job goes on.
+6. A store may also come back without the held keys only. A node that notices this (`liveness`) ignores held keys and
+   starts over from the state in the store; a leader does so in a new term.
+7. A node that ends the job writes that itself, by compare-and-set until it succeeds, with or without a leader.
+8. The shell carries out effects in order, and repeating them is harmless. If effects may have been lost, the shell
+   calls `enter_store`, and the node starts over, too.
 
-The shell passes in what happens (`step`), does what comes back, and calls with `Tick` at `wake_ns`.
+The shell passes events to `step`, carries out the effects that it returns, and passes `Tick` at `wake_ns`. All pure
+machines have this convention: time goes in as integer nanoseconds, effects come out.
 """
 
 from __future__ import annotations
@@ -64,15 +64,16 @@ __all__ = ["Participant"]
 
 
 class _Claim(NamedTuple):
-    """To lead, in the place of a lost leader, or where the store is another one, with which some nodes have `gone`."""
+    """A claim to lead: in place of a lost `predecessor`, or at another store, with whose loss some nodes are `gone`."""
 
     predecessor: LeaderLoss | None = None
     gone: frozenset[str] = frozenset()
 
 
 class Participant:
-    """The machine of one node. Every method takes the time, in nanoseconds of any monotonic clock, and returns what is
-    to be done. `join` comes first.
+    """One node. `now_ns` comes from one monotonic clock in all calls; methods return the effects to carry out.
+
+    Call `join` first. `store_identity` and `store_silence`: the node's knowledge of the store, for the shell.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -83,16 +84,16 @@ class Participant:
         self._replica = StateReplica()
         self.store_identity = StoreIdentity(self._replica)
         self._inbox: LeaderInbox | None = None  # while this node leads
-        self._claim: _Claim | None = None  # to lead: it is being written, or the roster is being read
+        self._claim: _Claim | None = None  # while its state is being written, or its roster is being read
         self._watched: dict[str, bytes | None] = {}
         self._gone: frozenset[str] = frozenset()  # nodes that died with the last store
-        self.store_silence = StoreSilence(rules)  # with the store
+        self.store_silence = StoreSilence(rules)
         self._effects: list[Effect] = []
 
-    # What the agent asks for
+    # Requests of the agent
 
     def join(self, now_ns: int, node: Node, budget: Budget) -> list[Effect]:
-        """Take part in the next round."""
+        """Ask for a place in the next round."""
         is_first = not self._liveness.id
         self._liveness.id = node.id
         self._liveness.lease.begin_lease(now_ns)
@@ -105,44 +106,44 @@ class Participant:
         return self._take_effects()
 
     def fail(self, failure: Failure) -> list[Effect]:
-        """A worker of this node has failed."""
+        """Report a failed worker of this node."""
         self._member.fail(failure)
         return self._take_effects()
 
     def succeed(self, now_ns: int) -> list[Effect]:
-        """All workers of this node have succeeded."""
+        """Report that all workers of this node have succeeded."""
         self._effects += self._liveness.send_heartbeat(now_ns, self._member.succeed())
         return self._take_effects()
 
     def leave(self, reason: str, ends_within_ns: int = 0) -> list[Effect]:
-        """Go away in good order. The workers of this node end within that time."""
+        """Leave the job. The workers of this node end within that time."""
         self._member.leave(reason, ends_within_ns)
         return self._take_effects()
 
     def end_job(self, reason: str) -> list[Effect]:
-        """End the job for all, unless it has gone on without this node."""
+        """End the job for all nodes, unless it has gone on without this one."""
         self._member.end_job(reason)
         self._end_job()
         return self._take_effects()
 
     def give_up(self, reason: str) -> list[Effect]:
-        """The store is lost for good."""
+        """Stop taking part: the store is lost for good."""
         self._inbox = None
         self._member.give_up(reason)
         return self._take_effects()
 
     def lose_store(self, broke_now: bool) -> None:
-        """There is no store until `enter_store`. `broke_now`: its process has ended, and was there until then."""
+        """Note that there is no store until `enter_store`. `broke_now`: its process has ended just now."""
         self._member.lose_sight(broke_now)
         self.store_identity.is_unclear = True
 
     def enter_store(
         self, now_ns: int, gone: Collection[str] = (), forget: str = "", elsewhere: bool = False
     ) -> list[Effect]:
-        """All operations under way are lost; the store may have lost its memory, or be another one.
+        """Start over at a store that may have lost its data, or is another one. All operations under way are lost.
 
-        `gone`: nodes that died with it; others may be on their way. `forget`: why what we know is not of this job.
-        `elsewhere`: it is another one, and the last one may live.
+        `gone`: nodes that died with the last store; others may be on their way. `elsewhere`: this is another store, and
+        the last one may live. `forget`: if not empty, why this node must forget the state that it knows.
         """
         self._member.move(now_ns, elsewhere)
         if forget:
@@ -155,7 +156,7 @@ class Participant:
         return self._take_effects()
 
     def _start_over(self, now_ns: int) -> None:
-        """From what is in the store."""
+        """Begin again from the state in the store."""
         self._effects.clear()
         self._step_down()
         self.store_identity.reset()
@@ -168,46 +169,46 @@ class Participant:
         self.store_silence.note_answer(now_ns)
         self._effects += [*self._liveness.hold_keys(now_ns), self._read_state()]
 
-    # What others may know
+    # Queries
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads, as far as it knows."""
+        """Whether this node believes to lead."""
         return self._inbox is not None
 
     def must_end_workers(self, now_ns: int) -> bool:
-        """Return whether this node is in a round, and the others may have gone on without it."""
+        """Return whether this node is in a round, and its lease has run out."""
         return self._member.is_working and self._liveness.lease.has_ended(now_ns)
 
     @property
     def is_ending(self) -> bool:
-        """Whether this node ends the job, and the others cannot know yet."""
+        """Whether this node is ending the job, and the others cannot know yet."""
         return self._member.is_ending
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, or this node's part in it, and nothing is asked of the store any more."""
+        """Whether this node's part in the job has ended, and it asks nothing of the store any more."""
         return self._member.is_over and not self._replica.is_open
 
     @property
     def has_joined(self) -> bool:
-        """Whether `join` has been called: before that there is nothing to do."""
+        """Whether `join` was called: before that, `wake_ns` has no value."""
         return self._liveness.id != ""
 
     @property
     def roster(self) -> tuple[Node, ...]:
-        """The nodes of the last round that this node has read of, by group rank."""
+        """The nodes of the last round whose roster this node has read, by group rank."""
         return self._replica.roster
 
     @property
     def others(self) -> list[str]:
-        """The ids of the nodes that this one knows of; the leader knows of all."""
+        """The ids of the other nodes that this one knows; the leader knows all."""
         known = self._inbox.leader.nodes if self._inbox else [node.id for node in self.roster]
         return [node for node in known if node != self._liveness.id]
 
     @property
     def state(self) -> JobState | None:
-        """The state as it was seen last."""
+        """The state as this node last read it."""
         return self._replica.state
 
     @property
@@ -223,10 +224,10 @@ class Participant:
             times.append(self._liveness.lease.ends_ns)
         return min(each for each in times if each is not None)
 
-    # What happens
+    # Events
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
-        """Return what to do about the event."""
+        """Return the effects of the event."""
         self._member.has_lease = self._liveness.has_lease(now_ns)
         if not isinstance(event, Tick):
             self.store_silence.note_answer(now_ns)
@@ -243,7 +244,7 @@ class Participant:
                 case Popped() | Probed():
                     if self._inbox:
                         self._inbox.put_event(event)
-        except ProtocolError as error:  # what is there was written by another version, say
+        except ProtocolError as error:  # written by another version, for example
             self._member.give_up(str(error))
         self._renew_lease(now_ns)
         self._end_job()
@@ -251,7 +252,7 @@ class Participant:
         return self._take_effects()
 
     def _take_effects(self) -> list[Effect]:
-        """Everything that is to be done, with what the member has to say and tell."""
+        """Return all effects collected so far, with the messages and events of the member."""
         if self._member.wants_roster:
             self._member.wants_roster = False
             self._effects += self._replica.request_roster()
@@ -267,7 +268,7 @@ class Participant:
         return effects
 
     def _tick(self, now_ns: int) -> None:
-        if now_ns - self.wake_ns > self._rules.heartbeat_ns:  # we overslept, and know nothing of the others
+        if now_ns - self.wake_ns > self._rules.heartbeat_ns:  # this process slept, perhaps with the others
             self._leader_detector.note_late_tick(now_ns)
             self.store_silence.note_late_tick(now_ns)
         if now_ns >= self._liveness.next_heartbeat_ns:
@@ -281,7 +282,7 @@ class Participant:
             self._read_leader()
 
     def _renew_lease(self, now_ns: int) -> None:
-        """As far as heartbeats were stored where all others of the last round look for them (`quorum`)."""
+        """Renew the lease by stored heartbeats, if all others of the last round read this store (`quorum`)."""
         member, liveness, state = self._member, self._liveness, self._replica.state
         if member.wants_lease and not liveness.lease.is_being_renewed(now_ns):
             self._effects += liveness.send_heartbeat(now_ns)
@@ -290,7 +291,7 @@ class Participant:
             if member.wants_lease and member.has_lease:
                 member.see(state, self._replica.roster if self._replica.is_whole else None)
 
-    # Looking
+    # Reading the store
 
     def _read_state(self) -> Effect:
         return FindChanges({STATE: None, **self._liveness.sentinel})
@@ -308,7 +309,7 @@ class Participant:
             self._watched |= {key: value for key, value in changed.items() if key in self._watched}
         if STATE in asked and self.store_identity.is_unclear:
             self._judge_store(now_ns, changed.get(STATE) or b"")
-        elif self._replica.raw and changed.get(STATE, b"there") is None:  # the store has lost its memory
+        elif self._replica.raw and changed.get(STATE, b"there") is None:  # the store has lost its data
             self._start_over(now_ns)
             return
         elif STATE in asked and STATE not in changed and not self._replica.raw:
@@ -358,7 +359,7 @@ class Participant:
             self._begin_leading(now_ns, self._claim)
 
     def _renew_watch(self) -> None:
-        """Watch the state, and the leader's life or, as the leader, everybody's."""
+        """Watch the state and the leader's keys or, as the leader, the held keys of all nodes."""
         state = self._replica.state
         if state is None or self.store_identity.is_unclear:
             return
@@ -377,7 +378,7 @@ class Participant:
     # Becoming the leader
 
     def _create_state(self) -> None:
-        """There is no state: make the first one."""
+        """Write the first state, because there is none."""
         if self._member.terms and self._replica.writing is None:
             self._effects += self._replica.write_state(
                 JobState(self._member.terms, self._liveness.id, job=self._liveness.id)
@@ -385,7 +386,7 @@ class Participant:
             self._claim = _Claim()
 
     def _take_over(self) -> None:
-        """The leader is gone: be the first to say so."""
+        """Claim to lead in place of the lost leader."""
         state = self._replica.state
         is_free = self._replica.writing is None and not self.store_identity.is_unclear
         if state and state.is_open and self._member.may_lead and is_free:
@@ -394,18 +395,20 @@ class Participant:
             self._claim = _Claim(self._leader_detector.loss)
 
     def _judge_store(self, now_ns: int, raw: bytes) -> None:
-        """Is this the state as we know it, a newer one, or has the store forgotten something?"""
+        """Judge the store by its state, and go on with the state that counts."""
         replica, elsewhere = self._replica, self.store_identity.is_elsewhere
         mine, theirs = replica.state, decode_state(raw) if raw else None
         match self.store_identity.judge_state(raw, theirs, self.store_silence.has_just_woken(now_ns)):
             case Finding.THEIRS if theirs:
                 if elsewhere:
-                    replica.forget_state()  # versions count at one place only
+                    replica.forget_state()  # versions compare within one store only
                 self._handle_state(now_ns, raw)
                 self._follow_leader(now_ns, theirs)
                 self._member.say_again()
                 self._renew_watch()
-                if theirs.leader == self._liveness.id:  # we are not any more: what was under way is lost
+                if (
+                    theirs.leader == self._liveness.id
+                ):  # this node led, and has lost what was under way: new term
                     self._take_over()
             case Finding.OURS if mine:
                 replica.raw = raw
@@ -418,14 +421,14 @@ class Participant:
     def _handle_compared(self, now_ns: int, value: bytes) -> None:
         replica = self._replica
         if replica.writing is None:
-            return  # we have begun again since
+            return  # this node has started over since
         written, replica.writing, claim = replica.writing, None, self._claim
         was_unclear, self.store_identity.is_unclear = self.store_identity.is_unclear, False
         if was_unclear and value != written:
             self._claim = None
             self._judge_store(now_ns, value)
             return
-        if not value:  # the store has lost its memory
+        if not value:  # the store has lost its data
             self._start_over(now_ns)
             return
         self._handle_state(now_ns, value)
@@ -433,7 +436,7 @@ class Participant:
             if replica.is_open:
                 self._step_down()
             self._claim = None
-            if claim and claim.predecessor and claim.predecessor.is_silent:  # it has written: it lives
+            if claim and claim.predecessor and claim.predecessor.is_silent:  # it wrote a state: it lives
                 self._leader_detector.renew_leader(now_ns)
             elif self._leader_detector.loss:
                 self._take_over()
@@ -448,7 +451,7 @@ class Participant:
     # Ending the job
 
     def _end_job(self) -> None:
-        """Close it if this node wants that; and again, if somebody else has written something meanwhile."""
+        """Write the closed state if this node ends the job; again after another node's write came first."""
         state = self._replica.state
         if state and self._replica.writing is None and not self.store_identity.is_unclear:
             if closed := self._member.closed(state):
@@ -472,14 +475,14 @@ class Participant:
         self._renew_watch()
 
     def _step_down(self) -> None:
-        if self._replica.writing is None:  # else it is seen when that comes back
+        if self._replica.writing is None:  # else the answer of the write decides
             self._claim = None
         if self._inbox:
             self._inbox = None
             self._effects.append(Pop(None))
 
     def _run_leader(self, now_ns: int) -> None:
-        """Let the leader go on, until it has something to write."""
+        """Let the leader process events until it must write a state, then write it."""
         inbox, state = self._inbox, self._replica.state
         if inbox is None or state is None:
             return
@@ -496,5 +499,5 @@ class Participant:
                 self._effects += self._replica.write_state(decided, leader.roster if is_new else None)
         new = len(leader.unwatched)
         if new and (inbox.must_watch or 4 * new > len(self._watched)):
-            self._renew_watch()  # not at once for each who comes, because a watch names all that are watched
+            self._renew_watch()  # not for every arrival, because a watch names all watched keys
         inbox.must_watch = False

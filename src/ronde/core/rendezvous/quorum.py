@@ -1,24 +1,24 @@
-"""Which nodes may go on where nobody can say whether the others live: the rule against two worlds of one job. Pure.
+"""The quorum: which side of a partition may begin a round, so that one job never goes on twice. Pure.
 
-A store that one of the nodes serves can be out of reach of some nodes and not of others. Those who lost it meet at the
-store of another node, and each side must know by itself that the other one does not go on as well.
+A store that one of the nodes serves can be out of reach of some nodes only. Nodes that lose it meet at the store of
+another node, and each side must decide alone that the other side does not go on as well.
 
-1. Only the beginning of a round is decided here: who works in a round that has begun may do so until it is ended.
-2. The last round's nodes count, but for those that have certainly ended while they were here: that left, or whose
-   machine said so when their connection broke. (Who was silent before it ended may have taken part elsewhere;
-   but not if those of whom that could be true are fewer than half.) Where
-   the nodes met in that round, at least half of them must be there; where they have moved to, more than half. Both
-   cannot be, for no node is at two places.
-3. A node that moves takes along what it knows: of two states that of the later round counts, and it asks for a round
-   later than any that it may have been given a place in elsewhere. So a round that two places might begin gets another
-   number at one of them, whichever nodes they count.
-4. A node that has asked for a place in a round, and lost sight of that store without a sign, does not know whether it
-   got one. It takes part elsewhere, but does not count.
-5. Nobody goes back from where it has moved to. If too few come there, it ends.
-6. Once more than half have moved, that is where the nodes meet. While a round goes on there, others are called. Who is
-   called forgets what it knew.
-7. Where not one of the last round's nodes is, a round begins when the machines of all say that they have ended: nobody
-   is left to go on elsewhere, so whoever comes may take over.
+1. The quorum decides about the beginning of a round only: nodes of a round that has begun work until it ends.
+2. The nodes of the last round count, except those that have certainly ended while they were here: they left, or their
+   machines reported their end when their connections broke. (A node that was silent before it ended may have taken part
+   elsewhere; it is excepted, too, if such nodes are fewer than half.) At the store where the nodes met in that round,
+   at least half of those that count must be present; at another store, more than half. Both conditions cannot hold,
+   because no node is at two stores.
+3. A node that moves takes its knowledge along: of two states the one of the later round counts, and the node asks for a
+   round later than any in which it may have been given a place elsewhere. So a round that two stores might begin gets
+   another number at one of them, whichever nodes they count.
+4. A node that has asked for a place in a round, and lost the store without a sign, does not know whether it got one. It
+   takes part elsewhere, but does not count.
+5. No node returns to a store that it has left. If too few nodes come to the new one, it gives up.
+6. Once more than half have moved, the nodes meet there. While a round goes on there, the nodes elsewhere are called. A
+   called node forgets its state.
+7. Where none of the last round's nodes is present, a round begins when the machines of all report that they have ended:
+   none is left that could go on elsewhere, so newcomers may take over.
 """
 
 from __future__ import annotations
@@ -35,54 +35,51 @@ __all__ = ["Quorum", "count_missing"]
 def count_missing(
     last: Collection[str], ended: Collection[str], here: Collection[str], has_moved: bool
 ) -> int:
-    """Return how many more nodes of the last round must be here before it is sure that others cannot go on."""
+    """Return how many more nodes of the last round must be here to be sure that the others cannot go on."""
     living = [node for node in last if node not in ended]
     needed = len(living) // 2 + 1 if has_moved else (len(living) + 1) // 2
     return max(needed - sum(node in here for node in living), 0) if living else 0
 
 
 class Quorum:
-    """What a leader knows of the last round's nodes. `seen`: those who have shown that they are here."""
+    """A leader's knowledge of the last round's nodes. `present`: those that have shown that they are here."""
 
     def __init__(self, rules: Rules, last: Mapping[str, Node]) -> None:
         self.present: set[str] = set()
         self._rules = rules
         self._last = last
-        self._ended: set[str] = set()  # for certain, so they are not elsewhere
-        self._promised: set[str] = set()  # they may count elsewhere
-        self._probed_ns: int | None = None  # when all doors were asked for last
+        self._ended: set[str] = set()  # certainly, so they are not elsewhere
+        self._promised: set[str] = set()  # they may count elsewhere (rule 4)
+        self._probed_ns: int | None = None  # when the addresses of all were last asked for
 
     def note_present(self, nodes: Iterable[str]) -> None:
-        """These are here, so they are not elsewhere."""
+        """Note that these nodes are here, and so not elsewhere."""
         self.present.update(node for node in nodes if node in self._last)
 
     def note_ended(self, nodes: Iterable[str]) -> None:
-        """These have ended for certain, and before they could go elsewhere."""
+        """Note that these nodes have certainly ended, before they could go elsewhere."""
         self._ended.update(nodes)
 
     def note_promise(self, node: str, is_promised: bool) -> None:
-        """Whether this one may have been given a place elsewhere."""
+        """Note whether this node may have been given a place elsewhere."""
         (self._promised.add if is_promised else self._promised.discard)(node)
 
     def count_missing(self, here: Collection[str], has_moved: bool) -> int:
-        """Return how many more must be here; none where nobody may go on elsewhere."""
+        """Return how many more nodes must be here; 0 where no node may go on elsewhere."""
         if not self._rules.rehost:
             return 0
         counting = [node for node in here if node not in self._promised]
         return count_missing(self._last, self._ended, counting, has_moved)
 
-    # Where to find out whether they have ended
-
     def meeting_addresses(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Those of these nodes, whose connections have just broken."""
+        """Return where the agents of these nodes listen, by node."""
         known = [self._last[node] for node in nodes if node in self._last]
         return {node.id: node.meeting for node in known if node.meeting}
 
     def addresses_to_probe(self, now_ns: int, hoped_for: AbstractSet[str]) -> dict[str, str]:
-        """Those of all of the last round, now and then, if not one of them is hoped for here.
+        """Return where the agents of all nodes of the last round listen; {} if one is `hoped_for`, or for a pause.
 
-        If they have ended, there is nobody who could go on elsewhere. That some have says nothing: they may have ended
-        there.
+        Only the end of all is conclusive: some may have ended after they went on elsewhere.
         """
         left = self._last.keys() - self._ended
         if not self._rules.rehost or left & hoped_for:

@@ -1,4 +1,4 @@
-"""The rules by which the nodes of a job meet, with their defaults. Pure."""
+"""The parameters of a rendezvous, with their defaults. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ SECOND = 10**9
 
 @dataclass(frozen=True)
 class Rules:
-    """How this node takes part.
+    """The parameters by which a node takes part.
 
-    `min_slots`: what all nodes of a round must have together. `spares`: so many nodes may wait for a place without
-    limit. `places_are_given`: every node wishes for its group rank, and of two that wish for the same only one gets in
-    (`static`). `rehost`: nodes that lose the store may meet at that of another node (`quorum`). `gives_way`:
-    when no restart is left, a failure costs the job the node where it was, and not its life. `longest_end_ns`: how long
-    the workers of a node may take to end.
+    `min_nodes`, `max_nodes`: the nodes of a round. `min_slots`: the least number of slots that they have together.
+    `spares`: how many nodes may wait for a place without limit. `join_timeout_ns`: how long other nodes wait for one.
+    `last_call_ns`: how long a round with the minimum of nodes waits for more. `heartbeat_ns`: the interval between
+    heartbeats; `missing_heartbeats`: after how many a node is lost. `places_are_given`: every node wishes for its group
+    rank, and of two with the same wish one is refused (`static`). `rehost`: nodes that lose the store may meet at the
+    store of another node (`quorum`). `gives_way`: when no restart is left, a failed worker takes its node out of the
+    job and does not end the job. `longest_end_ns`: how long the workers of a node may take to end.
     """
 
     min_nodes: int = 1
@@ -35,5 +37,5 @@ class Rules:
 
     @property
     def silence_ns(self) -> int:
-        """How long a node may be silent."""
+        """After how much silence a node, or the store, counts as lost."""
         return self.missing_heartbeats * self.heartbeat_ns

@@ -1,11 +1,11 @@
-"""What the nodes of a job write into the store: the one state, the rosters of rounds, and messages to the leader. Pure.
+"""The data that the nodes of a job share in the store: the state, rosters, messages and heartbeats. Pure.
 
 Keys, all under the job's prefix
 
     state               the `JobState`, changed by compare-and-set only
     roster/T.N/P        part P of the nodes of round N, as decided in term T; written before the state names it
-    inbox/T/messages    a queue: what nodes say to the leader of term T
-    alive/ID            held by node ID for as long as it lives
+    inbox/T/messages    a queue: the messages to the leader of term T
+    alive/ID            held by node ID while it lives
     sentinel/ID         held by node ID, and set by it to another value: see `core/rendezvous/liveness`
     heartbeat/ID        the `Heartbeat` of node ID, written every heartbeat; stays until a round begins without the node
 """
@@ -40,31 +40,31 @@ __all__ = [
 ]
 
 STATE = "state"
-ALIVE = b"alive"  # the value of a held key: only whether it is there matters
-PART_NODES = 2000  # of a roster in one key: a store's value has at most 1 MiB
+ALIVE = b"alive"  # the value of a held key; only its presence matters
+PART_NODES = 2000  # of a roster, in one key: a store's value has at most 1 MiB
 SECOND = 10**9
 
 Cause = WorkerFailed | NodesLost | NodesWaiting
 
 
 def alive_key(node: str) -> str:
-    """Return the key that the node holds."""
+    """Return the key that the node holds while it lives."""
     return f"alive/{node}"
 
 
 def heartbeat_key(node: str) -> str:
-    """Return the key under which the node's heart heartbeats."""
+    """Return the key of the node's heartbeats."""
     return f"heartbeat/{node}"
 
 
 def inbox_queue(term: int) -> str:
-    """Return the queue of the term's leader. Each has its own, so a deposed one takes nothing away."""
+    """Return the queue of the term's leader. A deposed leader takes no messages from its successor's."""
     return f"inbox/{term}/messages"
 
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """What all nodes of a job must say alike, because any of them may become the leader; under the users' names."""
+    """The parameters that all nodes of a job share, because any of them may lead; fields have the users' names."""
 
     min_nodes: int
     max_nodes: int
@@ -90,7 +90,7 @@ class JobTerms:
         )
 
     def difference(self, jobs: JobTerms) -> str:
-        """Say in what these differ from the job's terms; empty if in nothing."""
+        """Return a list of the differences from the job's terms, or "" if there are none."""
         pairs = ((name, getattr(self, name), getattr(jobs, name)) for name in self.__slots__)
         return ", ".join(
             f"{name}={ours} where the job has {theirs}" for name, ours, theirs in pairs if ours != theirs
@@ -98,17 +98,17 @@ class JobTerms:
 
 
 class JobPhase(StrEnum):
-    """What the job is doing."""
+    """The phase of a job."""
 
     FORMING = "forming"  # round `number` waits for its nodes
     RUNNING = "running"  # the nodes of the roster work
     COMPLETED = "completed"  # all of them have succeeded
-    CLOSED = "closed"  # there will be no more rounds
+    CLOSED = "closed"  # no more rounds follow
 
 
 @dataclass(frozen=True, slots=True)
 class RosterKey:
-    """Where the roster of the last round that began is: two terms never write to the same place."""
+    """Where the roster of a round is. Two terms never write to the same keys."""
 
     term: int
     number: int
@@ -116,7 +116,7 @@ class RosterKey:
 
     @property
     def prefix(self) -> str:
-        """What the keys begin with."""
+        """The prefix of the keys."""
         return f"roster/{self.term}.{self.number}/"
 
     @property
@@ -127,7 +127,7 @@ class RosterKey:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """This node cannot take part, and why."""
+    """A node that cannot take part, and the reason."""
 
     id: str
     reason: str
@@ -135,15 +135,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Everything that the nodes have agreed on. The leader of the term writes it, until another takes over; but whoever
-    ends the job writes that itself.
+    """Everything that the nodes have agreed on. The leader of the term writes it; a node that ends the job does, too.
 
-    `version` makes every written state different from all others. `cause`: why round `number - 1` ended. `largest`: the
-    most nodes that a round has had. `joined` and `waiting` (how many nodes wait while others form or run a round) may
-    lag behind, and so may `missing`: so many nodes of the last round must come before the next one can begin.
-    `has_moved`: the last round began at another place, where others may still be (`quorum`). `spares`: ids
-    of those who wait without limit. `job`: the id of the node that made the first state, or another text that no other
-    start of a job has.
+    `leader`: the id of the node that leads. `term`: grows with every leader. `version`: differs in all written states.
+    `number`: of the round that forms or runs. `roster`: where the nodes of the last round that began are listed.
+    `restarts`, `changes`: spent so far, see `Budget`. `cause`: why round `number - 1` ended. `largest`: the largest
+    number of nodes in a round. `joined`: how many nodes have joined the round. `waiting`: how many wait beside it.
+    `spares`: the ids of nodes that wait without limit. `refused`: the last refused nodes. `failure`: of the closed job.
+    `has_moved`: the last round began at another store, where other nodes may still be (`quorum`). `missing`: how many
+    more nodes of the last round must be present before the next one can begin. `job`: a text that identifies this start
+    of the job. `joined`, `waiting` and `missing` only inform users, and may lag behind.
     """
 
     terms: JobTerms
@@ -169,17 +170,17 @@ class JobState:
 
     @property
     def is_open(self) -> bool:
-        """Whether the job goes on."""
+        """Whether the job goes on: it is neither completed nor closed."""
         return self.phase is JobPhase.FORMING or self.phase is JobPhase.RUNNING
 
     def is_newer(self, other: JobState, elsewhere: bool) -> bool:
-        """Return whether this state counts, and not the other one; `elsewhere`: which comes from another place."""
+        """Return whether this state counts rather than the other; `elsewhere`: the other is from another store."""
         if elsewhere and self._begun != other._begun:
             return self._begun > other._begun
         if elsewhere and self.is_open != other.is_open:
-            return other.is_open  # who came here first has ended the job
+            return other.is_open  # an earlier arrival at this store has ended the job
         if self.is_open and other.is_open and self.number != other.number:
-            # Who was frozen may have written its old round often since the store has lost its memory.
+            # A node that was frozen may have written an old round with high versions, to a store that lost its data.
             return self.number > other.number
         return self.version > other.version
 
@@ -188,28 +189,28 @@ class JobState:
         return self.roster.number if self.roster else -1
 
     def restored(self, leader: str, found: JobState | None, elsewhere: bool = False) -> JobState:
-        """Return what to write into a store that has lost this state, and has this older one (or none).
+        """Return the state to write into a store that has lost this one; `found`: the older state there, if any.
 
-        `elsewhere`: it is not the store where this state was.
+        `elsewhere`: the store is another one than that of this state.
         """
         return replace(
             self,
             leader=leader,
             term=max(self.term, found.term if found else 0) + 1,
             version=max(self.version, found.version if found else 0) + 1,
-            number=self.number + (self.phase == JobPhase.FORMING),  # somebody may have seen that one begin
+            number=self.number + (self.phase == JobPhase.FORMING),  # that round may have begun meanwhile
             has_moved=self.has_moved or elsewhere,
         )
 
 
-# What a node says to the leader. `seq` grows with everything that a node says, so what comes again is known.
+# Messages to the leader. `seq` grows with every message of a node, so the leader recognizes repeated ones.
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """The node wants to be in a round later than `after`: it has no workers running.
+    """The node asks for a place in a round later than `after`; it has no workers.
 
-    `promised`: it has asked elsewhere for a place in the round after this one, and does not know what came of it.
+    `promised`: at another store it has asked for a place in a round after this one, without learning the outcome.
     """
 
     seq: int
@@ -239,7 +240,7 @@ class SuccessReport:
 
 @dataclass(frozen=True, slots=True)
 class LeaveNotice:
-    """The node goes away, on purpose. Its workers end within `ends_within_ns`; 0: it has none."""
+    """The node leaves on purpose. Its workers end within `ends_within_ns`; 0: it has none."""
 
     seq: int
     id: str
@@ -253,9 +254,9 @@ Message = JoinRequest | FailureReport | SuccessReport | LeaveNotice
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life: different each time. `succeeded`: the latest round in which all workers of the node succeeded.
+    """A sign of life. `count`: grows; `succeeded`: the latest round in which all workers of the node succeeded.
 
-    It outlives the node, so a node that dies after its work was done is no loss.
+    The heartbeat outlives the node, so a node that dies after it has succeeded is no loss.
     """
 
     count: int

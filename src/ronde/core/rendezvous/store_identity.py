@@ -1,9 +1,10 @@
-"""The store where this node is: is it the one that it knows, and do the nodes meet here? Pure.
+"""The store's identity: whether it is the store that this node knows, and whether the nodes meet there. Pure.
 
-A node that comes to a store, or comes back, looks at the state there first. It may be the one that it knows, or a newer
-one; then that counts. A store may also have lost its memory, or be another one in its place; then whoever knows more
-writes all that it knows. Who knows of no round waits a moment for somebody who does. Until then the node does not take
-part in anything here. So does who was frozen just now: the others may have gone on, and come a moment later.
+A node that comes to a store, or comes back, first reads the state there. If it is the known state or a newer one, it
+counts. The store may also have lost its data, or be another one in its place: then the node that knows most writes its
+state. A node that knows of no round waits a moment for a node that does; so does a node that was frozen just now,
+because the others may have gone on and may arrive a moment later. Until the matter is settled, the node takes part in
+nothing here.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ __all__ = ["Finding", "StoreIdentity"]
 
 
 class Finding(Enum):
-    """What the state that was found is to this node."""
+    """Which state counts."""
 
-    THEIRS = auto()  # it counts
-    OURS = auto()  # what we know counts, and has to be written here
+    THEIRS = auto()  # the one found in the store
+    OURS = auto()  # the one that this node knows, which it must write here
     NONE = auto()  # there is no job yet
-    UNCLEAR = auto()  # somebody else may know more, and write it
+    UNCLEAR = auto()  # perhaps one that another node knows, and will write
 
 
 class StoreIdentity:
-    """The machine. `is_unclear`: that is still to be found out; `is_elsewhere`: this is not the store that we know."""
+    """Judges a store by its state. `is_unclear`: not judged yet; `is_elsewhere`: it is not the store that was known."""
 
     def __init__(self, replica: StateReplica) -> None:
         self.is_unclear = False
         self.is_elsewhere = False
         self._replica = replica
-        self._may_wait_for_others = False  # for others who know more
+        self._may_wait_for_others = False  # once: for nodes that know more
 
     @property
     def is_away(self) -> bool:
@@ -40,17 +41,21 @@ class StoreIdentity:
         return self.is_unclear or self.is_elsewhere
 
     def reset(self) -> None:
-        """Nothing is known of the store."""
+        """Judge the store anew."""
         self._may_wait_for_others = self.is_unclear = True
 
     def judge_state(self, raw: bytes, theirs: JobState | None, is_behind: bool = False) -> Finding:
-        """This was found: `theirs` is what `raw` says, if there is anything. `is_behind`: we may know an old state."""
+        """Judge the state that was found.
+
+        `raw`: its text, b"" if there is none; `theirs`: its meaning. `is_behind`: the state that this node knows may be
+        an old one.
+        """
         replica, mine = self._replica, self._replica.state
         may_wait, self._may_wait_for_others = self._may_wait_for_others, False
         if theirs and (mine is None or raw == replica.raw or theirs.is_newer(mine, self.is_elsewhere)):
             self.is_unclear = False
             return Finding.THEIRS
-        self.is_unclear = True  # until it is written, by us or somebody who knows more
+        self.is_unclear = True  # until a state is written, by this node or one that knows more
         is_enough = mine is not None and mine.roster is not None and not is_behind
         if mine and replica.is_whole and (is_enough or not may_wait):
             return Finding.OURS
@@ -58,8 +63,6 @@ class StoreIdentity:
             return Finding.UNCLEAR
         self.is_unclear = False
         return Finding.NONE
-
-    # Whether they meet here
 
     @property
     def is_settled(self) -> bool:
@@ -69,7 +72,7 @@ class StoreIdentity:
 
     @property
     def is_calling(self) -> bool:
-        """Whether those who meet elsewhere belong here: a round goes on, or may begin as soon as they are here."""
+        """Whether nodes elsewhere belong here: a round goes on, or may begin as soon as they arrive."""
         state = self._replica.state
         if state is None or not self.is_settled:
             return False
@@ -77,7 +80,7 @@ class StoreIdentity:
 
     @property
     def present_nodes(self) -> list[str] | None:
-        """The nodes of the last round that surely are here: as long as it goes on. None: not even whose store it is."""
+        """The nodes of the running round, which surely are here; [] without one, None if the identity is unclear."""
         state = self._replica.state
         if state is None or not self.is_settled:
             return None

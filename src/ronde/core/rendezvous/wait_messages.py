@@ -1,4 +1,4 @@
-"""What a node that waits for a round says to people: for whom, and in the end why in vain. Pure."""
+"""Messages of a node that waits for a round: which nodes are missing, and why no round has begun. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["waits_for", "waits_in_vain"]
 
 
 def waits_for(rules: Rules, state: JobState) -> str:
-    """Say for whom this node waits; empty if for nobody in particular."""
+    """Return a message about the nodes that this node waits for, or "" if it needs no particular ones."""
     if 0 < state.joined < rules.min_nodes:
         return f"{_of_nodes(state.joined, rules.min_nodes)}; waiting for the others"
     return f"{_missing(state.missing)}; waiting for that" if state.missing else ""
 
 
 def waits_in_vain(rules: Rules, state: JobState | None, has_moved: bool) -> str:
-    """Say why no round has begun. `has_moved`: this node has, and it is not clear that the others have."""
+    """Return why no round has begun. `has_moved`: this node has left the store, and the others perhaps have not."""
     waited = f"waited {rules.join_timeout_ns / 1e9:g} s"
     if state is None:
         return f"{waited} for any sign of the job"
