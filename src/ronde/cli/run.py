@@ -64,9 +64,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
-    from ronde.cli.run_config import configure
-    from ronde.cli.run_here import check_tuning, look
-    from ronde.cli.run_settings import idle_options, idle_variables
+    from ronde.cli.run_config import configure, idle_options, idle_variables
+    from ronde.cli.run_here import check_tuning, look_at_machine
     from ronde.launch.command import find_command
 
     command = find_command(
@@ -77,7 +76,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         run_path=asked.has("--run-path"),
         search_path=variables.get("PATH"),
     )
-    config = configure(asked, command, look(asked, variables))
+    config = configure(asked, command, look_at_machine(asked, variables))
     check_tuning(asked, config)
     for sentence in [*idle_options(asked), *idle_variables(variables)]:
         print(f"ronde: {sentence}", file=sys.stderr)

@@ -15,9 +15,15 @@ if TYPE_CHECKING:
     from ronde.core.slurm import Step
     from ronde.launch.config import LaunchConfig
 
-__all__ = ["BACKENDS", "Here", "check_tuning", "look"]
+__all__ = ["BACKENDS", "Here", "check_tuning", "look_at_machine", "usable_gpus"]
 
 BACKENDS = ("alone", "c10d", "etcd", "etcd-v2", "file", "static", "tcp")  # those of net/rendezvous/registry
+
+# The first of these variables that is set restricts programs to some GPUs; the list ends at the first -1 or nonsense.
+_NVIDIA, _AMD = (
+    ("CUDA_VISIBLE_DEVICES",),
+    ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+)
 
 
 class Here(NamedTuple):
@@ -37,15 +43,13 @@ class Here(NamedTuple):
     uid: int = 0
 
 
-def look(asked: RunArguments, variables: Mapping[str, str]) -> Here:
+def look_at_machine(asked: RunArguments, variables: Mapping[str, str]) -> Here:
     """Look at this machine, as far as the options ask for it. Raises UsageError for a file that cannot be read."""
     from ronde.process.process_groups import usable_cores
 
     counts = {asked.value("--num-proc"), asked.value("--nproc-per-node")}
     gpus = 0
     if counts & {"gpu", "auto"}:
-        from ronde.launch.gpus import usable_gpus
-
         gpus = usable_gpus(variables)
     identity = asked.value("--ssh-identity-file")
     if identity is not None and not os.access(identity, os.R_OK):
@@ -89,3 +93,36 @@ def _hostfile(path: str | None) -> str:
         raise UsageError(
             f"cannot read the hostfile {path}: {getattr(error, 'strerror', 'it is not text')}"
         ) from None
+
+
+def usable_gpus(environment: Mapping[str, str], root: str = "/") -> int:
+    """Return how many GPUs of NVIDIA or AMD this machine has and the environment lets programs see.
+
+    `root`: where the machine's files are.
+    """
+    import glob  # few jobs ask
+
+    if nvidia := len(glob.glob(f"{root}dev/nvidia[0-9]*")):
+        return _visible(nvidia, _NVIDIA, environment)
+    nodes = glob.glob(f"{root}sys/class/kfd/kfd/topology/nodes/*/gpu_id")
+    return _visible(sum(map(_is_gpu, nodes)), _AMD, environment)
+
+
+def _visible(present: int, variables: tuple[str, ...], environment: Mapping[str, str]) -> int:
+    for variable in variables:
+        if variable in environment:
+            seen = 0
+            for name in (name.strip() for name in environment[variable].split(",")):
+                if not name or (name.lstrip("-").isdecimal() and not 0 <= int(name) < present):
+                    break
+                seen += 1
+            return seen if present else 0
+    return present
+
+
+def _is_gpu(path: str) -> bool:
+    try:
+        with open(path) as file:
+            return file.read().strip() not in ("", "0")  # 0 is a processor
+    except OSError:
+        return False

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ronde.cli.options import nearest
-from ronde.cli.rdzv_conf import conf_fields
 from ronde.cli.run_arguments import RunArguments
-from ronde.cli.run_here import Here
+from ronde.cli.run_here import BACKENDS, Here
 from ronde.errors import UsageError
 from ronde.light_dataclasses import replace
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.values import SECONDS
+from ronde.values import FLAG, SECONDS, TEXT, count_from, seconds_from
 
 if TYPE_CHECKING:
     from ronde.core.slurm import Step
@@ -25,6 +24,29 @@ ALONE, STATIC, TCP, FILE = "alone", "static", "tcp", "file"
 TCP_PORT, STATIC_PORT = 29400, 29500  # torchrun's
 MANY_NODES = 1 << 16  # as many as a script may find
 BY_HOST_AND_PORT = (STATIC, TCP, "c10d")
+
+_SOON = seconds_from("a number of seconds, 0.1 or more", 10**8)  # less is too short for anything to happen
+_POSITIVE = seconds_from("a number of seconds above 0", 1)
+
+# The keys of --rdzv-conf: how a value is read, and the field of RendezvousConfig that it sets, if any.
+_CONF_KEYS = {
+    "timeout": (_SOON, "join_timeout_ns"),
+    "join_timeout": (_SOON, "join_timeout_ns"),
+    "last_call_timeout": (SECONDS, "last_call_ns"),
+    "keep_alive_interval": (_SOON, "heartbeat_ns"),
+    "exit_barrier_timeout": (SECONDS, "exit_barrier_ns"),
+    "keep_alive_max_attempt": (count_from(1), "missing_heartbeats"),
+    # Of Ronde's own backends, which check store_type and protocol themselves.
+    **dict.fromkeys(("is_host", "rehost"), (FLAG, "")),
+    **dict.fromkeys(
+        ("store_type", "protocol", "ca_cert", "ssl_cert", "ssl_cert_key", "cacert", "cert", "key"), (TEXT, "")
+    ),
+    # Of torchrun's backends; Ronde's do not need them.
+    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "read_timeout"), (_POSITIVE, "")),
+    "rank": (count_from(0), ""),
+    "use_libuv": (FLAG, ""),
+    "etcd_prefix": (TEXT, ""),
+}
 
 
 def with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
@@ -116,7 +138,7 @@ def _meeting(
 ) -> RendezvousConfig:
     by_ssh = asked.has("--hosts", "--hostfile", "--host-discovery-script")
     conf: Mapping[str, str] = asked.value("--rdzv-conf", {})
-    timed = conf_fields(asked, backend, conf)
+    timed = _conf_fields(asked, backend, conf)
     timed.setdefault(
         "join_timeout_ns", _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", 600 * SECOND)
     )
@@ -136,6 +158,26 @@ def _meeting(
         options=conf,
         **timed,
     )
+
+
+def _conf_fields(asked: RunArguments, backend: str, conf: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of the configuration that --rdzv-conf sets. A third party's backend checks its own keys."""
+    found: dict[str, Any] = {}
+    for name, text in conf.items():
+        shown, (kind, field) = (
+            f"{asked.origin('--rdzv-conf')} {name}={text}",
+            _CONF_KEYS.get(name, (None, "")),
+        )
+        if kind is None:
+            if backend in BACKENDS:
+                raise UsageError(f"{shown}: {name} is not known{nearest(name, [*_CONF_KEYS])}")
+            continue
+        if not field and backend not in BACKENDS:
+            continue
+        value = kind.read(text, shown)
+        if field:
+            found[field] = value
+    return found
 
 
 def _store_type(asked: RunArguments, conf: Mapping[str, str]) -> str:

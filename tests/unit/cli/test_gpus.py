@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.launch.gpus import usable_gpus
+from ronde.cli.run_here import usable_gpus
 
 
 @pytest.mark.parametrize(
