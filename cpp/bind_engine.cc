@@ -382,14 +382,17 @@ void bind_engine(nb::module_& module) {
                                             std::move(splits), std::move(device), more));
       });
 
-  nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable(), nb::type_slots(handle_slots))
+  nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable(), nb::type_slots(handle_slots),
+                     "An operation on its way. Functions that end in `_async` return one.")
       .def(nb::init<nb::object>(), "cycle"_a)
-      .def("wait", &wait)
-      .def("done",
-           [](const Handle& self) {
-             if (self.completion->is_pending() && self.slot >= 0) hurry(*nb::inst_ptr<PyCycle>(self.cycle));
-             return !self.completion->is_pending();
-           })
+      .def("wait", &wait, "Wait until the operation is complete. Return its result, or raise its error.")
+      .def(
+          "done",
+          [](const Handle& self) {
+            if (self.completion->is_pending() && self.slot >= 0) hurry(*nb::inst_ptr<PyCycle>(self.cycle));
+            return !self.completion->is_pending();
+          },
+          "Return whether the operation is complete, so that `wait` returns or raises at once.")
       .def("complete", [](Handle& self) { self.completion->finish(true); })
       .def("fail",
            [](Handle& self, nb::object error) {

@@ -65,8 +65,9 @@ class Kind(IntEnum):
 
 
 class ReduceOp(IntEnum):
-    """How elements of all ranks become one. The numbers travel between ranks: never renumber."""
+    """How a collective combines the elements of all ranks: `ronde.Sum` is `ReduceOp.Sum`, and so on."""
 
+    # The numbers travel between ranks: never renumber.
     Sum = 0
     Average = 1
     Min = 2

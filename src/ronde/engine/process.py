@@ -69,8 +69,8 @@ def init(
     Args:
         rank: this process's rank, from 0, if there is no launcher.
         size: the number of ranks, if there is no launcher.
-        store: where the ranks meet: "tcp:host:port" or "unix:@name", which rank 0 serves, or "file:/path".
-        init_method: the same in torch.distributed's form: "env://", "tcp://host:port" or "file:///path".
+        store: where the ranks meet: `tcp:host:port` or `unix:@name`, which rank 0 serves, or `file:/path`.
+        init_method: the same in torch.distributed's form: `env://`, `tcp://host:port` or `file:///path`.
         world_size: another name of `size`.
         process_sets: process sets, or lists of their ranks, to add (None or "dynamic": none yet).
         overrides: settings by name (docs/settings.md), which override `RONDE_*` variables: `timeout_ns=10**10`.
