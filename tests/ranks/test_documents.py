@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 }
 PROGRAMS = [
     pytest.param(block, id=page)

@@ -208,7 +208,7 @@ def test_only_the_border_knows_python() -> None:
 
 def documents() -> Iterator[tuple[str, str]]:
     """Name and text of what people read: the pages, the help texts, and the docstrings of public names."""
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]:
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
     yield "ronde run --help", run.full_help()
     yield "ronde store --help", store.HELP
@@ -237,6 +237,11 @@ def test_public_names_are_frozen() -> None:
     assert sorted(ronde.__all__) == sorted(frozen), "people rely on these names; see ARCHITECTURE.md"
     missing = [name for name in ronde.__all__ if not hasattr(ronde, name)]
     assert not missing, "listed in ronde.__all__ but not there"
+
+
+def test_the_api_reference_has_all_public_names() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/api/*.md"))
+    assert [name for name in ronde.__all__ if not re.search(rf"\b{name}\b", pages)] == []
 
 
 def test_the_tree_of_errors_is_true() -> None:
