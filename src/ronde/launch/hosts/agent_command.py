@@ -7,17 +7,17 @@ That stays open for as long as the agent is wanted.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib import metadata
 
-from ronde.errors import UsageError
+from ronde.core.rendezvous.membership import Failure
+from ronde.core.typed_json import TypedJson
+from ronde.errors import ProtocolError, UsageError
 from ronde.launch.config import LaunchConfig, Ssh
 from ronde.light_dataclasses import dataclass, field
 from ronde.net.addresses import Address, is_ours, resolve_all
@@ -25,7 +25,9 @@ from ronde.net.authentication import PROTOCOL_VERSION
 
 __all__ = [
     "HELLO",
+    "LAST_WORD",
     "Assignment",
+    "LastWord",
     "agent_command",
     "ended_key",
     "hello",
@@ -69,7 +71,7 @@ class Assignment:
     """What an agent is told once it has said hello.
 
     `agent` names it; `stores` are the addresses at which the job's store may be reached, the likely ones first;
-    `config` is a `LaunchConfig` as text; `environment` goes before what the host itself has.
+    `environment` goes before what the host itself has.
     """
 
     agent: str
@@ -77,20 +79,38 @@ class Assignment:
     stores: tuple[str, ...]
     directory: str
     environment: Mapping[str, str]
-    config: str
+    config: LaunchConfig
 
     def encode(self) -> bytes:
         """Return it as one line."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return _ASSIGNMENT.encode(self) + b"\n"
 
     @classmethod
     def decode(cls, line: bytes) -> Assignment:
-        """Return what `encode` wrote. Raises UsageError."""
+        """Return what `encode` wrote. Raises UsageError, which shows none of it: it has the job key."""
         try:
-            plain = json.loads(line)
-            return cls(**{**plain, "stores": tuple(plain["stores"])})
-        except (KeyError, TypeError, ValueError):
-            raise UsageError("an agent is started by `ronde run -H`, which tells it what to do") from None
+            return _ASSIGNMENT.decode(line)
+        except ProtocolError:
+            raise UsageError(
+                "an agent is started by `ronde run -H`, which tells it what to do, with the same version of Ronde"
+            ) from None
+
+
+@dataclass(frozen=True)
+class LastWord:
+    """How the job ended, as an agent leaves it in the job's store.
+
+    `failure`: the job's first one; `gave_way`: the job may go on without the agent's node.
+    """
+
+    exit_code: int
+    reason: str
+    failure: Failure | None
+    gave_way: bool
+
+
+_ASSIGNMENT: TypedJson[Assignment] = TypedJson(Assignment, "assignment of an agent")
+LAST_WORD: TypedJson[LastWord] = TypedJson(LastWord, "last word of an agent")
 
 
 def hello() -> bytes:

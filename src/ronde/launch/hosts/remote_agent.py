@@ -11,21 +11,19 @@ on running that nobody watches. Its last word is in the store, because the exit 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from ronde.environment import environment
 from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
-from ronde.launch.hosts.agent_command import Assignment, ended_key, hello
-from ronde.launch.hosts.config_codec import config_from_text
+from ronde.launch.hosts.agent_command import LAST_WORD, Assignment, LastWord, ended_key, hello
 from ronde.net import addresses
 from ronde.net.host import host_name
 from ronde.net.stores.tcp import StoreClient
@@ -105,7 +103,7 @@ class _LifeLine:
 
 
 def _run(assignment: Assignment, line: _LifeLine) -> int:
-    config = config_from_text(assignment.config)
+    config = assignment.config
     spec, meeting = config.worker, config.rendezvous
     patience_ns = spec.longest_end_ns() + GOODBYE_NS
     line.follow(meeting.heartbeat_ns * meeting.missing_heartbeats, patience_ns)
@@ -128,12 +126,11 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
             )
         except UsageError as error:
             result = RunResult(USAGE_ERROR, str(error))
-        failures = [asdict(failure) for failure in result.failures.values()]
-        word = {"exit_code": result.exit_code, "reason": result.reason, "failures": failures}
-        word["gave_way"] = result.gave_way
+        failure = next(iter(result.failures.values()), None)
+        word = LastWord(result.exit_code, result.reason, failure, result.gave_way)
         if not line.has_ended:  # there is somebody to tell
             with contextlib.suppress(RondeError):
-                store.set(ended_key(assignment.agent), json.dumps(word).encode())
+                store.set(ended_key(assignment.agent), LAST_WORD.encode(word))
         elif line.why:  # it may only have been asleep, and then finds this
             with contextlib.suppress(OSError):
                 os.write(2, f"ronde: {line.why}\n".encode())

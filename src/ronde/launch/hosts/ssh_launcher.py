@@ -13,7 +13,6 @@ nothing runs on after us, whatever becomes of us.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -22,7 +21,6 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from ronde.core import host_health as health
 from ronde.core.host_list import Host, describe
@@ -33,7 +31,9 @@ from ronde.job_key import JobKey
 from ronde.launch.agent.failure_report import report_elsewhere
 from ronde.launch.config import LaunchConfig
 from ronde.launch.hosts.agent_command import (
+    LAST_WORD,
     Assignment,
+    LastWord,
     agent_command,
     ended_key,
     is_here,
@@ -41,7 +41,6 @@ from ronde.launch.hosts.agent_command import (
     travelling,
 )
 from ronde.launch.hosts.agent_process import AgentPhase, AgentProcess, Chorus
-from ronde.launch.hosts.config_codec import config_to_text
 from ronde.launch.hosts.discovery import HostScript
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen
@@ -88,10 +87,10 @@ class _Launcher:
         self._chorus = Chorus()
         self._events: deque[health.Event] = deque()
         self._reached = False  # whether as many as the job needs have answered, and none has refused
-        self._word: dict[str, Any] | None = None  # how the job ended, in the words of an agent
+        self._word: LastWord | None = None  # how the job ended, in the words of an agent
         self._reason = ""  # ... or why we ended it
         # The words of the last agent whose host is no longer needed.
-        self._gave_way: dict[str, Any] | None = None
+        self._gave_way: LastWord | None = None
         self._code = 0
         self._over = False
         self._hurry = False  # a signal came after the end
@@ -188,7 +187,7 @@ class _Launcher:
                 case health.GiveUp(reason) if self._gave_way:
                     self._say(reason)
                     self._word = self._gave_way
-                    self._end("", self._word["exit_code"], signal.SIGTERM)
+                    self._end("", self._word.exit_code, signal.SIGTERM)
                 case health.GiveUp(reason):
                     if self._script and self._script.trouble:
                         reason = f"{reason}; {self._script.trouble}"
@@ -217,7 +216,7 @@ class _Launcher:
             stores=self._stores,
             directory=os.getcwd(),
             environment={} if here else travelling(self._environment),
-            config=config_to_text(config),
+            config=config,
         )
         connect_s = max(1, self._start_ns // SECOND)
         argv = agent_command()
@@ -256,29 +255,28 @@ class _Launcher:
         del self._agents[agent.name]
         word = self._last_word(agent)
         if self._over:
-            if word and word["failures"] and not self._reason and _knows_better(word, self._word):
-                self._word, self._code = word, word["exit_code"]
+            if word and word.failure and not self._reason and _knows_better(word.failure, self._word):
+                self._word, self._code = word, word.exit_code
             return
         stopped = all(host.name != agent.name for host in self._health.running())
         if stopped:
             self._tell(health.HostEnded(agent.name))
-        elif word is None or (word["exit_code"] not in (0, FAILED) and not word["failures"]):
-            if word and word["exit_code"] == USAGE_ERROR:
+        elif word is None or (word.exit_code not in (0, FAILED) and not word.failure):
+            if word and word.exit_code == USAGE_ERROR:
                 self._reached = False  # what is asked for is at fault, not the host
-            self._tell(health.HostFailed(agent.name, word["reason"] if word else agent.why))
-        elif word["gave_way"] and any(host.name != agent.name for host in self._health.running()):
+            self._tell(health.HostFailed(agent.name, word.reason if word else agent.why))
+        elif word.gave_way and any(host.name != agent.name for host in self._health.running()):
             self._gave_way = word
-            self._tell(health.HostFailed(agent.name, word["reason"]))
+            self._tell(health.HostFailed(agent.name, word.reason))
         else:
-            self._word, self._code = word, word["exit_code"]
+            self._word, self._code = word, word.exit_code
             self._finish(farewell=True)  # a worker of another host may still be ending after its exception
 
-    def _last_word(self, agent: AgentProcess) -> dict[str, Any] | None:
+    def _last_word(self, agent: AgentProcess) -> LastWord | None:
         try:
-            word: dict[str, Any] = json.loads(self._store.get(ended_key(agent.id), 0))
+            return LAST_WORD.decode(self._store.get(ended_key(agent.id), 0))
         except RondeError:
             return None
-        return word
 
     def _close_agents(self) -> None:
         for agent in self._agents.values():
@@ -317,23 +315,22 @@ class _Launcher:
     def _report(self) -> None:
         """Show why the job failed: the first failure, wherever it was, and last of all what its worker said."""
         if self._code:
-            failures = self._word["failures"] if self._word else ()
-            failure = Failure(**failures[0]) if failures else None
+            failure = self._word.failure if self._word else None
             if failure is not None and (path := self._environment.get(ERROR_FILE)):
                 try:
                     Disk().ask(lambda: hand_up(path, failure))
                 except OSError as error:
                     self._say(f"cannot write the error file {path}: {error.strerror or error}")
-            reason = self._reason or (self._word["reason"] if self._word else "")
+            reason = self._reason or (self._word.reason if self._word else "")
             for line in report_elsewhere(reason, failure):
                 self._screen.say(line)
 
 
-def _knows_better(word: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
+def _knows_better(failure: Failure, known: LastWord | None) -> bool:
     """Return whether an agent that ends later knows more of the cause: its own worker's, and not only a lost peer."""
-    if not known or not known["failures"]:
+    if known is None or known.failure is None:
         return True
-    return bool(known["failures"][0]["blames_peer"]) and not word["failures"][0]["blames_peer"]
+    return known.failure.blames_peer and not failure.blames_peer
 
 
 def _is_fixed(config: LaunchConfig, hosts: tuple[Host, ...]) -> bool:

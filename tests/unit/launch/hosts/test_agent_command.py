@@ -10,7 +10,7 @@ import pytest
 
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig, RendezvousConfig, Ssh, WorkerSpec
-from ronde.launch.hosts.agent_command import Assignment, hello, is_here, ssh_command, travelling
+from ronde.launch.hosts.agent_command import hello, is_here, ssh_command, travelling
 
 CONFIG = LaunchConfig(
     WorkerSpec(("/bin/true",)), rendezvous=RendezvousConfig(heartbeat_ns=2 * 10**9, missing_heartbeats=3)
@@ -63,17 +63,6 @@ def test_what_travels() -> None:
         "1",
     )
     assert travelling({**environment, **stays}) == environment
-
-
-def test_an_assignment_comes_back_equal_and_keeps_its_secret() -> None:
-    assignment = Assignment("1", SECRET, ("tcp:a:1", "tcp:[::1]:2"), "/tmp", {"A": "ä\n"}, "{}")
-    line = assignment.encode()
-    assert line.count(b"\n") == 1
-    assert Assignment.decode(line) == assignment
-    assert SECRET not in repr(assignment)
-    for text in (b"", b"{}\n", b"[]\n", b"nonsense\n"):
-        with pytest.raises(UsageError, match="an agent is started by `ronde run -H`"):
-            Assignment.decode(text)
 
 
 def test_which_hosts_are_this_machine() -> None:

@@ -13,12 +13,15 @@ from contextlib import contextmanager
 
 import pytest
 
+from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.hosts.agent_command import Assignment, hello
 from ronde.launch.hosts.agent_process import AgentPhase, AgentProcess, Chorus
 from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen
 
-ASSIGNMENT = Assignment("1", "ab" * 32, ("tcp:127.0.0.1:1",), "/", {}, "x" * 200_000)
+ASSIGNMENT = Assignment(
+    "1", "ab" * 32, ("tcp:127.0.0.1:1",), "/", {}, LaunchConfig(WorkerSpec(("x" * 200_000,)))
+)
 assert len(ASSIGNMENT.encode()) > 65536, "more than a pipe takes at once"
 HELLO = f"printf '%s\\n' '{hello().decode().strip()}'"
 
