@@ -1,4 +1,4 @@
-"""`examples/digits.py` under `ronde run`: it learns, and the number of ranks changes nothing but rounding."""
+"""`examples/digits.py` and `digits_torch.py` under `ronde run`: they learn, with any number of ranks alike."""
 
 from __future__ import annotations
 
@@ -12,31 +12,52 @@ import pytest
 pytest.importorskip("sklearn")
 pytest.importorskip("tqdm")
 
-EXAMPLE = str(Path(__file__).parents[2] / "examples/digits.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def train(n: int, *options: str) -> list[str]:
-    """Runs it on n ranks and returns the lines of its output."""
-    command = [sys.executable, "-m", "ronde", "run", "-n", str(n), EXAMPLE, *options]
+def train(example: str, n: int, *options: str) -> list[str]:
+    """Runs an example on n ranks and returns the lines of its output."""
+    command = [sys.executable, "-m", "ronde", "run", "-n", str(n), str(EXAMPLES / example), *options]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_losses_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
+def assert_accurate(line: str) -> None:
+    accuracy = re.fullmatch(r"\[0\] held-out accuracy: (0\.\d{4}|1\.0000)", line)
+    assert accuracy is not None, line
+    assert float(accuracy[1]) >= 0.97
+
+
+@pytest.mark.parametrize(
+    ("example", "sizes", "tolerance"), [("digits.py", (1, 2, 4), 1e-6), ("digits_torch.py", (1, 2, 3), 1e-4)]
+)
+def test_losses_do_not_depend_on_the_number_of_ranks(
+    example: str, sizes: tuple[int, ...], tolerance: float, tmp_path: Path
+) -> None:
+    if example == "digits_torch.py":
+        pytest.importorskip("torch")
     losses = {}
-    for n in (1, 2, 4):
+    for n in sizes:
         file = tmp_path / f"{n}.txt"
-        lines = train(n, "--steps", "100", "--losses", str(file))
+        lines = train(example, n, "--steps", "100", "--losses", str(file))
         assert f"[0] ranks: {n}, their parameters bitwise equal" in lines
         losses[n] = [float(line) for line in file.read_text().splitlines()]
     assert len(losses[1]) == 100
     assert losses[1][-1] < losses[1][0] / 5
-    assert losses[2] == pytest.approx(losses[1], rel=1e-6)
-    assert losses[4] == pytest.approx(losses[1], rel=1e-6)
+    for n in sizes:
+        assert losses[n] == pytest.approx(losses[1], rel=tolerance)
 
 
-def test_the_digits_are_read_well() -> None:
-    last = re.fullmatch(r"(?:\[0\] )?held-out accuracy: (0\.\d{4}|1\.0000)", train(2)[-1])
-    assert last is not None
-    assert float(last[1]) >= 0.97
+def test_digits_reaches_its_accuracy() -> None:
+    assert_accurate(train("digits.py", 2)[-1])
+
+
+def test_digits_torch_reaches_its_accuracy_and_plots(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "training.png"
+    lines = train("digits_torch.py", 2, "--plot", str(picture))
+    assert any(re.fullmatch(r"\[0\] time waiting for communication: \d+\.\d%", line) for line in lines)
+    assert_accurate(lines[-1])
+    assert picture.stat().st_size > 0
