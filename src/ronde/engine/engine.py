@@ -7,6 +7,8 @@ cpp/engine.
 from __future__ import annotations
 
 import logging
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,7 +40,6 @@ from ronde.engine.submission import (
 )
 from ronde.engine.timeline import Timeline
 from ronde.engine.tuner import begin_tuning
-from ronde.engine.unnamed import Unnamed
 from ronde.settings import Settings
 from ronde.types import Adasum, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
@@ -46,7 +47,8 @@ __all__ = ["Engine"]
 
 _log = logging.getLogger("ronde.engine")
 
-_KNOWN = 2**16  # names that change all the time must not fill the memory
+_KNOWN = 2**16  # names; more would let a program that never repeats a name fill the memory
+_UNNAMED_IN_FLIGHT = 64  # operations without a name, of each sort
 
 
 class Engine:
@@ -90,7 +92,7 @@ class Engine:
             tuner = begin_tuning(self._cycle, comm, settings, is_tuned)
         self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
         self._known: dict[str, tuple[RequestTerms, _native.Signature]] = {}  # as they were last submitted
-        self._unnamed: dict[str, Unnamed] = {}
+        self._unnamed: dict[str, _UnnamedNames] = {}
         self.divides_by_all = settings.join_average == "all"
         self._negotiator = Negotiator(
             *(self._comm, self._cycle, self._names, settings.tree_arity, capacity),
@@ -226,7 +228,7 @@ class Engine:
             return self._submit(
                 prepare(name, terms, given, out, self._rank, self._size, is_group), signature, waits
             )
-        unnamed = self._unnamed.get(sort) or self._unnamed.setdefault(sort, Unnamed(sort))
+        unnamed = self._unnamed.get(sort) or self._unnamed.setdefault(sort, _UnnamedNames(sort))
         with unnamed.lock:
             submission = prepare(unnamed.next_name(), terms, given, out, self._rank, self._size, is_group)
             return unnamed.remember(self._submit(submission, signature, waits, has_name=False))
@@ -296,3 +298,27 @@ class Engine:
 def _fusion_buffer_bytes(settings: Settings, is_tuned: bool) -> int:
     """Return how much memory the tensors of one fused call need at most."""
     return max(settings.fusion_bytes, LARGEST_FUSION_BYTES) if is_tuned else settings.fusion_bytes
+
+
+class _UnnamedNames:
+    """Generates names for operations without one, of one sort: numbered in the order of submission, in a cycle."""
+
+    def __init__(self, sort: str) -> None:
+        self.lock = threading.RLock()
+        self._sort = sort
+        self._count = 0
+        # Weak references: a name alone does not keep the handle of its operation alive.
+        self._handles: list[Callable[[], Handle | None]] = [lambda: None] * _UNNAMED_IN_FLIGHT
+
+    def next_name(self) -> str:
+        """Return the next name, once the operation that last had it is done."""
+        earlier = self._handles[self._count % _UNNAMED_IN_FLIGHT]()
+        if earlier is not None and not earlier.done():
+            earlier.wait()
+        return f"{self._sort}.noname.{self._count % _UNNAMED_IN_FLIGHT}"
+
+    def remember(self, handle: Handle) -> Handle:
+        """Store the handle of the operation that has been submitted under `next_name`, and return it."""
+        self._handles[self._count % _UNNAMED_IN_FLIGHT] = weakref.ref(handle)
+        self._count += 1
+        return handle
