@@ -12,7 +12,7 @@ from tests.conformance.altering_relay import Alter, AlteringRelay
 
 from ronde.comm.bootstrap import exchange_through
 from ronde.comm.communicator import Communicator
-from ronde.comm.communicator_factory import CommunicatorMaker
+from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.engine.negotiation_rounds import share_bytes
 from ronde.errors import PeerLostError
 from ronde.net.addresses import parse
@@ -86,7 +86,7 @@ def run(
             return told
 
         try:
-            comm = CommunicatorMaker(settings, KEY).make_world(rank, 2, exchange, "world")
+            comm = CommunicatorFactory(settings, KEY).make_world(rank, 2, exchange, "world")
             try:
                 results[rank] = program(comm)
             finally:

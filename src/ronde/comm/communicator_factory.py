@@ -20,7 +20,7 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.settings import Settings
 
-__all__ = ["CommunicatorMaker"]
+__all__ = ["CommunicatorFactory"]
 
 # The numbers of cpp/algorithms/select.h.
 _ALGORITHMS = ("auto", "direct", "ring", "doubling", "hierarchical")
@@ -30,7 +30,7 @@ _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True)
-class CommunicatorMaker:
+class CommunicatorFactory:
     """What all communicators of a job have in common.
 
     `address`: the numeric one offered to other hosts; `core`: where our threads run, and `connections`: to the other
@@ -60,15 +60,15 @@ class CommunicatorMaker:
                 if topology.local_size < size:
                     for peer, bell in share_bells(watch, topology, deadline_ns).items():
                         connections.set_bell(peer, bell)
-                maker = replace(self, core=core, connections=connections, address=wiring.address)
-                native = maker._connect(watch, wiring, None, deadline_ns)
+                factory = replace(self, core=core, connections=connections, address=wiring.address)
+                native = factory._connect(watch, wiring, None, deadline_ns)
             except BaseException:
                 watch.give_up()
                 raise
         except BaseException:
             wiring.close()
             raise
-        return maker._communicator(native, topology, purpose, "world", range(size))
+        return factory._communicator(native, topology, purpose, "world", range(size))
 
     def make_child(
         self,
@@ -147,8 +147,8 @@ class CommunicatorMaker:
 class _Splitter:
     """Makes the communicators that are split off one; `number` counts the splits, so that each has its own name."""
 
-    def __init__(self, maker: CommunicatorMaker, purpose: str) -> None:
-        self._maker = maker
+    def __init__(self, factory: CommunicatorFactory, purpose: str) -> None:
+        self._factory = factory
         self._purpose = purpose
 
     def __call__(self, parent: Communicator, ranks: list[int], number: int, is_twin: bool) -> Communicator:
@@ -160,7 +160,7 @@ class _Splitter:
         if not is_twin:
             label += f" ({ranks_text(names)})"
         topology = parent._topology.of(ranks)
-        return self._maker.make_child(topology, _exchange_among(parent, ranks), purpose, twin, label, names)
+        return self._factory.make_child(topology, _exchange_among(parent, ranks), purpose, twin, label, names)
 
 
 def _joined(

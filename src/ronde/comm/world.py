@@ -16,7 +16,7 @@ from ronde import settings
 from ronde.comm import logs
 from ronde.comm.bootstrap import exchange_through
 from ronde.comm.communicator import Communicator
-from ronde.comm.communicator_factory import CommunicatorMaker
+from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.core.identity import Identity, MeetingPoint, identify
 from ronde.core.init_method import interpret
 from ronde.errors import NotInitializedError
@@ -81,7 +81,7 @@ def init(
     if ignored := settings.ignored(environ):
         _log.info("these Horovod variables have no effect in Ronde: %s", ", ".join(ignored))
     if identity.meeting is None:
-        _process.world = CommunicatorMaker(wanted, JobKey.generate()).make_world(
+        _process.world = CommunicatorFactory(wanted, JobKey.generate()).make_world(
             0, 1, lambda mine: [mine], "world"
         )
     else:
@@ -149,8 +149,8 @@ def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communic
         meeting.store, purpose, identity.rank, identity.size, left_ns, meeting.turned_away
     )
     _process.generation += 1
-    maker = CommunicatorMaker(wanted, meeting.key, meeting.address)
-    return maker.make_world(identity.rank, identity.size, exchange, purpose)
+    factory = CommunicatorFactory(wanted, meeting.key, meeting.address)
+    return factory.make_world(identity.rank, identity.size, exchange, purpose)
 
 
 atexit.register(shutdown)
