@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from tables import write_csv
 
-from ronde.core.merging import Batch, BatchReader, encode_batch, merge, told_together
+from ronde.core.merging import Batch, BatchReader, batch_of_outboxes, encode_batch, merge_batches
 from ronde.core.messages import Request, decode_requests, encode_requests, encode_stream
 from ronde.core.negotiation import Coordinator
 from ronde.core.tree import children, ranks_under
@@ -128,13 +128,13 @@ def first_step_tree(network: Network, ranks: int, arity: int, design: str) -> Ro
 
         def read(host: int = host, under: range = under) -> list[Batch]:
             reader = BatchReader()
-            own = told_together(dict.fromkeys(ranks_of_host[host], text))
+            own = batch_of_outboxes(dict.fromkeys(ranks_of_host[host], text))
             return [own] + [
                 reader.read(texts[child], ranks_under(child, ranks_of_host, arity)) for child in under
             ]
 
         def pass_on(read: Callable[[], list[Batch]] = read) -> bytes:
-            return encode_batch(merge(read()))
+            return encode_batch(merge_batches(read()))
 
         def decide(read: Callable[[], list[Batch]] = read) -> bytes:
             return encode_stream(Coordinator(hosts * local, CAPACITY).step_merged(read()))

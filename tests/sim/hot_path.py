@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.leaders import Leader, Placement
 
-from ronde.core.merging import Batch, BatchReader, encode_batch, merge, told_by, told_together
+from ronde.core.merging import Batch, BatchReader, batch_of, batch_of_outboxes, encode_batch, merge_batches
 from ronde.core.messages import Message, Run, StreamItem, encode_requests
 from ronde.core.negotiation import Coordinator
 from ronde.core.rank_set import RankSet
@@ -146,11 +146,13 @@ class HotPath:
         for host in reversed(range(len(ranks_of_host))):
             if through_the_codec:
                 texts = {rank: encode_requests(outboxes[rank]) for rank in ranks_of_host[host]}
-                arrived[host].append(told_together(texts))
+                arrived[host].append(batch_of_outboxes(texts))
             else:
-                arrived[host] += [told_by(RankSet.of([rank]), outboxes[rank]) for rank in ranks_of_host[host]]
+                arrived[host] += [
+                    batch_of(RankSet.of([rank]), outboxes[rank]) for rank in ranks_of_host[host]
+                ]
             if host > 0:
-                batch = merge(arrived[host])
+                batch = merge_batches(arrived[host])
                 if through_the_codec:
                     ranks = ranks_under(host, ranks_of_host, arity)
                     batch = BatchReader().read(encode_batch(batch), ranks)

@@ -99,13 +99,13 @@ class Rank:
             self.simulation.leave()
             self.is_leaving = True
             self.simulation.counts["left too early"] += not self.is_over
-            self.member.leave()
+            self.member.announce_leave()
             self.has_to_want = True
         elif self.is_joining:
             return False
         elif self.workload.has_joins and self.has_submitted_all():
             self.is_joining = self.has_to_want = True
-            self.member.join()
+            self.member.announce_join()
             self.simulation.note(self.rank, "joins")
         elif not self.workload.has_joins and self.has_submitted_all() and not self.flights:
             self.begin_epoch()
@@ -184,10 +184,10 @@ class Rank:
     def begin(self, round_: ColdRound) -> None:
         self.begun += 1
         self.round, self.place = round_, 0
-        if self.member.displaces_hits:
+        if self.member.takes_back_hits:
             for slot in list(self.hits):
                 self.displace(slot)
-        outbox: list[Message] = self.member.outbox()
+        outbox: list[Message] = self.member.take_outbox()
         if self.workload.through_the_codec:
             outbox = decode_requests(encode_requests(outbox))
         self.simulation.hand_over(round_, self.rank, outbox)
@@ -203,7 +203,7 @@ class Rank:
             item = self.stream[self.place]
             self.place += 1
             self.simulation.note(self.rank, "applies", item)
-            effects = self.member.apply(item)
+            effects = self.member.apply_item(item)
             for effect in effects:
                 if self.state == "running":
                     self.perform(effect)
@@ -217,11 +217,11 @@ class Rank:
 
     def check_replica(self, round_: ColdRound) -> None:
         """After a cold round all ranks have cached the same, and what the coordinator believes."""
-        names = self.member.names()
+        names = self.member.cached_names()
         require(names == round_.cache, "rank", self.rank, "has cached", names, "not", round_.cache)
         require(names.keys() == self.slots.keys(), "rank", self.rank, "has told the hot path of", self.slots)
         for slot, entry in self.slots.items():
-            cached = self.member.lookup(names[slot])
+            cached = self.member.cached_response(names[slot])
             require(
                 cached == (*entry, slot), "rank", self.rank, "has cached", cached, "and slot", slot, entry
             )
@@ -280,7 +280,7 @@ class Rank:
         self.hot.take_back_bit(self.rank, slot)
         flight = self.flights[self.hits.pop(slot)]
         flight.slot = None
-        self.member.displaced(flight.request)
+        self.member.request_again(flight.request)
         self.want_round()
 
     def execute(self, request: Request, run: Run) -> None:

@@ -24,7 +24,7 @@ WHAT_HAPPENS = {
     "all joined",
     "cold rounds",
     "deaths",
-    "displaced",
+    "request_again",
     "evictions",
     "executed",
     "executed without all",
@@ -105,14 +105,14 @@ def send_items_without_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_displaced_hits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Requester, "displaced", lambda self, request: None)
+    patch.setattr(Requester, "request_again", lambda self, request: None)
 
 
 def hit_whatever_the_signature(patch: pytest.MonkeyPatch) -> None:
     submit = Requester.submit
 
     def broken(self: Requester, request: Request, site: str = "") -> int | None:
-        cached = self.lookup(request.name)
+        cached = self.cached_response(request.name)
         return cached[2] if cached else submit(self, request, site)
 
     patch.setattr(Requester, "submit", broken)

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from ronde.cli import show
 from ronde.cli.options import Option, describe, nearest, parse
-from ronde.core.trace_merge import Common, Survey, agree, retime, survey
+from ronde.core.trace_merge import CommonClock, Survey, common_clock, retime, survey_timeline
 from ronde.errors import UsageError
 from ronde.new_files import create_anew
 from ronde.values import FILE
@@ -63,7 +63,7 @@ def merge(files: Sequence[Path], output: Path) -> None:
     surveys: list[Survey] = []
     for path in files:
         with _open(path) as lines:
-            surveys.append(survey(lines, str(path)))
+            surveys.append(survey_timeline(lines, str(path)))
         for earlier, other in zip(surveys[:-1], files):
             if earlier.rank == surveys[-1].rank:
                 raise UsageError(
@@ -71,7 +71,7 @@ def merge(files: Sequence[Path], output: Path) -> None:
                 )
         if surveys[-1].torn:
             print(f"{path}: {surveys[-1].torn} broken lines skipped", file=sys.stderr)
-    common = agree(surveys)
+    common = common_clock(surveys)
     draft = output.with_name(output.name + ".new")
     count = 0
     try:
@@ -91,7 +91,7 @@ def merge(files: Sequence[Path], output: Path) -> None:
     print(f"{output}: {count} records of {len(files)} ranks{_accuracy(surveys, common)}")
 
 
-def _accuracy(surveys: Sequence[Survey], common: Common) -> str:
+def _accuracy(surveys: Sequence[Survey], common: CommonClock) -> str:
     missing = sorted(set(range(surveys[0].size)) - {each.rank for each in surveys})
     text = f" (without {', '.join(f'rank {rank}' for rank in missing)})" if missing else ""
     if common.by_wall_clock:

@@ -55,7 +55,7 @@ class CommunicatorFactory:
             deadline_ns = time.monotonic_ns() + wanted.start_timeout_ns
             with starting_threads_on(core):
                 connections = _native.SharedConnections(wiring.take_controls())
-                watch = _joined(connections, purpose, topology, range(size))
+                watch = _join_watch(connections, purpose, topology, range(size))
             try:
                 if topology.local_size < size:
                     for peer, bell in share_bells(watch, topology, deadline_ns).items():
@@ -86,7 +86,7 @@ class CommunicatorFactory:
         """
         assert self.connections is not None
         deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
-        watch = _joined(self.connections, purpose, topology, names)
+        watch = _join_watch(self.connections, purpose, topology, names)
         try:
             wiring = wire_again(topology, exchange, self.wanted, self.key, purpose, self.address, watch.check)
             try:
@@ -163,7 +163,7 @@ class _Splitter:
         return self._factory.make_child(topology, _exchange_among(parent, ranks), purpose, twin, label, names)
 
 
-def _joined(
+def _join_watch(
     connections: _native.SharedConnections, purpose: str, topology: Topology, names: Sequence[int]
 ) -> _native.JoinedWatch:
     """Return the watch of a communicator that is being made, to which its ranks may send from here on."""
@@ -187,11 +187,11 @@ def _exchange_among(parent: Communicator, ranks: list[int]) -> Exchange:
                 parent._recv_sealed(rows[index], rank, _TAG)
             for rank in others:
                 parent._send_sealed(rows, rank, _TAG)
-        return [_payload(row.tobytes()) for row in rows]
+        return [_payload_of(row.tobytes()) for row in rows]
 
     return exchange
 
 
-def _payload(row: bytes) -> bytes:
+def _payload_of(row: bytes) -> bytes:
     length = int.from_bytes(row[:_LENGTH_BYTES], "little")
     return row[_LENGTH_BYTES : _LENGTH_BYTES + length]

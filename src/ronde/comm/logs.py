@@ -12,7 +12,7 @@ import sys
 from ronde.net.host import host_name
 from ronde.settings import Settings
 
-__all__ = ["begin", "follow"]
+__all__ = ["apply_log_settings", "log_as_rank"]
 
 _ours = logging.getLogger("ronde")
 
@@ -33,20 +33,20 @@ class _Stderr(logging.Handler):
 _stderr = _Stderr()
 
 
-def begin(rank: int) -> None:
+def log_as_rank(rank: int) -> None:
     """From here on this process is a rank, and its lines say so."""
-    _describe(rank, hide_time=False)
+    _set_format(rank, hide_time=False)
     if _stderr not in _ours.handlers and not _ours.hasHandlers():
         _ours.addHandler(_stderr)
 
 
-def follow(wanted: Settings, rank: int) -> None:
+def apply_log_settings(wanted: Settings, rank: int) -> None:
     """Log what the settings want, and how."""
     _ours.setLevel(wanted.log_level.upper())
-    _describe(rank, wanted.log_hide_time)
+    _set_format(rank, wanted.log_hide_time)
 
 
-def _describe(rank: int, hide_time: bool) -> None:
+def _set_format(rank: int, hide_time: bool) -> None:
     time = "" if hide_time else "%(asctime)s.%(msecs)03d "
     host = host_name().replace("%", "%%")
     line = f"{time}%(levelname)s rank {rank} on {host}: %(name)s: %(message)s"

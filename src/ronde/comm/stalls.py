@@ -74,7 +74,7 @@ class StallWatch:
         with _Inspection.lock:
             self._inspection = _Inspection.of_this_process()
             self.native = make_native(self._inspection.native)
-            self._inspection.add(self)
+            self._inspection.add_watch(self)
 
     def close(self, waits: bool = True) -> None:
         """Look no more. `waits`: until the thread has ended, if this was the last one. May be called again."""
@@ -83,7 +83,7 @@ class StallWatch:
             return
         with _Inspection.lock:
             self.native.close()
-            ended = inspection.remove(self.native.member)
+            ended = inspection.remove_watch(self.native.member)
         if ended and waits:
             inspection.join_thread()
 
@@ -98,7 +98,7 @@ class StallWatch:
 
     # The thread
 
-    def handle(self, kind: int, rank: int, rest: Sequence[Any]) -> None:
+    def handle_message(self, kind: int, rank: int, rest: Sequence[Any]) -> None:
         """Take note of what the native side has heard."""
         if kind == _STACKS_WANTED:
             inspection = self._inspection
@@ -107,18 +107,18 @@ class StallWatch:
         elif self.inspector.is_idle:
             return
         elif kind == _ASKED:
-            self.step(Asked(rank, tuple(rest[1])))
+            self.inspect(Asked(rank, tuple(rest[1])))
         elif kind == _ANSWER:
             inquiry, calls, is_in_round, has, state, (where, *what) = rest
-            told = state.decode(errors="replace")
+            text = state.decode(errors="replace")
             blocked = Blocked(where, *what) if where else None
-            self.step(Answer(rank, inquiry, calls, is_in_round, tuple(has), told, blocked))
+            self.inspect(Answer(rank, inquiry, calls, is_in_round, tuple(has), text, blocked))
         elif kind == _STACKS:
             inquiry, text, is_raw = rest
-            told = text.decode(errors="replace")
-            self.step(Stacks(rank, inquiry, readable_stacks(told) if is_raw and told else told))
+            stacks = text.decode(errors="replace")
+            self.inspect(Stacks(rank, inquiry, readable_stacks(stacks) if is_raw and stacks else stacks))
 
-    def step(self, event: Event | None = None) -> None:
+    def inspect(self, event: Event | None = None) -> None:
         """Decide what to do now, and do it."""
         now_ns = time.monotonic_ns()
         tensors, next_ns = self.native.look(now_ns - self.inspector.old_ns, self.inspector.known)
@@ -135,20 +135,20 @@ class StallWatch:
             case AskForStacks(inquiry, rank):
                 self.native.ask_for_stacks(inquiry, rank)
             case Report(stall):
-                told = stall.renamed(self._names)
-                states, here = self._states(stall), places_of_waits()
-                text = describe(told, self._hosts, states, self._subject, here, self._shutdown_ns)
+                renamed = stall.renamed(self._names)
+                states, here = self._states_of_silent_ranks(stall), places_of_waits()
+                text = describe(renamed, self._hosts, states, self._subject, here, self._shutdown_ns)
                 self._log.warning("%s", text)
             case Abort(stall):
-                told = stall.renamed(self._names)
-                self.native.abort(abort_reason(told, self._hosts, self._shutdown_ns, self._subject))
+                renamed = stall.renamed(self._names)
+                self.native.abort(abort_reason(renamed, self._hosts, self._shutdown_ns, self._subject))
 
-    def _states(self, stall: Stall) -> dict[int, str]:
+    def _states_of_silent_ranks(self, stall: Stall) -> dict[int, str]:
         """What the system says of silent ranks on this host, by name."""
         states = {}
         for rank in stall.silent:
             if pid := self.native.process_of(rank):
-                states[self._names[rank]] = f"its process {pid} {_state(pid)}"
+                states[self._names[rank]] = f"its process {pid} {_process_state(pid)}"
         return states
 
 
@@ -171,20 +171,20 @@ class _Inspection:
         self._hidden: list[int] = []
         self._thread = threading.Thread(target=self._run, name="ronde-stalls", daemon=True)
         self._thread.start()
-        self.hide(self._thread)
+        self.hide_from_stacks(self._thread)
 
-    def hide(self, thread: threading.Thread) -> None:
+    def hide_from_stacks(self, thread: threading.Thread) -> None:
         """Leave a thread out of stacks that are taken without the interpreter."""
         self._hidden.append(thread.ident or 0)
         preface = " ".join(map(hex, (main_ident(), *self._hidden))) + "\n"
         self.native.use_stacks(self._dump.signal, self._dump.file, preface)
 
-    def add(self, watch: StallWatch) -> None:
+    def add_watch(self, watch: StallWatch) -> None:
         """Serve a communicator."""
         self._watches[watch.native.member] = weakref.ref(watch)
         self.native.wake()
 
-    def remove(self, member: int) -> bool:
+    def remove_watch(self, member: int) -> bool:
         """Serve it no more; return whether it was the last, with which the thread ends."""
         if self._watches.pop(member, None) is None or self._watches:
             return False
@@ -212,22 +212,22 @@ class _Inspection:
         while (happened := self.native.next(wake_ns)) is not None:
             with _Inspection.lock:
                 if 0 <= wake_ns < time.monotonic_ns() - _LATE_NS:
-                    self._look_later()
+                    self._postpone_inspections()
                 for member, kind, rank, *rest in happened:
-                    self._guarded(member, lambda watch: watch.handle(kind, rank, rest))  # noqa: B023 (at once)
-                wake_ns = self._step_all()
+                    self._guarded(member, lambda watch: watch.handle_message(kind, rank, rest))  # noqa: B023 (at once)
+                wake_ns = self._inspect_all()
         self._dump.close()
 
-    def _look_later(self) -> None:
+    def _postpone_inspections(self) -> None:
         for each in self._watches.values():
             if (watch := each()) is not None:
-                watch.inspector.look_later(time.monotonic_ns())
+                watch.inspector.postpone_inspection(time.monotonic_ns())
 
-    def _step_all(self) -> int:
+    def _inspect_all(self) -> int:
         """Let all look whether something is old; return when they want to look again, -1: not by themselves."""
         times = []
         for member in list(self._watches):
-            self._guarded(member, _look)
+            self._guarded(member, _inspect_unless_idle)
             watch = self._watches[member]() if member in self._watches else None
             if watch is not None and watch.inspector.wake_ns is not None:
                 times.append(watch.inspector.wake_ns)
@@ -241,22 +241,22 @@ class _Inspection:
             do(watch)
         except Exception:  # the job goes on without
             logging.getLogger(__name__).exception("the inspection of stalls has failed")
-            self.remove(member)
+            self.remove_watch(member)
 
 
 def hide_thread(thread: threading.Thread) -> None:
     """Leave one of Ronde's threads out of the stacks that reports show."""
     with _Inspection.lock:
         if _Inspection.only is not None:
-            _Inspection.only.hide(thread)
+            _Inspection.only.hide_from_stacks(thread)
 
 
-def _look(watch: StallWatch) -> None:
+def _inspect_unless_idle(watch: StallWatch) -> None:
     if not watch.inspector.is_idle:
-        watch.step()
+        watch.inspect()
 
 
-def _state(pid: int) -> str:
+def _process_state(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             letter = file.read().rpartition(")")[2].split()[0]

@@ -35,9 +35,9 @@ class _JobProcess:
     """What this process has of its job; one instance, below."""
 
     def __init__(self) -> None:
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Forget everything: a process that is new, or a forked child."""
         self.pid = os.getpid()
         self.world: Communicator | None = None
@@ -75,9 +75,9 @@ def init(
     environ = settings.environment()
     wish = interpret(init_method, rank, size, world_size, store, environ)
     identity = identify(wish.environ, surroundings(environ), wish.rank, wish.size, wish.store)
-    logs.begin(identity.rank)
+    logs.log_as_rank(identity.rank)
     wanted = settings.resolve(environ, **overrides)
-    logs.follow(wanted, identity.rank)
+    logs.apply_log_settings(wanted, identity.rank)
     if ignored := settings.ignored(environ):
         _log.info("these Horovod variables have no effect in Ronde: %s", ", ".join(ignored))
     if identity.meeting is None:
@@ -132,7 +132,7 @@ def meeting() -> Meeting | None:
 def _forget_if_forked() -> None:
     """A forked child has its parent's connections, but is no rank: it starts afresh."""
     if _process.pid != os.getpid():
-        _process.begin()
+        _process.reset()
 
 
 def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communicator:

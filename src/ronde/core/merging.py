@@ -36,12 +36,12 @@ __all__ = [
     "BatchReader",
     "Contribution",
     "encode_batch",
-    "joined",
-    "merge",
+    "merge_contributions",
+    "merge_batches",
     "ranks_of",
     "requests_of",
-    "told_by",
-    "told_together",
+    "batch_of",
+    "batch_of_outboxes",
 ]
 
 Rows = tuple[int, ...]  # how many rows a rank has, then its splits, if it has given any
@@ -60,14 +60,14 @@ class Contribution:
     message: Message
     rows: tuple[Rows, ...] = ()
 
-    def by_rank(self) -> list[tuple[int, Rows]]:
+    def rows_by_rank(self) -> list[tuple[int, Rows]]:
         """Return the ranks in order, each with its rows."""
-        return list(zip(self.ranks, self.rows or (_rows(self.message),) * len(self.ranks)))
+        return list(zip(self.ranks, self.rows or (_rows_of(self.message),) * len(self.ranks)))
 
     def requests(self) -> dict[int, Request]:
         """Return what each of the ranks has requested."""
         assert isinstance(self.message, Request)
-        return {rank: _with_rows(self.message, rows) for rank, rows in self.by_rank()}
+        return {rank: _with_rows(self.message, rows) for rank, rows in self.rows_by_rank()}
 
     def request(self, rank: int) -> Request:
         """Return what one of the ranks has requested."""
@@ -80,22 +80,24 @@ class Batch:
     """All that these ranks say in one cold round: first call sites and requests, then who joins and who leaves."""
 
     ranks: RankSet
-    told: tuple[Contribution, ...] = ()
+    contributions: tuple[Contribution, ...] = ()
 
 
-def told_by(ranks: RankSet, messages: Sequence[Message]) -> Batch:
+def batch_of(ranks: RankSet, messages: Sequence[Message]) -> Batch:
     """Return what each of these ranks says. Raises ProtocolError if something comes after a leave."""
     if any(isinstance(message, LeaveEngine) for message in messages[:-1]):
         raise ProtocolError(f"rank {ranks.first} has left and still sends something")
     return Batch(ranks, tuple([Contribution(ranks, message) for message in messages]))
 
 
-def told_together(outboxes: Mapping[int, bytes]) -> Batch:
+def batch_of_outboxes(outboxes: Mapping[int, bytes]) -> Batch:
     """Return what ranks say whose encoded messages these are: by rank. Raises ProtocolError if they are malformed."""
     ranks_by_text: dict[bytes, list[int]] = {}
     for rank, text in outboxes.items():
         ranks_by_text.setdefault(text, []).append(rank)
-    return merge([told_by(RankSet.of(ranks), decode_requests(text)) for text, ranks in ranks_by_text.items()])
+    return merge_batches(
+        [batch_of(RankSet.of(ranks), decode_requests(text)) for text, ranks in ranks_by_text.items()]
+    )
 
 
 def _common_part(message: Message) -> Message:
@@ -105,56 +107,58 @@ def _common_part(message: Message) -> Message:
     return message
 
 
-def merge(batches: Sequence[Batch]) -> Batch:
+def merge_batches(batches: Sequence[Batch]) -> Batch:
     """Return one batch that says the same as these. Raises ProtocolError if a rank says something twice."""
     if len(batches) == 1 and len(batches[0].ranks) == 1:
         return batches[0]
-    merged = joined([told for batch in batches for told in batch.told])
-    merged.sort(key=lambda told: (CallSite, Request, JoinData, LeaveEngine).index(type(told.message)))
+    merged = merge_contributions([contribution for batch in batches for contribution in batch.contributions])
+    merged.sort(
+        key=lambda contribution: (CallSite, Request, JoinData, LeaveEngine).index(type(contribution.message))
+    )
     return Batch(_union(batch.ranks for batch in batches), tuple(merged))
 
 
-def joined(told: Iterable[Contribution]) -> list[Contribution]:
+def merge_contributions(contributions: Iterable[Contribution]) -> list[Contribution]:
     """Return the same with everything once that can be merged. Raises ProtocolError if a rank says it twice."""
     by_part: dict[Message, list[Contribution]] = {}
-    for each in told:
+    for each in contributions:
         by_part.setdefault(_common_part(each.message), []).append(each)
-    return [each[0] if len(each) == 1 else _join(each) for each in by_part.values()]
+    return [each[0] if len(each) == 1 else _merge_equal(each) for each in by_part.values()]
 
 
-def ranks_of(told: Iterable[Contribution]) -> RankSet:
+def ranks_of(contributions: Iterable[Contribution]) -> RankSet:
     """Return who says one of these about the same tensor. Raises ProtocolError if a rank is there twice."""
-    told = list(told)
+    contributions = list(contributions)
     try:
-        return RankSet.union(each.ranks for each in told)
+        return RankSet.union(each.ranks for each in contributions)
     except ValueError as error:
-        message = told[0].message
+        message = contributions[0].message
         what = "joined or left"
         if isinstance(message, Request | CallSite):
             what = f"requested tensor '{message.name}'"
         raise ProtocolError(f"{str(error).removesuffix(' comes twice')} has {what} twice") from None
 
 
-def requests_of(told: Sequence[Contribution]) -> dict[int, Request]:
+def requests_of(contributions: Sequence[Contribution]) -> dict[int, Request]:
     """Return what has been requested under one name, by rank in order; what many request alike, by the lowest only.
 
     By every rank where ranks may differ. Raises ProtocolError if a rank is there twice.
     """
     by_rank: dict[int, Request] = {}
-    for each in sorted(joined(told), key=lambda each: each.ranks.first):
+    for each in sorted(merge_contributions(contributions), key=lambda each: each.ranks.first):
         assert isinstance(each.message, Request)
         is_uneven = each.message.kind in _UNEVEN
         by_rank |= each.requests() if is_uneven else {each.ranks.first: each.message}
     return {rank: by_rank[rank] for rank in sorted(by_rank)}
 
 
-def _join(told: Sequence[Contribution]) -> Contribution:
+def _merge_equal(contributions: Sequence[Contribution]) -> Contribution:
     """One for several whose messages have a common part."""
-    ranks = ranks_of(told)
-    first = told[0].message
-    if all(each.message == first and not each.rows for each in told):
+    ranks = ranks_of(contributions)
+    first = contributions[0].message
+    if all(each.message == first and not each.rows for each in contributions):
         return Contribution(ranks, first)
-    rows = sorted(pair for each in told for pair in each.by_rank())
+    rows = sorted(pair for each in contributions for pair in each.rows_by_rank())
     assert isinstance(first, Request)
     return Contribution(ranks, _with_rows(first, rows[0][1]), tuple([each for _, each in rows]))
 
@@ -166,7 +170,7 @@ def _union(sets: Iterable[RankSet]) -> RankSet:
         raise ProtocolError(f"two batches are of the same ranks: {error}") from None
 
 
-def _rows(message: Message) -> Rows:
+def _rows_of(message: Message) -> Rows:
     return (message.rows, *message.splits) if isinstance(message, Request) else ()
 
 
@@ -181,13 +185,14 @@ def _with_rows(request: Request, rows: Rows) -> Request:
 
 def encode_batch(batch: Batch) -> bytes:
     """Return the bytes that `BatchReader.read` understands."""
-    return b"\n".join([_line(told, batch.ranks) for told in batch.told])
+    return b"\n".join([_line(contribution, batch.ranks) for contribution in batch.contributions])
 
 
-def _line(told: Contribution, everybody: RankSet) -> bytes:
-    ranges = () if told.ranks == everybody else told.ranks.ranges
-    about = _ABOUT.encode((ranges, told.rows)) if ranges or told.rows else b""
-    return about + b"\t" + encode_requests([told.message])
+def _line(contribution: Contribution, everybody: RankSet) -> bytes:
+    ranks, rows = contribution.ranks, contribution.rows
+    ranges = () if ranks == everybody else ranks.ranges
+    about = _ABOUT.encode((ranges, rows)) if ranges or rows else b""
+    return about + b"\t" + encode_requests([contribution.message])
 
 
 class BatchReader:
@@ -198,9 +203,11 @@ class BatchReader:
 
     def read(self, data: bytes, ranks: RankSet) -> Batch:
         """Return the batch of these ranks. Raises ProtocolError if it is malformed."""
-        return Batch(ranks, tuple([self._told(line, ranks) for line in data.split(b"\n")] if data else ()))
+        return Batch(
+            ranks, tuple([self._contribution(line, ranks) for line in data.split(b"\n")] if data else ())
+        )
 
-    def _told(self, line: bytes, everybody: RankSet) -> Contribution:
+    def _contribution(self, line: bytes, everybody: RankSet) -> Contribution:
         about, tab, text = line.partition(b"\t")
         message = self._messages.get(text)
         if message is None:
@@ -212,12 +219,12 @@ class BatchReader:
             return Contribution(everybody, message)
         ranges, rows = _ABOUT.decode(about)
         try:
-            return _told(ranges, rows, everybody, message)
+            return _contribution_from(ranges, rows, everybody, message)
         except (ValueError, OverflowError) as error:
             raise ProtocolError(f"malformed batch of the negotiation: {error}") from None
 
 
-def _told(
+def _contribution_from(
     ranges: tuple[tuple[int, int], ...], rows: tuple[Rows, ...], everybody: RankSet, message: Message
 ) -> Contribution:
     ranks = everybody
@@ -231,6 +238,6 @@ def _told(
         raise ValueError(f"rows of {len(rows)} ranks instead of {len(ranks)}")
     if any(not each or each[0] < 0 for each in rows):  # splits may be negative, which the coordinator reports
         raise ValueError(f"{str(rows)[:80]} are not the rows of ranks")
-    if rows and rows[0] != _rows(message):
+    if rows and rows[0] != _rows_of(message):
         raise ValueError(f"the lowest rank has rows {rows[0]}, which its message has not")
     return Contribution(ranks, message, rows)

@@ -15,20 +15,21 @@ Rules
    for which it still was a hit, and may be waiting in vain, then request the name too.
 6. A rank that has joined submits nothing until all have, and counts as having requested everything: it is absent from
    what it has not requested, and contributes neutral elements. What is pending on it as a hit when it joins becomes a
-   request again (its shell hands it to `displaced` first), so that whatever joined ranks wait for is in the table, and
-   is decided before all go on. A response that would be another without the joined ranks is not cached meanwhile.
+   request again (its shell hands it to `request_again` first), so that whatever joined ranks wait for is in the table,
+   and is decided before all go on. A response that would be another without the joined ranks is not cached meanwhile.
 7. Once a rank has left, nothing is decided any more. What every rank had requested by then is still run first.
 
 Theory of operation
 
 On the coordinator a name is in one state at a time: unknown, waiting (in the table, from the first request to the
 last) or cached. Waiting ends with Run or Fail; Run leads to cached if there is a slot; that ends by a request for the
-name or when another name needs the slot. On a member a name is in flight from `submit` or `displaced` until Execute or
-Failed.
+name or when another name needs the slot. On a member a name is in flight from `submit` or `request_again` until Execute
+or Failed.
 
 An eviction may meet a hit that was submitted and not decided. The shell, which keeps the hits, takes it back and hands
-its request to `displaced`; it must do so before anybody can submit that name again. The hot path decides nothing while
-some rank has still to apply a cold round, and so never takes a hit on what a slot held before for one on what it holds.
+its request to `request_again`; it must do so before anybody can submit that name again. The hot path decides nothing
+while some rank has still to apply a cold round, and so never takes a hit on what a slot held before for one on what it
+holds.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ronde.core.call_sites import CallSites
-from ronde.core.merging import Batch, Contribution, ranks_of, requests_of, told_by
+from ronde.core.merging import Batch, Contribution, batch_of, ranks_of, requests_of
 from ronde.core.messages import (
     AllJoined,
     CallSite,
@@ -88,7 +89,7 @@ class IncompleteName(NamedTuple):
 class _Gathering:
     """What has been requested under one name, and by how many ranks."""
 
-    told: list[Contribution] = field(default_factory=list)
+    contributions: list[Contribution] = field(default_factory=list)
     count: int = 0
 
 
@@ -100,7 +101,7 @@ class Coordinator:
         self._size = size
         self._names = range(size) if names is None else names
         self._cache = ResponseCache(capacity)
-        self._everybody = RankSet.up_to(size)
+        self._all_ranks = RankSet.up_to(size)
         self._table: dict[str, _Gathering] = {}  # by name, the longest waiting first
         self._responded: dict[int, Request] = {}  # by slot: whose response it holds
         self._joined: dict[int, None] = {}  # in the order in which they did
@@ -117,7 +118,7 @@ class Coordinator:
     def step(self, requests: Sequence[Sequence[Message]], used: Sequence[int] = ()) -> list[StreamItem]:
         """The same as `step_merged`, with what each rank says by itself."""
         return self.step_merged(
-            [told_by(RankSet.of([rank]), messages) for rank, messages in enumerate(requests)], used
+            [batch_of(RankSet.of([rank]), messages) for rank, messages in enumerate(requests)], used
         )
 
     def step_merged(self, batches: Sequence[Batch], used: Sequence[int] = ()) -> list[StreamItem]:
@@ -130,23 +131,23 @@ class Coordinator:
         if self._is_over:
             return []
         present = sum(len(batch.ranks) for batch in batches)
-        if present != self._size or RankSet.union(batch.ranks for batch in batches) != self._everybody:
+        if present != self._size or RankSet.union(batch.ranks for batch in batches) != self._all_ranks:
             raise ProtocolError(f"requests of {present} ranks instead of {self._size}")
         for slot in used:
             self._cache.use(slot)
         stream, self._tuned = self._tuned, []
         leaving: list[int] = []
         for batch in batches:
-            for told in batch.told:
-                match told.message:
+            for contribution in batch.contributions:
+                match contribution.message:
                     case LeaveEngine():
-                        leaving.append(told.ranks.first)
+                        leaving.append(contribution.ranks.first)
                     case JoinData():
-                        self._join(told.ranks, stream)
+                        self._add_joined(contribution.ranks, stream)
                     case CallSite():
-                        self._call_sites.add(told.message, told.ranks.first)
+                        self._call_sites.add(contribution.message, contribution.ranks.first)
                     case Request():
-                        self._take(told.message.name, told, stream)
+                        self._add_request(contribution.message.name, contribution, stream)
         if self._leaving is not None:
             stream.append(Left(self._leaving))
             self._table.clear()
@@ -165,36 +166,38 @@ class Coordinator:
         """Return the warnings since the last call, which rank 0 logs."""
         return self._call_sites.take_warnings()
 
-    def waiting(self) -> list[IncompleteName]:
+    def waiting_names(self) -> list[IncompleteName]:
         """Return the names that some ranks still have to request, the longest waiting first."""
         return [
-            IncompleteName(name, tuple(ranks_of(gathering.told)), tuple(self._missing(gathering)))
+            IncompleteName(
+                name, tuple(ranks_of(gathering.contributions)), tuple(self._missing_ranks(gathering))
+            )
             for name, gathering in self._table.items()
         ]
 
-    def _missing(self, gathering: _Gathering) -> list[int]:
-        there = ranks_of(gathering.told)
-        return [rank for rank in self._everybody if rank not in there and rank not in self._joined]
+    def _missing_ranks(self, gathering: _Gathering) -> list[int]:
+        there = ranks_of(gathering.contributions)
+        return [rank for rank in self._all_ranks if rank not in there and rank not in self._joined]
 
-    def _take(self, name: str, told: Contribution, stream: list[StreamItem]) -> None:
+    def _add_request(self, name: str, contribution: Contribution, stream: list[StreamItem]) -> None:
         for rank in self._joined:
-            if rank in told.ranks:
+            if rank in contribution.ranks:
                 raise ProtocolError(f"rank {rank} has joined and still requests tensor '{name}'")
         self._evict(name, stream)
         gathering = self._table.get(name) or self._table.setdefault(name, _Gathering())
-        gathering.told.append(told)
-        gathering.count += len(told.ranks)
+        gathering.contributions.append(contribution)
+        gathering.count += len(contribution.ranks)
         if self._is_complete(gathering):
-            self._decide(self._table.pop(name), stream)
+            self._decide_name(self._table.pop(name), stream)
 
     def _is_complete(self, gathering: _Gathering) -> bool:
         missing = self._size - gathering.count
         if missing > len(self._joined):
             return False
-        there = ranks_of(gathering.told)
+        there = ranks_of(gathering.contributions)
         return missing == sum(rank not in there for rank in self._joined)
 
-    def _join(self, ranks: RankSet, stream: list[StreamItem]) -> None:
+    def _add_joined(self, ranks: RankSet, stream: list[StreamItem]) -> None:
         for rank in ranks:
             if rank in self._joined:
                 raise ProtocolError(f"rank {rank} has joined twice")
@@ -204,7 +207,7 @@ class Coordinator:
                 self._evict(request.name, stream)
         stream.append(Joined(tuple(ranks)))
         for name in [name for name, gathering in self._table.items() if self._is_complete(gathering)]:
-            self._decide(self._table.pop(name), stream)
+            self._decide_name(self._table.pop(name), stream)
         if len(self._joined) == self._size:
             stream.append(AllJoined(next(reversed(self._joined))))
             self._joined.clear()
@@ -223,11 +226,11 @@ class Coordinator:
             del self._responded[slot]
             stream.append(Evict(slot))
 
-    def _decide(self, gathering: _Gathering, stream: list[StreamItem]) -> None:
+    def _decide_name(self, gathering: _Gathering, stream: list[StreamItem]) -> None:
         """What becomes of a name that all ranks have requested, but for those that have joined."""
-        there = ranks_of(gathering.told)
+        there = ranks_of(gathering.contributions)
         absent = tuple(rank for rank in sorted(self._joined) if rank not in there)
-        by_rank = requests_of(gathering.told)
+        by_rank = requests_of(gathering.contributions)
         lowest = by_rank[there.first]
         reason = find_problem(
             {self._names[rank]: request for rank, request in by_rank.items()}, absent, self._names
@@ -287,7 +290,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The slot holds nothing any more. If a hit is pending on it, take it back and call `Requester.displaced`."""
+    """The slot holds nothing any more. If a hit is pending on it, take it back and call `Requester.request_again`."""
 
     slot: int
 
@@ -343,15 +346,15 @@ class Requester:
             return cached[2]
         if site:
             self._queue.append(CallSite(request.name, site))
-        self._request(request)
+        self._queue_request(request)
         return None
 
-    def displaced(self, request: Request) -> None:
+    def request_again(self, request: Request) -> None:
         """Request anew what was a hit on a slot that has been evicted, and had not been decided."""
         self._refuse_twice(request)
-        self._request(request)
+        self._queue_request(request)
 
-    def join(self) -> None:
+    def announce_join(self) -> None:
         """Say in the next cold round that this rank has run out of data, until AllJoined.
 
         Until that round nothing is submitted any more. Raises UsageError if it has said so already.
@@ -361,22 +364,22 @@ class Requester:
         self._wants_to_join = True
 
     @property
-    def displaces_hits(self) -> bool:
-        """Whether hits that are pending must be `displaced` as the cold round begins: it has to know of all."""
+    def takes_back_hits(self) -> bool:
+        """Whether hits that are pending must be `request_again` as the cold round begins: it has to know of all."""
         return self._is_last or self._is_joining
 
     @property
     def _is_joining(self) -> bool:
         return self._wants_to_join and not self._has_joined
 
-    def leave(self) -> None:
+    def announce_leave(self) -> None:
         """Say in the next cold round that this rank submits nothing more. A second call does nothing.
 
         What all ranks have submitted before still runs; the rest fails with the round after that.
         """
         self._wants_to_leave = True
 
-    def outbox(self) -> list[Message]:
+    def take_outbox(self) -> list[Message]:
         """Return what this rank sends in the cold round that begins."""
         messages, self._queue = self._queue, []
         if self._is_joining and self._left is None:
@@ -387,21 +390,21 @@ class Requester:
             messages.append(LeaveEngine())
         return messages
 
-    def lookup(self, name: str) -> tuple[Request, Run, int] | None:
+    def cached_response(self, name: str) -> tuple[Request, Run, int] | None:
         """Return the own request, the response and the slot that the cache has for the name."""
         return self._cached.get(name)
 
-    def names(self) -> dict[int, str]:
+    def cached_names(self) -> dict[int, str]:
         """Return the name that each used slot holds."""
         return dict(self._name_by_slot)
 
-    def apply(self, item: StreamItem) -> list[Effect]:
+    def apply_item(self, item: StreamItem) -> list[Effect]:
         """Return what to do, in order. Raises ProtocolError if the item contradicts what came before."""
         if self._left is not None:
             raise ProtocolError(f"{item} comes after rank {self._left} has left")
         match item:
             case Run():
-                return self._run(item)
+                return self._apply_run(item)
             case Evict(slot):
                 name = self._name_by_slot.pop(slot, None)
                 if name is None:
@@ -411,7 +414,7 @@ class Requester:
             case FailTensor(name, reason):
                 if self._has_joined and name not in self._in_flight:
                     return []
-                return [Failed(self._finish(name), reason)]
+                return [Failed(self._take_in_flight(name), reason)]
             case Joined() | Tune():
                 return [item]
             case Leaving():
@@ -421,7 +424,7 @@ class Requester:
                 self._wants_to_join = self._has_joined = False
                 return [item]
             case Left(rank):
-                return self._close(rank)
+                return self._apply_left(rank)
 
     def _refuse_twice(self, request: Request) -> None:
         if request.name in self._in_flight:
@@ -429,34 +432,34 @@ class Requester:
                 f"tensor '{request.name}' is in flight already: wait for it before it is submitted again"
             )
 
-    def _request(self, request: Request) -> None:
+    def _queue_request(self, request: Request) -> None:
         self._in_flight[request.name] = request
         self._queue.append(request)
 
-    def _finish(self, name: str) -> Request:
+    def _take_in_flight(self, name: str) -> Request:
         request = self._in_flight.pop(name, None)
         if request is None:
             raise ProtocolError(f"tensor '{name}' is decided, but rank {self._rank} has not requested it")
         return request
 
-    def _run(self, run: Run) -> list[Effect]:
+    def _apply_run(self, run: Run) -> list[Effect]:
         if self._rank in run.absent:
-            return self._contribute(run)
-        request = self._finish(run.request.name)
+            return self._contribute_to(run)
+        request = self._take_in_flight(run.request.name)
         self._check_rows(request, run)
         if run.slot < 0:
             return [Execute(request, run)]
-        return [self._insert(request, run), Execute(request, run)]
+        return [self._insert_response(request, run), Execute(request, run)]
 
-    def _contribute(self, run: Run) -> list[Effect]:
+    def _contribute_to(self, run: Run) -> list[Effect]:
         if not self._has_joined or run.request.name in self._in_flight:
             raise ProtocolError(f"rank {self._rank} is absent from tensor '{run.request.name}'")
         self._check_rows(replace(run.request, shape=(0,), more=tuple(_empty(run.request.more))), run)
         if run.slot < 0:
             return [Contribute(run)]
-        return [self._insert(run.request, run), Contribute(run)]
+        return [self._insert_response(run.request, run), Contribute(run)]
 
-    def _insert(self, request: Request, run: Run) -> Insert:
+    def _insert_response(self, request: Request, run: Run) -> Insert:
         if run.slot in self._name_by_slot or request.name in self._cached:
             raise ProtocolError(f"tensor '{request.name}' goes to slot {run.slot} without an eviction")
         self._cached[request.name] = (request, run, run.slot)
@@ -476,7 +479,7 @@ class Requester:
         if not fits:
             raise ProtocolError(f"the response for tensor '{request.name}' is not what rank {rank} requested")
 
-    def _close(self, rank: int) -> list[Effect]:
+    def _apply_left(self, rank: int) -> list[Effect]:
         self._left = rank
         failed = [Failed(request, f"rank {rank} has left", rank) for request in self._in_flight.values()]
         self._in_flight.clear()

@@ -15,8 +15,8 @@ Rules
    it on); a rank that does not answer at all, whose process must be stopped. If one does not answer, those that are
    behind may be waiting for it. If none does, the tensor may just take long: the first report is left out.
 5. The own view may be old: a rank that finds itself behind, or in the middle of a round in which tensors are run, asks
-   again a second later, and so does one whose interpreter kept it from looking in time (`look_later`). What is no
-   longer pending when the answers are there is not reported.
+   again a second later, and so does one whose interpreter kept it from looking in time (`postpone_inspection`). What is
+   no longer pending when the answers are there is not reported.
 6. Ranks that wait for each other in a circle (`circles`) are reported at once, by the lowest of them. To find out, a
    rank asks about what it has awaited for `SUSPICION_NS`, then at doubling distances. If a rank that has not submitted
    it sleeps itself, it asks all about what the others sleep in. What a rank says twice that it sleeps in, it slept in
@@ -138,20 +138,20 @@ class Inspector:
 
     def step(self, now_ns: int, pending: Pending, event: Event | None = None) -> list[Effect]:
         """Return what to do. `pending`: seen after `now_ns` was read."""
-        self._forget(pending)
+        self._forget_ended(pending)
         if event is not None:
-            self._hear(event)
-        effects = self._go_on(now_ns, pending)
+            self._note_event(event)
+        effects = self._continue_inquiry(now_ns, pending)
         if self._inquiry is None:
-            effects += self._begin(now_ns, pending)
-        self.wake_ns = self._next_ns(pending)
+            effects += self._begin_inquiry(now_ns, pending)
+        self.wake_ns = self._next_step_ns(pending)
         return effects
 
-    def look_later(self, now_ns: int) -> None:
+    def postpone_inspection(self, now_ns: int) -> None:
         """What it sees now is from before a pause: what was to be done meanwhile may just be happening."""
         self._not_before_ns = now_ns + AGAIN_NS
 
-    def _forget(self, pending: Pending) -> None:
+    def _forget_ended(self, pending: Pending) -> None:
         """Keep of what is reported or suspected only what is still pending since then."""
         since = {tensor.id: tensor.since_ns for tensor in pending.tensors}
         self._known = {
@@ -163,17 +163,17 @@ class Inspector:
             each: was for each, was in self._suspect_at_ns.items() if since.get(each) == was[0]
         }
 
-    def _hear(self, event: Event) -> None:
+    def _note_event(self, event: Event) -> None:
         inquiry = self._inquiry
         if isinstance(event, Asked):
-            self._leave_to(event)
+            self._leave_report_to(event)
         elif inquiry is not None and event.inquiry == inquiry.number:
             if isinstance(event, Answer):
                 (inquiry.about_blocked if inquiry.blocked else inquiry.answers)[event.rank] = event
             else:
                 inquiry.stacks[event.rank] = event.text
 
-    def _leave_to(self, asked: Asked) -> None:
+    def _leave_report_to(self, asked: Asked) -> None:
         """Another rank asks: whose report will it be?"""
         own = self._inquiry
         ours = {tensor.id for tensor in own.tensors} if own is not None else set()
@@ -188,11 +188,11 @@ class Inspector:
 
     # An inquiry begins
 
-    def _begin(self, now_ns: int, pending: Pending) -> list[Effect]:
+    def _begin_inquiry(self, now_ns: int, pending: Pending) -> list[Effect]:
         if now_ns < self._not_before_ns:
             return []
         for purpose, choose in (
-            (_Purpose.ABORT, self._too_old),
+            (_Purpose.ABORT, self._to_abort),
             (_Purpose.REPORT, self._to_report),
             (_Purpose.SUSPECT, self._to_suspect),
         ):
@@ -203,7 +203,7 @@ class Inspector:
                 return [AskRanks(self._inquiries, ids, purpose is _Purpose.SUSPECT)]
         return []
 
-    def _too_old(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
+    def _to_abort(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
         return self._older_than(self._shutdown_ns, now_ns, tensors)
 
     def _to_report(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -239,7 +239,7 @@ class Inspector:
 
     # It goes on
 
-    def _go_on(self, now_ns: int, pending: Pending) -> list[Effect]:
+    def _continue_inquiry(self, now_ns: int, pending: Pending) -> list[Effect]:
         inquiry = self._inquiry
         if inquiry is None:
             return []
@@ -252,25 +252,25 @@ class Inspector:
                 if asks := self._ask_about_others(inquiry, now_ns, pending):
                     return asks
             else:
-                inquiry.stall = self._judge(inquiry, now_ns, pending)
+                inquiry.stall = self._judge_answers(inquiry, now_ns, pending)
             if inquiry.stall is not None and inquiry.purpose is not _Purpose.ABORT:
                 inquiry.deadline_ns = now_ns + STACKS_PATIENCE_NS
-                effects += [AskForStacks(inquiry.number, rank) for rank in self._questioned(inquiry.stall)]
+                effects += [AskForStacks(inquiry.number, rank) for rank in self._ranks_to_show(inquiry.stall)]
         if inquiry.stall is None:
             self._inquiry = None
         elif inquiry.purpose is _Purpose.ABORT:
             self._inquiry = None
             self._shutdown_ns = 0  # once is enough
             effects.append(Abort(inquiry.stall))
-        elif not self._questioned(inquiry.stall) - inquiry.stacks.keys() or now_ns >= inquiry.deadline_ns:
+        elif not self._ranks_to_show(inquiry.stall) - inquiry.stacks.keys() or now_ns >= inquiry.deadline_ns:
             self._inquiry = None
-            effects += self._report(inquiry, inquiry.stall, now_ns, pending)
+            effects += self._make_report(inquiry, inquiry.stall, now_ns, pending)
         return effects
 
-    def _questioned(self, stall: Stall) -> set[int]:
+    def _ranks_to_show(self, stall: Stall) -> set[int]:
         return set(stall.culprits[:MOST_STACKS]) - {self._rank}
 
-    def _still(self, inquiry: _Inquiry, pending: Pending) -> dict[int, Tensor]:
+    def _still_pending(self, inquiry: _Inquiry, pending: Pending) -> dict[int, Tensor]:
         """What the inquiry is about and is still pending, as it is now."""
         now = {(tensor.id, tensor.since_ns): tensor for tensor in pending.tensors}
         asked = [
@@ -278,26 +278,26 @@ class Inspector:
         ]
         return {key[0]: now[key] for key in asked if key in now}
 
-    def _judge(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
+    def _judge_answers(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
         """Who holds things up? None if nothing does any more, or if that cannot be told now."""
-        still = self._still(inquiry, pending)
+        still = self._still_pending(inquiry, pending)
         answers = inquiry.answers
         if not still or self._rank not in answers:
             return None
         if inquiry.purpose is _Purpose.SUSPECT:
             return self._judge_circle(inquiry, now_ns, pending)
         silent = tuple(rank for rank in range(self._size) if rank not in answers)
-        behind = () if silent else self._behind(answers)
-        stall = replace(self._stall(inquiry, now_ns, still), behind=behind, silent=silent)
-        is_nobodys = not silent and (not stall.culprits or self._is_left_to_others(stall, answers))
+        behind = () if silent else self._ranks_behind(answers)
+        stall = replace(self._stall_from_answers(inquiry, now_ns, still), behind=behind, silent=silent)
+        has_no_culprit = not silent and (not stall.culprits or self._is_left_to_others(stall, answers))
         is_new = stall.age_ns < self._long_ns(inquiry.purpose)
         in_round = answers[self._rank].is_in_round and not silent and not behind
         if self._rank in behind or (in_round and is_new):
             self._not_before_ns = now_ns + AGAIN_NS
             self._claimed = set(still)
             return None
-        if is_nobodys and is_new and inquiry.purpose is _Purpose.REPORT:  # it may just take long
-            self._remember(still, now_ns)
+        if has_no_culprit and is_new and inquiry.purpose is _Purpose.REPORT:  # it may just take long
+            self._remember_reported(still, now_ns)
             return None
         return stall
 
@@ -305,7 +305,7 @@ class Inspector:
         """How old something is that no rank holds up, and that hangs all the same, in a library perhaps."""
         return GROWTH * self._warning_ns if purpose is _Purpose.REPORT else self._shutdown_ns + 2 * AGAIN_NS
 
-    def _behind(self, answers: dict[int, Answer]) -> tuple[int, ...]:
+    def _ranks_behind(self, answers: dict[int, Answer]) -> tuple[int, ...]:
         progress = {rank: answer.progress for rank, answer in answers.items()}
         least = min(progress.values())
         if least == max(progress.values()):
@@ -319,15 +319,15 @@ class Inspector:
             for waiting in stall.tensors
         )
 
-    def _awaited(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
+    def _awaited_stall(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
         """What threads of this rank sleep for since before the inquiry."""
-        still = self._still(inquiry, pending)
+        still = self._still_pending(inquiry, pending)
         awaited = {each: tensor for each, tensor in still.items() if tensor.is_awaited}
-        return self._stall(inquiry, now_ns, awaited) if awaited else None
+        return self._stall_from_answers(inquiry, now_ns, awaited) if awaited else None
 
     def _ask_about_others(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> list[Effect]:
         """If this rank waits for one that waits itself, there may be a circle."""
-        stall = self._awaited(inquiry, now_ns, pending)
+        stall = self._awaited_stall(inquiry, now_ns, pending)
         sleeping = {
             rank: answer.blocked
             for rank, answer in inquiry.answers.items()
@@ -342,11 +342,13 @@ class Inspector:
 
     def _judge_circle(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
         """Does this rank wait for itself, by way of others that wait?"""
-        stall = self._awaited(inquiry, now_ns, pending)
+        stall = self._awaited_stall(inquiry, now_ns, pending)
         answers = inquiry.about_blocked
         if stall is None or self._rank not in answers:
             return None
-        behind = self._behind(answers)  # these may sleep because they have not heard yet that it is over
+        behind = self._ranks_behind(
+            answers
+        )  # these may sleep because they have not heard yet that it is over
         waits_for = {self._rank: set(stall.culprits)}
         for index, (rank, blocked) in enumerate(inquiry.blocked.items()):
             if rank in answers and answers[rank].blocked == blocked and rank not in behind:
@@ -358,12 +360,12 @@ class Inspector:
             return None
         blocked_here = tuple(waiting for waiting in stall.tensors if circle[1] in waiting.missing)
         if min(entangled_with(self._rank, waits_for)) < self._rank:  # it reports
-            told = {waiting.tensor.id: waiting.tensor for waiting in blocked_here}
-            self._known |= {each: _Known(tensor.since_ns) for each, tensor in told.items()}
+            reported = {waiting.tensor.id: waiting.tensor for waiting in blocked_here}
+            self._known |= {each: _Known(tensor.since_ns) for each, tensor in reported.items()}
             return None
         return replace(stall, tensors=blocked_here, circle=circle)
 
-    def _stall(self, inquiry: _Inquiry, now_ns: int, still: dict[int, Tensor]) -> Stall:
+    def _stall_from_answers(self, inquiry: _Inquiry, now_ns: int, still: dict[int, Tensor]) -> Stall:
         """What the answers say of these tensors."""
         waiting = []
         for index, asked in enumerate(inquiry.tensors):
@@ -379,28 +381,28 @@ class Inspector:
         states = {rank: answer.state for rank, answer in inquiry.answers.items() if answer.state}
         return Stall(age_ns, tuple(waiting), states=states)
 
-    def _report(self, inquiry: _Inquiry, stall: Stall, now_ns: int, pending: Pending) -> list[Effect]:
-        still = self._still(inquiry, pending)
+    def _make_report(self, inquiry: _Inquiry, stall: Stall, now_ns: int, pending: Pending) -> list[Effect]:
+        still = self._still_pending(inquiry, pending)
         tensors = tuple(waiting for waiting in stall.tensors if waiting.tensor.id in still)
         if not tensors:
             return []
-        told = {waiting.tensor.id: still[waiting.tensor.id] for waiting in tensors}
-        self._remember(told, now_ns)
-        oldest = min(told.values(), key=lambda tensor: tensor.since_ns)
+        reported = {waiting.tensor.id: still[waiting.tensor.id] for waiting in tensors}
+        self._remember_reported(reported, now_ns)
+        oldest = min(reported.values(), key=lambda tensor: tensor.since_ns)
         due_ns = self._known[oldest.id].due_ns or 0
         return [
             Report(replace(stall, tensors=tensors, stacks=inquiry.stacks, next_ns=due_ns - oldest.since_ns))
         ]
 
-    def _remember(self, told: dict[int, Tensor], now_ns: int) -> None:
+    def _remember_reported(self, reported: dict[int, Tensor], now_ns: int) -> None:
         """These are reported; the next report follows when they are much older."""
-        for each, tensor in told.items():
+        for each, tensor in reported.items():
             age_ns = self._warning_ns
             while tensor.since_ns + age_ns <= now_ns + self._slack_ns:
                 age_ns *= GROWTH
             self._known[each] = _Known(tensor.since_ns, tensor.since_ns + age_ns)
 
-    def _next_ns(self, pending: Pending) -> int | None:
+    def _next_step_ns(self, pending: Pending) -> int | None:
         if self._inquiry is not None:
             return self._inquiry.deadline_ns
         limit_ns = min(self._limit_ns, self._suspicion_ns or self._limit_ns)

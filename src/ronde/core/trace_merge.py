@@ -1,8 +1,8 @@
 """Makes one trace of the timelines of several ranks: all on rank 0's clock, with a tick for every rank.
 
-A timeline is read twice: `survey` finds out whose it is, what its clock says and when each tensor was submitted;
-`retime` then passes its records on with times on the common clock. Both take the file's lines, of which each holds a
-record, so that nothing has to be in memory at once but the times of submissions.
+A timeline is read twice: `survey_timeline` finds out whose it is, what its clock says and when each tensor was
+submitted; `retime` then passes its records on with times on the common clock. Both take the file's lines, of which each
+holds a record, so that nothing has to be in memory at once but the times of submissions.
 
 Records that one decision has brought are told by the decision's number, which is the same on all ranks.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from ronde.errors import UsageError
 
-__all__ = ["Clock", "Common", "Survey", "agree", "records", "retime", "survey"]
+__all__ = ["Clock", "CommonClock", "Survey", "common_clock", "read_records", "retime", "survey_timeline"]
 
 Record = dict[str, Any]
 Occasion = tuple[str, int]  # a tensor's track, and the decision
@@ -47,7 +47,7 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Common:
+class CommonClock:
     """The common clock: what is to be added to each rank's, and its zero (both on rank 0's clock)."""
 
     clocks: Mapping[int, Sequence[Clock]]
@@ -59,7 +59,7 @@ class Common:
         return steady_ns + offset_at(self.clocks[rank], steady_ns) - self.zero_ns
 
 
-def records(lines: Iterable[str]) -> Iterator[Record | None]:
+def read_records(lines: Iterable[str]) -> Iterator[Record | None]:
     """Yield the records of a timeline; None for a line that is none."""
     for line in lines:
         text = line.strip().removeprefix("[").removeprefix(",").strip()
@@ -72,11 +72,11 @@ def records(lines: Iterable[str]) -> Iterator[Record | None]:
         yield record if isinstance(record, dict) else None
 
 
-def survey(lines: Iterable[str], name: str) -> Survey:
+def survey_timeline(lines: Iterable[str], name: str) -> Survey:
     """Return what a file (`name`: for the error) tells about itself. Raises UsageError if it is no timeline."""
     found = Survey()
     tracks = _Tracks()
-    for record in records(lines):
+    for record in read_records(lines):
         if record is None:
             found.torn += 1
             continue
@@ -94,9 +94,9 @@ def survey(lines: Iterable[str], name: str) -> Survey:
     return found
 
 
-def agree(surveys: Sequence[Survey]) -> Common:
+def common_clock(surveys: Sequence[Survey]) -> CommonClock:
     """Return the clock on which the files can be merged; it begins with the first of them."""
-    clocks: dict[int, Sequence[Clock]] = {each.rank: sorted_clocks(each) for each in surveys}
+    clocks: dict[int, Sequence[Clock]] = {each.rank: _sorted_clocks(each) for each in surveys}
     # How much later it is by the wall clock than by rank 0's: told by rank 0 or whoever has measured.
     walls = [
         each.wall_ns - each.steady_ns - clocks[each.rank][0].offset_ns for each in surveys if each.clocks
@@ -106,10 +106,10 @@ def agree(surveys: Sequence[Survey]) -> Common:
     for each in without:
         clocks[each.rank] = [Clock(each.steady_ns, each.wall_ns - each.steady_ns - wall_ns, 0)]
     begins = [each.steady_ns + offset_at(clocks[each.rank], each.steady_ns) for each in surveys]
-    return Common(clocks, min(begins), tuple(each.rank for each in without))
+    return CommonClock(clocks, min(begins), tuple(each.rank for each in without))
 
 
-def sorted_clocks(survey: Survey) -> list[Clock]:
+def _sorted_clocks(survey: Survey) -> list[Clock]:
     return sorted(survey.clocks, key=lambda clock: clock.steady_ns)
 
 
@@ -123,10 +123,12 @@ def offset_at(clocks: Sequence[Clock], steady_ns: int) -> int:
     return left.offset_ns + (right.offset_ns - left.offset_ns) * passed // span_ns
 
 
-def retime(lines: Iterable[str], mine: Survey, surveys: Sequence[Survey], common: Common) -> Iterator[Record]:
+def retime(
+    lines: Iterable[str], mine: Survey, surveys: Sequence[Survey], common: CommonClock
+) -> Iterator[Record]:
     """Yield a file's records on the common clock; every `NEGOTIATE_...` gets a tick for each rank that is known."""
     tracks = _Tracks()
-    for record in records(lines):
+    for record in read_records(lines):
         if record is None:
             continue
         if record.get("ph") == "i" and tracks.keep_tick(record):
@@ -145,11 +147,11 @@ def retime(lines: Iterable[str], mine: Survey, surveys: Sequence[Survey], common
             for tick in ticks.values():
                 yield _moved(tick, mine, common)
         yield moved
-    for tick in tracks.rest():
+    for tick in tracks.take_rest():
         yield _moved(tick, mine, common)
 
 
-def _moved(record: Record, mine: Survey, common: Common) -> Record:
+def _moved(record: Record, mine: Survey, common: CommonClock) -> Record:
     if "ts" not in record:
         return record
     steady_ns = mine.steady_ns + round(record["ts"] * 1000)
@@ -193,6 +195,6 @@ class _Tracks:
     def take_ticks(self, record: Record) -> dict[str, Record]:
         return self._ticks.pop(record["tid"], {})
 
-    def rest(self) -> Iterator[Record]:
+    def take_rest(self) -> Iterator[Record]:
         for ticks in self._ticks.values():
             yield from ticks.values()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ronde import _native
 from ronde.errors import TimeoutError
 
-__all__ = ["Arrivals", "survey"]
+__all__ = ["Arrivals", "survey_arrivals"]
 
 _SURVEY_NS = 5 * 10**9  # for answers that take milliseconds
 
@@ -27,7 +27,7 @@ class Arrivals(NamedTuple):
     late_s: float
 
 
-def survey(stalls: _native.Stalls, names: Sequence[int], hosts: Sequence[str]) -> list[Arrivals]:
+def survey_arrivals(stalls: _native.Stalls, names: Sequence[int], hosts: Sequence[str]) -> list[Arrivals]:
     """Return how the tensors of each rank have arrived so far. Raises TimeoutError if a rank does not answer.
 
     `names`: by rank, how messages call it; `hosts`: by rank.

@@ -23,7 +23,7 @@ from ronde.comm.stalls import StallWatch, hide_thread
 from ronde.core.messages import TensorType
 from ronde.core.stall_report import TENSORS, Subject
 from ronde.core.tuning import LARGEST_FUSION_BYTES
-from ronde.engine.arrivals import Arrivals, survey
+from ronde.engine.arrivals import Arrivals, survey_arrivals
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
 from ronde.engine.equal_settings import agree_on_settings
 from ronde.engine.finite import FiniteCheck, Submit
@@ -129,7 +129,7 @@ class Engine:
 
     def arrivals(self) -> list[Arrivals]:
         """Return how the tensors of each rank have arrived so far. Raises TimeoutError if a rank does not answer."""
-        return survey(self._stalls.native, self._names, self._hosts)
+        return survey_arrivals(self._stalls.native, self._names, self._hosts)
 
     def backends(self) -> list[str]:
         """Return the names of those that carry something beside the native one."""
@@ -273,7 +273,7 @@ class Engine:
 
     def close(self) -> None:
         """Take leave; what is pending on the other ranks and needs this one fails there."""
-        self._negotiator.leave()
+        self._negotiator.announce_leave()
         if self._cycle.is_stepping():
             # Called by a signal handler, in the middle of a collective: that is aborted.
             self._stalls.close(waits=False)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ronde.comm.communicator import Communicator
-from ronde.core.merging import Batch, BatchReader, encode_batch, merge, told_together
+from ronde.core.merging import Batch, BatchReader, batch_of_outboxes, encode_batch, merge_batches
 from ronde.core.messages import Message, encode_requests
 from ronde.core.tree import children, parent, ranks_under
 from ronde.errors import ProtocolError
@@ -50,7 +50,7 @@ class Collector:
         mine = encode_requests(outbox)
         if self._is_one_host:
             gathered = gather_bytes(self._comm, mine)
-            return [self._told_together(dict(enumerate(gathered)))] if gathered else []
+            return [self._own_batch(dict(enumerate(gathered)))] if gathered else []
         if self._comm.rank != self._leader:
             _send_bytes(self._comm, mine, self._leader)
             return []
@@ -60,22 +60,22 @@ class Collector:
             with sent_by(self._comm, rank):
                 outboxes[rank] = _receive_bytes(self._comm, rank)
         reader = BatchReader()
-        batches = [self._told_together(outboxes)]
+        batches = [self._own_batch(outboxes)]
         for child, ranks in self._under.items():
             with sent_by(self._comm, child):
                 batches.append(reader.read(_receive_bytes(self._comm, child), ranks))
         if self._parent < 0:
             return batches
-        _send_bytes(self._comm, encode_batch(merge(batches)), self._parent)
+        _send_bytes(self._comm, encode_batch(merge_batches(batches)), self._parent)
         return []
 
-    def _told_together(self, outboxes: Mapping[int, bytes]) -> Batch:
+    def _own_batch(self, outboxes: Mapping[int, bytes]) -> Batch:
         try:
-            return told_together(outboxes)
+            return batch_of_outboxes(outboxes)
         except ProtocolError:
             for rank, outbox in outboxes.items():
                 with sent_by(self._comm, rank):
-                    told_together({rank: outbox})
+                    batch_of_outboxes({rank: outbox})
             raise  # each by itself is well-formed
 
 

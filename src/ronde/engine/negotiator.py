@@ -80,7 +80,7 @@ class Negotiator:
         self._collector = Collector(comm, arity)
         self._tuner = tuner
         self._coordinator = Coordinator(self._size, capacity, names) if self._rank == 0 else None
-        self._member = Requester(self._rank, self._size)
+        self._requester = Requester(self._rank, self._size)
         self._lock = threading.RLock()
         self.cold: dict[str, Handle] = {}  # what is in flight as a miss
         self._joined: set[int] = set()
@@ -94,7 +94,7 @@ class Negotiator:
         self._has_decided = False
         self._is_in_round = False
         self._is_ending = False
-        self.thread = threading.Thread(target=self._run, name="ronde-engine", daemon=True)
+        self.thread = threading.Thread(target=self._run_thread, name="ronde-engine", daemon=True)
 
     def submit(
         self, submission: Submission, signature: _native.Signature, waits: bool, has_name: bool = True
@@ -112,7 +112,7 @@ class Negotiator:
         with self._lock:  # between cold rounds, where what is cached does not change
             if self._failure is not None:
                 raise fresh(self._failure)
-            known = self._member.lookup(submission.name)
+            known = self._requester.cached_response(submission.name)
             if known is not None:
                 request, run, _ = known
                 if request == submission.terms.request(submission.name):
@@ -158,7 +158,7 @@ class Negotiator:
     def _submit_cold(self, submission: Submission, has_name: bool) -> Handle:
         # The root of a broadcast often has a line for itself, and a barrier has no array that could be the wrong one.
         is_compared = not has_name and submission.terms.kind not in (Broadcast, Barrier)
-        self._member.submit(submission.terms.request(submission.name), call_site() if is_compared else "")
+        self._requester.submit(submission.terms.request(submission.name), call_site() if is_compared else "")
         handle = Handle(self._cycle)
         handle.inputs = submission
         self._cycle.record_submitted(submission.name, submission.terms.kind)
@@ -174,7 +174,7 @@ class Negotiator:
         if kind is Alltoall:
             handle.received_splits = list(result_rows(kind, run.rows, self._rank, self._size))
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         try:
             while self._cycle.run():
                 self._is_in_round = True
@@ -184,43 +184,43 @@ class Negotiator:
                 rank, host = self._names[self._rank], self._hosts[self._rank]
                 raise PeerLostError(f"rank {rank} on {host} has shut down", rank, host)
         except BaseException as error:
-            self._fail(error)
+            self._fail_engine(error)
 
     def _cold_round(self) -> None:
         self._cycle.begin_cold()
         with self._lock:
-            if self._member.displaces_hits:
+            if self._requester.takes_back_hits:
                 self._take_back_hits()
-            requests = self._member.outbox()
+            requests = self._requester.take_outbox()
         batches = self._collector.collect(requests)
         stream = b""
         if self._coordinator is not None:
             if self._tuner is not None:
-                self._tuner.meet(self._coordinator)
+                self._tuner.exchange_with(self._coordinator)
             stream = encode_stream(self._coordinator.step_merged(batches, self._cycle.take_used()))
             for warning in self._coordinator.take_warnings():
                 _log.warning("%s", warning)
         with sent_by(self._comm, 0):
-            self._follow(decode_stream(share_bytes(self._comm, stream)))
+            self._apply_stream(decode_stream(share_bytes(self._comm, stream)))
         self._run_decided()
         self._cycle.end_cold()
 
-    def _follow(self, items: Sequence[StreamItem]) -> None:
+    def _apply_stream(self, items: Sequence[StreamItem]) -> None:
         for item in items:
             # Tensors that follow each other run together, on all ranks alike. Evictions and refusals concern others.
             if not isinstance(item, Run | Evict | FailTensor):
                 self._run_decided()
             with self._lock:
-                for effect in self._member.apply(item):
-                    self._apply(effect)
+                for effect in self._requester.apply_item(item):
+                    self._perform(effect)
 
-    def _apply(self, effect: Effect) -> None:
+    def _perform(self, effect: Effect) -> None:
         """Do what an item of the stream asks for, with the lock held."""
         match effect:
             case Execute():
-                self._decide(effect)
+                self._add_decided(effect)
             case Contribute(run):
-                self._add(run, signature_of(run.request), [], [], True)
+                self._add_cold_run(run, signature_of(run.request), [], [], True)
             case Insert(slot, request, run):
                 self._cycle.insert(slot, request.name, signature_of(request), run.rows)
             case Evicted(slot):
@@ -230,9 +230,9 @@ class Negotiator:
                     self._cycle.record_refused(request.name)
                     self.cold.pop(request.name).fail(MismatchError(reason))
             case _:
-                self._apply_to_world(effect)
+                self._perform_for_all(effect)
 
-    def _apply_to_world(self, effect: Effect) -> None:
+    def _perform_for_all(self, effect: Effect) -> None:
         match effect:
             case Joined(ranks):
                 self._joined.update(ranks)
@@ -241,24 +241,24 @@ class Negotiator:
                 if self._rank in ranks:
                     self._cycle.absent()
             case AllJoined(last):
-                self._go_on_after(last)
+                self._resume_after(last)
             case Tune():
                 take_over(self._cycle, effect, self._tuner)
             case Leaving():
                 self._is_ending = True
                 self._cycle.want_cold()
             case Closed(rank):
-                self._close(rank)
+                self._stop_after(rank)
 
     def _displace(self, handle: Handle | None) -> None:
         """What was submitted as a hit, and not decided, is requested again."""
         if handle is None:
             return
         submission: Submission = handle.inputs
-        self._member.displaced(submission.terms.request(submission.name))
+        self._requester.request_again(submission.terms.request(submission.name))
         self._add_cold(submission, handle)
 
-    def _decide(self, effect: Execute) -> None:
+    def _add_decided(self, effect: Execute) -> None:
         """Add a tensor, of which all ranks have just heard that it is ready, to what runs next."""
         request, run = effect.request, effect.run
         handle = self.cold[request.name]
@@ -267,7 +267,9 @@ class Negotiator:
             # Of a hit that was displaced: the sizes may be others now.
             submission = submission._replace(goals=None)
         submission = submission.with_goals(run.rows, self._rank, self._size)
-        self._add(run, signature_of(submission.terms), submission.sources, submission.destinations, False)
+        self._add_cold_run(
+            run, signature_of(submission.terms), submission.sources, submission.destinations, False
+        )
         if submission.goals:
             handle.result = submission.result
         if submission.needs_finish:
@@ -275,7 +277,7 @@ class Negotiator:
         self._tell_splits(handle, request.kind, run)
         self._decided.append(request.name)
 
-    def _add(
+    def _add_cold_run(
         self, run: Run, signature: _native.Signature, sources: list[Any], goals: list[Any], is_absent: bool
     ) -> None:
         self._cycle.add_cold(
@@ -302,7 +304,7 @@ class Negotiator:
         with self._lock:
             if self._failure is not None:
                 raise fresh(self._failure)
-            self._member.join()
+            self._requester.announce_join()
             self._cycle.join()
             handle = self._joining = Handle(self._cycle)
             self._cycle.want_cold()
@@ -310,10 +312,10 @@ class Negotiator:
         return last
 
     def _take_back_hits(self) -> None:
-        for slot in self._member.names():
+        for slot in self._requester.cached_names():
             self._displace(self._cycle.take_back(slot))
 
-    def _go_on_after(self, last: int) -> None:
+    def _resume_after(self, last: int) -> None:
         """All have joined, and submit again; tensors without names count from the beginning, as ranks may differ."""
         self._joined.clear()
         self.on_resume()
@@ -324,7 +326,7 @@ class Negotiator:
             self._joining.complete()
             self._joining = None
 
-    def _close(self, rank: int) -> None:
+    def _stop_after(self, rank: int) -> None:
         name, host = self._names[rank], self._hosts[rank]
         why = (
             "it has failed, or submits fewer operations than this rank; if ranks have different numbers of batches, "
@@ -347,7 +349,7 @@ class Negotiator:
         if self._joining is not None:
             self._joining.fail(error)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail_engine(self, error: BaseException) -> None:
         if not self._comm._native.has_failed() and not isinstance(error, PeerLostError):
             _log.error("the engine failed", exc_info=error)
             self._comm.abort(f"the engine failed: {error!r}")
@@ -358,11 +360,11 @@ class Negotiator:
         self.on_failure()
         self._closed.set()
 
-    def leave(self) -> None:
+    def announce_leave(self) -> None:
         """Say in the next cold round that this rank submits nothing more."""
         with self._lock:
             if self._failure is None:
-                self._member.leave()
+                self._requester.announce_leave()
                 self._cycle.want_cold()
 
     def join_thread(self) -> None:

@@ -123,11 +123,11 @@ class Tuner:
         self._measured: queue.SimpleQueue[Measured | None] = queue.SimpleQueue()
         self._switches: queue.SimpleQueue[Switch] = queue.SimpleQueue()
         self._wanted = tuning.first_samples
-        self._thread = threading.Thread(target=self._run, name="ronde-tuner", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="ronde-tuner", daemon=True)
         self._thread.start()
         self.begin_samples()
 
-    def meet(self, coordinator: Coordinator) -> None:
+    def exchange_with(self, coordinator: Coordinator) -> None:
         """In a cold round: take what is measured, and pass on what to switch to."""
         samples = self._cycle.take_samples()
         if samples:
@@ -149,27 +149,27 @@ class Tuner:
             _log.warning("the job ends before tuning does; so far: %s", self._describe(self._tuning.best()))
         self._log.close()
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         while (event := self._measured.get()) is not None:
             try:
-                self._step(event)
+                self._handle_event(event)
             except Exception:
                 _log.exception("autotune has failed, and keeps the best values so far")
                 self._tuning.is_over = True
                 self._perform(Switch(self._tuning.best().values, 0))
 
-    def _step(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         for effect in self._tuning.step(time.monotonic_ns() - self._begun_ns, event):
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Trial():
-                self._log.write(effect)
+                self._log.write_trial(effect)
             case ProposePoint(known):
                 if self._search is None:
                     self._search = BayesianSearch(len(self._space.knobs))
-                self._step(Proposed(self._search.propose(known)))
+                self._handle_event(Proposed(self._search.propose(known)))
             case Switch():
                 self._switches.put(effect)
                 self._cycle.want_cold()
@@ -195,19 +195,19 @@ class _Log:
         if path is not None:
             self._file = os.fdopen(open_for_writing(path, os.O_TRUNC), "w", encoding="utf-8", newline="")
             names = [knob.name for knob in space.knobs]
-            self._row(["trial", "seconds", *names, "bytes_per_second", "again"])
+            self._write_row(["trial", "seconds", *names, "bytes_per_second", "again"])
 
-    def write(self, trial: Trial) -> None:
+    def write_trial(self, trial: Trial) -> None:
         """Add a row, which is there at once."""
         values = [getattr(trial.values, knob.name) for knob in self._space.knobs]
         seconds = f"{trial.at_ns / 1e9:.3f}"
-        self._row([trial.number, seconds, *values, round(trial.score), int(trial.is_again)])
+        self._write_row([trial.number, seconds, *values, round(trial.score), int(trial.is_again)])
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
-    def _row(self, cells: Sequence[object]) -> None:
+    def _write_row(self, cells: Sequence[object]) -> None:
         if self._file is not None:
             csv.writer(self._file).writerow(cells)
             self._file.flush()

@@ -66,8 +66,8 @@ def test_after_eight_pairs_it_is_silent() -> None:
 def test_a_member_sends_the_line_with_a_miss_only() -> None:
     member = Requester(0, 1)
     assert member.submit(unnamed(0), "train.py:12") is None
-    assert member.outbox() == call(0, 12)
-    member.apply(Run(unnamed(0), (), 0))
+    assert member.take_outbox() == call(0, 12)
+    member.apply_item(Run(unnamed(0), (), 0))
     assert member.submit(unnamed(0), "train.py:15") == 0
-    member.leave()
-    assert member.outbox() == [LeaveEngine()]
+    member.announce_leave()
+    assert member.take_outbox() == [LeaveEngine()]

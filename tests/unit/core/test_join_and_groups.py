@@ -57,7 +57,7 @@ class TestGroups:
         for rank, request in enumerate((first, second)):
             member = Requester(rank, 2)
             member.submit(request)
-            assert member.apply(run) == [Insert(0, request, run), Execute(request, run)]
+            assert member.apply_item(run) == [Insert(0, request, run), Execute(request, run)]
 
     def test_members_that_differ(self) -> None:
         assert reason(GROUP, replace(GROUP, more=(PART,))) == (
@@ -89,7 +89,7 @@ class TestCoordinatorOfJoins:
         coordinator, items = joined(1)
         assert items == [Joined((1,))]
         assert coordinator.step([[GRAD], [], []]) == []
-        assert coordinator.waiting() == [IncompleteName("grad", (0,), (2,))]
+        assert coordinator.waiting_names() == [IncompleteName("grad", (0,), (2,))]
         assert coordinator.step([[], [], [GRAD]]) == [Run(GRAD, (), 0, absent=(1,))]
 
     def test_what_waited_for_it_runs_when_it_joins(self) -> None:
@@ -111,7 +111,7 @@ class TestCoordinatorOfJoins:
             AllJoined(1),
         ]
         assert coordinator.step([[GRAD], [], []]) == [Evict(1)]
-        assert coordinator.waiting() == [IncompleteName("grad", (0,), (1, 2))]
+        assert coordinator.waiting_names() == [IncompleteName("grad", (0,), (1, 2))]
 
     def test_responses_with_rows_of_every_rank_are_not_kept(self) -> None:
         coordinator = Coordinator(2, 4)
@@ -164,51 +164,51 @@ class TestMemberThatJoins:
     def test_says_so_once_after_its_requests(self) -> None:
         member = Requester(0, 2)
         member.submit(GRAD)
-        member.join()
-        assert member.displaces_hits
-        assert member.outbox() == [GRAD, JoinData()]
-        assert not member.displaces_hits
-        assert member.outbox() == []
+        member.announce_join()
+        assert member.takes_back_hits
+        assert member.take_outbox() == [GRAD, JoinData()]
+        assert not member.takes_back_hits
+        assert member.take_outbox() == []
 
     def test_contributes_until_all_have_joined(self) -> None:
         member = Requester(1, 2)
-        member.join()
-        member.outbox()
-        assert member.apply(Joined((1,))) == [Joined((1,))]
+        member.announce_join()
+        member.take_outbox()
+        assert member.apply_item(Joined((1,))) == [Joined((1,))]
         run = Run(GRAD, (), 0, absent=(1,))
-        assert member.apply(run) == [Insert(0, GRAD, run), Contribute(run)]
+        assert member.apply_item(run) == [Insert(0, GRAD, run), Contribute(run)]
         gathering = Run(WORDS, (2, 0), -1, absent=(1,))
-        assert member.apply(gathering) == [Contribute(gathering)]
+        assert member.apply_item(gathering) == [Contribute(gathering)]
         with pytest.raises(UsageError, match="this rank has joined: wait until all have"):
             member.submit(GRAD)
         with pytest.raises(UsageError, match="has joined already"):
-            member.join()
-        assert member.apply(AllJoined(0)) == [AllJoined(0)]
+            member.announce_join()
+        assert member.apply_item(AllJoined(0)) == [AllJoined(0)]
         assert member.submit(GRAD) == 0
 
     def test_takes_back_what_others_evict(self) -> None:
         member = Requester(1, 2)
         member.submit(WORDS)
-        member.outbox()
+        member.take_outbox()
         run = Run(WORDS, (1, 2), 0)
-        member.apply(run)
-        member.join()
-        member.displaced(WORDS)
-        assert member.outbox() == [WORDS, JoinData()]
-        assert member.apply(Evict(0)) == [Evicted(0)]
+        member.apply_item(run)
+        member.announce_join()
+        member.request_again(WORDS)
+        assert member.take_outbox() == [WORDS, JoinData()]
+        assert member.apply_item(Evict(0)) == [Evicted(0)]
 
     def test_may_leave(self) -> None:
         member = Requester(0, 2)
-        member.join()
-        member.leave()
-        assert member.outbox() == [JoinData(), LeaveEngine()]
-        assert member.apply(Left(0)) == [Closed(0)]
+        member.announce_join()
+        member.announce_leave()
+        assert member.take_outbox() == [JoinData(), LeaveEngine()]
+        assert member.apply_item(Left(0)) == [Closed(0)]
 
     def test_refuses_to_be_absent_if_it_is_there(self) -> None:
         member = Requester(1, 2)
         with pytest.raises(ProtocolError, match="rank 1 is absent from tensor 'grad'"):
-            member.apply(Run(GRAD, (), 0, absent=(1,)))
-        member.join()
-        member.outbox()
+            member.apply_item(Run(GRAD, (), 0, absent=(1,)))
+        member.announce_join()
+        member.take_outbox()
         with pytest.raises(ProtocolError, match="is not what rank 1 requested"):
-            member.apply(Run(WORDS, (2, 1), -1, absent=(1,)))
+            member.apply_item(Run(WORDS, (2, 1), -1, absent=(1,)))

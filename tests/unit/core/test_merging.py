@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ronde.core.merging import Batch, BatchReader, Contribution, encode_batch, merge, told_by, told_together
+from ronde.core.merging import (
+    Batch,
+    BatchReader,
+    Contribution,
+    batch_of,
+    batch_of_outboxes,
+    encode_batch,
+    merge_batches,
+)
 from ronde.core.messages import CallSite, LeaveEngine, Message, Request, encode_requests
 from ronde.core.negotiation import Coordinator
 from ronde.core.rank_set import RankSet
@@ -32,7 +40,7 @@ def ranks(*each: int) -> RankSet:
 
 
 def said(*by_rank: list[Message]) -> Batch:
-    return merge([told_by(ranks(rank), messages) for rank, messages in enumerate(by_rank)])
+    return merge_batches([batch_of(ranks(rank), messages) for rank, messages in enumerate(by_rank)])
 
 
 def sent(batch: Batch) -> Batch:
@@ -49,27 +57,29 @@ class TestMerge:
 
     def test_what_must_not_differ_is_kept_apart(self) -> None:
         odd = replace(GRAD, dtype=DType.float64)
-        assert said([GRAD], [odd], [GRAD]).told == (
+        assert said([GRAD], [odd], [GRAD]).contributions == (
             Contribution(ranks(0, 2), GRAD),
             Contribution(ranks(1), odd),
         )
 
     def test_rows_that_may_differ_are_kept_by_rank(self) -> None:
-        [told] = said([words(2, 5)], [words(0, 5)], [words(7, 5)]).told
+        [told] = said([words(2, 5)], [words(0, 5)], [words(7, 5)]).contributions
         assert told == Contribution(ranks(0, 1, 2), words(2, 5), ((2,), (0,), (7,)))
         assert told.request(2) == words(7, 5)
-        [told] = said([parts(4)], [parts(3, 3, 0)]).told
+        [told] = said([parts(4)], [parts(3, 3, 0)]).contributions
         assert told == Contribution(ranks(0, 1), parts(4), ((4,), (3, 3, 0)))
         assert told.request(1) == parts(3, 3, 0)
 
     def test_ranks_that_come_later_may_be_lower(self) -> None:
         late = Batch(ranks(1, 5), (Contribution(ranks(1, 5), words(4), ((4,), (5,))),))
         early = Batch(ranks(0, 3), (Contribution(ranks(0, 3), words(9)),))
-        [told] = merge([late, early]).told
+        [told] = merge_batches([late, early]).contributions
         assert told == Contribution(ranks(0, 1, 3, 5), words(9), ((9,), (4,), (9,), (5,)))
 
     def test_leaves_come_last(self) -> None:
-        assert [told.message for told in said([LeaveEngine()], [GRAD, LeaveEngine()], [GRAD]).told] == [
+        assert [
+            told.message for told in said([LeaveEngine()], [GRAD, LeaveEngine()], [GRAD]).contributions
+        ] == [
             GRAD,
             LeaveEngine(),
         ]
@@ -80,11 +90,11 @@ class TestMerge:
         with pytest.raises(ProtocolError, match="rank 0 has left and still sends something"):
             said([LeaveEngine(), GRAD])
         with pytest.raises(ProtocolError, match="rank 0 comes twice"):
-            merge([told_by(ranks(0), []), told_by(ranks(0), [])])
+            merge_batches([batch_of(ranks(0), []), batch_of(ranks(0), [])])
 
     def test_equal_texts_are_read_once(self) -> None:
         same, other = encode_requests([GRAD, words(3)]), encode_requests([words(4)])
-        batch = told_together({3: same, 4: other, 5: same, 6: b""})
+        batch = batch_of_outboxes({3: same, 4: other, 5: same, 6: b""})
         rows = Contribution(ranks(3, 4, 5), words(3), ((3,), (4,), (3,)))
         assert batch == Batch(ranks(3, 4, 5, 6), (Contribution(ranks(3, 5), GRAD), rows))
 
@@ -95,7 +105,7 @@ class TestTravel:
         assert sent(said([], [])) == Batch(ranks(0, 1))
 
     def test_equal_requests_of_all_are_as_large_as_one(self) -> None:
-        many = merge([told_by(ranks(rank), [GRAD]) for rank in range(1000)])
+        many = merge_batches([batch_of(ranks(rank), [GRAD]) for rank in range(1000)])
         assert len(encode_batch(many)) == len(encode_requests([GRAD])) + 1
 
     @pytest.mark.parametrize(
@@ -154,10 +164,10 @@ def along_a_tree(outboxes: list[list[Message]], host_of: list[int], arity: int) 
     ranks_of_host = [[rank for rank, each in enumerate(host_of) if each == host] for host in hosts]
 
     def at(host: int) -> list[Batch]:
-        own = told_together({rank: encode_requests(outboxes[rank]) for rank in ranks_of_host[host]})
+        own = batch_of_outboxes({rank: encode_requests(outboxes[rank]) for rank in ranks_of_host[host]})
         reader = BatchReader()
         return [own] + [
-            reader.read(encode_batch(merge(at(child))), ranks_under(child, ranks_of_host, arity))
+            reader.read(encode_batch(merge_batches(at(child))), ranks_under(child, ranks_of_host, arity))
             for child in children(host, len(hosts), arity)
         ]
 
@@ -178,7 +188,7 @@ def test_every_rank_is_understood_whatever_the_tree(
     outboxes, host_of, arity = world
     understood: list[list[Message]] = [[] for _ in outboxes]
     for batch in along_a_tree(outboxes, host_of, arity):
-        for told in batch.told:
+        for told in batch.contributions:
             for rank in told.ranks:
                 understood[rank].append(
                     told.request(rank) if isinstance(told.message, Request) else told.message

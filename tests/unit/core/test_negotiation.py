@@ -68,21 +68,21 @@ class TestCoordinator:
         coordinator = Coordinator(3, 4)
         assert coordinator.step([[grad()], [], []]) == []
         assert coordinator.step([[], [], [grad()]]) == []
-        assert coordinator.waiting() == [IncompleteName("grad", (0, 2), (1,))]
+        assert coordinator.waiting_names() == [IncompleteName("grad", (0, 2), (1,))]
         assert coordinator.step([[], [grad()], []]) == [Run(grad(), (), 0)]
-        assert coordinator.waiting() == []
+        assert coordinator.waiting_names() == []
 
     def test_order_is_that_in_which_names_are_complete(self) -> None:
         coordinator = Coordinator(2, 4)
         items = coordinator.step([[grad("a"), grad("b"), grad("c")], [grad("c"), grad("a")]])
         assert items == [Run(grad("c"), (), 0), Run(grad("a"), (), 1)]
-        assert coordinator.waiting() == [IncompleteName("b", (0,), (1,))]
+        assert coordinator.waiting_names() == [IncompleteName("b", (0,), (1,))]
 
     def test_waiting_names_the_longest_waiting_first(self) -> None:
         coordinator = Coordinator(3, 4)
         coordinator.step([[], [grad("late")], []])
         coordinator.step([[grad("a")], [], [grad("late")]])
-        assert coordinator.waiting() == [
+        assert coordinator.waiting_names() == [
             IncompleteName("late", (1, 2), (0,)),
             IncompleteName("a", (0,), (1, 2)),
         ]
@@ -152,7 +152,7 @@ class TestCoordinator:
         items = coordinator.step([[grad("b"), grad("c"), LeaveEngine()], [], []])
         assert items == [Run(grad("b"), (), 1), Left(1)]
         assert coordinator.step([[grad("b")], [grad("b")], [grad("b")]], used=[99]) == []
-        assert coordinator.waiting() == []
+        assert coordinator.waiting_names() == []
 
     def test_nonsense_breaks_the_world(self) -> None:
         with pytest.raises(ProtocolError, match="rank 1 has requested tensor 'grad' twice"):
@@ -250,33 +250,33 @@ class TestMember:
     def test_a_miss_then_a_hit(self) -> None:
         member = Requester(0, 2)
         assert member.submit(grad()) is None
-        assert member.outbox() == [grad()]
-        assert member.outbox() == []
+        assert member.take_outbox() == [grad()]
+        assert member.take_outbox() == []
         run = Run(grad(), (), 2)
-        assert member.apply(run) == [Insert(2, grad(), run), Execute(grad(), run)]
-        assert member.lookup("grad") == (grad(), run, 2)
+        assert member.apply_item(run) == [Insert(2, grad(), run), Execute(grad(), run)]
+        assert member.cached_response("grad") == (grad(), run, 2)
         assert member.submit(grad()) == 2
-        assert member.outbox() == []
+        assert member.take_outbox() == []
 
     def test_a_hit_needs_the_own_request_not_the_lowest_ranks(self) -> None:
         member = Requester(1, 2)
         member.submit(gather(5))
-        member.apply(Run(gather(2), (2, 5), 0))
+        member.apply_item(Run(gather(2), (2, 5), 0))
         assert member.submit(gather(5)) == 0
         assert member.submit(gather(2)) is None
 
     def test_another_signature_is_a_miss_and_leaves_the_cache_alone(self) -> None:
         member = Requester(0, 1)
         member.submit(grad())
-        member.apply(Run(grad(), (), 0))
+        member.apply_item(Run(grad(), (), 0))
         assert member.submit(replace(grad(), prescale=0.5)) is None
-        assert member.lookup("grad") is not None
+        assert member.cached_response("grad") is not None
 
     def test_without_a_slot_it_runs_and_is_forgotten(self) -> None:
         member = Requester(0, 1)
         member.submit(grad())
-        assert member.apply(Run(grad(), (), -1)) == [Execute(grad(), Run(grad(), (), -1))]
-        assert member.lookup("grad") is None
+        assert member.apply_item(Run(grad(), (), -1)) == [Execute(grad(), Run(grad(), (), -1))]
+        assert member.cached_response("grad") is None
         assert member.submit(grad()) is None
 
     def test_in_flight_twice(self) -> None:
@@ -285,54 +285,54 @@ class TestMember:
         for _ in range(2):  # queued, then sent
             with pytest.raises(UsageError, match="tensor 'grad' is in flight already"):
                 member.submit(grad("grad", 1))
-            member.outbox()
+            member.take_outbox()
         with pytest.raises(ValueError, match="in flight already"):
-            member.displaced(grad())
+            member.request_again(grad())
 
     def test_a_failure(self) -> None:
         member = Requester(0, 2)
         member.submit(grad())
-        assert member.apply(FailTensor("grad", "because")) == [Failed(grad(), "because")]
+        assert member.apply_item(FailTensor("grad", "because")) == [Failed(grad(), "because")]
         assert member.submit(grad()) is None
 
     def test_displaced_hits_are_requested(self) -> None:
         member = Requester(0, 2)
         member.submit(grad())
-        member.outbox()
-        member.apply(Run(grad(), (), 0))
+        member.take_outbox()
+        member.apply_item(Run(grad(), (), 0))
         assert member.submit(grad()) == 0
-        assert member.apply(Evict(0)) == [Evicted(0)]
-        assert member.lookup("grad") is None
-        member.displaced(grad())
-        assert member.outbox() == [grad()]
+        assert member.apply_item(Evict(0)) == [Evicted(0)]
+        assert member.cached_response("grad") is None
+        member.request_again(grad())
+        assert member.take_outbox() == [grad()]
 
     def test_leaving(self) -> None:
         member = Requester(1, 2)
         member.submit(grad("a"))
-        member.leave()
-        member.leave()
-        member.displaced(grad("b"))  # a hit that was pending when it left
+        member.announce_leave()
+        member.announce_leave()
+        member.request_again(grad("b"))  # a hit that was pending when it left
         with pytest.raises(UsageError, match="tensor 'c' is submitted although this rank is leaving"):
             member.submit(grad("c"))
-        assert member.outbox() == [grad("a"), grad("b"), LeaveEngine()]
-        assert member.outbox() == []
-        assert not member.displaces_hits
-        assert member.apply(Leaving(1)) == [Leaving(1)]
-        assert member.displaces_hits
+        assert member.take_outbox() == [grad("a"), grad("b"), LeaveEngine()]
+        assert member.take_outbox() == []
+        assert not member.takes_back_hits
+        assert member.apply_item(Leaving(1)) == [Leaving(1)]
+        assert member.takes_back_hits
         why = "rank 1 has left"
-        assert member.apply(Left(1)) == [Failed(grad("a"), why, 1), Failed(grad("b"), why, 1), Closed(1)]
+        assert member.apply_item(Left(1)) == [Failed(grad("a"), why, 1), Failed(grad("b"), why, 1), Closed(1)]
 
     def test_after_a_rank_has_left(self) -> None:
         member = Requester(0, 2)
         member.submit(grad())
-        assert member.apply(Left(1)) == [Failed(grad(), "rank 1 has left", 1), Closed(1)]
+        assert member.apply_item(Left(1)) == [Failed(grad(), "rank 1 has left", 1), Closed(1)]
         with pytest.raises(PeerLostError, match="rank 1 has left") as caught:
             member.submit(grad())
         assert caught.value.rank == 1
         with pytest.raises(ProtocolError, match="comes after rank 1 has left"):
-            member.apply(Evict(0))
-        member.leave()
-        assert member.outbox() == []
+            member.apply_item(Evict(0))
+        member.announce_leave()
+        assert member.take_outbox() == []
 
     @pytest.mark.parametrize(
         ("item", "complaint"),
@@ -346,10 +346,10 @@ class TestMember:
     def test_a_stream_that_contradicts_itself(self, item: StreamItem, complaint: str) -> None:
         member = Requester(0, 2)
         member.submit(grad("first"))
-        member.apply(Run(grad("first"), (), 0))
+        member.apply_item(Run(grad("first"), (), 0))
         member.submit(grad("a"))
         with pytest.raises(ProtocolError, match=complaint):
-            member.apply(item)
+            member.apply_item(item)
 
     @pytest.mark.parametrize(
         ("request_", "run"),
@@ -366,7 +366,7 @@ class TestMember:
         member = Requester(1, 2)
         member.submit(request_)
         with pytest.raises(ProtocolError, match="is not what rank 1 requested"):
-            member.apply(run)
+            member.apply_item(run)
 
 
 NAMES = st.sampled_from("abcde")
@@ -387,13 +387,13 @@ def test_members_agree_whatever_is_submitted(
         for rank, name, length in submissions:
             if rank < size and name not in [request.name for request in hits[rank].values()]:
                 submit(members[rank], grad(name, length), hits[rank])
-        stream = coordinator.step([member.outbox() for member in members])
+        stream = coordinator.step([member.take_outbox() for member in members])
         kinds = [
             [type(effect) for item in stream for effect in apply(member, item, hit)]
             for member, hit in zip(members, hits)
         ]
         assert all(each == kinds[0] for each in kinds)
-        assert all(member.names() == coordinator.cache.names() for member in members)
+        assert all(member.cached_names() == coordinator.cache.names() for member in members)
         assert len(coordinator.cache.names()) <= capacity
 
 
@@ -407,8 +407,8 @@ def submit(member: Requester, request: Request, hits: dict[int, Request]) -> Non
 
 
 def apply(member: Requester, item: StreamItem, hits: dict[int, Request]) -> list[Effect]:
-    effects = member.apply(item)
+    effects = member.apply_item(item)
     for effect in effects:
         if isinstance(effect, Evicted) and effect.slot in hits:
-            member.displaced(hits.pop(effect.slot))
+            member.request_again(hits.pop(effect.slot))
     return effects

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ronde.core.trace_merge import Clock, agree, offset_at, records, retime, survey
+from ronde.core.trace_merge import Clock, common_clock, offset_at, read_records, retime, survey_timeline
 from ronde.errors import UsageError
 
 Record = dict[str, Any]
@@ -36,8 +36,8 @@ def negotiate(rank: int, ts: float, dur: float, decision: int) -> Record:
 
 
 def merged(*files: list[str]) -> list[Record]:
-    surveys = [survey(lines, "file") for lines in files]
-    common = agree(surveys)
+    surveys = [survey_timeline(lines, "file") for lines in files]
+    common = common_clock(surveys)
     return [each for lines, mine in zip(files, surveys) for each in retime(lines, mine, surveys, common)]
 
 
@@ -96,7 +96,7 @@ def test_clocks_that_drift() -> None:
 def test_a_rank_that_was_killed_before_its_clock_was_measured() -> None:
     zero = timeline(0, 1_000_000, [Clock(1_000_000, 0, 0)], wall_ns=50_000_000)
     one = timeline(1, 7_000_000, [], negotiate(1, 1.0, 2.0, 3), wall_ns=52_000_000)
-    common = agree([survey(zero, "zero"), survey(one, "one")])
+    common = common_clock([survey_timeline(zero, "zero"), survey_timeline(one, "one")])
     assert common.by_wall_clock == (1,)
     assert common.time_of(1, 7_000_000) == 2_000_000
 
@@ -105,13 +105,13 @@ def test_files_that_end_anywhere() -> None:
     whole = "\n".join(timeline(0, 0, [Clock(0, 0, 0)], negotiate(0, 1.0, 2.0, 3), negotiate(0, 4.0, 2.0, 5)))
     for end in range(1, len(whole)):
         lines = whole[:end].split("\n")
-        found = list(records(lines))
+        found = list(read_records(lines))
         assert None not in found[:-1]
         assert len(found) <= 5
         if len(lines) > 1:
-            assert survey(lines, "file").torn == found.count(None)
+            assert survey_timeline(lines, "file").torn == found.count(None)
 
 
 def test_what_is_no_timeline() -> None:
     with pytest.raises(UsageError, match=r"notes\.txt is no timeline of a rank"):
-        survey(["Dear diary,", "[1, 2]"], "notes.txt")
+        survey_timeline(["Dear diary,", "[1, 2]"], "notes.txt")

@@ -201,4 +201,4 @@ def test_every_rank_is_told_at_the_beginning_of_the_next_step() -> None:
     coordinator.tune(BAD)
     assert coordinator.step([[], []]) == [BAD]
     assert coordinator.step([[], []]) == []
-    assert Requester(1, 2).apply(BAD) == [BAD]
+    assert Requester(1, 2).apply_item(BAD) == [BAD]
