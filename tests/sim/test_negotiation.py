@@ -24,7 +24,7 @@ WHAT_HAPPENS = {
     "all joined",
     "cold rounds",
     "deaths",
-    "request_again",
+    "displaced",
     "evictions",
     "executed",
     "executed without all",

@@ -113,7 +113,7 @@ def _init(
         _process.engine = Engine(world.duplicate(), wanted, core, _process.timeline)
         _process.timeline.start_as_set(wanted)
         _process.sets = ProcessSets(world, _process.engine, wanted, core)
-        global_process_set.begin(0, list(range(world.size)), world.rank, _process.engine)
+        global_process_set.mark_added(0, list(range(world.size)), world.rank, _process.engine)
         for each in () if process_sets is None or isinstance(process_sets, str) else process_sets:
             add_process_set(each)
     except BaseException:
@@ -128,7 +128,7 @@ def shutdown() -> None:
     """
     leaving, _process.engine = _process.engine, None
     sets, _process.sets = _process.sets, None
-    global_process_set.end()
+    global_process_set.mark_removed()
     if sets is not None:
         sets.close()
     if leaving is not None:
@@ -277,7 +277,7 @@ def stop_timeline() -> None:
 
 
 def _forget() -> None:
-    global_process_set.end()
+    global_process_set.mark_removed()
     if _process.sets is not None:
         _process.sets.abandon()
         _process.sets = None

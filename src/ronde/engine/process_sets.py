@@ -89,7 +89,7 @@ class ProcessSet:
 
     # For ProcessSets
 
-    def begin(self, process_set_id: int, ranks: list[int], own_rank: int, engine: Engine | None) -> None:
+    def mark_added(self, process_set_id: int, ranks: list[int], own_rank: int, engine: Engine | None) -> None:
         """The set is added. `engine`: None on ranks that are not in it."""
         self.process_set_id, self.ranks, self._own_rank, self._engine = (
             process_set_id,
@@ -98,7 +98,7 @@ class ProcessSet:
             engine,
         )
 
-    def end(self) -> Engine | None:
+    def mark_removed(self) -> Engine | None:
         """The set is removed; return the engine that is to be closed."""
         self.process_set_id, engine, self._engine = None, self._engine, None
         return engine
@@ -130,7 +130,7 @@ class ProcessSets:
         """
         if wanted.process_set_id is not None:
             raise UsageError(f"{wanted!r} is added already")
-        ranks = self._agreed("add", wanted.ranks)
+        ranks = self._agreed_ranks("add", wanted.ranks)
         if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < self._world.size:
             raise UsageError(
                 f"a process set needs distinct ranks from 0 to {self._world.size - 1}, at least one, not {ranks}"
@@ -141,7 +141,7 @@ class ProcessSets:
         members = self._world.group(ranks)
         self._added += 1
         engine = None if members is None else self._engine_of(members, ranks)
-        wanted.begin(self._added, ranks, self._world.rank, engine)
+        wanted.mark_added(self._added, ranks, self._world.rank, engine)
         self._sets[self._added] = wanted
 
     def _engine_of(self, members: Communicator, ranks: list[int]) -> Engine:
@@ -153,20 +153,20 @@ class ProcessSets:
         number = unwanted.process_set_id
         if number == 0:
             raise UsageError("the process set of all ranks cannot be removed")
-        ranks = self._agreed("remove", unwanted.ranks)
+        ranks = self._agreed_ranks("remove", unwanted.ranks)
         if number is None or self._sets.get(number) is not unwanted:
             return False
         del self._sets[number]
-        engine = unwanted.end()
+        engine = unwanted.mark_removed()
         if engine is not None:
             engine.close()
-        self._agreed("remove", ranks)  # nobody goes on before all are through
+        self._agreed_ranks("remove", ranks)  # nobody goes on before all are through
         return True
 
     def close(self) -> None:
         """This process leaves all of them."""
         for each in list(self._sets.values()):
-            engine = each.end()
+            engine = each.mark_removed()
             if engine is not None:
                 engine.close()
         self._sets.clear()
@@ -174,15 +174,15 @@ class ProcessSets:
     def abandon(self) -> None:
         """In a forked child: refuse everything."""
         for each in self._sets.values():
-            engine = each.end()
+            engine = each.mark_removed()
             if engine is not None:
                 engine.abandon()
         self._sets.clear()
 
-    def _agreed(self, verb: str, ranks: Sequence[int]) -> list[int]:
+    def _agreed_ranks(self, verb: str, ranks: Sequence[int]) -> list[int]:
         """Return the ranks if they are the same everywhere. Raises MismatchError on all ranks otherwise."""
-        counts = self._gathered([len(ranks)], f"ronde.process_set.{verb}.count")
-        flat = self._gathered(ranks, f"ronde.process_set.{verb}")
+        counts = self._gather_numbers([len(ranks)], f"ronde.process_set.{verb}.count")
+        flat = self._gather_numbers(ranks, f"ronde.process_set.{verb}")
         first = flat[: counts[0]]
         begin = 0
         for rank, count in enumerate(counts):
@@ -195,7 +195,7 @@ class ProcessSets:
             begin += count
         return first
 
-    def _gathered(self, numbers: Sequence[int], name: str) -> list[int]:
+    def _gather_numbers(self, numbers: Sequence[int], name: str) -> list[int]:
         mine = np.array(numbers, np.int64)
         handle = self._of_all.submit(
             Allgather, mine, name, ReduceOp.Sum, -1, 1.0, 1.0, None, None, waits=True

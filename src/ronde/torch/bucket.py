@@ -30,13 +30,13 @@ class Bucket:
         for member in members:
             member.bucket = self
 
-    def filled(self) -> None:
+    def count_arrival(self) -> None:
         """One more of the gradients is in its place."""
         self._missing -= 1
         if self._missing == 0:
             self._handle = self._tensor.submit()
 
-    def begin(self) -> None:
+    def expect_all(self) -> None:
         """Wait for all of them again."""
         self._missing, self._handle = self._count, None
 

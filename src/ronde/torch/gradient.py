@@ -50,36 +50,36 @@ class Treatment:
 class Grouped(Protocol):
     """What a gradient tells that it has arrived (gradient_groups.GradientGroup), and what is sent instead of it."""
 
-    def arrived(self) -> None: ...
-    def send(self) -> None: ...
+    def count_arrival(self) -> None: ...
+    def submit_now(self) -> None: ...
 
 
 class Gradient:
     """A gradient that autograd allocates: reduced where it lies, or compressed."""
 
-    __slots__ = ("group", "handle", "left", "name", "parameter", "sparse_dims", "treatment")
+    __slots__ = ("group", "handle", "name", "parameter", "passes_left", "sparse_dims", "treatment")
 
     def __init__(self, parameter: Any, name: str, treatment: Treatment) -> None:
         self.parameter = parameter
         self.name = name
         self.treatment = treatment
         self.group: Grouped | None = None
-        self.left = treatment.passes  # how many backward passes are to come in this step
+        self.passes_left = treatment.passes  # how many backward passes are to come in this step
         self.handle: Handle | None = None
         self.sparse_dims = 0  # of the latest gradient, if it was sparse
 
-    def follow(self) -> Any:
+    def register_hook(self) -> Any:
         """Hear of every gradient of the parameter; return what ends this when its `remove()` is called."""
         earlier = _hooks.get(self.parameter)
         if earlier is not None:
             earlier.remove()
-        hook = self.parameter.register_post_accumulate_grad_hook(self.arrived)
+        hook = self.parameter.register_post_accumulate_grad_hook(self.on_accumulated)
         _hooks[self.parameter] = hook
         return hook
 
-    def arrived(self, _: Any) -> None:
+    def on_accumulated(self, _: Any) -> None:
         """Called when a backward pass has accumulated the gradient."""
-        left = self.left
+        left = self.passes_left
         if left == 0:
             raise AssertionError(
                 f"{self.name} got more gradients than backward_passes_per_step={self.treatment.passes} before "
@@ -87,16 +87,16 @@ class Gradient:
             )
         if left == self.treatment.passes:
             self.treatment.begun.append(self)
-        self.left = left - 1
+        self.passes_left = left - 1
         if left == 1:
             if self.group is None:
-                self.send()
+                self.submit_now()
             else:
-                self.group.arrived()
+                self.group.count_arrival()
 
-    def send(self) -> None:
+    def submit_now(self) -> None:
         """Submit the gradient as it is now; if there is none, zeros."""
-        sent, use = self.outgoing()
+        sent, use = self.prepare_to_send()
         # What is gathered of a sparse gradient takes its place; it need not be copied into it.
         handle = start_reduction(
             Kind.allreduce,
@@ -108,7 +108,7 @@ class Gradient:
         )
         self.handle = handle if use is None else Group([handle], lambda results: use(results[0]))
 
-    def outgoing(self) -> tuple[Any, Use | None]:
+    def prepare_to_send(self) -> tuple[Any, Use | None]:
         """Return a tensor that is to be reduced in place, and what is to be called with the result, if anything."""
         gradient = self.parameter.grad
         if gradient is None:
@@ -122,8 +122,8 @@ class Gradient:
             self.sparse_dims = gradient.sparse_dim()
             if not self.treatment.sparse_as_dense:
                 self._check_sparse()
-                return gradient, self._replace
-            gradient, use = gradient.to_dense(), self._replace_by_sparse
+                return gradient, self._set_gradient
+            gradient, use = gradient.to_dense(), self._set_sparse_gradient
         compression = self.treatment.compression
         sent, context = compression.compress(gradient)
         if sent is self.parameter.grad:
@@ -146,10 +146,10 @@ class Gradient:
                 f"sparse gradients cannot be reduced with op={op.name}; sparse_as_dense=True can"
             )
 
-    def _replace(self, gradient: Any) -> None:
+    def _set_gradient(self, gradient: Any) -> None:
         self.parameter.grad = gradient
 
-    def _replace_by_sparse(self, gradient: Any) -> None:
+    def _set_sparse_gradient(self, gradient: Any) -> None:
         with torch.sparse.check_sparse_tensor_invariants(enable=False):  # PyTorch makes them itself
             self.parameter.grad = gradient.to_sparse(self.sparse_dims)
 
@@ -175,7 +175,7 @@ class InPlace:
 class Bucketed(Protocol):
     """What a gradient tells that it is in its place (bucket.Bucket), instead of being submitted by itself."""
 
-    def filled(self) -> None: ...
+    def count_arrival(self) -> None: ...
     def wait(self) -> Any: ...
     def done(self) -> bool: ...
 
@@ -197,23 +197,23 @@ class SymmetricGradient(Gradient):
         self._mine = place.gradient
         self._tensor: InPlace | None = None
 
-    def send(self) -> None:
-        if not self._has_moved_in():
-            super().send()
+    def submit_now(self) -> None:
+        if not self._move_into_place():
+            super().submit_now()
             if self.bucket is not None:
-                self.bucket.filled()  # with what nobody is going to read
+                self.bucket.count_arrival()  # with what nobody is going to read
         elif self.bucket is not None:
             self.handle = self.bucket
-            self.bucket.filled()
+            self.bucket.count_arrival()
         else:
             if self._tensor is None:
                 self._tensor = InPlace(self.place.sent, self.name, self.treatment)
             self.handle = self._tensor.submit()
 
-    def outgoing(self) -> tuple[Any, Use | None]:
-        return (self.place.sent, None) if self._has_moved_in() else super().outgoing()
+    def prepare_to_send(self) -> tuple[Any, Use | None]:
+        return (self.place.sent, None) if self._move_into_place() else super().prepare_to_send()
 
-    def _has_moved_in(self) -> bool:
+    def _move_into_place(self) -> bool:
         """See to it that the gradient is in its place; return whether it can be."""
         parameter, mine = self.parameter, self._mine
         gradient = parameter.grad

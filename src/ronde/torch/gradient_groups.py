@@ -25,22 +25,22 @@ class GradientGroup:
         for member in members:
             member.group = self
 
-    def arrived(self) -> None:
+    def count_arrival(self) -> None:
         """One of them is there."""
         self._missing -= 1
         if self._missing == 0:
-            self.send()
+            self.submit_now()
 
-    def begin(self) -> None:
+    def expect_all(self) -> None:
         """Wait for all of them again."""
         self._missing = len(self._members)
 
-    def send(self) -> None:
+    def submit_now(self) -> None:
         """Submit all as they are now, unless they are on their way."""
         if self._members[0].handle is not None:
             return
         treatment = self._members[0].treatment
-        tensors, uses = zip(*(member.outgoing() for member in self._members))
+        tensors, uses = zip(*(member.prepare_to_send() for member in self._members))
         handle = start_grouped_reductions(
             Kind.allreduce,
             tensors,

@@ -95,7 +95,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     treatment = Treatment(reduction, compression, backward_passes_per_step, sparse_as_dense, process_set)
     distributed._distribute(named_parameters, treatment, has_others)
     if has_others:
-        distributed._follow(groups if groups is not None else num_groups, symmetric_gradients)
+        distributed._follow_gradients(groups if groups is not None else num_groups, symmetric_gradients)
     return distributed
 
 
@@ -114,7 +114,7 @@ class _Distributed:
         self._is_synchronized = False
         self._should_synchronize = True
 
-    def _follow(self, groups: int | Sequence[Sequence[Any]], symmetric: bool) -> None:
+    def _follow_gradients(self, groups: int | Sequence[Sequence[Any]], symmetric: bool) -> None:
         """Reduce the gradients of all parameters that have one."""
         followed = [parameter for parameter in parameters_of(self).values() if parameter.requires_grad]
         treatment = self._treatment
@@ -125,15 +125,15 @@ class _Distributed:
         if symmetric and is_of_all and treatment.compression is Compression.none:
             places = symmetric_places(followed)
         for parameter, place in zip(followed, places):
-            self._add(parameter, place)
+            self._add_gradient(parameter, place)
         self._groups = make_groups(self._gradients, list(parameters_of(self).values()), groups)
         self._buckets = make_buckets(
             [each for each in self._gradients if isinstance(each, SymmetricGradient) and each.group is None]
         )
         for gradient in self._gradients:
-            self._hear(gradient)
+            self._register_hook(gradient)
 
-    def _add(self, parameter: Any, place: GradientMemory | None = None) -> Gradient:
+    def _add_gradient(self, parameter: Any, place: GradientMemory | None = None) -> Gradient:
         name = self._names[id(parameter)]
         if place is None:
             gradient = Gradient(parameter, name, self._treatment)
@@ -142,9 +142,9 @@ class _Distributed:
         self._gradients.append(gradient)
         return gradient
 
-    def _hear(self, gradient: Gradient) -> None:
+    def _register_hook(self, gradient: Gradient) -> None:
         """Follow the gradient for as long as this optimizer lives."""
-        weakref.finalize(self, gradient.follow().remove).atexit = False
+        weakref.finalize(self, gradient.register_hook().remove).atexit = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; all ranks must add the same. Their gradients are reduced too."""
@@ -154,7 +154,7 @@ class _Distributed:
             if id(parameter) not in known:
                 self._names.setdefault(id(parameter), name)
                 if parameter.requires_grad and self._has_others:
-                    self._hear(self._add(parameter))
+                    self._register_hook(self._add_gradient(parameter))
 
     @property
     def _parameter_names(self) -> dict[Any, str]:
@@ -191,18 +191,18 @@ class _Distributed:
         if passes < 1:
             raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
         self._treatment.passes = passes
-        self._begin()
+        self._begin_step()
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         """Expect the gradients of a new step; forget those of the last."""
         self._treatment.begun.clear()
         for gradient in self._gradients:
             gradient.handle = None
-            gradient.left = self._treatment.passes
+            gradient.passes_left = self._treatment.passes
         for group in self._groups:
-            group.begin()
+            group.expect_all()
         for bucket in self._buckets:
-            bucket.begin()
+            bucket.expect_all()
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced: `parameter.grad` is then the same on all ranks.
@@ -213,12 +213,12 @@ class _Distributed:
         try:
             for gradient in self._gradients:
                 if gradient.handle is None:
-                    (gradient.group or gradient).send()
+                    (gradient.group or gradient).submit_now()
             wait_all(
                 dict.fromkeys(gradient.handle for gradient in self._gradients if gradient.handle is not None)
             )
         finally:
-            self._begin()
+            self._begin_step()
         self._is_synchronized = True
 
     @contextmanager
@@ -245,14 +245,14 @@ class _Distributed:
             self.synchronize()
             reduced = None
         else:
-            reduced = partial(self._called, closure)
+            reduced = partial(self._reduce_after, closure)
         self._is_synchronized = False
         return super().step(reduced)  # type: ignore[misc]
 
     # The optimizer's own `step` calls hooks and the profiler; PyTorch must not wrap this one, too.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _called(self, closure: Callable[[], Any]) -> Any:
+    def _reduce_after(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             result = closure()
         self.synchronize()
@@ -271,6 +271,6 @@ class _Distributed:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state, and begin a new step."""
-        self._begin()
+        self._begin_step()
         self._is_synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)  # type: ignore[misc]

@@ -71,10 +71,10 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
             return super().forward(input)
         moments = _moments_of_all(input, self._process_set)
         if self.training and self.track_running_stats:
-            self._follow(moments)
+            self._update_running_statistics(moments)
         return _Normalize.apply(input, self.weight, self.bias, moments, self.eps, self._process_set)
 
-    def _follow(self, moments: _Moments) -> None:
+    def _update_running_statistics(self, moments: _Moments) -> None:
         """Let the running statistics follow."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
