@@ -171,12 +171,12 @@ FAILURES = [
     Failure(
         "a list instead of an array",
         "world.allreduce([1, 2, 3])",
-        (r"expected an array .* got list; numpy.asarray",),
+        (r"expected an array .* got list; convert it with numpy.asarray",),
     ),
     Failure(
         "a dict instead of an array",
         "ronde.broadcast({'weight': np.ones(3)}, 0)",
-        (r"expected an array .* got dict; broadcast_object\(\) and allgather_object\(\) take any object",),
+        (r"expected an array .* got dict; to send other objects, use broadcast_object\(\) or",),
     ),
     Failure(
         "an operation in the place of a name",

@@ -1,7 +1,7 @@
 """Chooses the core for Ronde's own threads, by the setting `thread_affinity`.
 
-A new thread inherits the affinity of the one that starts it. So that one is pinned for just this moment, and nobody has
-to tell the native threads.
+A new thread inherits the affinity of the thread that starts it. So Ronde pins the starting thread for just this moment;
+the native threads need no code for it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["core_of", "starting_threads_on"]
 
 
 def core_of(cores: Sequence[int] | None, local_rank: int, local_size: int) -> int | None:
-    """Return the core of a rank, None if none is wanted, or if there are fewer than ranks, which is said once.
+    """Return the core of a rank. None if `cores` is None, or names fewer cores than the host has ranks (a warning).
 
-    Raises UsageError, on all ranks of the host alike, if a core is not there.
+    Raises UsageError, on all ranks of the host alike, if this process may not run on a core.
     """
     if cores is None:
         return None
     shown = ",".join(map(str, cores))
     if len(cores) < local_size:
-        # No error: horovodrun takes one number only, so its users' files have one, whatever the number of ranks.
+        # No error: horovodrun accepts a single number, so scripts for it set one, whatever the number of ranks.
         if local_rank == 0:
-            _warn(
-                f"thread_affinity={shown} means nothing: it names {len(cores)} of {local_size} cores, one for each "
-                f"rank on host {host_name()}"
+            _warn_once(
+                f"thread_affinity={shown} has no effect on host {host_name()}, which has {local_size} ranks: expected "
+                f"{local_size} cores, one for each rank, not {len(cores)}"
             )
         return None
     for rank, core in enumerate(cores[:local_size]):
@@ -41,21 +41,21 @@ def core_of(cores: Sequence[int] | None, local_rank: int, local_size: int) -> in
                 pass
         except (OSError, OverflowError):
             raise UsageError(
-                f"thread_affinity={shown}: core {core}, of local rank {rank}, does not exist on host {host_name()} or "
-                f"may not be used; this process runs on {', '.join(map(str, sorted(usable_core_numbers())))}"
+                f"thread_affinity={shown}: local rank {rank} cannot use core {core} of host {host_name()}; this "
+                f"process may run on the cores {', '.join(map(str, sorted(usable_core_numbers())))}"
             ) from None
     return cores[local_rank]
 
 
 @cache
-def _warn(text: str) -> None:
-    """Say it, for the first time: every communicator asks for its core."""
+def _warn_once(text: str) -> None:
+    """Log the warning, but only the first time: every communicator asks for its core."""
     logging.getLogger(__name__).warning(text)
 
 
 @contextmanager
 def starting_threads_on(core: int | None) -> Iterator[None]:
-    """Threads that are started within it, by this thread, run on the core. Raises OSError if there is none."""
+    """Run the threads that this thread starts within the block on the core. Raises OSError if that is impossible."""
     if core is None:
         yield
         return

@@ -1,9 +1,9 @@
-"""The array border: what users pass becomes contiguous memory with an element type, and results become what they pass.
+"""The array border: turns arrays of users into contiguous memory with an element type, and results into arrays.
 
-NumPy arrays and PyTorch tensors are served in kind: a tensor in gives a tensor out. Whatever else offers DLPack, the
-buffer protocol or `__array__` in main memory (JAX arrays, `array.array`, bytes) is read in place; its results are NumPy
-arrays. A Python number counts as an array without axes (bool, int64, float64, complex128). PyTorch is never imported
-here: a program that passes a tensor has imported it.
+A NumPy array in gives a NumPy array out, a PyTorch tensor a tensor. Other objects in main memory that offer DLPack, the
+buffer protocol or `__array__` (JAX arrays, `array.array`, bytes) are read in place; their results are NumPy arrays. A
+Python number counts as an array without axes (bool, int64, float64, complex128). This module never imports PyTorch: a
+program that passes a tensor has imported it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Operand", "Target", "copy", "late_target", "like", "operand", "overl
 # A device code of DLPack, dlpack.h: kDLCPU.
 _MAIN_MEMORY = 1
 
-# NumPy's own element types in this machine's byte order. What is not among them takes the longer way.
+# NumPy's own element types in this machine's byte order. Other types take a slower path.
 _NUMPY_DTYPES: dict[Any, DType] = {
     np.dtype(dtype.name): dtype for dtype in DType if dtype is not DType.bfloat16
 }
 
 
 class Operand(NamedTuple):
-    """An input: `memory` is contiguous and readable by the native side, `source` what the user passed."""
+    """An input: `memory` is contiguous and readable by the native side, `source` is the user's array."""
 
     memory: Any
     dtype: DType
@@ -55,10 +55,10 @@ class Operand(NamedTuple):
 
 
 class Target(NamedTuple):
-    """An output: the native side writes `memory`; `finish` gives the user's array once it is written.
+    """An output: the native side writes `memory`; then `finish` returns the user's array.
 
-    `refusal`: what is wrong with the user's `out`, where it is found out so late that the others wait for this rank:
-    it takes part with other memory, and `finish` raises.
+    `refusal`: the error in the user's `out`, found when other ranks already wait for this one. The rank then takes part
+    with other memory, and `finish` raises the error.
     """
 
     memory: Any
@@ -75,9 +75,9 @@ class Target(NamedTuple):
 
 
 def operand(x: Any, anywhere: bool = False) -> Operand:
-    """Return the array as an input. Raises UsageError if it is no array, or one that cannot be used in place.
+    """Return the array as an input. Raises UsageError if it is not an array, or one of an unsupported kind.
 
-    `anywhere`: a tensor may be on any device; then nothing here touches its memory.
+    `anywhere`: a tensor may be on any device; this function does not touch its memory.
     """
     if type(x) is np.ndarray and x.flags.c_contiguous:  # nothing to prepare
         dtype = _NUMPY_DTYPES.get(x.dtype)
@@ -104,7 +104,7 @@ def like(x: Any) -> Any:
 
 
 def target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
-    """Return where a result of this shape goes: `out`, or a new array of the input's kind and type.
+    """Return the target of a result of this shape: `out`, or a new array of the input's kind and type.
 
     Raises UsageError if `out` has another type or shape, or cannot be written.
     """
@@ -131,7 +131,7 @@ def target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
 
 
 def late_target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
-    """Return the same for a call that has begun: what is wrong with `out` is raised when the call has ended."""
+    """Return the same for a call that has begun: an error in `out` is raised when the call has ended."""
     try:
         return target(given, shape, out)
     except UsageError as error:
@@ -155,7 +155,7 @@ def _span(memory: Any) -> tuple[int, int]:
 
 
 def copy(given: Operand, goal: Target) -> None:
-    """Write the input into the output's memory; they are of the same type and shape."""
+    """Copy the input into the output's memory, which has the same type and shape."""
     _bytes_of(goal.memory)[:] = _bytes_of(given.memory)
 
 
@@ -194,9 +194,9 @@ def _as_numpy(x: Any) -> np.ndarray[Any, Any]:
         pass
     advice = ""
     if isinstance(x, list | tuple):
-        advice = "; numpy.asarray() makes one of it"
+        advice = "; convert it with numpy.asarray()"
     elif isinstance(x, dict | set | str):
-        advice = "; broadcast_object() and allgather_object() take any object"
+        advice = "; to send other objects, use broadcast_object() or allgather_object()"
     raise UsageError(
         "expected an array (NumPy, PyTorch, or anything with DLPack or the buffer protocol), got "
         f"{type(x).__name__}{advice}"
@@ -207,16 +207,18 @@ def _dtype_of(name: str, array: Any) -> DType:
     dtype = DType.__members__.get(name)
     if dtype is None:
         supported = ", ".join(DType.__members__)
-        raise UsageError(f"{type(array).__name__} of {name} values: supported are {supported}")
+        raise UsageError(
+            f"the dtype {name} of the {type(array).__name__} is not supported; convert it to {supported}"
+        )
     return dtype
 
 
 def _exportable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    # NumPy's own types export buffers; bfloat16 comes from ml_dtypes, whose arrays do not.
+    # NumPy's own types export buffers. bfloat16 comes from ml_dtypes, whose arrays do not.
     return array if array.dtype in _NUMPY_DTYPES else array.view(np.uint16)
 
 
-# PyTorch's element types, as they are met: their names take long to ask for.
+# PyTorch's element types that have occurred: asking for their names is slow.
 _torch_dtypes: dict[Any, DType] = {}
 
 

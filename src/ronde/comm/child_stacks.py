@@ -1,8 +1,8 @@
-"""Where the forked children of this process are: the workers of a DataLoader, say, for which its main thread waits.
+"""The stacks of this process's forked children: the workers of a DataLoader, for example, for which the rank waits.
 
-A child keeps the signal handler that its parent has prepared (`stacks.Dump`), with a file in memory that both have. The
-parent sends the signal and reads what faulthandler has written. Only a child that still runs the parent's program, and
-has the handler, gets the signal; of any other the report has the command line.
+A child keeps the signal handler of its parent (`stacks.Dump`), with a file in memory that both share. The parent sends
+the signal and reads the stacks that faulthandler writes. Only a child that still runs the parent's program and has the
+handler gets the signal; for any other child the report shows the command line.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ronde.core.stall_report import readable_stacks
 __all__ = ["describe_children"]
 
 _MOST = 8
-_PATIENCE_S = 0.15  # for all together: the answer is due after Stalls' kInterpretersTime_ns
+_PATIENCE_S = 0.15  # for all children together: the answer is due after kInterpretersTime_ns of cpp/stalls.h
 _LOOK_S = 0.002
 
 
 def describe_children(signal: int, file: int) -> list[str]:
-    """Return lines that say of each child process what it is and where. `signal`: 0 if there is no handler."""
+    """Return lines with the command and the stacks of each child process. `signal`: 0 if there is no handler."""
     until_s = time.monotonic() + _PATIENCE_S
     lines = []
     children = _children_of(os.getpid())
@@ -48,7 +48,7 @@ def _children_of(pid: int) -> list[int]:
 
 
 def _has_our_handler(pid: int, signal: int) -> bool:
-    """Whether it runs the program of this process, and catches the signal."""
+    """Return whether the process runs the program of this one and catches the signal."""
     try:
         if os.readlink(f"/proc/{pid}/exe") != os.readlink("/proc/self/exe"):
             return False
@@ -68,9 +68,9 @@ def _command(pid: int) -> list[str]:
 
 
 def _stacks_of(pid: int, signal: int, file: int, until_s: float) -> str:
-    """Return what the child's handler writes, once it writes no more."""
+    """Return the stacks that the child's handler writes."""
     os.ftruncate(file, 0)
-    os.lseek(file, 0, os.SEEK_SET)  # the child's place in the file, too
+    os.lseek(file, 0, os.SEEK_SET)  # parent and child share the position
     try:
         os.kill(pid, signal)
     except OSError:
@@ -81,6 +81,6 @@ def _stacks_of(pid: int, signal: int, file: int, until_s: float) -> str:
         before, size = size, os.fstat(file).st_size
         if size and size == before:
             break
-    main = threading.main_thread().ident or 0  # of a child, too, if the main thread has forked it
-    told = readable_stacks(f"{main:#x}\n" + os.pread(file, size, 0).decode(errors="replace"))
-    return told.partition("\nthread ")[0]  # of the other threads nothing
+    main = threading.main_thread().ident or 0  # also that of a child which the main thread has forked
+    stacks = readable_stacks(f"{main:#x}\n" + os.pread(file, size, 0).decode(errors="replace"))
+    return stacks.partition("\nthread ")[0]  # the main thread's only

@@ -1,4 +1,4 @@
-"""The parameters and errors that the methods of a `Communicator` share, for `help`."""
+"""The parameters and errors that the methods of `Communicator` share, for `help`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sends Ronde's log lines to the program's handlers, or to stderr if it has none.
+"""Sends Ronde's log lines to the program's handlers, or to stderr if the program has none.
 
-Everything is logged below the logger "ronde". The root logger is the program's, and never touched; a handler that the
-program installs later, there or at "ronde", takes over.
+Ronde logs below the logger "ronde". The root logger belongs to the program, and Ronde never changes it. A handler that
+the program installs later, at the root or at "ronde", takes over.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _ours = logging.getLogger("ronde")
 
 
 class _Stderr(logging.Handler):
-    """Writes lines that say which rank on which host they are from, unless the program shows them itself."""
+    """Writes lines that name the rank and its host, unless the program has a handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if sys.stderr is None or logging.getLogger().handlers or _ours.handlers != [self]:
             return
         try:
-            sys.stderr.write(self.format(record) + "\n")  # in one piece: other ranks write there, too
+            sys.stderr.write(self.format(record) + "\n")  # in one piece, because other ranks write there, too
             sys.stderr.flush()
         except Exception:
             self.handleError(record)
@@ -34,14 +34,14 @@ _stderr = _Stderr()
 
 
 def log_as_rank(rank: int) -> None:
-    """From here on this process is a rank, and its lines say so."""
+    """Name this rank in every log line from now on."""
     _set_format(rank, hide_time=False)
     if _stderr not in _ours.handlers and not _ours.hasHandlers():
         _ours.addHandler(_stderr)
 
 
 def apply_log_settings(wanted: Settings, rank: int) -> None:
-    """Log what the settings want, and how."""
+    """Log from the level of the settings on, in their format."""
     _ours.setLevel(wanted.log_level.upper())
     _set_format(rank, wanted.log_hide_time)
 

@@ -1,7 +1,7 @@
 """Rank and size as functions, as scripts for other frameworks expect them.
 
-All raise NotInitializedError before `ronde.init()`. The meanings are those of `Communicator`'s properties. A
-forked child gets its parent's answers: workers of a DataLoader choose their rank's part of the data.
+They return the properties of the world's `Communicator`. In a forked child, such as a worker of a DataLoader, they
+return those of its parent, so that the worker can choose its rank's part of the data.
 """
 
 from __future__ import annotations

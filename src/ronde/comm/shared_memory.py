@@ -1,4 +1,4 @@
-"""How ranks of one host come to share memory: file descriptors that travel over their control connections."""
+"""Shares memory among the ranks of one host: file descriptors travel over their control connections."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ronde.errors import MismatchError, PeerError, TimeoutError
 __all__ = ["DescriptorCarrier", "share_bells", "share_segment"]
 
 _NO_ROOM = -2  # Watch::kNoRoom of cpp/watch.h
-_SIGNALS_NS = 100 * 10**6  # so often a waiting rank looks whether a signal has come
+_SIGNALS_NS = 100 * 10**6  # how often a waiting rank lets Python handle signals
 
 
 class DescriptorCarrier(Protocol):
-    """What carries descriptors between the ranks of a communicator: it, or its watch before it exists."""
+    """Carries descriptors between the ranks of a communicator: the communicator, or its watch before it exists."""
 
     def send_descriptor(self, rank: int, fd: int, /) -> None:
-        """Give a rank a duplicate; of -1, word that there is none. Never blocks."""
+        """Send a rank a duplicate of the descriptor, or for -1 a note that there is none. Never blocks."""
 
     def receive_descriptor(self, rank: int, timeout_ns: int, /) -> int | None:
-        """Return the next one from that rank, or None after that time. Raises PeerError."""
+        """Return the next descriptor from the rank, or None after `timeout_ns`. Raises PeerError."""
 
 
 def share_segment(carrier: DescriptorCarrier, topology: Topology, nbytes: int, deadline_ns: int) -> int:
-    """Return a file descriptor of zeroed memory that all ranks of the host share; all of them call it alike.
+    """Return a file descriptor of zeroed memory that all ranks of the host share; all of them call it.
 
-    The memory has no name and a size that nobody can change; it goes with the last descriptor and mapping.
-    `deadline_ns`: of `time.monotonic_ns()`. Raises PeerLostError, TimeoutError at the deadline, MismatchError if the
-    ranks disagree about the size, and on all ranks an error if the leader could not make it.
+    The memory has no name and a fixed size, and disappears with its last descriptor and mapping. `deadline_ns`: of
+    `time.monotonic_ns()`. Raises PeerLostError, TimeoutError at the deadline, MismatchError if the ranks disagree about
+    the size, and an error on all ranks if the leader cannot make the memory.
     """
     leader = topology.leader
     if topology.rank != leader:
@@ -39,7 +39,9 @@ def share_segment(carrier: DescriptorCarrier, topology: Topology, nbytes: int, d
         made = os.fstat(segment).st_size
         if made != nbytes:
             os.close(segment)
-            raise MismatchError(f"rank {leader} made a segment of {made} bytes, this rank expects {nbytes}")
+            raise MismatchError(
+                f"rank {leader} made a segment of {made} bytes, but this rank expects {nbytes}"
+            )
         return segment
     segment = -1
     try:
@@ -51,7 +53,7 @@ def share_segment(carrier: DescriptorCarrier, topology: Topology, nbytes: int, d
 
 
 def share_bells(carrier: DescriptorCarrier, topology: Topology, deadline_ns: int) -> dict[int, int]:
-    """Return an eventfd for each rank of the host, by rank: this one has made its own. Raises as `share_segment`."""
+    """Return an eventfd for each rank of the host, by rank; each rank makes one. Raises as `share_segment`."""
     bells = {topology.rank: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)}
     others = [rank for rank in topology.local_ranks if rank != topology.rank]
     try:
@@ -85,7 +87,7 @@ def _receive(carrier: DescriptorCarrier, rank: int, deadline_ns: int) -> int:
 
 
 def _make_segment(nbytes: int) -> int:
-    """Return zeroed memory without a name, of a size fixed for good: a shrunken one would kill whoever reads it."""
+    """Return zeroed memory without a name. Its size is sealed: reading beyond a shrunken end would kill a process."""
     segment = os.memfd_create("ronde", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(segment, 0o600)

@@ -1,9 +1,9 @@
-"""Where the threads of this process are: told by the interpreter, or, while it does not answer, by a signal handler.
+"""The stacks of this process's threads: from the interpreter, or, if it does not answer, from a signal handler.
 
-`formatted` is for a healthy interpreter. `Dump` prepares the other way: faulthandler writes all threads' stacks into a
-file in memory when a certain signal comes. Nobody but the native watch thread sends it, and only to itself, so that no
-thread of the program is disturbed. The signal is a real-time one that nobody uses; if there is none, there are no
-stacks.
+`formatted` asks a healthy interpreter. `Dump` prepares the other way: at a certain signal, faulthandler writes the
+stacks of all threads into a file in memory. Only the native watch thread sends it, and only to itself, so it disturbs
+no thread of the program. The signal is a real-time signal without a handler; if every one has a handler, reports show
+no stacks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def formatted() -> str:
 
 
 def places_of_waits() -> list[str]:
-    """Return the lines of the program at which its threads are in a call of Ronde."""
+    """Return the lines of the program whose calls of Ronde its threads are in."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     places = []
     for ident, frame in sys._current_frames().items():
@@ -63,7 +63,7 @@ def places_of_waits() -> list[str]:
 
 
 def call_site() -> str:
-    """Return the line of the program that calls Ronde in this thread: "train.py:12". Empty: no line of Python does."""
+    """Return the line of the program that calls Ronde in this thread: "train.py:12"; "" if the caller is not Python."""
     caller = _first_of_the_program(sys._getframe())
     if caller is None:
         return ""
@@ -82,11 +82,11 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 class Dump:
-    """A file that a signal fills with stacks, and one for forked children. `signal` is 0 if there is no way."""
+    """A file that a signal fills with stacks, and one for forked children. `signal`: 0 if no signal is free."""
 
     def __init__(self) -> None:
         self.signal, self.file, self.childrens_file = 0, -1, -1
-        # Programs that use real-time signals begin to count at either end.
+        # Programs that use real-time signals take the first or the last ones.
         free = [
             each
             for each in range(signal.SIGRTMAX - 3, signal.SIGRTMIN + 3, -1)
@@ -100,7 +100,7 @@ class Dump:
         self.signal = free[0]
 
     def close(self) -> None:
-        """Give the signal back."""
+        """Remove the signal handler, and close the files."""
         if self.signal:
             faulthandler.unregister(self.signal)
             os.close(self.file)
@@ -108,7 +108,7 @@ class Dump:
             self.signal = 0
 
     def leave_to_parent(self) -> None:
-        """In a forked child: write for the parent from now on (comm/child_stacks)."""
+        """In a forked child: write stacks for the parent from now on (comm/child_stacks)."""
         if self.signal:
             faulthandler.register(self.signal, file=self.childrens_file, all_threads=True, chain=False)
             os.close(self.file)

@@ -1,11 +1,11 @@
-"""The shell of `core.stall`: one thread per process that sleeps until something that a rank waits for becomes old.
+"""The shell of `core.stall`: one thread per process, which sleeps until an operation has waited too long.
 
-The native side (cpp/stalls.h) sleeps without the interpreter, answers other ranks without it, and knows what is
-pending. The thread wakes when the oldest pending call or tensor of any communicator reaches its limit, when another
-rank asks or answers, and when something begins after a time in which nothing was pending.
+The native side (cpp/stalls.h) sleeps and answers other ranks without the interpreter, and knows what is pending. The
+thread wakes when the oldest pending call or tensor of any communicator reaches its limit, when another rank asks or
+answers, and when an operation begins while none was pending.
 
-Every communicator has a `StallWatch` for the calls of its program, and an engine one for its tensors instead. The
-thread begins with the first of them and ends with the last.
+Every communicator has a `StallWatch` for the calls of its program; an engine has one for its tensors instead. The
+thread starts with the first watch and ends with the last.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from ronde.settings import Settings
 __all__ = ["StallWatch", "hide_thread"]
 
 _ASKED, _ANSWER, _STACKS_WANTED, _STACKS = 1, 2, 3, 4  # StallHub::Event::Type of cpp/stall_hub.h
-_LATE_NS = 10**9 // 2  # a call of the program has kept the interpreter's lock
+_LATE_NS = 10**9 // 2  # a thread that wakes later than this had to wait for the interpreter's lock
 _LONGEST_END_S = 5.0
 
 
 class StallWatch:
-    """Looks for stalls of one communicator, from its making to `close`."""
+    """Looks for stalls on one communicator until `close`."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class StallWatch:
         hosts: Sequence[str],
         names: Sequence[int],
     ) -> None:
-        """`hosts`: by rank. `names`: by rank, how messages call it."""
+        """`hosts`: by rank. `names`: by rank, its number in messages."""
         self._subject, self._log = subject, log
         self._names = names
         self._hosts = dict(zip(names, hosts))  # by name
         self._shutdown_ns = settings.stall_shutdown_ns
         self.inspector = Inspector(rank, len(hosts), settings.stall_warning_ns, settings.stall_shutdown_ns)
         self._inspection: _Inspection | None = None
-        if len(hosts) == 1:  # which never waits for another
+        if len(hosts) == 1:  # a single rank never waits
             self.native = make_native(_native.StallHub())
             return
         with _Inspection.lock:
@@ -77,7 +77,7 @@ class StallWatch:
             self._inspection.add_watch(self)
 
     def close(self, waits: bool = True) -> None:
-        """Look no more. `waits`: until the thread has ended, if this was the last one. May be called again."""
+        """Stop looking. `waits`: for the end of the thread, if this is the last watch. A second call does nothing."""
         inspection, self._inspection = self._inspection, None
         if inspection is None:
             return
@@ -99,7 +99,7 @@ class StallWatch:
     # The thread
 
     def handle_message(self, kind: int, rank: int, rest: Sequence[Any]) -> None:
-        """Take note of what the native side has heard."""
+        """Handle a message of another rank, which the native side has received."""
         if kind == _STACKS_WANTED:
             inspection = self._inspection
             children = [] if inspection is None else inspection.describe_children()
@@ -144,7 +144,7 @@ class StallWatch:
                 self.native.abort(abort_reason(renamed, self._hosts, self._shutdown_ns, self._subject))
 
     def _states_of_silent_ranks(self, stall: Stall) -> dict[int, str]:
-        """What the system says of silent ranks on this host, by name."""
+        """Return the process states of silent ranks on this host, by name."""
         states = {}
         for rank in stall.silent:
             if pid := self.native.process_of(rank):
@@ -153,14 +153,14 @@ class StallWatch:
 
 
 class _Inspection:
-    """The thread, and whom it serves. All with `lock` held but the thread's sleep."""
+    """The thread and the watches it serves. Everything except the thread's sleep happens with `lock` held."""
 
     only: ClassVar[_Inspection | None] = None
     lock: ClassVar[Any] = threading.RLock()
 
     @classmethod
     def of_this_process(cls) -> _Inspection:
-        """Return the one of this process."""
+        """Return the inspection of this process."""
         cls.only = cls.only or _Inspection()
         return cls.only
 
@@ -174,18 +174,18 @@ class _Inspection:
         self.hide_from_stacks(self._thread)
 
     def hide_from_stacks(self, thread: threading.Thread) -> None:
-        """Leave a thread out of stacks that are taken without the interpreter."""
+        """Leave a thread out of the stacks that the signal handler writes."""
         self._hidden.append(thread.ident or 0)
         preface = " ".join(map(hex, (main_ident(), *self._hidden))) + "\n"
         self.native.use_stacks(self._dump.signal, self._dump.file, preface)
 
     def add_watch(self, watch: StallWatch) -> None:
-        """Serve a communicator."""
+        """Serve a watch."""
         self._watches[watch.native.member] = weakref.ref(watch)
         self.native.wake()
 
     def remove_watch(self, member: int) -> bool:
-        """Serve it no more; return whether it was the last, with which the thread ends."""
+        """Stop serving a watch. Return whether it was the last one, so that the thread ends."""
         if self._watches.pop(member, None) is None or self._watches:
             return False
         _Inspection.only = None
@@ -194,17 +194,17 @@ class _Inspection:
         return True
 
     def join_thread(self) -> None:
-        """Wait until the thread has ended; not for ever, as a log handler may be stuck in it."""
+        """Wait until the thread has ended, for a limited time: a log handler of the program may block it."""
         if threading.current_thread() is not self._thread:
             self._thread.join(_LONGEST_END_S)
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """In a forked child: leave the parent's thread alone."""
         self.native.abandon()
         self._dump.leave_to_parent()
 
     def describe_children(self) -> list[str]:
-        """Return what the child processes are and where."""
+        """Return lines with the command and the stacks of each child process."""
         return describe_children(self._dump.signal, self._dump.childrens_file)
 
     def _run(self) -> None:
@@ -224,7 +224,7 @@ class _Inspection:
                 watch.inspector.postpone_inspection(time.monotonic_ns())
 
     def _inspect_all(self) -> int:
-        """Let all look whether something is old; return when they want to look again, -1: not by themselves."""
+        """Let all watches look for stalls; return when the first of them wants to look again, or -1."""
         times = []
         for member in list(self._watches):
             self._guarded(member, _inspect_unless_idle)
@@ -239,7 +239,7 @@ class _Inspection:
             return
         try:
             do(watch)
-        except Exception:  # the job goes on without
+        except Exception:  # the job continues without reports
             logging.getLogger(__name__).exception("the inspection of stalls has failed")
             self.remove_watch(member)
 
@@ -261,18 +261,18 @@ def _process_state(pid: int) -> str:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             letter = file.read().rpartition(")")[2].split()[0]
     except OSError:
-        return "is not to be seen from here"
+        return "cannot be seen from here"
     meaning = {
         "T": "is stopped (SIGSTOP)",
         "t": "is stopped by a debugger",
-        "D": "waits for a device or a file system, and cannot be interrupted",
+        "D": "waits for a device or a file system and cannot be interrupted",
         "Z": "has ended",
     }
     return f"{meaning.get(letter, 'is alive')} (state {letter})"
 
 
 def _forget_parents() -> None:
-    """In a forked child."""
+    """In a forked child, forget the parent's inspection."""
     _Inspection.lock = threading.RLock()
     if _Inspection.only is not None:
         _Inspection.only.abandon()

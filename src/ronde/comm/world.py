@@ -1,8 +1,8 @@
 """The communicator of all ranks: how a process joins it, asks about it, and leaves it.
 
-`init` finds out who this process is (the environment of `ronde run`, torchrun, mpirun, srun, or its arguments), goes to
-where the ranks meet, and wires the world. One world at a time per process; `shutdown` and `init` may be repeated, by
-all ranks alike.
+`init` determines the rank of this process (from the environment of `ronde run`, torchrun, mpirun or srun, or from its
+arguments), meets the other ranks at the store, and connects the world. A process has one world at a time; all ranks may
+call `shutdown` and `init` again.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _log = logging.getLogger(__name__)
 
 
 class _JobProcess:
-    """What this process has of its job; one instance, below."""
+    """The state of this process in its job; one instance, below."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: a process that is new, or a forked child."""
+        """Forget everything, as in a new process or a forked child."""
         self.pid = os.getpid()
         self.world: Communicator | None = None
-        # Kept after shutdown: the others cannot tell a store that will be back from one that is gone.
+        # Kept after shutdown, for the next `init`: a store that closed in between would look lost to the other ranks.
         self.meeting: Meeting | None = None
         self.point: MeetingPoint | None = None
         self.generation = 0
@@ -59,14 +59,14 @@ def init(
     world_size: int | None = None,
     **overrides: object,
 ) -> None:
-    """Join the world; returns when all ranks have joined. All ranks call it; a second call does nothing.
+    """Join the world, and return when all ranks have joined. All ranks call it; a second call does nothing.
 
-    Without arguments, the launcher's environment says who this process is; without a launcher it is alone, of size 1.
-    `rank`, `size` (or `world_size`): instead of a launcher. `store`: where the ranks meet then, `tcp:host:port` or
-    `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in the words of torch.distributed,
-    `env://`, `tcp://host:port` or `file:///path` (see core/init_method). `overrides`: settings by name
-    (docs/settings.md), before `RONDE_*` variables. Raises UsageError for invalid arguments, TimeoutError that
-    names the ranks that did not come, AuthenticationError.
+    Without arguments, rank and size come from the launcher's environment; without a launcher, the world has one rank.
+    `rank`, `size` (or `world_size`): instead of a launcher. `store`: where the ranks then meet, `tcp:host:port` or
+    `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in torch.distributed's form, `env://`,
+    `tcp://host:port` or `file:///path` (see core/init_method). `overrides`: settings by name (docs/settings.md), which
+    override `RONDE_*` variables. Raises UsageError for invalid arguments, TimeoutError that names the missing ranks,
+    AuthenticationError.
     """
     _forget_if_forked()
     if _process.world is not None:
@@ -89,7 +89,7 @@ def init(
 
 
 def shutdown() -> None:
-    """Leave the world; calls of the other ranks that need this one fail. Does nothing before `init`."""
+    """Leave the world; calls of other ranks that need this rank fail. Does nothing before `init`."""
     if _process.pid != os.getpid() or _process.world is None:
         return
     leaving, _process.world = _process.world, None
@@ -97,7 +97,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether this process has joined the world and not left it, or its parent had when it forked this process.
+    """Return whether this process, or its parent before the fork, has joined the world and not left it.
 
     So `rank() if is_initialized() else 0` in a worker of a DataLoader is the rank of its parent. Raises no error.
     """
@@ -105,7 +105,7 @@ def is_initialized() -> bool:
 
 
 def has_joined() -> bool:
-    """Whether it is this very process that has joined the world and not left it."""
+    """Return whether this process, not its parent, has joined the world and not left it."""
     return is_initialized() and _process.pid == os.getpid()
 
 
@@ -118,19 +118,19 @@ def world() -> Communicator:
 
 
 def world_of_parent() -> Communicator:
-    """Return the same, or in a forked child that of its parent, of which one may only ask who the parent is."""
+    """Return the same, or in a forked child its parent's, for queries of rank and size only."""
     if _process.world is None:
         raise NotInitializedError("Ronde is not initialized in this process: call ronde.init() first")
     return _process.world
 
 
 def meeting() -> Meeting | None:
-    """Return where the ranks of the world have met; None if this process is alone, or in none."""
+    """Return where the ranks of the world have met; None if this process is alone, or not in a world."""
     return _process.meeting if _process.pid == os.getpid() else None
 
 
 def _forget_if_forked() -> None:
-    """A forked child has its parent's connections, but is no rank: it starts afresh."""
+    """Reset the state in a forked child, which has its parent's connections but is not a rank."""
     if _process.pid != os.getpid():
         _process.reset()
 

@@ -1,11 +1,11 @@
-"""Where ranks call operations without names, and the warnings about calls at different lines. Pure.
+"""Compares the lines at which ranks call operations without names, and warns if they differ. Pure.
 
-Operations without names belong together by their order alone. If two ranks call two of them in different order and the
-shapes are equal, nothing else tells that each result combines different arrays. Different lines are a hint and no
-proof, because a rank may have an if/else for itself: so they are a warning, once for each pair of lines.
+Operations without names match by their order alone. If two ranks call two of them in different order with equal shapes,
+only the lines of the calls show that each result combines different arrays. Different lines are a hint, not a proof,
+because a rank may take another branch of an if. So they are a warning, once for each pair of lines.
 
-Only misses are compared. A cached name stands for another call each time it comes round, so what was compared once says
-nothing of the next use: each use would need its line, and another message between the leaders of hosts.
+Only misses are compared. A cached name stands for another call in every cycle of names, so a comparison holds for one
+use of it. To compare each use, ranks would have to send its line with an additional message between host leaders.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ _MOST_WARNINGS = 8
 
 
 class CallSites:
-    """What the coordinator knows of call sites: of the names that wait, and which pairs it has warned about."""
+    """The call sites that the coordinator knows: of names that wait, and of pairs that it has warned about."""
 
     def __init__(self, names: Sequence[int]) -> None:
-        """`names`: by rank, the number by which messages call it."""
+        """`names`: by rank, its number in messages."""
         self._names = names
         self._lowest: dict[str, dict[str, int]] = {}  # by name and site: the lowest rank that calls there
         self._seen: set[frozenset[str]] = set()
         self._warnings: list[str] = []
 
     def add(self, call: CallSite, rank: int) -> None:
-        """Note that the rank, and perhaps higher ones, calls the operation there."""
+        """Record that the rank, and perhaps higher ones, calls the operation at this line."""
         lowest = self._lowest.setdefault(call.name, {})
         lowest[call.site] = min(rank, lowest.get(call.site, rank))
 
     def compare(self, name: str) -> None:
-        """Forget where the operation is called, as it runs now; warn if ranks call it at different lines."""
+        """Forget the lines of an operation that runs now; warn if they differ between ranks."""
         calls = sorted((rank, site) for site, rank in self._lowest.pop(name, {}).items())
         for rank, site in calls[1:]:
             self._warn(name, calls[0], (rank, site))
 
     def forget(self, name: str) -> None:
-        """Forget where the operation is called, as it fails on all ranks and its error says why."""
+        """Forget the lines of an operation that fails on all ranks: its error says why."""
         self._lowest.pop(name, None)
 
     def take_warnings(self) -> list[str]:

@@ -1,7 +1,7 @@
-"""Ranks that wait for each other in circles. Pure.
+"""Finds ranks that wait for each other in a circle. Pure.
 
-A rank waits for all that have not begun what it sleeps in, and sleeps until the last of them has. So a rank that waits
-for itself by way of others, each of which sleeps, never goes on.
+A rank waits for all ranks that have not begun its operation, until the last of them begins it. So ranks that wait for
+each other in a circle never continue.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 
 __all__ = ["circle_through", "entangled_with"]
 
-WaitsFor = Mapping[int, Collection[int]]  # by rank that sleeps
+WaitsFor = Mapping[int, Collection[int]]  # by waiting rank: the ranks it waits for
 
 
 def circle_through(rank: int, waits_for: WaitsFor) -> tuple[int, ...]:
-    """Return the shortest circle of ranks, each waiting for the next, from this one on; empty if it is on none."""
+    """Return the shortest circle of ranks, each waiting for the next, that begins with this rank; () if none does."""
     came_from: dict[int, int] = {}
     queue = deque([rank])
     while queue and rank not in came_from:
@@ -33,7 +33,7 @@ def circle_through(rank: int, waits_for: WaitsFor) -> tuple[int, ...]:
 
 
 def entangled_with(rank: int, waits_for: WaitsFor) -> set[int]:
-    """Return all ranks that are on a circle with this one; empty if it is on none."""
+    """Return all ranks that are on a circle with this rank; an empty set if no circle contains it."""
     waited_for_by: dict[int, set[int]] = {}
     for waiting, others in waits_for.items():
         for other in others:
@@ -42,7 +42,7 @@ def entangled_with(rank: int, waits_for: WaitsFor) -> set[int]:
 
 
 def _reachable(rank: int, edges: WaitsFor) -> set[int]:
-    """In one step or more."""
+    """Return the ranks that one or more edges lead to."""
     found: set[int] = set()
     queue = [rank]
     while queue:

@@ -1,15 +1,16 @@
-"""What many ranks say in a cold round, with what is equal said once. Pure.
+"""Merges equal messages of many ranks in a negotiation round. Pure.
 
-Hundreds of ranks request the same tensors. The leader of a host makes of their requests a `Batch`, in which each stands
-once, with the set of ranks that have it; it merges that with its children's and sends it on to its parent. So what
-arrives at rank 0, and the work there, is the same for a hundred ranks and for ten thousand.
+Hundreds of ranks request the same tensors. The leader of a host turns their requests into a `Batch`, which contains
+each request once, with the set of its ranks; it merges this with the batches of its children and sends the result to
+its parent. So rank 0 receives and does as much for a hundred ranks as for ten thousand.
 
-Where ranks may differ, in the rows that they gather or exchange, their requests are merged all the same, and the rows
-kept by rank. What must not differ is never merged: the coordinator finds who has said what.
+Requests that differ only where ranks may differ, in the rows that they gather or exchange, are merged as well; the
+batch keeps the rows by rank. Requests that must not differ are never merged, so that the coordinator can name the
+ranks.
 
-A batch travels as lines: the ranks (nothing: all of the batch) and the rows by rank (nothing: as the message says) as
-JSON, a tab, and the message as `ronde.core.messages` writes it. The same message makes the same text, so whoever merges
-batches has to read it once only. An empty batch is no bytes.
+A batch travels as lines: as JSON, the ranks (empty: all of the batch) and the rows by rank (empty: those of the
+message), then a tab and the message in the form of `ronde.core.messages`. Equal messages have equal texts, so a leader
+parses each text once. An empty batch has no bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = [
     "batch_of_outboxes",
 ]
 
-Rows = tuple[int, ...]  # how many rows a rank has, then its splits, if it has given any
+Rows = tuple[int, ...]  # the number of rows of a rank, then its splits, if any
 
 _ABOUT: TypedJson[tuple[tuple[tuple[int, int], ...], tuple[Rows, ...]]] = TypedJson(
     tuple[tuple[tuple[Natural, Natural], ...], tuple[Rows, ...]], "batch of the negotiation"
@@ -54,7 +55,7 @@ _UNEVEN = (Kind.allgather, Kind.alltoall)
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """These ranks say this. `message`: the lowest one's; `rows`: of each rank in order, empty if all are equal."""
+    """A message of some ranks. `message`: the lowest rank's; `rows`: of each rank in order, () if all are equal."""
 
     ranks: RankSet
     message: Message
@@ -65,33 +66,33 @@ class Contribution:
         return list(zip(self.ranks, self.rows or (_rows_of(self.message),) * len(self.ranks)))
 
     def requests(self) -> dict[int, Request]:
-        """Return what each of the ranks has requested."""
+        """Return the request of each rank."""
         assert isinstance(self.message, Request)
         return {rank: _with_rows(self.message, rows) for rank, rows in self.rows_by_rank()}
 
     def request(self, rank: int) -> Request:
-        """Return what one of the ranks has requested."""
+        """Return the request of one of the ranks."""
         assert isinstance(self.message, Request)
         return self.requests()[rank] if self.rows else self.message
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """All that these ranks say in one cold round: first call sites and requests, then who joins and who leaves."""
+    """The messages of these ranks in one negotiation round: call sites and requests, then JoinData and LeaveEngine."""
 
     ranks: RankSet
     contributions: tuple[Contribution, ...] = ()
 
 
 def batch_of(ranks: RankSet, messages: Sequence[Message]) -> Batch:
-    """Return what each of these ranks says. Raises ProtocolError if something comes after a leave."""
+    """Return the batch of ranks that all send these messages. Raises ProtocolError if a message follows a leave."""
     if any(isinstance(message, LeaveEngine) for message in messages[:-1]):
-        raise ProtocolError(f"rank {ranks.first} has left and still sends something")
+        raise ProtocolError(f"rank {ranks.first} sends a message after it has left")
     return Batch(ranks, tuple([Contribution(ranks, message) for message in messages]))
 
 
 def batch_of_outboxes(outboxes: Mapping[int, bytes]) -> Batch:
-    """Return what ranks say whose encoded messages these are: by rank. Raises ProtocolError if they are malformed."""
+    """Return the batch of ranks that send these encoded messages, by rank. Raises ProtocolError if one is malformed."""
     ranks_by_text: dict[bytes, list[int]] = {}
     for rank, text in outboxes.items():
         ranks_by_text.setdefault(text, []).append(rank)
@@ -101,14 +102,14 @@ def batch_of_outboxes(outboxes: Mapping[int, bytes]) -> Batch:
 
 
 def _common_part(message: Message) -> Message:
-    """The message without what may differ between ranks; messages with equal ones can be merged."""
+    """Return the message without the fields that may differ between ranks: equal common parts can be merged."""
     if isinstance(message, Request) and message.kind in _UNEVEN and message.shape:
         return replace(message, shape=(0, *message.shape[1:]), splits=())
     return message
 
 
 def merge_batches(batches: Sequence[Batch]) -> Batch:
-    """Return one batch that says the same as these. Raises ProtocolError if a rank says something twice."""
+    """Return one batch with the messages of all these. Raises ProtocolError if a rank sends a message twice."""
     if len(batches) == 1 and len(batches[0].ranks) == 1:
         return batches[0]
     merged = merge_contributions([contribution for batch in batches for contribution in batch.contributions])
@@ -119,7 +120,7 @@ def merge_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def merge_contributions(contributions: Iterable[Contribution]) -> list[Contribution]:
-    """Return the same with everything once that can be merged. Raises ProtocolError if a rank says it twice."""
+    """Return the contributions, with equal ones merged. Raises ProtocolError if a rank makes one twice."""
     by_part: dict[Message, list[Contribution]] = {}
     for each in contributions:
         by_part.setdefault(_common_part(each.message), []).append(each)
@@ -127,7 +128,7 @@ def merge_contributions(contributions: Iterable[Contribution]) -> list[Contribut
 
 
 def ranks_of(contributions: Iterable[Contribution]) -> RankSet:
-    """Return who says one of these about the same tensor. Raises ProtocolError if a rank is there twice."""
+    """Return the ranks of contributions about the same tensor. Raises ProtocolError if a rank occurs twice."""
     contributions = list(contributions)
     try:
         return RankSet.union(each.ranks for each in contributions)
@@ -140,9 +141,9 @@ def ranks_of(contributions: Iterable[Contribution]) -> RankSet:
 
 
 def requests_of(contributions: Sequence[Contribution]) -> dict[int, Request]:
-    """Return what has been requested under one name, by rank in order; what many request alike, by the lowest only.
+    """Return the requests for one name by rank, in order; of ranks with equal requests, only the lowest.
 
-    By every rank where ranks may differ. Raises ProtocolError if a rank is there twice.
+    Where ranks may differ, all ranks are there. Raises ProtocolError if a rank occurs twice.
     """
     by_rank: dict[int, Request] = {}
     for each in sorted(merge_contributions(contributions), key=lambda each: each.ranks.first):
@@ -153,7 +154,7 @@ def requests_of(contributions: Sequence[Contribution]) -> dict[int, Request]:
 
 
 def _merge_equal(contributions: Sequence[Contribution]) -> Contribution:
-    """One for several whose messages have a common part."""
+    """Return one contribution for several whose messages have the same common part."""
     ranks = ranks_of(contributions)
     first = contributions[0].message
     if all(each.message == first and not each.rows for each in contributions):
@@ -167,7 +168,7 @@ def _union(sets: Iterable[RankSet]) -> RankSet:
     try:
         return RankSet.union(sets)
     except ValueError as error:
-        raise ProtocolError(f"two batches are of the same ranks: {error}") from None
+        raise ProtocolError(f"two batches contain the same rank: {error}") from None
 
 
 def _rows_of(message: Message) -> Rows:
@@ -196,7 +197,7 @@ def _line(contribution: Contribution, everybody: RankSet) -> bytes:
 
 
 class BatchReader:
-    """Reads batches that are going to be merged, and what they have in common once."""
+    """Reads batches for one merge, and parses texts that they have in common once."""
 
     def __init__(self) -> None:
         self._messages: dict[bytes, Message] = {}
@@ -230,14 +231,14 @@ def _contribution_from(
     ranks = everybody
     if ranges:
         if any(first > last for first, last in ranges):
-            raise ValueError(f"{str(ranges)[:80]} are no ranges of ranks")
+            raise ValueError(f"{str(ranges)[:80]} are not ranges of ranks")
         ranks = RankSet.union(RankSet((each,)) for each in ranges)
         if not ranks.within(everybody):
-            raise ValueError("somebody speaks for ranks that are not its own")
+            raise ValueError("it contains ranks from outside its part of the tree")
     if rows and (not isinstance(message, Request) or message.kind not in _UNEVEN or len(rows) != len(ranks)):
         raise ValueError(f"rows of {len(rows)} ranks instead of {len(ranks)}")
     if any(not each or each[0] < 0 for each in rows):  # splits may be negative, which the coordinator reports
         raise ValueError(f"{str(rows)[:80]} are not the rows of ranks")
     if rows and rows[0] != _rows_of(message):
-        raise ValueError(f"the lowest rank has rows {rows[0]}, which its message has not")
+        raise ValueError(f"the lowest rank has rows {rows[0]}, which differ from its message")
     return Contribution(ranks, message, rows)

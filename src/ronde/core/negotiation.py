@@ -2,34 +2,32 @@
 
 Rules
 
-1. A tensor whose name and signature are cached (a hit) needs no negotiation: the hot path finds out when all ranks have
-   submitted it. Anything else (a miss) is a `Request`, which travels in the next cold round.
-2. In a cold round the coordinator takes the requests of all ranks, merged (`core.merging`), and makes of them a part of
-   one ordered stream, which every member applies, item by item. What the hot path executes lies in the same order
-   between two cold rounds.
-3. A name is decided once all ranks have requested it: they run it, or they all fail with the same reason. So a mistake
-   costs one operation and the next one works.
-4. Caches change by the stream alone, at the same place of it on every rank, so they never disagree. That a slot is
-   evicted is always said, never inferred.
-5. A request for a name that is cached says that its rank has a new signature for it. The slot is evicted at once: ranks
-   for which it still was a hit, and may be waiting in vain, then request the name too.
-6. A rank that has joined submits nothing until all have, and counts as having requested everything: it is absent from
-   what it has not requested, and contributes neutral elements. What is pending on it as a hit when it joins becomes a
-   request again (its shell hands it to `request_again` first), so that whatever joined ranks wait for is in the table,
-   and is decided before all go on. A response that would be another without the joined ranks is not cached meanwhile.
-7. Once a rank has left, nothing is decided any more. What every rank had requested by then is still run first.
+1. A tensor whose name and signature are cached (a hit) needs no negotiation: the hot path notices when all ranks have
+   submitted it. Any other tensor (a miss) becomes a `Request`, which travels in the next negotiation round.
+2. In a negotiation round, the coordinator turns the merged requests of all ranks (`core.merging`) into a part of one
+   ordered stream, which every rank applies item by item. Entries of the hot path have the same order between two rounds
+   on all ranks.
+3. A name is decided once all ranks have requested it: they run it, or they all fail it with the same reason. So a
+   mistake costs one operation, and the next one works.
+4. Only the stream changes caches, at the same place on every rank, so they never disagree. Every eviction is an item of
+   the stream, never inferred.
+5. A request for a cached name shows that its rank has a new signature for it. The slot is evicted at once, so ranks
+   with a pending hit on it request the name, too.
+6. A rank that has joined submits nothing until all ranks have joined, and counts as having requested everything: it is
+   absent from tensors that it has not requested, and contributes neutral elements. Its pending hits become requests
+   when it joins (its shell passes them to `request_again`). So every tensor that joined ranks wait for is in the table
+   and is decided before the ranks resume. Responses that depend on the joined ranks are not cached meanwhile.
+7. After a rank has left, nothing is decided. Tensors that every rank had requested before still run first.
 
 Theory of operation
 
-On the coordinator a name is in one state at a time: unknown, waiting (in the table, from the first request to the
-last) or cached. Waiting ends with Run or Fail; Run leads to cached if there is a slot; that ends by a request for the
-name or when another name needs the slot. On a member a name is in flight from `submit` or `request_again` until Execute
-or Failed.
+On the coordinator, a name is in one state at a time: unknown, waiting (in the table, from the first request to the
+last) or cached. Waiting ends with Run or Fail. Run makes it cached if there is a slot, until a rank requests the name
+or another name needs the slot. On a rank, a name is in flight from `submit` or `request_again` until Execute or Failed.
 
-An eviction may meet a hit that was submitted and not decided. The shell, which keeps the hits, takes it back and hands
-its request to `request_again`; it must do so before anybody can submit that name again. The hot path decides nothing
-while some rank has still to apply a cold round, and so never takes a hit on what a slot held before for one on what it
-holds.
+An eviction may meet a pending hit. The shell, which keeps the hits, takes it back and passes its request to
+`request_again`, before any thread can submit that name again. The hot path decides nothing while a rank still has to
+apply a round, so it never confuses a hit on the former content of a slot with one on its present content.
 """
 
 from __future__ import annotations
@@ -87,36 +85,36 @@ class IncompleteName(NamedTuple):
 
 @dataclass(slots=True)
 class _Gathering:
-    """What has been requested under one name, and by how many ranks."""
+    """The requests for one name, and the number of ranks that made them."""
 
     contributions: list[Contribution] = field(default_factory=list)
     count: int = 0
 
 
 class Coordinator:
-    """Decides what all ranks do, and in which order. There is one, on rank 0."""
+    """Decides what all ranks run, and in which order; rank 0 has the only one."""
 
     def __init__(self, size: int, capacity: int, names: Sequence[int] | None = None) -> None:
-        """`names`: by rank, the number by which messages call it; its rank, if None."""
+        """`names`: by rank, its number in messages (None: its rank)."""
         self._size = size
         self._names = range(size) if names is None else names
         self._cache = ResponseCache(capacity)
         self._all_ranks = RankSet.up_to(size)
         self._table: dict[str, _Gathering] = {}  # by name, the longest waiting first
-        self._responded: dict[int, Request] = {}  # by slot: whose response it holds
-        self._joined: dict[int, None] = {}  # in the order in which they did
+        self._responded: dict[int, Request] = {}  # by slot: the request whose response it holds
+        self._joined: dict[int, None] = {}  # in the order of joining
         self._call_sites = CallSites(self._names)
-        self._tuned: list[StreamItem] = []  # said in the next step
-        self._leaving: int | None = None  # a rank that has said so, in the round before the last
+        self._tuned: list[StreamItem] = []  # for the next step
+        self._leaving: int | None = None  # a rank that has announced it, so that one more round follows
         self._is_over = False
 
     @property
     def cache(self) -> ResponseCache:
-        """Which names have which slots, once all members have applied what was decided so far."""
+        """The slots of names, after all ranks have applied the stream so far."""
         return self._cache
 
     def step(self, requests: Sequence[Sequence[Message]], used: Sequence[int] = ()) -> list[StreamItem]:
-        """The same as `step_merged`, with what each rank says by itself."""
+        """Return the same as `step_merged`, from the messages of each rank."""
         return self.step_merged(
             [batch_of(RankSet.of([rank]), messages) for rank, messages in enumerate(requests)], used
         )
@@ -124,9 +122,9 @@ class Coordinator:
     def step_merged(self, batches: Sequence[Batch], used: Sequence[int] = ()) -> list[StreamItem]:
         """Return the next part of the stream.
 
-        `batches`: what the ranks say in this round; each of them is in one batch. `used`: the slots that the hot path
-        has executed since the last step, the latest last. Raises ProtocolError if a rank's message is malformed; then
-        the world is broken.
+        `batches`: the messages of this round; each rank is in one batch. `used`: the slots that the hot path has
+        executed since the last step, the latest last. Raises ProtocolError if a rank's message is malformed; the world
+        has then failed.
         """
         if self._is_over:
             return []
@@ -153,21 +151,21 @@ class Coordinator:
             self._table.clear()
             self._is_over = True
         elif leaving:
-            # Others may have submitted something before, which came too late for this round: so there is one more.
+            # One more round: other ranks may have submitted tensors before, too late for this one.
             self._leaving = min(leaving)
             stream.append(Leaving(self._leaving))
         return stream
 
     def tune(self, values: Tune) -> None:
-        """Have all ranks take over these values at the beginning of the next step."""
+        """Make all ranks adopt these values at the beginning of the next step."""
         self._tuned.append(values)
 
     def take_warnings(self) -> list[str]:
-        """Return the warnings since the last call, which rank 0 logs."""
+        """Return the warnings since the last call, for the log of rank 0."""
         return self._call_sites.take_warnings()
 
     def waiting_names(self) -> list[IncompleteName]:
-        """Return the names that some ranks still have to request, the longest waiting first."""
+        """Return the names that some ranks have not yet requested, the longest waiting first."""
         return [
             IncompleteName(
                 name, tuple(ranks_of(gathering.contributions)), tuple(self._missing_ranks(gathering))
@@ -213,9 +211,9 @@ class Coordinator:
             self._joined.clear()
 
     def _may_be_cached(self, request: Request) -> bool:
-        """Whether the response is the same with and without the ranks that have joined."""
+        """Return whether the response is the same with and without the ranks that have joined."""
         if request.kind == Kind.barrier:
-            return False  # never: there is nothing to be gained
+            return False  # a cached barrier would save nothing
         if request.kind in (Kind.allgather, Kind.alltoall) or request.is_in_device_memory:
             return not self._joined
         return request.kind != Kind.broadcast or request.root not in self._joined
@@ -227,7 +225,7 @@ class Coordinator:
             stream.append(Evict(slot))
 
     def _decide_name(self, gathering: _Gathering, stream: list[StreamItem]) -> None:
-        """What becomes of a name that all ranks have requested, but for those that have joined."""
+        """Run or fail a name that all ranks, except those that have joined, have requested."""
         there = ranks_of(gathering.contributions)
         absent = tuple(rank for rank in sorted(self._joined) if rank not in there)
         by_rank = requests_of(gathering.contributions)
@@ -252,12 +250,12 @@ class Coordinator:
         stream.append(Run(lowest, response_rows(by_rank, self._size), slot, absent))
 
 
-# What a member has its shell do.
+# Effects: what a Requester's shell does.
 
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """The slot holds this now: from here on the own request is a hit. Its Execute follows."""
+    """Store the response in the slot: from now on this rank's request is a hit. Its Execute follows."""
 
     slot: int
     request: Request
@@ -266,7 +264,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Execute the own request as the run says, before anything that comes later."""
+    """Execute this rank's request as the run says, before later items."""
 
     request: Request
     run: Run
@@ -274,14 +272,14 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """Take part in the run with neutral elements: this rank has joined."""
+    """Contribute neutral elements to the run, because this rank has joined."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The own request will not run. `left`: the rank that has left, or -1 if ranks have submitted different things."""
+    """Fail this rank's request. `left`: the rank that has left, or -1 if the requests of the ranks do not match."""
 
     request: Request
     reason: str
@@ -290,19 +288,19 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The slot holds nothing any more. If a hit is pending on it, take it back and call `Requester.request_again`."""
+    """Empty the slot. If a hit is pending on it, take it back and call `Requester.request_again`."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """This rank has left: hits that are pending fail, and nothing comes any more."""
+    """Fail all pending hits: this rank has left, and no item follows."""
 
     rank: int
 
 
-# Joined, AllJoined, Tune and Leaving are passed on as they are. After a Leaving every rank wants one more cold round.
+# Joined, AllJoined, Tune and Leaving are effects, too. After a Leaving every rank wants one more negotiation round.
 Effect = Insert | Execute | Contribute | Failed | Evicted | Joined | AllJoined | Tune | Leaving | Closed
 
 
@@ -311,7 +309,7 @@ def _empty(tensors: Sequence[TensorType]) -> list[TensorType]:
 
 
 class Requester:
-    """One rank's part: what it has requested, and its replica of the cache. Its shell locks it."""
+    """One rank's requests, and its replica of the cache. Its shell holds a lock around every call."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
@@ -322,23 +320,23 @@ class Requester:
         self._name_by_slot: dict[int, str] = {}
         self._wants_to_join = self._has_joined = False
         self._wants_to_leave = self._has_said_so = False
-        self._is_last = False  # the next cold round
+        self._is_last = False  # the next negotiation round
         self._left: int | None = None  # the rank that has left
 
     def submit(self, request: Request, site: str = "") -> int | None:
-        """Return the slot on which it is a hit, or None: it will travel in the next cold round.
+        """Return the slot of a hit, or None for a miss, which travels in the next negotiation round.
 
-        `site`: the line that calls an operation without a name; it travels with a miss. Empty: nobody compares it.
+        `site`: the line that calls an operation without a name, which travels with a miss; "": do not compare lines.
         Raises UsageError (a ValueError) if the name is in flight as a miss or this rank has joined or is leaving,
         PeerLostError if a rank has left.
         """
         if self._left is not None:
             raise PeerLostError(f"rank {self._left} has left", self._left)
         if self._wants_to_leave:
-            raise UsageError(f"tensor '{request.name}' is submitted although this rank is leaving")
+            raise UsageError(f"tensor '{request.name}' cannot be submitted: this rank is leaving")
         if self._wants_to_join:
             raise UsageError(
-                f"tensor '{request.name}' is submitted although this rank has joined: wait until all have"
+                f"tensor '{request.name}' cannot be submitted: this rank has joined; wait until all ranks have joined"
             )
         self._refuse_twice(request)
         cached = self._cached.get(request.name)
@@ -350,22 +348,22 @@ class Requester:
         return None
 
     def request_again(self, request: Request) -> None:
-        """Request anew what was a hit on a slot that has been evicted, and had not been decided."""
+        """Request a tensor that was a pending hit on an evicted slot."""
         self._refuse_twice(request)
         self._queue_request(request)
 
     def announce_join(self) -> None:
-        """Say in the next cold round that this rank has run out of data, until AllJoined.
+        """Announce in the next negotiation round that this rank has run out of data.
 
-        Until that round nothing is submitted any more. Raises UsageError if it has said so already.
+        The rank submits nothing until AllJoined. Raises UsageError if it has joined already.
         """
         if self._wants_to_join:
-            raise UsageError("this rank has joined already: wait until all have")
+            raise UsageError("this rank has joined already: wait until all ranks have joined")
         self._wants_to_join = True
 
     @property
     def takes_back_hits(self) -> bool:
-        """Whether hits that are pending must be `request_again` as the cold round begins: it has to know of all."""
+        """Whether all pending hits go through `request_again` as the next round begins, which decides about them."""
         return self._is_last or self._is_joining
 
     @property
@@ -373,14 +371,14 @@ class Requester:
         return self._wants_to_join and not self._has_joined
 
     def announce_leave(self) -> None:
-        """Say in the next cold round that this rank submits nothing more. A second call does nothing.
+        """Announce in the next negotiation round that this rank leaves. A second call does nothing.
 
-        What all ranks have submitted before still runs; the rest fails with the round after that.
+        Tensors that all ranks have submitted before still run; the others fail in the following round.
         """
         self._wants_to_leave = True
 
     def take_outbox(self) -> list[Message]:
-        """Return what this rank sends in the cold round that begins."""
+        """Return the messages that this rank sends in the negotiation round that begins."""
         messages, self._queue = self._queue, []
         if self._is_joining and self._left is None:
             self._has_joined = True
@@ -391,7 +389,7 @@ class Requester:
         return messages
 
     def cached_response(self, name: str) -> tuple[Request, Run, int] | None:
-        """Return the own request, the response and the slot that the cache has for the name."""
+        """Return this rank's request, the response and the slot of a cached name, or None."""
         return self._cached.get(name)
 
     def cached_names(self) -> dict[int, str]:
@@ -399,7 +397,7 @@ class Requester:
         return dict(self._name_by_slot)
 
     def apply_item(self, item: StreamItem) -> list[Effect]:
-        """Return what to do, in order. Raises ProtocolError if the item contradicts what came before."""
+        """Return what to do, in order. Raises ProtocolError if the item contradicts earlier ones."""
         if self._left is not None:
             raise ProtocolError(f"{item} comes after rank {self._left} has left")
         match item:
@@ -408,7 +406,7 @@ class Requester:
             case Evict(slot):
                 name = self._name_by_slot.pop(slot, None)
                 if name is None:
-                    raise ProtocolError(f"slot {slot} is evicted, which holds nothing")
+                    raise ProtocolError(f"slot {slot} is evicted, but holds nothing")
                 del self._cached[name]
                 return [Evicted(slot)]
             case FailTensor(name, reason):
@@ -467,7 +465,7 @@ class Requester:
         return Insert(run.slot, request, run)
 
     def _check_rows(self, request: Request, run: Run) -> None:
-        """Memory is going to be written by these numbers, so they had better fit."""
+        """Raise ProtocolError unless the rows fit the request: native code writes memory by these numbers."""
         size, rank = self._size, self._rank
         count = len(request.tensors)
         expected = {Kind.allgather: size * count, Kind.alltoall: size * size}.get(request.kind, 0)

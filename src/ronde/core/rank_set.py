@@ -11,13 +11,13 @@ __all__ = ["RankSet"]
 
 @dataclass(frozen=True, slots=True)
 class RankSet:
-    """Ranks as `ranges`: pairs of first and last, ascending, with gaps in between."""
+    """Ranks as `ranges`: pairs of the first and last rank, ascending, with gaps in between."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, ranks: Iterable[int]) -> RankSet:
-        """Return the set of these ranks, in any order. Raises ValueError if one comes twice."""
+        """Return the set of these ranks, given in any order. Raises ValueError if one occurs twice."""
         return cls(_joined(sorted((rank, rank) for rank in ranks)))
 
     @classmethod
@@ -27,7 +27,7 @@ class RankSet:
 
     @classmethod
     def union(cls, sets: Iterable[RankSet]) -> RankSet:
-        """Return the ranks of all sets, which have none in common; else raises ValueError that names one."""
+        """Return the ranks of disjoint sets. Raises ValueError that names a rank if two sets contain it."""
         return cls(_joined(sorted([each for one in sets for each in one.ranges])))
 
     @property
@@ -36,13 +36,13 @@ class RankSet:
         return self.ranges[0][0]
 
     def within(self, other: RankSet) -> bool:
-        """Whether the other set has all of these ranks."""
+        """Return whether the other set contains all of these ranks."""
         return self.ranges == other.ranges or all(
             other._range_with(first) == other._range_with(last) >= 0 for first, last in self.ranges
         )
 
     def _range_with(self, rank: int) -> int:
-        """The number of the range that has the rank, or -1."""
+        """Return the index of the range that contains the rank, or -1."""
         place = bisect.bisect_right(self.ranges, rank, key=lambda each: each[0]) - 1
         return place if place >= 0 and rank <= self.ranges[place][1] else -1
 
@@ -58,7 +58,7 @@ class RankSet:
 
 
 def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The sorted ranges without those that touch. Raises ValueError where two overlap."""
+    """Return the sorted ranges, with adjacent ones joined. Raises ValueError if two overlap."""
     joined: list[tuple[int, int]] = []
     for first, last in ranges:
         if joined and first <= joined[-1][1] + 1:

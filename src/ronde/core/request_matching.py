@@ -1,4 +1,4 @@
-"""Whether the requests of all ranks for one name fit together, and what they amount to. Pure."""
+"""Decides whether the requests of all ranks for one name match, and returns the rows of their response. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ronde.types import Kind
 
 __all__ = ["find_problem", "response_rows"]
 
-# What must be the same on all ranks, in the order in which it is compared.
+# The fields that must be the same on all ranks, in the order of comparison; "" is the kind.
 _COMPARED = ("", "op", "root", "prescale_factor", "postscale_factor", "device")
-_UNEVEN = (Kind.allgather, Kind.alltoall)  # of which ranks may have different numbers of rows
+_UNEVEN = (Kind.allgather, Kind.alltoall)  # ranks may have different numbers of rows
 
 
 def _compared(request: Request) -> tuple[object, ...]:
-    """What must be equal, in the order of _COMPARED, and then of each tensor."""
+    """Return the values that must be equal, in the order of _COMPARED, and then those of each tensor."""
     terms = request.kind, request.op, request.root, request.prescale, request.postscale, request.device
     if request.kind not in _UNEVEN:
         return *terms, request.dtype, request.shape, *request.more
@@ -23,12 +23,12 @@ def _compared(request: Request) -> tuple[object, ...]:
 
 
 def _fixed(shape: tuple[int, ...], is_uneven: bool) -> tuple[int, ...]:
-    """The part of a shape that must be the same on all ranks; an array without axes is one of one row."""
+    """Return the part of a shape that must be the same on all ranks; an array without axes counts as one row."""
     return (max(len(shape), 1), *shape[1:]) if is_uneven else shape
 
 
 def find_problem(by_name: dict[int, Request], absent: Sequence[int], names: Sequence[int]) -> str:
-    """Why the requests for one name do not fit together; empty if they do.
+    """Return why the requests for one name do not match; "" if they do.
 
     `by_name`: in the order of ranks. `absent`: ranks that contribute nothing. `names`: of all ranks.
     """
@@ -38,8 +38,10 @@ def find_problem(by_name: dict[int, Request], absent: Sequence[int], names: Sequ
         if request != lowest and _compared(request) != expected:
             return _describe_difference(first, lowest, name, request)
     if lowest.kind == Kind.broadcast and not 0 <= lowest.root < len(names):
-        there = f"there are only ranks 0 to {len(names) - 1}"
-        return f"{_subject(lowest)}: all ranks submitted broadcast with root {lowest.root}, but {there}"
+        return (
+            f"{_subject(lowest)}: all ranks submitted broadcast with root {lowest.root}, but there are only ranks 0 to "
+            f"{len(names) - 1}"
+        )
     if lowest.kind == Kind.broadcast and lowest.root in absent:
         root = names[lowest.root]
         return (
@@ -53,7 +55,7 @@ def find_problem(by_name: dict[int, Request], absent: Sequence[int], names: Sequ
     if lowest.is_in_device_memory and absent:
         return (
             f"{_subject(lowest)}: rank {first} submitted it in {lowest.device}, but rank {names[absent[0]]} has "
-            "joined, and has nothing there that it could contribute"
+            "joined and has no tensor in that memory to contribute"
         )
     if lowest.kind == Kind.alltoall:
         return _find_bad_splits(by_name)
@@ -101,7 +103,7 @@ def _find_bad_splits(by_name: dict[int, Request]) -> str:
 
 
 def response_rows(by_rank: dict[int, Request], size: int) -> tuple[int, ...]:
-    """Return the rows of the response (see messages.Run); ranks that are not in `by_rank` have none."""
+    """Return the rows of the response (see messages.Run); ranks that are missing in `by_rank` have no rows."""
     kind = next(iter(by_rank.values())).kind
     if kind == Kind.allgather:
         count = len(next(iter(by_rank.values())).tensors)

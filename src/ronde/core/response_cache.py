@@ -1,7 +1,7 @@
-"""The coordinator's view of the response cache: the slot of each name, and the name to evict.
+"""The coordinator's view of the response cache: assigns slots to names, and evicts the least recently used name.
 
-The least recently used one goes. Only the coordinator decides that: the caches of the ranks are replicas that follow
-its stream, so what is removed here must be told there.
+Only the coordinator decides that. The caches of the ranks are replicas that follow its stream, so every removal here
+must become an item there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ __all__ = ["ResponseCache"]
 
 
 class ResponseCache:
-    """At most `capacity` names, each with a slot from 0 to `capacity` - 1 of its own. With 0 nothing is ever cached."""
+    """At most `capacity` names, each with a different slot from 0 to `capacity` - 1. With 0 nothing is cached."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 0:
@@ -33,11 +33,11 @@ class ResponseCache:
         """Make the slot the most recently used one. Raises ValueError if it holds nothing."""
         name = self._name_by_slot.get(slot)
         if name is None:
-            raise ValueError(f"slot {slot} of the response cache cannot have been used: it holds nothing")
+            raise ValueError(f"slot {slot} of the response cache cannot be used: it holds nothing")
         self._slot_by_name[name] = self._slot_by_name.pop(name)
 
     def remove(self, name: str) -> int | None:
-        """Return the slot that the name had, which is free now; None if it had none."""
+        """Remove the name and return its slot, which is now free; None if it had none."""
         slot = self._slot_by_name.pop(name, None)
         if slot is not None:
             del self._name_by_slot[slot]
@@ -45,13 +45,13 @@ class ResponseCache:
         return slot
 
     def make_room(self) -> int | None:
-        """Return the slot of the least recently used name, which is free now; None if one was free anyway."""
+        """If no slot is free, remove the least recently used name and return its slot; otherwise None."""
         if self._free or not self._capacity:
             return None
         return self.remove(next(iter(self._slot_by_name)))
 
     def add(self, name: str) -> int:
-        """Return a slot for a new name, for which there must be room; -1 if nothing is ever cached."""
+        """Return the slot of a new name, for which there must be room; -1 if the capacity is 0."""
         if not self._capacity:
             return -1
         if name in self._slot_by_name:

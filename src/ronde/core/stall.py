@@ -1,36 +1,39 @@
-"""When something counts as stalled, whom to ask about it, what to report or give up. One `Inspector` per rank. Pure.
+"""Decides when an operation counts as stalled, which ranks to ask, and what to report or abort. Pure.
 
-What stalls is a tensor of the engine, or a call on a communicator: both are a `Tensor` here.
+Each rank has one `Inspector`. A tensor of the engine and a call on a communicator can stall; both are a `Tensor` here.
 
 Rules
 
-1. Every rank watches what it has submitted itself. What has been pending for `warning_ns` is stalled: the rank asks all
-   others (their watch threads answer without their interpreters), then those that hold things up for their stacks, and
-   reports. It reports the same again after `GROWTH` times as long, and so on; if something else stalls, at once.
-2. Several ranks notice at about the same time. A rank that is asked about a tensor before it has asked itself leaves
-   the report to the one that asks; of those that have asked each other the lowest reports.
+1. Every rank watches its own operations. An operation that has been pending for `warning_ns` is stalled: the rank asks
+   all others (their watch threads answer without the interpreter), then asks those that delay the operation for their
+   stacks, and reports. It reports the same operation again after `GROWTH` times as long, and so on; a further operation
+   that stalls, at once.
+2. Several ranks notice a stall at about the same time. A rank that is asked about a tensor before it has asked leaves
+   the report to the rank that asks; of ranks that have asked each other, the lowest one reports.
 3. After `shutdown_ns` the communicator is aborted. No rank leaves that to another one.
-4. Who holds things up: a rank that has not submitted the tensor; a rank whose engine is behind the others', because its
-   thread has come to fewer collective calls and rounds of negotiation, or is still in one (the interpreter does not let
-   it on); a rank that does not answer at all, whose process must be stopped. If one does not answer, those that are
-   behind may be waiting for it. If none does, the tensor may just take long: the first report is left out.
-5. The own view may be old: a rank that finds itself behind, or in the middle of a round in which tensors are run, asks
-   again a second later, and so does one whose interpreter kept it from looking in time (`postpone_inspection`). What is
-   no longer pending when the answers are there is not reported.
-6. Ranks that wait for each other in a circle (`circles`) are reported at once, by the lowest of them. To find out, a
-   rank asks about what it has awaited for `SUSPICION_NS`, then at doubling distances. If a rank that has not submitted
-   it sleeps itself, it asks all about what the others sleep in. What a rank says twice that it sleeps in, it slept in
-   between the two questions, and so did all others then: the circle was whole. Unless another thread submits what is
-   missing, that is a deadlock; so it is a report and no error.
-7. A rank in join() waits for those that have not joined, and that may be right for hours. So a join is as old as the
-   time in which the engine has run nothing; and no report is made of it while a rank that has not joined sleeps for
-   something itself, as that rank reports what it waits for.
+4. These ranks delay an operation: a rank that has not submitted it; a rank whose engine is behind the others', because
+   its thread has reached fewer collective calls and negotiation rounds, or is still in one (the interpreter does not
+   let it run); and a rank that does not answer, whose process is probably stopped. If one does not answer, those that
+   are behind may be waiting for it. If no rank delays the operation, it may just take long: the first report is left
+   out.
+5. A rank's view may be out of date: a rank that finds itself behind, or in the middle of a negotiation round in which
+   tensors run, asks again a second later. So does a rank whose interpreter kept it from looking in time
+   (`postpone_inspection`). An operation that ends before the answers arrive is not reported.
+6. Ranks that wait for each other in a circle (`circles`) are reported at once, by the lowest of them. To find a circle,
+   a rank asks about an operation that a thread has awaited for `SUSPICION_NS`, then at doubling intervals. If a rank
+   that has not submitted it sleeps, too, this rank asks all ranks about the operations that the others sleep in. If a
+   rank names the same operation in both answers, it slept in it between the two questions; if all ranks of a circle do,
+   the circle existed at that time. It is a deadlock unless another thread submits a missing operation, so Ronde reports
+   it and raises no error.
+7. A rank in join() waits for the ranks that have not joined, perhaps rightly for hours. So the age of a join is the
+   time since the engine last ran a tensor, and the rank does not report it while a rank that has not joined sleeps in
+   another operation: that rank reports its own wait.
 
 Theory of operation
 
-There is at most one inquiry at a time: ASKING (until all have answered or the patience ends), once more for a circle,
-then for a report LISTENING for stacks, then done. `step` takes what is pending now along with each event, and sets
-`wake_ns`, the time by which it wants to be called again even if nothing happens.
+There is at most one inquiry at a time. It is ASKING until all ranks have answered or its patience ends, asks once more
+for a circle, then LISTENS for the stacks of a report. `step` takes what is pending now along with each event, and sets
+`wake_ns`, the time of the next call if no event comes before.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ AGAIN_NS = 10**9
 SLACK_NS = 10**9  # tensors that stall within a second of each other stall together
 SUSPICION_NS = 10**9
 GROWTH = 6  # with 10 s: reports after 10 s, 1 min, 6 min, 36 min
-MOST_STACKS = 8  # of so many ranks; a report is to be read by people
+MOST_STACKS = 8  # ranks; a longer report is hard to read
 MOST_TENSORS = 1024  # Stalls::kMostIds of cpp/stalls.h
 JOIN = "join"  # the kind of a wait in join(); kJoin of cpp/engine/cycle_waits.h
 
@@ -87,19 +90,19 @@ class _Inquiry:
     dropped: set[int] = field(default_factory=set)  # ids that a lower rank reports
     blocked: dict[int, Blocked] = field(default_factory=dict)  # what others sleep in, if asked about
     about_blocked: dict[int, Answer] = field(default_factory=dict)
-    stall: Stall | None = None  # once the answers have been judged
+    stall: Stall | None = None  # after the answers
     stacks: dict[int, str] = field(default_factory=dict)
 
 
 class _Known(NamedTuple):
-    """What has been reported. `since_ns`: None if this rank has not seen it yet."""
+    """A reported tensor. `since_ns`: when it was submitted; None if this rank has not seen it yet."""
 
     since_ns: int | None
     due_ns: int | None = None  # when this rank reports it again; None: another rank does
 
 
 class Inspector:
-    """One rank's part. `warning_ns`, `shutdown_ns`: the limits; 0: never."""
+    """Inspects the operations of one rank. `warning_ns`, `shutdown_ns`: the limits; 0: never."""
 
     def __init__(self, rank: int, size: int, warning_ns: int, shutdown_ns: int) -> None:
         self._rank, self._size = rank, size
@@ -118,18 +121,18 @@ class Inspector:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it never does anything, because both limits are 0."""
+        """Whether the inspector never acts, because both limits are 0."""
         return not (self._warning_ns or self._shutdown_ns)
 
     @property
     def old_ns(self) -> int:
-        """So old are the tensors that `step` wants to see."""
+        """The age from which on `step` wants to see tensors."""
         together_ns = self._limit_ns - self._slack_ns
         return min(together_ns, self._suspicion_ns) if self._suspicion_ns else together_ns
 
     @property
     def known(self) -> list[int]:
-        """The ids of tensors that `step` wants to see whatever their age."""
+        """The ids of tensors that `step` wants to see at any age."""
         return list(self._known)
 
     @property
@@ -137,7 +140,7 @@ class Inspector:
         return min(SUSPICION_NS, self._warning_ns)
 
     def step(self, now_ns: int, pending: Pending, event: Event | None = None) -> list[Effect]:
-        """Return what to do. `pending`: seen after `now_ns` was read."""
+        """Return what to do. `pending`: read after `now_ns`."""
         self._forget_ended(pending)
         if event is not None:
             self._note_event(event)
@@ -148,11 +151,11 @@ class Inspector:
         return effects
 
     def postpone_inspection(self, now_ns: int) -> None:
-        """What it sees now is from before a pause: what was to be done meanwhile may just be happening."""
+        """Wait for `AGAIN_NS` before the next inquiry: after a pause, pending work may still catch up."""
         self._not_before_ns = now_ns + AGAIN_NS
 
     def _forget_ended(self, pending: Pending) -> None:
-        """Keep of what is reported or suspected only what is still pending since then."""
+        """Forget reported and suspected tensors that are no longer pending since the same time."""
         since = {tensor.id: tensor.since_ns for tensor in pending.tensors}
         self._known = {
             each: was._replace(since_ns=since[each])
@@ -174,12 +177,12 @@ class Inspector:
                 inquiry.stacks[event.rank] = event.text
 
     def _leave_report_to(self, asked: Asked) -> None:
-        """Another rank asks: whose report will it be?"""
+        """Another rank asks about tensors: leave the report to it, unless this rank has precedence."""
         own = self._inquiry
         ours = {tensor.id for tensor in own.tensors} if own is not None else set()
         for each in asked.ids:
             if own is None and each in self._claimed and asked.rank > self._rank:
-                continue  # that rank has left it to this one
+                continue  # that rank leaves the report to this one
             if own is None or each not in ours or own.purpose is _Purpose.SUSPECT:
                 self._known.setdefault(each, _Known(None))
             elif asked.rank < self._rank and own.purpose is _Purpose.REPORT:
@@ -207,7 +210,7 @@ class Inspector:
         return self._older_than(self._shutdown_ns, now_ns, tensors)
 
     def _to_report(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """What has stalled and is not reported, with what is about to; and what is due again."""
+        """Return tensors that have stalled and those that are about to, and tensors whose next report is due."""
         fresh, due = [], []
         for tensor in tensors:
             known = self._known.get(tensor.id)
@@ -220,7 +223,7 @@ class Inspector:
         return due
 
     def _to_suspect(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """What a thread waits for, if it is time to ask whether that is in vain."""
+        """Return tensors that a thread waits for, when it is time to look for a circle."""
         if not self._warning_ns:
             return []
         chosen = []
@@ -271,7 +274,7 @@ class Inspector:
         return set(stall.culprits[:MOST_STACKS]) - {self._rank}
 
     def _still_pending(self, inquiry: _Inquiry, pending: Pending) -> dict[int, Tensor]:
-        """What the inquiry is about and is still pending, as it is now."""
+        """Return the tensors of the inquiry that are still pending, in their present state."""
         now = {(tensor.id, tensor.since_ns): tensor for tensor in pending.tensors}
         asked = [
             (tensor.id, tensor.since_ns) for tensor in inquiry.tensors if tensor.id not in inquiry.dropped
@@ -279,7 +282,7 @@ class Inspector:
         return {key[0]: now[key] for key in asked if key in now}
 
     def _judge_answers(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
-        """Who holds things up? None if nothing does any more, or if that cannot be told now."""
+        """Return what the answers show. None if there is nothing to report, or nothing reliable yet."""
         still = self._still_pending(inquiry, pending)
         answers = inquiry.answers
         if not still or self._rank not in answers:
@@ -296,13 +299,15 @@ class Inspector:
             self._not_before_ns = now_ns + AGAIN_NS
             self._claimed = set(still)
             return None
-        if has_no_culprit and is_new and inquiry.purpose is _Purpose.REPORT:  # it may just take long
+        if (
+            has_no_culprit and is_new and inquiry.purpose is _Purpose.REPORT
+        ):  # the operation may just take long
             self._remember_reported(still, now_ns)
             return None
         return stall
 
     def _long_ns(self, purpose: _Purpose) -> int:
-        """How old something is that no rank holds up, and that hangs all the same, in a library perhaps."""
+        """Return the age from which on a tensor that no rank delays counts as stalled, perhaps in a library."""
         return GROWTH * self._warning_ns if purpose is _Purpose.REPORT else self._shutdown_ns + 2 * AGAIN_NS
 
     def _ranks_behind(self, answers: dict[int, Answer]) -> tuple[int, ...]:
@@ -313,20 +318,20 @@ class Inspector:
         return tuple(sorted(rank for rank in progress if progress[rank] == least))
 
     def _is_left_to_others(self, stall: Stall, answers: dict[int, Answer]) -> bool:
-        """Whether all that stalls is a join, and a rank that has not joined waits for something itself."""
+        """Return whether only joins stall, and a rank that has not joined waits for another operation."""
         return all(
             waiting.tensor.kind == JOIN and any(answers[rank].blocked for rank in waiting.missing)
             for waiting in stall.tensors
         )
 
     def _awaited_stall(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
-        """What threads of this rank sleep for since before the inquiry."""
+        """Return the stall of those tensors that threads of this rank have slept for since before the inquiry."""
         still = self._still_pending(inquiry, pending)
         awaited = {each: tensor for each, tensor in still.items() if tensor.is_awaited}
         return self._stall_from_answers(inquiry, now_ns, awaited) if awaited else None
 
     def _ask_about_others(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> list[Effect]:
-        """If this rank waits for one that waits itself, there may be a circle."""
+        """Ask about the waits of other ranks: if this rank waits for a waiting rank, there may be a circle."""
         stall = self._awaited_stall(inquiry, now_ns, pending)
         sleeping = {
             rank: answer.blocked
@@ -341,14 +346,14 @@ class Inspector:
         return [AskAbout(inquiry.number, tuple(sleeping.values()))]
 
     def _judge_circle(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
-        """Does this rank wait for itself, by way of others that wait?"""
+        """Return the stall if this rank is on a circle of waiting ranks and has to report it."""
         stall = self._awaited_stall(inquiry, now_ns, pending)
         answers = inquiry.about_blocked
         if stall is None or self._rank not in answers:
             return None
         behind = self._ranks_behind(
             answers
-        )  # these may sleep because they have not heard yet that it is over
+        )  # these may sleep because they do not know yet that the operation is complete
         waits_for = {self._rank: set(stall.culprits)}
         for index, (rank, blocked) in enumerate(inquiry.blocked.items()):
             if rank in answers and answers[rank].blocked == blocked and rank not in behind:
@@ -359,14 +364,14 @@ class Inspector:
         if not circle:
             return None
         blocked_here = tuple(waiting for waiting in stall.tensors if circle[1] in waiting.missing)
-        if min(entangled_with(self._rank, waits_for)) < self._rank:  # it reports
+        if min(entangled_with(self._rank, waits_for)) < self._rank:  # that rank reports
             reported = {waiting.tensor.id: waiting.tensor for waiting in blocked_here}
             self._known |= {each: _Known(tensor.since_ns) for each, tensor in reported.items()}
             return None
         return replace(stall, tensors=blocked_here, circle=circle)
 
     def _stall_from_answers(self, inquiry: _Inquiry, now_ns: int, still: dict[int, Tensor]) -> Stall:
-        """What the answers say of these tensors."""
+        """Return the stall of these tensors, as the answers describe it."""
         waiting = []
         for index, asked in enumerate(inquiry.tensors):
             if (tensor := still.get(asked.id)) is None:
@@ -395,7 +400,7 @@ class Inspector:
         ]
 
     def _remember_reported(self, reported: dict[int, Tensor], now_ns: int) -> None:
-        """These are reported; the next report follows when they are much older."""
+        """Record that these tensors are reported, and when the next report is due."""
         for each, tensor in reported.items():
             age_ns = self._warning_ns
             while tensor.since_ns + age_ns <= now_ns + self._slack_ns:

@@ -1,4 +1,4 @@
-"""What the inspection of stalls speaks of: what is pending, what other ranks say, what is to be done. Pure."""
+"""The vocabulary of `core.stall`: what is pending, what other ranks answer, what the shell does. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = [
 
 
 class Tensor(NamedTuple):
-    """Submitted by this rank and pending. `id` stands for the name; `is_running`: all ranks have submitted it.
+    """A tensor or call that this rank has submitted and that is pending. `id` stands for the name.
 
-    `is_awaited`: a thread of this rank sleeps until it is through.
+    `is_running`: all ranks have submitted it. `is_awaited`: a thread of this rank sleeps until it is done.
     """
 
     id: int
@@ -40,14 +40,17 @@ class Tensor(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """What this rank waits for: tensors that are old or known to the inspector, and when the next oldest came."""
+    """What this rank waits for: tensors that are old or known to the inspector.
+
+    `next_ns`: when the oldest of the other tensors was submitted; -1 if there are none.
+    """
 
     tensors: Sequence[Tensor] = ()
     next_ns: int = -1
 
 
 class Blocked(NamedTuple):
-    """What a process sleeps in, the longest of all: `id` on a communicator, since a time of its host's clock."""
+    """The longest wait of a process: for the operation `id` on the communicator `where`, by its host's clock."""
 
     where: int
     id: int
@@ -67,11 +70,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A rank, or this one itself, says what it has begun of what was asked about, in the same order.
+    """The answer of a rank, perhaps this one, to a question about tensors. `has`: whether it has begun each of them.
 
-    `calls`: collective calls and rounds of negotiation that its engine's thread has come to. `is_in_round`: it is in a
-    round of negotiation, or should be. `state`: how far it is and what it waits for, in words. `blocked`: the same for
-    machines, if it waits.
+    `calls`: the collective calls and negotiation rounds that its engine's thread has reached. `is_in_round`: it is in
+    a negotiation round, or should be. `state`: its progress and what it waits for, in words. `blocked`: its longest
+    wait, if it waits.
     """
 
     rank: int
@@ -84,7 +87,7 @@ class Answer:
 
     @property
     def progress(self) -> tuple[int, bool]:
-        """Which grows as the engine goes on."""
+        """A value that grows while the engine makes progress."""
         return self.calls, not self.is_in_round
 
 
@@ -105,7 +108,10 @@ Event = Asked | Answer | Stacks
 
 @dataclass(frozen=True, slots=True)
 class AskRanks:
-    """Ask all ranks, this one too, about these tensors. `is_suspicion`: nobody is to leave a report to this rank."""
+    """Ask all ranks, including this one, about these tensors.
+
+    `is_suspicion`: the question announces no report, so other ranks do not leave theirs to this rank.
+    """
 
     inquiry: int
     ids: tuple[int, ...]
@@ -114,7 +120,7 @@ class AskRanks:
 
 @dataclass(frozen=True, slots=True)
 class AskAbout:
-    """Ask all ranks, this one too, whether they have begun what processes sleep in."""
+    """Ask all ranks, including this one, whether they have begun the operations that other processes wait for."""
 
     inquiry: int
     blocked: tuple[Blocked, ...]
@@ -122,14 +128,14 @@ class AskAbout:
 
 @dataclass(frozen=True, slots=True)
 class AskForStacks:
-    """Ask this rank where its threads are."""
+    """Ask a rank for the stacks of its threads."""
 
     inquiry: int
     rank: int
 
 
 class StalledTensor(NamedTuple):
-    """A stalled tensor; of ranks that have answered, those that have submitted it and those that have not."""
+    """A stalled tensor, and of the ranks that have answered those that have submitted it and those that have not."""
 
     tensor: Tensor
     submitted: tuple[int, ...]
@@ -138,11 +144,11 @@ class StalledTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What is to be told.
+    """The facts of a report.
 
-    `age_ns`: of the oldest tensor. `behind`, `silent`: ranks. `circle`: ranks, this one first, that wait each for the
-    next one and the last for this one. `states`: of culprits, by rank; `stacks`: by rank. `next_ns`: at which age the
-    next report follows; 0: at none.
+    `age_ns`: of the oldest tensor. `behind`: ranks whose engine is behind the others'. `silent`: ranks that do not
+    answer. `circle`: ranks of which each waits for the next one, and the last for the first, this rank. `states`: of
+    culprits, by rank; `stacks`: by rank. `next_ns`: the age at which the next report follows; 0: never.
     """
 
     age_ns: int
@@ -156,13 +162,13 @@ class Stall:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The ranks that hold things up and answer; those on the circle first."""
+        """The ranks that delay the others and answer; those on the circle first."""
         missing = {rank for waiting in self.tensors for rank in waiting.missing}
         others = self.circle[1:]
         return (*others, *sorted((missing | set(self.behind)) - set(others)))
 
     def renamed(self, names: Sequence[int]) -> Stall:
-        """Return the same with ranks as they are called in messages: names[rank]."""
+        """Return the same with the numbers of ranks in messages: names[rank]."""
 
         def of(ranks: Iterable[int]) -> tuple[int, ...]:
             return tuple(names[rank] for rank in ranks)
@@ -179,14 +185,14 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the user."""
+    """Log the warning."""
 
     stall: Stall
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Fail the world: it has stalled longer than the user allows."""
+    """Abort the communicator: an operation has waited longer than the user allows."""
 
     stall: Stall
 

@@ -1,4 +1,4 @@
-"""How a stall is told: the warning, the error of an abort, and stacks as people can read them. Pure."""
+"""Writes the texts about a stall: the warning, the error of an abort, and readable stacks. Pure."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])?.*:
 
 
 class Subject(NamedTuple):
-    """What stalls, in words. `where`: the communicator, if it needs to be named."""
+    """The words for stalled operations. `where`: the communicator, if a report names it."""
 
     noun: str
     done: str
-    complete: str  # what else may be the matter when all ranks have done it
+    complete: str  # a possible cause when all ranks have submitted it
     where: str = ""
 
     def name(self, tensor: Tensor) -> str:
-        """Return how a report calls one of them."""
+        """Return the name of an operation in a report."""
         if tensor.kind == JOIN:
             return tensor.name
         if self.noun == "tensor":
@@ -44,7 +44,7 @@ class Subject(NamedTuple):
 
 
 TENSORS = Subject("tensor", "submitted", "it is being executed, or waits for others of its group")
-CALLS = Subject("call", "begun", "its data are still on their way")
+CALLS = Subject("call", "begun", "its data are still in transit")
 
 
 def describe(
@@ -57,8 +57,8 @@ def describe(
 ) -> str:
     """Return the warning, of several lines.
 
-    `hosts`: by rank; `states`: what is known of silent ranks' processes. `here`: where this rank waits. `shutdown_ns`:
-    when the world is aborted, 0: never.
+    `hosts`: by rank. `states`: of silent ranks' processes, if known. `here`: the lines where this rank waits.
+    `shutdown_ns`: when Ronde aborts the operation, 0: never.
     """
     lines = [_headline(stall, subject)]
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[StalledTensor]] = {}
@@ -77,10 +77,10 @@ def describe(
     if stall.circle:
         lines.append(_circle(stall.circle))
     for rank in stall.silent[:MOST_STACKS]:
-        state = states.get(rank) or "its process must be stopped"
+        state = states.get(rank) or "its process is probably stopped"
         lines.append(f"rank {rank} on {hosts[rank]} does not answer: {state}")
     for rank in stall.culprits[:MOST_STACKS]:
-        lines += _place(stall, rank, hosts[rank])
+        lines += _stacks_of(stall, rank, hosts[rank])
     if others := (*stall.silent[MOST_STACKS:], *stall.culprits[MOST_STACKS:]):
         lines.append(f"and {len(others)} more")
     return "\n".join([*lines, _outlook(stall, shutdown_ns)])
@@ -95,26 +95,26 @@ def _headline(stall: Stall, subject: Subject) -> str:
 
 
 def _circle(circle: Sequence[int]) -> str:
-    """Say who waits for whom; the first is this rank."""
+    """Return the line about ranks that wait for each other, of which this rank is the first."""
     if len(circle) == 2:
-        return f"rank {circle[1]} waits for this rank, too: a deadlock, unless another thread of one of the two goes on"
+        return f"rank {circle[1]} waits for this rank, too: a deadlock, unless another thread of either rank continues"
     links = ", ".join(
         f"rank {rank} for rank {other}" for rank, other in zip(circle, (*circle[1:], circle[0]))
     )
-    return f"ranks wait in a circle, {links}: a deadlock, unless another thread of one of them goes on"
+    return f"ranks wait in a circle, {links}: a deadlock, unless another thread of one of them continues"
 
 
 def _outlook(stall: Stall, shutdown_ns: int) -> str:
-    """What follows if nothing changes."""
+    """Return the line about what Ronde does next, and what the user can do."""
     is_repeated = stall.next_ns and not 0 < shutdown_ns <= stall.next_ns
     again = f"the next report follows after {_seconds(stall.next_ns)}; " if is_repeated else ""
     if shutdown_ns:
-        return f"{again}stall_shutdown aborts what waits after {_seconds(shutdown_ns)}"
+        return f"{again}stall_shutdown aborts waiting operations after {_seconds(shutdown_ns)}"
     return f"{again}to end such jobs, set RONDE_STALL_SHUTDOWN to a number of seconds"
 
 
 def abort_reason(stall: Stall, hosts: Mapping[int, str], limit_ns: int, subject: Subject = TENSORS) -> str:
-    """Return the same in one sentence, which fits into the message that tells it to all ranks."""
+    """Return the report in one sentence, short enough for the message that aborts all ranks."""
     culprits = (*stall.culprits, *stall.silent)
     who = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in culprits[:3])
     if len(culprits) > 3:
@@ -130,9 +130,9 @@ def abort_reason(stall: Stall, hosts: Mapping[int, str], limit_ns: int, subject:
 
 
 def readable_stacks(raw: str) -> str:
-    """Return what faulthandler has written, the main thread first and Ronde's own threads left out.
+    """Return the stacks that faulthandler has written, the main thread first, without Ronde's own threads.
 
-    Its first line is ours: the ids of the main thread and of our own threads, in hexadecimal.
+    `raw` begins with a line of ours: the ids of the main thread and of Ronde's own threads, in hexadecimal.
     """
     preface, _, dump = raw.partition("\n")
     main, *own = preface.split()
@@ -150,20 +150,20 @@ def readable_stacks(raw: str) -> str:
     return "\n".join(line for _, text in ordered for line in text)
 
 
-def _place(stall: Stall, rank: int, host: str) -> list[str]:
-    """Where a rank is, as lines."""
+def _stacks_of(stall: Stall, rank: int, host: str) -> list[str]:
+    """Return the lines about the state of a rank and its stacks."""
     who = f"rank {rank} on {host}"
     lines = []
     if rank in stall.behind:
         lines.append(
-            f"{who} holds up the engine: the others have gone on and wait for it; perhaps a call of its program keeps "
-            "the interpreter's lock (GIL)"
+            f"{who} holds up the engine: the other ranks are ahead and wait for it; perhaps a call of its program "
+            "keeps the interpreter's lock (GIL)"
         )
     if state := stall.states.get(rank):
         lines.append(f"{who} {state}")
     text = stall.stacks.get(rank, "")
     if not text:
-        return [*lines, f"{who} does not tell where it is"]
+        return [*lines, f"{who} does not send its stacks"]
     return [*lines, f"{who} is here (most recent call first):", *(f"  {line}" for line in text.splitlines())]
 
 
@@ -186,7 +186,7 @@ def _seconds(ns: int) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return "rank 3" or "ranks 0-2, 5"."""
+    """Return "rank 3", "ranks 0-2, 5" or "no rank"."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:
@@ -194,4 +194,4 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             spans.append([rank, rank])
     text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}" if ranks else "nobody"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}" if ranks else "no rank"

@@ -6,10 +6,10 @@ __all__ = ["path_of"]
 
 
 def path_of(wanted: str, rank: int, size: int, is_directory: bool) -> str:
-    """Return the path of one rank's file; `wanted` is what the user has given, the same on all ranks or not.
+    """Return the path of one rank's file. `wanted`: the path that the user gave, perhaps different on each rank.
 
-    `{rank}` in it stands for the rank. A directory (or what ends in a slash) gets a file `rank-N.json` for each rank.
-    Else, if there is more than one rank, its number goes before the suffix: `run.json` becomes `run-0.json`.
+    `{rank}` in it stands for the rank. In a directory (or a path that ends in a slash), the file is `rank-N.json`.
+    Otherwise, with more than one rank, the rank goes before the suffix: `run.json` becomes `run-0.json`.
     """
     if "{rank}" in wanted:
         return wanted.replace("{rank}", str(rank))

@@ -1,10 +1,10 @@
-"""Makes one trace of the timelines of several ranks: all on rank 0's clock, with a tick for every rank.
+"""Merges the timelines of several ranks into one trace, on rank 0's clock, with a tick for every rank.
 
-A timeline is read twice: `survey_timeline` finds out whose it is, what its clock says and when each tensor was
-submitted; `retime` then passes its records on with times on the common clock. Both take the file's lines, of which each
-holds a record, so that nothing has to be in memory at once but the times of submissions.
+A timeline is read twice. `survey_timeline` finds its rank, its clock measurements and the time of each submission;
+`retime` then yields its records with times on the common clock. Both take the lines of the file, of which each holds a
+record, so only the times of submissions are in memory at once.
 
-Records that one decision has brought are told by the decision's number, which is the same on all ranks.
+A decision has the same number on all ranks: it identifies the records of a tensor in different files.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ronde.errors import UsageError
 __all__ = ["Clock", "CommonClock", "Survey", "common_clock", "read_records", "retime", "survey_timeline"]
 
 Record = dict[str, Any]
-Occasion = tuple[str, int]  # a tensor's track, and the decision
+Occasion = tuple[str, int]  # a tensor's track, and the number of the decision
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A measurement: when (this rank's clock), what to add to get rank 0's clock, and how wrong that may be."""
+    """A measurement: its time on this rank's clock, the offset to rank 0's clock, and the error of the offset."""
 
     steady_ns: int
     offset_ns: int
@@ -34,7 +34,7 @@ class Clock:
 
 @dataclass
 class Survey:
-    """What one rank's file tells about itself."""
+    """The facts about one rank's timeline."""
 
     rank: int = -1
     size: int = 0
@@ -43,24 +43,24 @@ class Survey:
     wall_ns: int = 0
     clocks: list[Clock] = field(default_factory=list)
     submitted_ns: dict[Occasion, int] = field(default_factory=dict)  # on this rank's clock
-    torn: int = 0  # lines that are no records: the process was killed, or somebody has edited the file
+    torn: int = 0  # lines that are not records: the process was killed, or the file was edited
 
 
 @dataclass(frozen=True)
 class CommonClock:
-    """The common clock: what is to be added to each rank's, and its zero (both on rank 0's clock)."""
+    """The common clock: the offsets of each rank's clock to rank 0's, and the time on rank 0's clock that is zero."""
 
     clocks: Mapping[int, Sequence[Clock]]
     zero_ns: int
-    by_wall_clock: tuple[int, ...]  # ranks of which nothing better is known
+    by_wall_clock: tuple[int, ...]  # ranks without clock measurements
 
     def time_of(self, rank: int, steady_ns: int) -> int:
-        """Return a moment on the common clock, in nanoseconds."""
+        """Return a time of a rank's clock on the common clock, in nanoseconds."""
         return steady_ns + offset_at(self.clocks[rank], steady_ns) - self.zero_ns
 
 
 def read_records(lines: Iterable[str]) -> Iterator[Record | None]:
-    """Yield the records of a timeline; None for a line that is none."""
+    """Yield the records of a timeline; None for a line that is not a record."""
     for line in lines:
         text = line.strip().removeprefix("[").removeprefix(",").strip()
         if text in ("", "]", "]]"):
@@ -73,7 +73,7 @@ def read_records(lines: Iterable[str]) -> Iterator[Record | None]:
 
 
 def survey_timeline(lines: Iterable[str], name: str) -> Survey:
-    """Return what a file (`name`: for the error) tells about itself. Raises UsageError if it is no timeline."""
+    """Return the facts about a timeline. `name`: of the file, for the UsageError if it is not a timeline."""
     found = Survey()
     tracks = _Tracks()
     for record in read_records(lines):
@@ -90,14 +90,14 @@ def survey_timeline(lines: Iterable[str], name: str) -> Survey:
         if occasion is not None:
             found.submitted_ns[occasion] = found.steady_ns + round(submitted_us * 1000)
     if found.rank < 0:
-        raise UsageError(f"{name} is no timeline of a rank")
+        raise UsageError(f"{name} is not a timeline of a rank")
     return found
 
 
 def common_clock(surveys: Sequence[Survey]) -> CommonClock:
-    """Return the clock on which the files can be merged; it begins with the first of them."""
+    """Return the clock of the merged trace, which begins with the earliest file."""
     clocks: dict[int, Sequence[Clock]] = {each.rank: _sorted_clocks(each) for each in surveys}
-    # How much later it is by the wall clock than by rank 0's: told by rank 0 or whoever has measured.
+    # The wall clock minus rank 0's clock, from a rank that has measured its offset.
     walls = [
         each.wall_ns - each.steady_ns - clocks[each.rank][0].offset_ns for each in surveys if each.clocks
     ]
@@ -114,7 +114,7 @@ def _sorted_clocks(survey: Survey) -> list[Clock]:
 
 
 def offset_at(clocks: Sequence[Clock], steady_ns: int) -> int:
-    """Return what to add to a rank's clock at that moment: between two measurements on the line through them."""
+    """Return the offset of a rank's clock at a time, interpolated linearly between two measurements."""
     after = bisect.bisect(clocks, steady_ns, key=lambda clock: clock.steady_ns)
     if after in (0, len(clocks)):
         return clocks[min(after, len(clocks) - 1)].offset_ns
@@ -126,7 +126,7 @@ def offset_at(clocks: Sequence[Clock], steady_ns: int) -> int:
 def retime(
     lines: Iterable[str], mine: Survey, surveys: Sequence[Survey], common: CommonClock
 ) -> Iterator[Record]:
-    """Yield a file's records on the common clock; every `NEGOTIATE_...` gets a tick for each rank that is known."""
+    """Yield a file's records on the common clock; each `NEGOTIATE_...` gets a tick for each rank with a file."""
     tracks = _Tracks()
     for record in read_records(lines):
         if record is None:
@@ -163,7 +163,7 @@ def _tick_like(record: Record) -> Record:
 
 
 class _Tracks:
-    """What has to be remembered of each track while the records of a file pass."""
+    """The state of each track while the records of a file pass."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -171,7 +171,7 @@ class _Tracks:
         self._ticks: dict[int, dict[str, Record]] = {}  # of a negotiation whose record is still to come
 
     def follow(self, record: Record) -> tuple[Occasion | None, float]:
-        """Return which tensor was decided when, and when it was submitted, if this record tells that."""
+        """Return the occasion and the time of submission, if this record contains them."""
         tid, kind = record.get("tid", 0), record.get("ph")
         if record.get("name") == "thread_name":
             self._names[tid] = record["args"]["name"]
@@ -186,7 +186,7 @@ class _Tracks:
         return (self._names.get(tid, ""), decision), begin_us
 
     def keep_tick(self, record: Record) -> bool:
-        """Keep the tick of a rank until its negotiation comes; False if it is another one."""
+        """Keep the tick of a rank until the record of its negotiation. Return False for other ticks."""
         if not record["name"].startswith("rank "):
             return False
         self._ticks.setdefault(record["tid"], {})[record["name"]] = record

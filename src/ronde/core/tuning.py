@@ -2,16 +2,17 @@
 
 Rules
 
-1. Values are tried one after the other. All ranks take them over at the same place of the log; then the engine measures
-   a number of samples, and their median is the score of the trial, in bytes per second.
-2. The first trial is of the values that the job began with, the second of the defaults. From then on a search proposes
-   a point of the unit cube, one axis per knob, from all that was measured. It is the shell's: any library will do.
+1. The machine tries one set of values after another. All ranks adopt it at the same place of the log. Then the engine
+   measures a number of samples, and their median is the score of the trial, in bytes per second.
+2. The first trial has the values that the job began with, the second the defaults. From then on a search proposes
+   points of the unit cube, one axis per knob, from all scores so far. The shell provides the search, from any library.
 3. A high score may be luck. So after the last trial the best few are measured again, in turns, because the machine may
-   have slow spells. That alone decides between them.
-4. Then all ranks take over the best, and nothing is measured any more.
+   have slow periods. Only these measurements decide between them.
+4. Then all ranks adopt the best values, and the measurements end.
 
-A knob is tuned if the user has not set it, and if it matters where the ranks are: between hosts nothing lingers, and on
-one host there is one way to reduce. On its axis lies the logarithm, since 1 MiB is to 2 MiB what 1 KiB is to 2 KiB.
+A knob is tuned if the user has not set it, and if it has an effect on this topology: linger_ns has none between hosts,
+and one host has a single algorithm of reduction. The axis of a knob is logarithmic: 1 MiB is to 2 MiB as 1 KiB to 2
+KiB.
 """
 
 from __future__ import annotations
@@ -54,26 +55,26 @@ class Knob:
     reaches_zero: bool = False
 
     def value(self, at: float) -> int:
-        """Return the value at a place of the axis, which goes from 0 to 1; others count as the next end."""
+        """Return the value at a position of the axis, which goes from 0 to 1; a position beyond counts as its end."""
         at = min(max(at, 0.0), 1.0)
         value = round(self.lowest * (self.highest / self.lowest) ** at)
         return 0 if self.reaches_zero and value == self.lowest else value
 
     def place(self, value: int) -> float:
-        """Return the place of a value on the axis; what is beyond its ends counts as the end."""
+        """Return the position of a value on the axis; a value beyond counts as its end."""
         value = min(max(value, self.lowest), self.highest)
         return math.log(value / self.lowest) / math.log(self.highest / self.lowest)
 
 
 _KIB, _MIB = 2**10, 2**20
 LARGEST_FUSION_BYTES = 64 * _MIB
-_SAYABLE = 2**31
+_LARGEST_SETTING = 2**31  # larger values mean an automatic choice
 
 
 def knobs_for(hosts: int, ranks: int, algorithm: str, fixed: Collection[str] = ()) -> list[Knob]:
-    """Return the knobs that matter for so many ranks on so many hosts, with this setting `allreduce_algorithm`.
+    """Return the knobs that have an effect. `algorithm`: the setting `allreduce_algorithm`.
 
-    `fixed`: names of settings that the user has chosen, so that they stay what they are.
+    `fixed`: the names of settings that the user has set, which are not tuned.
     """
     knobs = [
         Knob("fusion_bytes", _KIB, LARGEST_FUSION_BYTES),
@@ -92,7 +93,7 @@ def knobs_for(hosts: int, ranks: int, algorithm: str, fixed: Collection[str] = (
 
 
 class Space:
-    """The values that can be tried: some of the fields of a `Tune`, the others stay what they are."""
+    """The values that can be tried: those of the knobs vary, the other fields of `Tune` do not."""
 
     def __init__(self, knobs: Sequence[Knob], start: Tune) -> None:
         self.knobs = tuple(knobs)
@@ -103,18 +104,18 @@ class Space:
         return replace(self._start, **{knob.name: knob.value(at) for knob, at in zip(self.knobs, point)})
 
     def point(self, values: Tune) -> Point:
-        """Return the point of the unit cube where the values are, or next to them."""
+        """Return the point of the unit cube that is closest to the values."""
         return tuple(knob.place(getattr(values, knob.name)) for knob in self.knobs)
 
     def describe(self, values: Tune) -> dict[str, int]:
-        """Return what is tuned, by name, but for what no setting can say because it is chosen automatically."""
+        """Return the tuned values by name, without those that no setting can express: automatic choices."""
         found = {knob.name: getattr(values, knob.name) for knob in self.knobs}
-        return {name: value for name, value in found.items() if value <= _SAYABLE}
+        return {name: value for name, value in found.items() if value <= _LARGEST_SETTING}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """So many bytes were reduced while tensors were on their way for so long."""
+    """A measurement: the bytes that were reduced, and the time in which tensors were in flight."""
 
     nbytes: int
     busy_ns: int
@@ -125,31 +126,31 @@ class Sample:
         return self.nbytes * 1e9 / max(self.busy_ns, 1)
 
 
-# What happens
+# Events
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The samples that the last Switch (or the beginning) asked for."""
+    """The samples that the last Switch requested, or `first_samples`."""
 
     samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """The search wants to know how good this point is."""
+    """The point that the search proposes."""
 
     point: Point
 
 
 Event = Measured | Proposed
 
-# What is to be done
+# Effects
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """This was measured; for the log. `is_again`: as one of the best."""
+    """Log a measurement. `is_again`: it repeats one of the best trials."""
 
     number: int
     at_ns: int
@@ -160,14 +161,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class ProposePoint:
-    """Have the search propose a point. It knows the scores of these, in bytes per second, in the order of trials."""
+    """Let the search propose a point. `known`: points and scores, in bytes per second, in the order of trials."""
 
     known: tuple[tuple[Point, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Have all ranks take over the values, then take so many samples."""
+    """Make all ranks adopt the values, then take `samples` samples."""
 
     values: Tune
     samples: int
@@ -175,7 +176,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The best values and their score; `first` is that of the values at the beginning."""
+    """The best values and their score; `first` is the score of the first trial."""
 
     values: Tune
     score: float
@@ -191,17 +192,17 @@ class _Tried:
     values: Tune
     point: Point
     score: float = 0.0
-    again: list[float] = field(default_factory=list)  # scores of samples, as a finalist
+    again: list[float] = field(default_factory=list)  # the scores of its samples as a finalist
 
 
 class Tuning:
-    """What is tried, and which of it is best."""
+    """Decides which values to try, and which of them are best."""
 
     def __init__(
         self, space: Space, start: Tune, default: Tune, trials: int, samples: int, warmup: int
     ) -> None:
-        """`start`: what runs now. `trials`: how many values are tried, with `samples` each; at the beginning `warmup`
-        samples more, which do not count.
+        """`start`: the present values. `trials`: the number of trials, with `samples` samples each; the first trial has
+        `warmup` more, which are discarded.
         """
         self._space = space
         self._trials = trials
@@ -211,12 +212,12 @@ class Tuning:
         self._tried = [_Tried(start, space.point(start))]
         self._now = self._tried[0]
         self._rows = 0
-        self._again: list[_Tried] | None = None  # the finalists that are still to be measured
+        self._again: list[_Tried] | None = None  # the finalists still to be measured
         self.is_over = False
 
     @property
     def first_samples(self) -> int:
-        """How many samples to take at the beginning."""
+        """The number of samples of the first trial."""
         return self._warmup + self._samples
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ronde
+from ronde.net.host import host_name
 from ronde.testing import ranks
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -63,11 +64,11 @@ def refused(cores: list[int], message: str) -> None:
 
 def test_mistakes_are_named() -> None:
     missing = 4000 + max(CORES)
-    ranks.run(refused, 2, [CORES[0], missing], rf"core {missing}, of local rank 1, does not exist on host ")
+    ranks.run(refused, 2, [CORES[0], missing], rf"local rank 1 cannot use core {missing} of host ")
 
 
 def ignored(cores: list[int]) -> None:
-    """As horovodrun's users have it, who can give one number only: said once for the host, and the job goes on."""
+    """As scripts for horovodrun set it, which accepts one number: the host logs one warning, and the job continues."""
     before = affinities()
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
@@ -76,13 +77,15 @@ def ignored(cores: list[int]) -> None:
     assert half is not None
     new = [found for thread, found in affinities().items() if thread not in before]
     assert new == [set(CORES)] * len(new)
-    message = f"thread_affinity={cores[0]} means nothing: it names 1 of 2 cores, one for each rank on host "
+    message = (
+        f"thread_affinity={cores[0]} has no effect on host {host_name()}, which has 2 ranks: expected 2 cores"
+    )
     assert said.getvalue().count(message) == (1 if ronde.local_rank() == 0 else 0)
     half.shutdown()
     ronde.shutdown()
 
 
-def test_fewer_cores_than_ranks_mean_nothing() -> None:
+def test_fewer_cores_than_ranks_have_no_effect() -> None:
     ranks.run(ignored, 2, [CORES[0]])
 
 

@@ -29,20 +29,23 @@ READ_ONLY.flags.writeable = False
 
 # What a rank calls, and what it is told.
 REFUSED: list[tuple[Call, str]] = [
-    (lambda w: w.allreduce([1, 2]), "expected an array .* got list; numpy.asarray"),
+    (lambda w: w.allreduce([1, 2]), "expected an array .* got list; convert it with numpy.asarray"),
     (lambda w: w.allreduce("text"), "expected an array .* got str"),
     (lambda w: w.allreduce(None), "expected an array .* got NoneType"),
     (lambda w: w.allreduce(1.5, out=2.5), "out must be a NumPy array or a PyTorch tensor, not float"),
     (lambda w: w.reducescatter(1.5), "reducescatter splits the first axis; a 0-d array has none"),
     (lambda w: w.allgather({1}), "expected an array .* got set"),
-    (lambda w: w.broadcast((1, 2)), "expected an array .* got tuple; numpy.asarray"),
-    (lambda w: w.allreduce(np.array([{}])), "ndarray of object values: supported are bool, uint8"),
-    (lambda w: w.allgather(np.array(["a"])), "ndarray of str\\w* values: supported are"),
+    (lambda w: w.broadcast((1, 2)), "expected an array .* got tuple; convert it with numpy.asarray"),
+    (
+        lambda w: w.allreduce(np.array([{}])),
+        "the dtype object of the ndarray is not supported; convert it to bool, uint8",
+    ),
+    (lambda w: w.allgather(np.array(["a"])), "the dtype str\\w* of the ndarray is not supported"),
     (
         lambda w: w.broadcast(np.array(["2026-01-01"], "M8[D]")),
-        r"ndarray of datetime64\S* values: supported are",
+        r"the dtype datetime64\S* of the ndarray is not supported",
     ),
-    (lambda w: w.allreduce(np.zeros(3, [("a", "f4")])), "values: supported are"),
+    (lambda w: w.allreduce(np.zeros(3, [("a", "f4")])), "is not supported; convert it to bool"),
     (lambda w: w.allreduce(np.ones(6, ">f4")), "the other byte order .*astype"),
     (lambda w: w.allgather(np.ones(6, ">i8")), "the other byte order .*astype"),
     (lambda w: w.allreduce(X, out=np.ones(6)), "out holds float64 values, the (result|input) float32"),

@@ -126,7 +126,7 @@ def test_another_size_is_an_error() -> None:
     with ranks(2) as some:
         segment, error = on_all(some, lambda rank: rank.share(4096 * (1 + rank.topology.rank)))
         assert isinstance(error, MismatchError)
-        assert str(error) == "rank 0 made a segment of 4096 bytes, this rank expects 8192"
+        assert str(error) == "rank 0 made a segment of 4096 bytes, but this rank expects 8192"
         assert isinstance(segment, int)
         os.close(segment)
 

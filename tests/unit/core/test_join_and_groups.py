@@ -179,7 +179,7 @@ class TestMemberThatJoins:
         assert member.apply_item(run) == [Insert(0, GRAD, run), Contribute(run)]
         gathering = Run(WORDS, (2, 0), -1, absent=(1,))
         assert member.apply_item(gathering) == [Contribute(gathering)]
-        with pytest.raises(UsageError, match="this rank has joined: wait until all have"):
+        with pytest.raises(UsageError, match="this rank has joined; wait until all ranks have joined"):
             member.submit(GRAD)
         with pytest.raises(UsageError, match="has joined already"):
             member.announce_join()

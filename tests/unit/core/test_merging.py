@@ -87,7 +87,7 @@ class TestMerge:
     def test_nobody_says_a_thing_twice_or_after_a_leave(self) -> None:
         with pytest.raises(ProtocolError, match="rank 1 has requested tensor 'grad' twice"):
             said([GRAD], [GRAD, GRAD])
-        with pytest.raises(ProtocolError, match="rank 0 has left and still sends something"):
+        with pytest.raises(ProtocolError, match="rank 0 sends a message after it has left"):
             said([LeaveEngine(), GRAD])
         with pytest.raises(ProtocolError, match="rank 0 comes twice"):
             merge_batches([batch_of(ranks(0), []), batch_of(ranks(0), [])])

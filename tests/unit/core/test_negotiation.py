@@ -159,7 +159,7 @@ class TestCoordinator:
             Coordinator(2, 4).step([[], [grad(), grad()]])
         with pytest.raises(ProtocolError, match="requests of 1 ranks instead of 2"):
             Coordinator(2, 4).step([[]])
-        with pytest.raises(ProtocolError, match="rank 0 has left and still sends something"):
+        with pytest.raises(ProtocolError, match="rank 0 sends a message after it has left"):
             Coordinator(2, 4).step([[LeaveEngine(), grad()], []])
         with pytest.raises(ValueError, match=r"slot 0 .* holds nothing"):
             Coordinator(2, 4).step([[], []], used=[0])
@@ -312,7 +312,7 @@ class TestMember:
         member.announce_leave()
         member.announce_leave()
         member.request_again(grad("b"))  # a hit that was pending when it left
-        with pytest.raises(UsageError, match="tensor 'c' is submitted although this rank is leaving"):
+        with pytest.raises(UsageError, match="tensor 'c' cannot be submitted: this rank is leaving"):
             member.submit(grad("c"))
         assert member.take_outbox() == [grad("a"), grad("b"), LeaveEngine()]
         assert member.take_outbox() == []
@@ -340,7 +340,7 @@ class TestMember:
             (Run(grad("b"), (), 1), "'b' is decided, but rank 0 has not requested it"),
             (FailTensor("b", "no"), "'b' is decided, but rank 0 has not requested it"),
             (Run(grad("a"), (), 0), "'a' goes to slot 0 without an eviction"),
-            (Evict(1), "slot 1 is evicted, which holds nothing"),
+            (Evict(1), "slot 1 is evicted, but holds nothing"),
         ],
     )
     def test_a_stream_that_contradicts_itself(self, item: StreamItem, complaint: str) -> None:

@@ -219,7 +219,7 @@ def test_a_rank_that_does_not_tell_its_stacks_holds_nothing_up() -> None:
     (ask,) = rank.at(60)
     rank.answers(60, ask, {0: [True], 1: [False]})
     assert rank.wakes_at() == 62
-    assert "does not tell where it is" in describe(reported(rank.at(62)), HOSTS, {})
+    assert "does not send its stacks" in describe(reported(rank.at(62)), HOSTS, {})
 
 
 def test_a_rank_that_does_not_come_to_a_round_is_the_one() -> None:

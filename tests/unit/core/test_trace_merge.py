@@ -113,5 +113,5 @@ def test_files_that_end_anywhere() -> None:
 
 
 def test_what_is_no_timeline() -> None:
-    with pytest.raises(UsageError, match=r"notes\.txt is no timeline of a rank"):
+    with pytest.raises(UsageError, match=r"notes\.txt is not a timeline of a rank"):
         survey_timeline(["Dear diary,", "[1, 2]"], "notes.txt")
