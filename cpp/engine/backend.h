@@ -1,8 +1,8 @@
-// Who moves the bytes of a collective: the communicator itself, or another library (MPI, Gloo, ...) behind the same few
+// Backends move the bytes of a collective: the communicator, or another library (MPI, Gloo, ...) behind the same few
 // operations.
 //
-// Which one runs a tensor follows from its kind, element type, reduction and device alone, by a table that all ranks
-// have agreed on when the engine began (ronde/engine/carriers.py). So it is the same on all ranks.
+// A tensor's kind, element type, reduction and device alone determine its backend, by a table that all ranks agree on
+// when the engine starts (ronde/engine/carriers.py). So all ranks choose the same backend.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,9 @@
 
 namespace ronde {
 
-// Counts are elements, sizes are bytes; spans have one entry per rank. All ranks make the same calls in the same order,
-// one thread at a time, which need not be the same one every time. An average divides by `divisor`, the ranks that
-// really contribute. All throw what the communicator throws.
+// Counts are elements, sizes are bytes; spans have one entry per rank. All ranks make the same calls in the same order.
+// One thread calls at a time, not always the same one. An average divides by `divisor`, the number of ranks that
+// contribute. All functions throw the communicator's errors.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -59,19 +59,19 @@ class NativeBackend final : public Backend {
   Communicator& communicator_;
 };
 
-// The backends that there are, and which one carries what.
+// The available backends, and the table that assigns tensors to them.
 class Backends {
  public:
   explicit Backends(Communicator& communicator) : native_(communicator) {}
 
-  // Where the table says who carries a tensor: 0 is the native backend, 1 the first of the others.
+  // A tensor's place in the table. The entry there is 0 for the native backend, 1 for the first of the others.
   static constexpr size_t kTableSize = 2 << 12;
   static size_t place_of(Kind kind, DType dtype, ReduceOp op, bool on_device) {
     return (on_device ? 1 << 12 : 0) | static_cast<size_t>(kind) << 8 | static_cast<size_t>(dtype) << 4 |
            static_cast<size_t>(op);
   }
 
-  // Before anything runs.
+  // Call it before any collective runs.
   void use(std::vector<std::unique_ptr<Backend>> others, std::vector<uint8_t> table) {
     others_ = std::move(others);
     table_ = std::move(table);
@@ -86,7 +86,7 @@ class Backends {
  private:
   NativeBackend native_;
   std::vector<std::unique_ptr<Backend>> others_;
-  std::vector<uint8_t> table_;  // empty: everything is native
+  std::vector<uint8_t> table_;  // empty: the native backend runs everything
 };
 
 }  // namespace ronde

@@ -1,17 +1,20 @@
-// Where the ranks of one host tell each other which tensors they have submitted, and read what is to be done.
+// The board: shared memory in which the ranks of one host publish the tensors that they have submitted, and read the
+// decisions of their leader.
 //
 // It lies in symmetric memory, one part per rank:
 //   - bits: one per cache slot. A rank flips its bit when it submits the slot's tensor. The tensor is ready on the host
-//     when all ranks have flipped, and a decision to run it makes "flipped" the new rest position: nobody ever has to
-//     clear a bit that another may be setting.
-//   - counters, all written by the part's owner alone. Nobody waits for the bit of a rank that has joined: it flips it
-//     when it has taken the decision, and until then the tensor is not decided again.
-//   - stamps, for timelines (recorder.h): when the rank last flipped each bit to either position.
-//   - the log, of which only the leader's (the host's first rank) is used: what is to be done, in order. Every rank
-//     reads it at its own pace. An entry is a number n and the n slots to run, or kColdEntry: a round of negotiation.
+//     when all ranks have flipped. A decision to run it makes "flipped" the new rest position, so no rank ever clears a
+//     bit that another may be setting.
+//   - counters, which only the part's owner writes, except where noted. The leader does not wait for the bit of a rank
+//     that has joined. That rank flips its bit when it has taken the decision; until then the tensor is not decided
+//     again.
+//   - stamps, for timelines (recorder.h): for each bit and each of its two positions, when the rank last flipped to it.
+//   - the log: the leader's decisions in order. Only the log in the part of the leader (the host's first rank) is used.
+//     Every rank reads it at its own pace. An entry is a number n and the n slots to run, or kColdEntry: a round of
+//     negotiation.
 //
-// The log never overflows: a slot is decided again only when all ranks have flipped its bit again, so each has taken
-// the earlier decision; and of cold rounds a rank can be at most one behind.
+// The log never overflows. A slot is decided again only when all ranks have flipped its bit again, so each has taken
+// the earlier decision; and a rank is at most one cold round behind.
 #pragma once
 
 #include <atomic>
@@ -31,22 +34,22 @@ class Board {
  public:
   static size_t bytes(size_t capacity) { return Layout(capacity).bytes; }
 
-  // `parts`: by local rank, bytes() each, zero at the start.
+  // `parts`: by local rank, bytes() each, initially zero.
   Board(std::vector<std::byte*> parts, int own, size_t capacity)
       : layout_(capacity), parts_(std::move(parts)), own_(own) {}
 
   struct alignas(128) Counters {
-    std::atomic<uint64_t> changes{0};      // grows after everything that the leader may have waited for
-    std::atomic<uint64_t> cold_wanted{0};  // the number (from 1 on) of the cold round that it needs
-    std::atomic<uint64_t> cold_done{0};    // cold rounds that it is through with
-    std::atomic<uint64_t> hurries{0};      // how often it has asked for whatever is ready to run now
+    std::atomic<uint64_t> changes{0};      // grows after every change that the leader may wait for
+    std::atomic<uint64_t> cold_wanted{0};  // the number (from 1 on) of the cold round that this rank needs
+    std::atomic<uint64_t> cold_done{0};    // cold rounds that this rank has finished
+    std::atomic<uint64_t> hurries{0};      // requests of this rank to run at once whatever is ready
     std::atomic<uint32_t> waiting{0};      // threads that wait for a tensor
-    std::atomic<uint32_t> drivers{0};      // those of them that are awake and look at the log
-    std::atomic<uint32_t> has_joined{0};   // it has run out of data; changes only in cold rounds
-    // Of the leader's part, written by all.
-    alignas(128) std::atomic<uint32_t> lingers{0};    // it waits for more tensors before it decides
-    std::atomic<uint64_t> ready_bytes{0};             // became ready since its last decision
-    alignas(128) std::atomic<uint32_t> timelines{0};  // ranks of this host that write one
+    std::atomic<uint32_t> drivers{0};      // waiting threads that are awake and read the log
+    std::atomic<uint32_t> has_joined{0};   // this rank has run out of data; changes only in cold rounds
+    // Used in the leader's part only. All ranks write them.
+    alignas(128) std::atomic<uint32_t> lingers{0};    // the leader waits for more tensors before it decides
+    std::atomic<uint64_t> ready_bytes{0};             // became ready since the leader's last decision
+    alignas(128) std::atomic<uint32_t> timelines{0};  // ranks of this host that write a timeline
   };
 
   int size() const { return static_cast<int>(parts_.size()); }
@@ -57,7 +60,7 @@ class Board {
     return reinterpret_cast<std::atomic<uint64_t>*>(parts_[local] + layout_.bits);
   }
 
-  // Publishes a change for the leader to look at.
+  // Publishes a change to the leader.
   void note_change() const { counters().changes.fetch_add(1, std::memory_order_seq_cst); }
   uint64_t changes() const {
     uint64_t sum = 0;
@@ -70,7 +73,7 @@ class Board {
     for (int local = 0; local < size(); ++local) sum += counters(local).hurries.load(std::memory_order_seq_cst);
     return sum;
   }
-  // Returns how many bytes have become ready since the leader's last decision.
+  // Returns the bytes that have become ready since the leader's last decision.
   uint64_t add_ready_bytes(uint64_t bytes) const {
     return counters(0).ready_bytes.fetch_add(bytes, std::memory_order_seq_cst) + bytes;
   }
@@ -81,7 +84,7 @@ class Board {
     return false;
   }
 
-  // Flips this rank's bit of a slot. True if now all ranks of the host have flipped theirs.
+  // Flips this rank's bit of a slot. True if all ranks of the host have now flipped theirs.
   bool flip(uint32_t slot) const {
     const uint64_t mask = uint64_t{1} << (slot % 64);
     const bool bit = (bits(own_)[slot / 64].fetch_xor(mask, std::memory_order_seq_cst) & mask) == 0;
@@ -92,30 +95,30 @@ class Board {
     return true;
   }
 
-  // Whether to stamp what is submitted.
+  // Whether ranks stamp their submissions: some rank of this host writes a timeline.
   bool is_timed() const { return counters(0).timelines.load(std::memory_order_relaxed) != 0; }
   void count_timeline(int change) const { counters(0).timelines.fetch_add(static_cast<uint32_t>(change)); }
-  // This rank is going to flip a bit: it submits the slot's tensor.
+  // Call it before flip(), when this rank submits the slot's tensor.
   void stamp(uint32_t slot, int64_t ns) const {
     stamp_at(own_, slot, !own_bit(slot)).store(ns, std::memory_order_relaxed);
   }
-  // When a rank of this host submitted the slot's tensor, which has been decided and is not through here.
+  // The time at which a rank of this host submitted the slot's tensor, which is decided and not yet finished here.
   int64_t stamp_of(int local, uint32_t slot) const {
     return stamp_at(local, slot, own_bit(slot)).load(std::memory_order_relaxed);
   }
 
-  // Wakes the rank if it sleeps and no thread of it is looking anyway. After publishing.
+  // Wakes the rank if it sleeps and none of its threads is awake and reads the log. Call it after publishing.
   void ring(int local) const {
     BellRope::publish_before_ringing();
-    // Sequentially consistent, as all the looks in Cycle::has_work() must be: a driver leaves and then looks once more,
-    // we publish and then ask whether there is a driver. So one of the two sees the other, on every processor.
+    // Sequentially consistent, as all loads in Cycle::has_work() must be: a driver leaves and then checks once more;
+    // this rank publishes and then checks for a driver. So one of the two sees the other, on every processor.
     if (counters(local).drivers.load(std::memory_order_seq_cst) == 0) bell(local).ring_after_publishing();
   }
   BellRope bell(int local) const {
     return BellRope(reinterpret_cast<Bell*>(parts_[local] + layout_.bell), /*eventfd=*/-1);
   }
 
-  // The log. append() by the leader alone.
+  // The log. Only the leader calls append().
   void append(std::span<const uint32_t> entry) const {
     std::atomic<uint64_t>& end = log_end();
     uint64_t at = end.load(std::memory_order_relaxed);

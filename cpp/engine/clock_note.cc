@@ -5,7 +5,7 @@
 namespace ronde {
 namespace {
 
-// Negative where nobody's clock has ever been.
+// Negative for values that no clock reaches.
 int64_t time_of(uint32_t low, uint32_t high) { return static_cast<int64_t>(uint64_t{high} << 32 | low); }
 
 }  // namespace
@@ -16,7 +16,7 @@ std::optional<ClockNote> ClockNote::parse(std::span<const uint32_t> words, int p
   if (words.size() != (note.is_answer ? 5u : 3u)) throw ProtocolError(peer, "a note about clocks of another size");
   note.asked_ns = time_of(words[1], words[2]);
   if (note.is_answer) note.told_ns = time_of(words[3], words[4]);
-  // Differences of such times fit.
+  // The difference of two times that are not negative fits into int64_t.
   if (note.asked_ns < 0 || note.told_ns < 0) throw ProtocolError(peer, "a time before its clock began");
   return note;
 }

@@ -1,4 +1,4 @@
-// What ranks tell each other about their clocks, in notes of the watch (clock_offset.h).
+// The messages by which ranks compare their clocks, carried in notes of the watch (clock_offset.h).
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 namespace ronde {
 
 struct ClockNote {
-  // The first word of a note. Those of leaders are small numbers.
+  // The first word of a note. Leaders' notes begin with small numbers.
   static constexpr uint32_t kAsk = 0x6b6c4301, kTell = 0x6b6c4302;
 
   bool is_answer;
-  int64_t asked_ns = 0;  // by the clock of whoever asked
-  int64_t told_ns = 0;   // by that of whoever answered
+  int64_t asked_ns = 0;  // by the asking rank's clock
+  int64_t told_ns = 0;   // by the answering rank's clock
 
-  // Nothing if the note is about something else. Throws ProtocolError, which names `peer`.
+  // Returns nothing if the note is not about clocks. Throws ProtocolError, which names `peer`.
   static std::optional<ClockNote> parse(std::span<const uint32_t> words, int peer);
 };
 

@@ -10,7 +10,7 @@ namespace ronde {
 namespace {
 
 constexpr int kTrips = 16;
-constexpr int64_t kPatienceNs = 5'000'000'000;  // after that a note counts as lost
+constexpr int64_t kPatienceNs = 5'000'000'000;  // after 5 s a note counts as lost
 
 uint32_t low(int64_t ns) { return static_cast<uint32_t>(static_cast<uint64_t>(ns)); }
 uint32_t high(int64_t ns) { return static_cast<uint32_t>(static_cast<uint64_t>(ns) >> 32); }
@@ -52,7 +52,7 @@ bool ClockOffset::on_note(int peer, std::span<const uint32_t> words) {
 
 void ClockOffset::learn(int64_t asked_ns, int64_t answered_ns, int64_t now_ns) {
   std::lock_guard lock(measuring_);
-  if (left_ == 0 || asked_ns < begun_ns_) return;  // of an earlier measurement
+  if (left_ == 0 || asked_ns < begun_ns_) return;  // belongs to an earlier measurement
   const int64_t trip_ns = now_ns - asked_ns;
   if (trip_ns < best_trip_ns_) {
     best_trip_ns_ = trip_ns;

@@ -1,4 +1,4 @@
-// Whether one submitted tensor is through: pending, then done or failed, once. And since when it is there.
+// The state of one submitted tensor: pending, then done or failed, exactly once; and the time of its submission.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace ronde {
 
-// The steady clock as of the last tick (some milliseconds ago): costs a few loads.
+// The steady clock at the last tick, which is a few milliseconds ago. Costs a few loads.
 inline int64_t coarse_now_ns() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -21,13 +21,13 @@ class Completion {
   bool has_failed() const { return state_.load(std::memory_order_acquire) == kFailed; }
   int64_t since_ns() const { return since_ns_; }  // by the coarse clock
 
-  // All ranks have submitted it, and from now on it is executed. Returns how long it has waited.
+  // Marks the tensor as running, which it does once all ranks have submitted it. Returns how long it has waited.
   int64_t begin(int64_t now_ns) {
     is_running_.store(true, std::memory_order_relaxed);
     return now_ns - since_ns_;
   }
   bool is_running() const { return is_running_.load(std::memory_order_relaxed); }
-  // Whether a thread sleeps until it is finished.
+  // Whether a thread sleeps until the tensor is finished.
   bool is_awaited() const { return sleepers_.load(std::memory_order_relaxed) > 0; }
 
   void finish(bool ok) {
@@ -35,8 +35,8 @@ class Completion {
     if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(state_);
   }
 
-  // Sleeps until it is finished; false if a signal came first, or after a second: a signal that came just before the
-  // sleep has interrupted nothing, and the caller should look for it.
+  // Sleeps until the tensor is finished. Returns false if a signal comes first, or after a second: a signal just before
+  // the sleep interrupts nothing, so the caller must check for signals.
   bool sleep() {
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (state_.load(std::memory_order_seq_cst) == kPending && futex_sleep(state_, kPending)) {

@@ -49,7 +49,7 @@ Cycle::~Cycle() {
   if (!is_abandoned_.load()) communicator_.watch().set_listener(nullptr);
 }
 
-// A thread's turn to do steps.
+// Holds the right to do steps.
 class Cycle::Stepping {
  public:
   explicit Stepping(Cycle& cycle) : cycle_(cycle), lock_(cycle.stepping_) { begin(); }
@@ -69,7 +69,7 @@ class Cycle::Stepping {
   std::unique_lock<std::mutex> lock_;
 };
 
-// What cannot be done here and now.
+// Refuses calls in a forked child, and from a signal handler that has interrupted a step.
 void Cycle::refuse() const {
   if (is_abandoned_.load()) throw UsageError("this engine belongs to the parent of this forked process");
   if (is_stepping()) {
@@ -112,12 +112,12 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     }
   }
   pending_.note_submission();
-  if (failed_.load()) completion->finish(false);  // it came too late to be failed with the others
+  if (failed_.load()) completion->finish(false);  // fail() may have run before the completion existed
   return {Answer::kHit, index, std::move(completion)};
 }
 
-// A tensor has become ready on this host. A leader that lingers anyway is left alone, unless it is enough now. And who
-// is about to wait on the leader's rank looks at the board itself.
+// A tensor has become ready on this host: wakes the leader, unless it lingers and there is not enough for a decision
+// yet. A thread of the leader's rank that is about to wait checks the board instead.
 void Cycle::tell_leader(uint64_t bytes, bool waits) {
   if (waits && leader_.leads()) return;
   const Board::Counters& leader = board_.counters(0);
@@ -154,7 +154,7 @@ void Cycle::hurry() {
   if (board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
 }
 
-// Does steps as long as it may be over soon. After that the engine's thread goes on.
+// Does steps while the completion may finish soon. Afterwards the engine's thread continues.
 void Cycle::drive(Completion& completion) {
   std::atomic<uint32_t>& drivers = board_.counters().drivers;
   drivers.fetch_add(1, std::memory_order_seq_cst);
@@ -206,7 +206,7 @@ void Cycle::stop() {
 
 // --- Steps ---------------------------------------------------------------------------------------------------------
 
-// Whether a step would find something to do.
+// Whether a step has something to do.
 bool Cycle::has_work() const {
   if (failed_.load()) return false;
   if (changed_.load(std::memory_order_seq_cst) || leader_.has_mail()) return true;
@@ -214,7 +214,7 @@ bool Cycle::has_work() const {
   return board_.has_entry(taken_.load(std::memory_order_relaxed)) || (leader_.leads() && leader_.has_news());
 }
 
-// One step, with stepping_ held. `hands_over`: a cold round is left to the engine's thread.
+// Does one step, with stepping_ held. `hands_over`: leaves a cold round to the engine's thread.
 Cycle::Step Cycle::step(bool hands_over) {
   if (failed_.load()) return Step::kNothing;
   try {
@@ -226,11 +226,11 @@ Cycle::Step Cycle::step(bool hands_over) {
     } else if (leader_.leads() && leader_.look()) {
       return Step::kDid;
     }
-    // Nothing to do. Has somebody fallen out who would be needed next?
-    changed_.exchange(false);  // which sees what was there when it was set; a mere store need not
+    // There is nothing to do. Check whether a rank that the next step needs is lost.
+    changed_.exchange(false);  // reads the flag, so it sees the state published before; a plain store might not
     if (const auto failure = communicator_.failure()) {
       fail(*failure);
-    } else if (!in_cold_.load()) {  // then the engine's thread makes calls, and hears of it there
+    } else if (!in_cold_.load()) {  // in a cold round the calls of the engine's thread report it
       if (const auto departed = communicator_.departed()) fail(*departed);
     }
     return Step::kNothing;
@@ -299,13 +299,13 @@ void Cycle::run_slots(const std::vector<uint32_t>& slots) {
   runner_.run(batch, [&](const Work& work) {
     Slot& slot = slots_[work.slot];
     if (--slot.to_run > 0) return;
-    if (work.is_absent) {  // now that it has been taken, it may be decided again
+    if (work.is_absent) {  // this rank has taken the decision, so the tensor may be decided again
       board_.flip(work.slot);
       board_.note_change();
       board_.ring(0);
       return;
     }
-    // Kept alive: once it is finished, its owner may submit the slot's tensor again.
+    // A copy keeps it alive: once it is finished, the program may submit the slot's tensor again.
     const std::shared_ptr<Completion> completion = slot.completion;
     if (slot.is_metered) meter_.ended();
     completion->finish(true);
@@ -348,7 +348,7 @@ std::optional<Failure> Cycle::failure() const {
   return failure_;
 }
 
-// --- News from the watch -------------------------------------------------------------------------------------------
+// --- Events from the watch -----------------------------------------------------------------------------------------
 
 void Cycle::on_note(int peer, std::span<const uint32_t> words) {
   if (recorder_.on_note(peer, words)) return;
@@ -411,7 +411,7 @@ std::shared_ptr<Completion> Cycle::take_back(uint32_t index) {
 
 std::shared_ptr<Completion> Cycle::take_back(Slot& slot, uint32_t index) {
   if (!slot.is_pending()) return nullptr;
-  board_.flip(index);  // back to rest: it is not submitted any more
+  board_.flip(index);  // back to rest: the tensor is no longer submitted
   if (slot.is_metered) meter_.ended();
   return std::move(slot.completion);
 }

@@ -1,14 +1,14 @@
-// The hot path: cached tensors are submitted, found ready, fused, run and completed without the interpreter.
+// The hot path: submits, fuses, runs and completes cached tensors without the interpreter.
 //
-// Submitting sets a bit (board.h). What all ranks have submitted is decided by the leaders (leader.h), and everybody
-// reads in the log what runs next.
+// A submission flips a bit (board.h). The leaders decide which of the tensors that all ranks have submitted run next
+// (leader.h), and every rank reads the decisions in the log.
 //
-// Whatever is not cached goes through a cold round: every rank finds kColdEntry in the log, and its engine thread
+// A tensor that is not cached goes through a cold round: every rank finds kColdEntry in the log, and its engine thread
 // leaves run() to negotiate in Python (ronde/engine). Slots change only there, so all ranks change them at the same
-// place of the log; hot decisions rest until all ranks are through.
+// place of the log. Hot decisions pause until all ranks have finished the round.
 //
-// One thread at a time does a step: the engine's thread, which sleeps while there is nothing, or a thread that waits
-// for a tensor, for which no other thread is then woken.
+// One thread at a time does a step: the engine's thread, which sleeps while there is nothing to do, or a thread that
+// waits for a tensor, which saves waking the engine's thread.
 #pragma once
 
 #include <atomic>
@@ -46,15 +46,15 @@ struct Tunables {
 
 class Cycle : private Watch::Listener {
  public:
-  // `board` (Board::bytes(capacity) long, zero) and `buffer`: symmetric memory of this communicator.
-  // `linger_ns`: so long a decision may wait for more tensors while nobody waits for one. `keeps_groups_apart`: see
-  // Runner. `arity`: how many hosts report to one (tree.h).
+  // `board` (Board::bytes(capacity) bytes, zero) and `buffer`: symmetric memory of this communicator. `linger_ns`: how
+  // long a decision may wait for more tensors while no thread waits for one. `keeps_groups_apart`: see Runner. `arity`:
+  // how many hosts report to one (tree.h).
   Cycle(Communicator& communicator, std::byte* board, size_t capacity, std::byte* buffer, size_t buffer_bytes,
         int64_t linger_ns, bool keeps_groups_apart, size_t arity);
   ~Cycle() override;
 
-  // Submits a tensor. `waits`: the caller is going to call wait() at once. The memory stays in use until the completion
-  // is finished. Throws Failure when nothing can run any more.
+  // Submits a tensor. `waits`: the caller calls wait() next. The memory stays in use until the completion is finished.
+  // Throws Failure if the engine has failed.
   enum class Answer { kHit, kMiss, kInFlight };
   struct Submitted {
     Answer answer;
@@ -65,78 +65,79 @@ class Cycle : private Watch::Listener {
     const void* in = nullptr;
     void* out = nullptr;
   };
-  // `memory`: of each tensor of the group, or of the single one; of a barrier nothing.
+  // `memory`: one entry per tensor of the group, one entry for a single tensor, none for a barrier.
   Submitted submit(std::string_view name, const Signature& signature, std::span<const Memory> memory, bool waits);
 
-  // Waits for a completion; false if it is still pending. First with kDrive, which does the engine's steps as long as
-  // it may be over soon; then with kSleep, which sleeps until it is over, a signal comes or a second has passed. Look
-  // for signals in between: one that came during the steps has interrupted nothing. Throws Interrupted.
+  // Waits for a completion; false if it is still pending. Call it first with kDrive, which spins for a limited time and
+  // does the engine's steps meanwhile; then with kSleep, which sleeps until the completion is finished, a signal comes
+  // or a second has passed. Check for signals in between: one during the steps interrupts nothing. Throws Interrupted.
   enum class Patience { kDrive, kSleep };
   bool wait(Completion& completion, Patience patience);
 
-  // Somebody wants to know whether a tensor is through: what is ready runs now.
+  // Makes ready tensors run without lingering. For a caller that asks whether a tensor is finished without waiting.
   void hurry();
 
-  // For the engine's thread: does steps and sleeps, until a cold round is due or stop() was called. Throws Failure.
+  // The loop of the engine's thread: does steps and sleeps until a cold round is due or stop() is called. Throws
+  // Failure.
   enum class Event { kCold, kStopped };
   Event run();
   void stop();
 
-  // In a cold round: the cache as the ordered stream changes it; tensors that run; the end of the round.
+  // Called in a cold round, from here to end_cold(). insert() fills a slot of the cache.
   void insert(uint32_t slot, std::string name, Signature signature, std::vector<uint64_t> rows);
-  // The completion of a tensor that was submitted and not decided, if there is one: it is not going to run from here.
-  // take_back() leaves the slot as it is.
+  // Both withdraw the slot's tensor if it is submitted and not decided, and return its completion: the tensor does not
+  // run from here. evict() also empties the slot, take_back() keeps it.
   std::shared_ptr<Completion> evict(uint32_t slot);
   std::shared_ptr<Completion> take_back(uint32_t slot);
-  // add_cold(): a tensor (or a group) that the round has decided. run_cold(): all of them, fused like what comes from
-  // the log; all ranks add the same before they run it. `contributors`: an average is divided by so many. With
+  // add_cold() adds a tensor (or a group) that the round has decided. run_cold() runs all added tensors, fused like
+  // those of a log entry; all ranks must have added the same. `contributors`: the divisor of an average. With
   // `is_absent` this rank contributes neutral elements.
   void add_cold(std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
                 std::span<const Memory> memory, int contributors, bool is_absent);
   void run_cold();
-  // begin_cold(): the engine's thread has come to the round, which waits for it.
+  // begin_cold(): the engine's thread enters the round.
   void begin_cold();
   void end_cold();
-  // Slots that have run since the last time, each once, the latest use last.
+  // The slots that have run since the last call, each once, the most recent last.
   std::vector<uint32_t> take_used();
 
-  // How batches are made and run. tune() is called in a cold round, or before the first submission.
+  // Parameters of batching and fusion. Call tune() in a cold round, or before the first submission.
   Tunables tunables() const;
   void tune(const Tunables& values);
-  // Rank 0 measures for tuning. It asks for a cold round when the meter has all samples.
+  // Rank 0's measurements for tuning. It asks for a cold round when the meter has all samples.
   Meter& meter() { return meter_; }
 
   // Asks for a cold round.
   void want_cold();
 
-  // This rank has run out of data, and submits nothing until resume(). From the cold round on in which all hear of it,
-  // absent(), it contributes neutral elements to whatever is decided.
+  // join(): this rank has run out of data and submits nothing until resume(). absent(), called in the cold round that
+  // announces this to all ranks: from then on this rank contributes neutral elements to every decided tensor.
   void join();
   void absent();
   void resume();
-  // In a cold round: what comes after it has so many contributors, by which an average is divided.
+  // In a cold round: sets the number of contributors, the divisor of an average, for the tensors after it.
   void set_contributors(int contributors) { contributors_ = contributors; }
-  // Who carries the collectives; to be chosen before anything is submitted.
+  // The libraries that run the collectives. Choose them before the first submission.
   Backends& backends() { return runner_.backends(); }
-  // What it tells the timeline; in cold rounds Python does.
+  // Records events for the timeline. In cold rounds Python calls it.
   Recorder& recorder() { return recorder_; }
 
-  // Fails what is pending and all that comes, when nothing of it runs any more. Nobody else is told.
+  // Fails all pending and later submissions, once the running step has ended. Does not notify other ranks.
   void give_up(const Failure& failure);
   std::optional<Failure> failure() const;
 
-  // For whoever looks for stalls (stalls.h). Any thread.
+  // For the detection of stalls (stalls.h). Any thread.
   Pending& pending() { return pending_; }
   void visit_pending(const Pending::Visit& visit);
   bool is_in_cold_round() const { return in_cold_.load(); }
-  // Collective calls and cold rounds that the engine's thread has come to; not those for which its interpreter does not
-  // let it on.
+  // Counts the collective calls and cold rounds that the engine's thread has begun. A thread that waits for the
+  // interpreter has not begun its round.
   uint64_t progress() const { return communicator_.watch().calls_begun() + cold_entered_.load(); }
   bool has_joined() {
     std::lock_guard lock(table_);
     return has_joined_;
   }
-  // Of hits, so far: how many ran, of how many this rank was the last of its host, and how long they waited in sum.
+  // Totals over all hits: how many ran, how many this rank submitted last of its host, and how long they waited.
   struct Arrivals {
     uint64_t tensors = 0;
     uint64_t last = 0;
@@ -144,9 +145,9 @@ class Cycle : private Watch::Listener {
   };
   Arrivals arrivals() const { return {ran_.load(), last_.load(), waited_ns_.load()}; }
 
-  // In a forked child: the board is the parent's, so all that comes is refused.
+  // In a forked child, where the board belongs to the parent: later calls throw UsageError.
   void abandon() { is_abandoned_.store(true); }
-  // This thread is in the middle of a step, which a signal handler has interrupted.
+  // Whether the calling thread is inside a step: a signal handler has interrupted it.
   bool is_stepping() const { return stepper_.load() == std::this_thread::get_id(); }
 
  private:
@@ -167,11 +168,11 @@ class Cycle : private Watch::Listener {
     std::string name;
     Signature signature;
     size_t bytes = 0;
-    std::vector<Tensor> tensors;  // of the group; one, if it is none
-    size_t to_run = 0;            // of those of a batch that is running
+    std::vector<Tensor> tensors;  // those of the group, or the single one
+    size_t to_run = 0;            // how many of them the running batch has yet to finish
     std::shared_ptr<Completion> completion;
     uint64_t last_use = 0;
-    bool is_metered = false;  // the pending submission
+    bool is_metered = false;  // the meter counts the pending submission
 
     bool is_pending() const { return completion && completion->is_pending(); }
   };
@@ -187,7 +188,7 @@ class Cycle : private Watch::Listener {
   void run_slots(const std::vector<uint32_t>& slots);
   std::shared_ptr<Completion> take_back(Slot& slot, uint32_t index);
   std::vector<Tensor> tensors_of(const Signature& signature, const std::vector<uint64_t>& rows) const;
-  // Checks a part of what a peer has sent in a cold round. If it is malformed, the peer counts as lost.
+  // Runs a check of data that rank 0 has sent in a cold round. If the data is malformed, rank 0 counts as lost.
   void check_sent(FunctionRef<void()> check) const {
     try {
       check();
@@ -224,11 +225,11 @@ class Cycle : private Watch::Listener {
   std::atomic<int64_t> waited_ns_{0};
 
   std::mutex stepping_;
-  std::atomic<std::thread::id> stepper_{};  // who holds it
+  std::atomic<std::thread::id> stepper_{};  // the thread that holds stepping_
   std::atomic<bool> is_abandoned_{false};
   std::atomic<uint64_t> taken_{0};     // words of the log that this rank has read
-  std::atomic<bool> in_cold_{false};   // a cold round is going on
-  std::atomic<bool> cold_due_{false};  // one was found by a thread other than the engine's
+  std::atomic<bool> in_cold_{false};   // a cold round is running
+  std::atomic<bool> cold_due_{false};  // a thread other than the engine's has read the entry of a cold round
   std::atomic<uint64_t> cold_begun_{0};
   std::atomic<uint64_t> cold_entered_{0};
   std::vector<ColdRun> cold_runs_;  // of the engine's thread

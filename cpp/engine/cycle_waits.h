@@ -1,5 +1,5 @@
-// What a rank waits for in an engine (waits.h): the tensors that it has submitted and that are not through, and the
-// other ranks in join(), as long as the engine runs nothing.
+// A rank's waits in an engine (waits.h): for the tensors that it has submitted and that are not finished, and for the
+// other ranks in join() while the engine runs nothing.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class CycleWaits : public Waits {
     if (!ids.empty()) {
       cycle_.visit_pending([&](const std::string& name, Kind, const Completion&) { here.insert(hash_of(name)); });
     }
-    const bool has_joined = cycle_.has_joined();  // nobody waits for it to submit anything
+    const bool has_joined = cycle_.has_joined();  // no rank waits for its submissions
     std::vector<bool> has;
     for (const uint64_t id : ids) has.push_back(has_joined || here.contains(id));
     return has;
@@ -54,10 +54,10 @@ class CycleWaits : public Waits {
   void disarm() override { cycle_.pending().disarm(); }
 
  private:
-  static constexpr const char* kJoin = "join";                                    // no tensor is of that kind
-  inline static const uint64_t kJoinId = hash_of(std::string_view("\0join", 5));  // and none has that name
+  static constexpr const char* kJoin = "join";                                    // not the kind of any tensor
+  inline static const uint64_t kJoinId = hash_of(std::string_view("\0join", 5));  // not the name of any tensor
 
-  // Since when nothing has run, as far as the calls of this function show.
+  // The time since which nothing has run, as far as the calls of this function show.
   int64_t idle_since_ns() {
     std::lock_guard lock(mutex_);
     if (const uint64_t now = cycle_.progress(); now != seen_progress_) {

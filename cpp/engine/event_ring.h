@@ -1,8 +1,8 @@
-// What the engine's threads leave for the timeline's writer: small events, in order, without a lock.
+// A lock-free queue of small events, in order, from the engine's threads to the timeline's writer.
 //
-// Any thread pushes, one thread pops. A cell belongs to whoever its number says: to the pusher of that number, then
-// (one more) to the popper, then (a whole turn more) to the next pusher. Who comes to a full ring drops its event and
-// counts it: the engine never waits for the writer.
+// Any thread pushes, one thread pops. The number in a cell tells its owner: number n admits the pusher of event n, n +
+// 1 the popper of that event, n + capacity the next pusher. A push to a full ring drops its event and counts it: the
+// engine never waits for the writer.
 #pragma once
 
 #include <atomic>
@@ -14,19 +14,19 @@ namespace ronde {
 
 struct Event {
   enum class What : uint8_t {
-    kSubmitted,   // track, ns; detail: what (Kind)
-    kTick,        // track, ns; value: the rank that submitted it then
-    kDecided,     // track, ns; value: the place in the log of what decided it
+    kSubmitted,   // track, ns; detail: the operation (Kind)
+    kTick,        // track, ns; value: the rank that submitted it at that time
+    kDecided,     // track, ns; value: the place in the log of the decision
     kRefused,     // track, ns: the ranks disagree about it
-    kStarted,     // source, ns; value: how many tensors run as one; detail: what (Kind)
-    kMember,      // track, one of them; value: the source; ns: its bytes
+    kStarted,     // source, ns; value: the number of tensors that run as one; detail: the operation (Kind)
+    kMember,      // track of one of these tensors; value: the source; ns: the tensor's bytes
     kFused,       // source, ns: all of them are in the buffer
-    kRan,         // source, ns: the collective is over
-    kEnded,       // source, ns: the results are where they belong
-    kCycle,       // source, ns; value: how many tensors one decision has brought
+    kRan,         // source, ns: the collective is complete
+    kEnded,       // source, ns: the results are at their destinations
+    kCycle,       // source, ns; value: the number of tensors in one decision
     kRoundBegan,  // source, ns: a cold round
     kRoundEnded,  // source, ns
-    kClock,       // ns: measured then; value: rank 0's clock minus ours, as int64_t; track: the error at most, in ns
+    kClock,       // ns: time of measurement; value: rank 0's clock minus ours, as int64_t; track: largest error in ns
   };
   int64_t ns = 0;
   uint64_t value = 0;
@@ -42,7 +42,7 @@ class EventRing {
     for (size_t i = 0; i < capacity; ++i) cells_[i].number.store(i, std::memory_order_relaxed);
   }
 
-  // Returns the event's number, counted from 1; 0 if it was dropped. Any thread.
+  // Returns the event's number, counted from 1, or 0 if the ring is full. Any thread.
   uint64_t push(const Event& event) {
     uint64_t at = end_.load(std::memory_order_relaxed);
     while (true) {
@@ -63,7 +63,7 @@ class EventRing {
     }
   }
 
-  // False if there is nothing, or the next event is still being written. One thread.
+  // Returns false if the ring is empty, or if the next event is still being written. One thread.
   bool pop(Event& event) {
     Cell& cell = cells_[begin_ & mask_];
     if (cell.number.load(std::memory_order_acquire) != begin_ + 1) return false;
@@ -72,7 +72,7 @@ class EventRing {
     ++begin_;
     return true;
   }
-  // For the thread that pops.
+  // Only for the thread that pops.
   bool is_empty() const { return end_.load(std::memory_order_seq_cst) == begin_; }
 
   size_t capacity() const { return mask_ + 1; }

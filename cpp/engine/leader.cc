@@ -49,19 +49,18 @@ int64_t Leader::linger_left_ns() const {
   return until == 0 ? -1 : std::max<int64_t>(until - steady_now_ns(), 0);
 }
 
-// What has changed on this host since the last look? True if something could be decided or reported.
 bool Leader::look() {
   const uint64_t changes = board_.changes();
   if (changes == seen_.load(std::memory_order_relaxed) && linger_left_ns() != 0) return false;
   seen_.store(changes);
   if (!is_round_wanted()) return decide(false);
-  if (!all_are_through()) return false;  // what is ready is not known yet
-  // What is ready goes first: the round may be the last, because somebody leaves.
+  if (!all_are_through()) return false;  // the bits do not show yet what is ready
+  // Ready tensors go first: if a rank leaves, this round is the last.
   const bool has_decided = decide(true);
   return want_round() || has_decided;
 }
 
-// Whoever is not through with the last cold round may still have set a bit for what the slot held before.
+// A rank that has not finished the last cold round may still have flipped a bit for the slot's previous tensor.
 bool Leader::all_are_through() const {
   for (int local = 0; local < board_.size(); ++local) {
     if (board_.counters(local).cold_done.load(std::memory_order_seq_cst) != cold_appended_) return false;
@@ -110,8 +109,8 @@ bool Leader::decide(bool at_once) {
   return true;
 }
 
-// Something is ready. Does it run at once, or is there time to wait for more? Between hosts all is urgent: who waits on
-// another host is not seen here.
+// Whether ready tensors run at once instead of waiting for more. Between hosts everything is urgent, because the board
+// does not show the waiting threads of other hosts.
 bool Leader::is_urgent() {
   const uint64_t hurries = board_.hurries();
   const bool is_hurried = std::exchange(hurries_seen_, hurries) != hurries;
@@ -123,7 +122,7 @@ bool Leader::is_urgent() {
   if (left_ns < 0) {
     linger_until_.store(steady_now_ns() + linger_ns_);
     board_.counters(0).lingers.store(1, std::memory_order_seq_cst);
-    seen_.store(UINT64_MAX);  // look once more: who came before that has not rung
+    seen_.store(UINT64_MAX);  // check once more: a rank that came before `lingers` was set has not rung
   }
   return false;
 }
@@ -133,7 +132,7 @@ void Leader::stop_lingering() {
   board_.counters(0).lingers.store(0, std::memory_order_seq_cst);
 }
 
-// The slots that are ready on this host and all under it; for a leader other than rank 0 those not reported yet.
+// The slots that are ready on this host and on all hosts below it; for a leader other than rank 0 only unreported ones.
 std::vector<uint32_t> Leader::ready_slots() const {
   std::vector<uint32_t> slots;
   if (!all_are_through()) return slots;
@@ -162,7 +161,7 @@ void Leader::report(const std::vector<uint32_t>& slots) {
   }
 }
 
-// The next entry of the log, here and on the hosts under this one.
+// Appends an entry to the log, here and on the hosts below this one.
 void Leader::publish(const std::vector<uint32_t>& entry) {
   for (int child : children_) {
     for (size_t begin = 0; begin < entry.size(); begin += LeaderNote::kWords) {
@@ -179,7 +178,7 @@ void Leader::publish(const std::vector<uint32_t>& entry) {
 void Leader::append(const std::vector<uint32_t>& entry) {
   if (entry.front() == kColdEntry) {
     ++cold_appended_;
-    // Slots may change now: who is ready must say so again.
+    // Slots may change now, so children must report readiness again.
     std::fill(reported_.begin(), reported_.end(), 0);
     for (auto& words : ready_under_) std::fill(words.begin(), words.end(), 0);
   } else {
@@ -202,7 +201,7 @@ void Leader::read_mail() {
     has_mail_.store(false);
   }
   for (const auto& [peer, note] : mail) read(peer, note);
-  seen_.store(UINT64_MAX);  // look again
+  seen_.store(UINT64_MAX);  // makes look() check again
 }
 
 void Leader::read(int peer, const LeaderNote& note) {
@@ -216,7 +215,6 @@ void Leader::read(int peer, const LeaderNote& note) {
   }
 }
 
-// Which child this is.
 size_t Leader::child_of(int peer) const {
   const auto child = std::find(children_.begin(), children_.end(), peer);
   if (child == children_.end())
@@ -227,7 +225,7 @@ size_t Leader::child_of(int peer) const {
 void Leader::hear_ready(int peer, const LeaderNote& note) {
   auto& ready = ready_under_[child_of(peer)];
   if (note.number > cold_appended_) throw ProtocolError(peer, "what is ready after a cold round that is yet to come");
-  if (note.number < cold_appended_) return;  // from before the last cold round
+  if (note.number < cold_appended_) return;  // sent before the last cold round
   for (const uint32_t slot : note.words) ready[slot / 64] |= uint64_t{1} << (slot % 64);
 }
 

@@ -1,21 +1,22 @@
-// Decides what runs next. Every host has a leader, its first rank; rank 0 leads its host and decides for all.
+// Decides which tensors run next. Every host has a leader, its first rank; rank 0 leads its host and decides for all.
 //
-// A leader sees on the board which tensors all ranks of its host have submitted. Between hosts the leaders talk by
-// notes, along a tree (tree.h): each tells its parent what is ready on its host and on all that are under it. Rank 0
-// writes what is ready everywhere into its log and sends it to its children; each leader passes it on to its own and
-// writes it into its log. The same with cold rounds: whoever needs one gets it for all.
+// A leader reads on the board which tensors all ranks of its host have submitted. Between hosts the leaders exchange
+// notes along a tree (tree.h): each reports to its parent the tensors that are ready on its host and on all hosts below
+// it. Rank 0 writes the tensors that are ready everywhere into its log and sends the entry to its children. Each leader
+// forwards it to its own children and writes it into its own log. Cold rounds work the same way: a request by one rank
+// starts a round for all.
 //
-// Why nothing is counted twice or lost: what a child has reported is forgotten when the tensor's entry, or that of a
-// cold round, is written into the log of whom it reported to. The child gets that entry only from there, so what it
-// reports afterwards is of the tensor's next turn. A report tells how many cold rounds its sender's log has; its sender
-// can only be behind, and if it is, the report is void and will come again. Leaders report only when all ranks of their
-// host are through with the last round, so what counts as ready somewhere was submitted to what the slot now holds.
+// Why no report is counted twice or lost: a parent forgets a child's report when it writes the tensor's entry, or that
+// of a cold round, into its log. The child gets that entry only from its parent, so its later reports concern the
+// tensor's next submission. A report carries the number of cold rounds in its sender's log. The sender can only be
+// behind; if it is, the parent ignores the report, and the sender repeats it after the round. Leaders report only when
+// all ranks of their host have finished the last round, so a report always concerns the slot's current tensor.
 //
-// Why nobody waits in vain: a leader passes an entry on before it takes it itself, so all ranks get to know whatever
-// one of them has begun to run.
+// Why no rank waits in vain: a leader forwards an entry before it takes the entry, so all ranks learn of every
+// operation that one of them has begun.
 //
-// While nobody waits for any of what is ready, a decision lingers a moment for more: a burst of small tensors then
-// costs little more than one.
+// While no thread waits for a ready tensor, the leader lingers: it delays its decision a moment for more tensors. So a
+// burst of small tensors costs little more than one.
 //
 // Not thread-safe, except for on_note(), has_mail(), has_news(), batch_bytes() and linger_left_ns().
 #pragma once
@@ -35,25 +36,27 @@ namespace ronde {
 
 class Leader {
  public:
-  // `linger_ns`: so long a decision may wait. `arity`: as in tree.h, the same on all ranks.
+  // `linger_ns`: how long a decision may wait. `arity`: as in tree.h, the same on all ranks.
   Leader(Communicator& communicator, const Board& board, size_t capacity, int64_t linger_ns, size_t arity);
 
-  // True if this rank leads its host; the rest is for such ranks only.
+  // True if this rank leads its host. Only such a rank may call the rest.
   bool leads() const { return leads_; }
 
-  // A decision may wait `linger_ns` for more; so many bytes are worth one of their own. Alike on all ranks of a host.
+  // A decision may wait `linger_ns` for more tensors, unless `batch_bytes` are ready. All ranks of a host must pass the
+  // same values.
   void set_batching(int64_t linger_ns, uint64_t batch_bytes);
   int64_t linger_ns() const { return linger_ns_; }
   uint64_t batch_bytes() const { return batch_bytes_.load(std::memory_order_relaxed); }
 
-  // Looks what has changed. True if the log has grown.
+  // Reads the board and decides or reports what is ready. True if the log has grown.
   bool look();
   bool has_news() const { return board_.changes() != seen_.load(); }
-  // How long until look() decides even if nothing changes; -1 if it would not.
+  // The time until look() decides even without a change; -1 if it does not linger.
   int64_t linger_left_ns() const;
 
-  // A note from another leader arrives in the mailbox; read_mail() acts on what is there. Both throw ProtocolError if a
-  // note is none, or its sender may not say so: only children tell what is ready, only the parent what runs.
+  // on_note() puts another leader's note into the mailbox; read_mail() acts on the notes there. Both throw
+  // ProtocolError if a note is malformed or its sender has no right to it: only children report readiness and requests,
+  // only the parent sends entries.
   void on_note(int peer, std::span<const uint32_t> words);
   bool has_mail() const { return has_mail_.load(); }
   void read_mail();
@@ -86,16 +89,16 @@ class Leader {
   bool leads_;
   bool has_other_hosts_;
   int parent_ = -1;            // the leader to report to
-  std::vector<int> children_;  // the leaders who report to this one
+  std::vector<int> children_;  // the leaders that report to this one
 
   std::vector<uint64_t> rest_;     // by word: the position of bits that are not submitted
-  std::atomic<uint64_t> seen_{0};  // the board's changes at the last look
+  std::atomic<uint64_t> seen_{0};  // the board's changes at the last look()
   uint64_t hurries_seen_ = 0;
-  std::atomic<int64_t> linger_until_{0};  // 0: it does not linger
+  std::atomic<int64_t> linger_until_{0};  // 0: does not linger
   uint64_t cold_appended_ = 0;
-  uint64_t cold_reported_ = 0;      // the latest round that this leader has asked its parent for
-  std::vector<uint64_t> reported_;  // by word: slots that the parent has been told of
-  // What the children have told.
+  uint64_t cold_reported_ = 0;      // the latest round that this leader has requested from its parent
+  std::vector<uint64_t> reported_;  // by word: the slots reported to the parent
+  // From the children's notes.
   std::vector<std::vector<uint64_t>> ready_under_;  // by child, by word
   uint64_t cold_asked_ = 0;
 
@@ -106,7 +109,7 @@ class Leader {
   std::mutex mailing_;
   std::vector<Mail> mail_;
   std::atomic<bool> has_mail_{false};
-  std::vector<uint32_t> arriving_;  // an entry of which more is to come
+  std::vector<uint32_t> arriving_;  // the parts of an incomplete entry
 };
 
 }  // namespace ronde

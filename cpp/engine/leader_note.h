@@ -1,5 +1,5 @@
-// What leaders tell each other, in notes of the watch: a type, a number, then words. Checked here as far as the words
-// alone can tell; whether a note fits what its sender may say now is for the leader (leader.h).
+// The messages between leaders, carried in notes of the watch: a type, a number, then words. Parsing checks the words
+// alone; the leader checks whether the sender may send that note now (leader.h).
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,10 @@ namespace ronde {
 
 struct LeaderNote {
   enum class Type : uint32_t {
-    kReady = 1,  // to the parent: `number` cold rounds so far, then slots that are ready on all hosts from here down
-    kWant = 2,   // to the parent: one of these hosts needs cold round `number`
-    kEntry = 3,  // to the children: `number` is 1 if more follows; words of an entry of the log
+    kReady =
+        1,      // to the parent: the number of cold rounds so far; the slots that are ready on all hosts from here down
+    kWant = 2,  // to the parent: one of these hosts needs cold round `number`
+    kEntry = 3,  // to the children: 1 if more words follow, else 0; words of an entry of the log
   };
   static constexpr size_t kWords = WatchMessage::kNoteWords - 2;  // at most
 
@@ -30,8 +31,8 @@ struct LeaderNote {
 // Throws ProtocolError, which names `peer`, unless all of them are below `capacity`.
 void check_slots(std::span<const uint32_t> slots, int peer, size_t capacity);
 
-// Throws ProtocolError, which names `peer`, unless these are a whole entry of the log: a cold round, or how many slots,
-// then that many different ones of `capacity`.
+// Throws ProtocolError, which names `peer`, unless these words are one complete entry of the log: a cold round, or the
+// number of slots and then as many different slots below `capacity`.
 void check_entry(std::span<const uint32_t> entry, int peer, size_t capacity);
 
 }  // namespace ronde

@@ -1,12 +1,12 @@
-// Measures how fast tensors get through, for tuning. Only rank 0 does.
+// Measures the throughput of tensors, for tuning. Only rank 0 does.
 //
-// What counts is the time during which a tensor was on its way: from a submission while there was none until all are
-// through. Time in which the program has submitted nothing is its own, however long a step takes, and batching cannot
-// change it. Computing while tensors are on their way counts, because what matters is when the last one is through.
+// The measured time is the busy time, in which at least one tensor is pending: from a submission to an idle engine
+// until all tensors are finished. Idle time belongs to the program, and batching cannot change it. Computation while
+// tensors are pending counts, because the end of the last tensor matters.
 //
-// A sample is a number of whole steps of the program. The first tensor that is decided marks them: when it comes again,
-// a step is over. If another comes again and again meanwhile, it takes over. A sample also lasts long enough for the
-// clock and the scheduler not to matter.
+// A sample consists of whole steps of the program. The first decided tensor is the marker: a step ends when it comes
+// again. Another tensor that comes kOften times meanwhile becomes the marker. A sample has at least kLeastNs of busy
+// time, so that the resolution of the clock and the scheduler do not matter.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class Meter {
     uint64_t steps;
   };
 
-  // Throws away what it has and takes so many samples of at least so many steps. 0 samples: measures nothing more.
+  // Discards all samples and takes `samples` new ones of at least `steps` steps each. 0 samples: stops measuring.
   void start(uint64_t steps, size_t samples) {
     const std::lock_guard lock(mutex_);
     steps_wanted_ = steps;
@@ -39,7 +39,7 @@ class Meter {
   }
   bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
 
-  // All samples, each once, as soon as there are enough; none before.
+  // Returns all samples, once, when they are complete; none before.
   std::vector<Sample> take() {
     const std::lock_guard lock(mutex_);
     if (samples_.size() < samples_wanted_) return {};
@@ -47,7 +47,7 @@ class Meter {
     return std::move(samples_);
   }
 
-  // A tensor is submitted; it is through, or will not run.
+  // submitted(): a tensor becomes pending. ended(): it is finished, or will not run.
   void submitted() {
     const std::lock_guard lock(mutex_);
     if (pending_++ == 0) busy_since_ = steady_now_ns();
@@ -57,7 +57,7 @@ class Meter {
     if (--pending_ == 0) busy_ns_ += steady_now_ns() - busy_since_;
   }
 
-  // A tensor is going to run. True if that completes the last sample.
+  // A tensor is about to run. True if that completes the last sample.
   bool decided(uint32_t slot, uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     if (samples_.size() >= samples_wanted_) return false;
@@ -84,7 +84,7 @@ class Meter {
   static constexpr int64_t kNone = -1;
   static constexpr uint8_t kOften = 8;
 
-  // What has been busy until now is accounted for.
+  // Adds the busy time until now to busy_ns_.
   void settle() {
     const int64_t now = steady_now_ns();
     if (pending_ > 0) busy_ns_ += now - busy_since_;
@@ -102,10 +102,10 @@ class Meter {
   size_t samples_wanted_ = 0;
   std::vector<Sample> samples_;
   int64_t marker_ = kNone;     // a slot
-  std::vector<uint8_t> seen_;  // by slot: how often since the marker
+  std::vector<uint8_t> seen_;  // by slot: decisions since the marker
   uint64_t steps_ = 0, bytes_ = 0;
   int64_t busy_ns_ = 0, busy_since_ = 0;
-  size_t pending_ = 0;  // submitted and not ended; counted on from one start() to the next
+  size_t pending_ = 0;  // submitted and not ended; start() keeps it
 };
 
 }  // namespace ronde

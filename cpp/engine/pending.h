@@ -1,8 +1,8 @@
-// What this rank has submitted and is not through with, for whoever looks for stalls: the misses by name (hits are in
-// the cycle's slots), and a sleep that ends when something is submitted.
+// This rank's pending misses by name (hits are in the cycle's slots), and a wake-up at the next submission. For the
+// detection of stalls.
 //
-// The hot path pays one load per submission. Only while somebody sleeps because nothing is pending does a submission
-// wake it; who sleeps until a time is left alone.
+// The hot path pays one load per submission. A submission wakes the stall detector only if it is armed, that is, if it
+// sleeps without a time limit because nothing is pending.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class Pending {
  public:
   using Visit = std::function<void(const std::string& name, Kind kind, const Completion& completion)>;
 
-  // A miss: on its way through the next cold rounds.
+  // A miss is pending while it goes through the next cold rounds.
   void add_miss(std::string name, Kind kind, std::shared_ptr<Completion> completion) {
     {
       std::lock_guard lock(mutex_);
@@ -41,18 +41,18 @@ class Pending {
     for (const Miss& miss : misses_) visit(miss.name, miss.kind, *miss.completion);
   }
 
-  // After a submission.
+  // Call it after a submission.
   void note_submission() {
     if (is_armed_.load(std::memory_order_relaxed)) [[unlikely]] {
       wake();
     }
   }
 
-  // arm(), then look whether anything is pending: of what is submitted after the look, whoever sleeps will hear.
+  // Call arm(), then check whether anything is pending: every submission after the check wakes the sleeper.
   void arm() { is_armed_.store(true, std::memory_order_seq_cst); }
   void disarm() { is_armed_.store(false, std::memory_order_seq_cst); }
   bool is_armed() const { return is_armed_.load(std::memory_order_seq_cst); }
-  // What note_submission() does to the sleeper. Set before anybody arms.
+  // Sets the function by which note_submission() wakes the sleeper. Call it before arm().
   void on_wake(std::function<void()> call) { call_ = std::move(call); }
 
  private:
@@ -67,7 +67,7 @@ class Pending {
   }
 
   std::mutex mutex_;
-  std::vector<Miss> misses_;  // and some that are through
+  std::vector<Miss> misses_;  // includes some that are finished
   size_t limit_ = kLimit;
   std::atomic<bool> is_armed_{false};
   std::function<void()> call_;

@@ -82,7 +82,7 @@ void Recorder::begin_group(std::span<const Work* const> group) {
     const bool is_cold = work->slot >= kColdSlots;
     const uint32_t track =
         is_cold ? cold_tracks_[work->slot - kColdSlots] : tracks_[work->slot].load(std::memory_order_relaxed);
-    if (track == kNoTrack) continue;  // it was decided before the timeline began
+    if (track == kNoTrack) continue;  // decided before the timeline began
     const auto bytes = static_cast<int64_t>(work->signature->bytes());
     timeline_->push({bytes, engine_track_, track, Event::What::kMember, 0});
   }

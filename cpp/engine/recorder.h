@@ -1,9 +1,10 @@
-// What one engine tells the timeline: a line at each place of its cycle and runner where something begins or ends.
+// Records the events of one engine for the timeline: one call at each place of its cycle and runner where a phase
+// begins or ends.
 //
-// Every rank stamps the board with the time of each of its submissions as long as any rank of the host has its timeline
-// on. So whoever writes one knows when each rank of its host has submitted: they have the same steady clock.
+// While any rank of the host has its timeline on, every rank stamps the board with the time of each of its submissions.
+// So the writer of a timeline knows when each rank of its host submitted: the ranks share a steady clock.
 //
-// submitted() by any thread, one at a time; the others by whoever does the engine's steps.
+// Any thread calls submitted(), one at a time. The thread that does the engine's steps calls the other functions.
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,7 @@ struct Work;
 
 class Recorder {
  public:
-  // In place of a slot's number: of what runs in a cold round the first, the second and so on, from here up.
+  // Replaces a slot's number in a cold round: the first tensor that runs there has kColdSlots, the next one more.
   static constexpr uint32_t kColdSlots = uint32_t{1} << 31;
 
   Recorder(Communicator& communicator, const Board& board, size_t capacity);
@@ -36,17 +37,17 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Before anything else. `label`: goes before the names of tensors and of the engine, to tell engines apart; that of
-  // all ranks has none, and measures the clock. `world_ranks`: by rank of this engine's communicator.
+  // Call it first. `label` precedes the names of tensors and of the engine, to tell engines apart. It is empty for the
+  // engine of all ranks, which also measures the clock. `world_ranks`: by rank of this engine's communicator.
   void record_into(std::shared_ptr<Timeline> timeline, std::string label, const std::vector<int>& world_ranks);
 
-  // This rank submits a tensor, by its slot (before it flips its bit) or without one; for the board of a host where
-  // some timeline is on.
+  // This rank submits a tensor, by its slot (call it before flipping the bit) or without one. Only if a timeline of
+  // this host is on (Board::is_timed()).
   void submitted(uint32_t slot, std::string_view name, Kind kind);
   void submitted_cold(std::string_view name, Kind kind) {
     if (is_on()) push_submitted(steady_now_ns(), track_of(name), kind);
   }
-  // What all have submitted runs next. `place`: of the decision in the log.
+  // The slots of one decision run next. `place`: the decision's place in the log.
   template <class NameOf>
   void decided(std::span<const uint32_t> slots, NameOf&& name_of, uint64_t place) {
     if (is_on()) [[unlikely]]
@@ -57,10 +58,10 @@ class Recorder {
   void refused(std::string_view name) {
     if (is_on()) push(Event::What::kRefused, track_of(name));
   }
-  // Another tensor gets the slot.
+  // Call it when another tensor gets the slot.
   void forget(uint32_t slot) { tracks_[slot].store(kNoTrack, std::memory_order_relaxed); }
 
-  // Tensors that run as one; what is not fused has only a beginning and an end.
+  // The phases of tensors that run as one. Without fusion there are only began() and ended().
   void began(std::span<const Work* const> group) {
     if (is_on()) [[unlikely]]
       begin_group(group);
@@ -76,9 +77,9 @@ class Recorder {
     if (is_on()) push(Event::What::kRoundEnded, rounds_track_);
   }
 
-  // From another rank: true if it was about clocks.
+  // Handles a note of another rank. Returns false if it is not about clocks.
   bool on_note(int peer, std::span<const uint32_t> words) { return clock_.on_note(peer, words); }
-  // For the timeline.
+  // The timeline calls these.
   void switched(bool on);
   void measure_clock() {
     if (label_.empty()) clock_.measure();
@@ -106,14 +107,14 @@ class Recorder {
                        uint64_t place);
 
   const Board& board_;
-  std::vector<int> ranks_;  // of this host, by local rank; of the world from record_into() on
+  std::vector<int> ranks_;  // this host's, by local rank; world ranks after record_into()
   int local_rank_;
   std::shared_ptr<Timeline> timeline_;
   std::string label_;
   uint32_t engine_track_ = 0, rounds_track_ = 0;
   std::vector<std::atomic<uint32_t>> tracks_;  // by slot
-  uint64_t round_ = 0;                         // the place in the log of the cold round
-  std::vector<uint32_t> cold_tracks_;          // what it has decided, and not run yet
+  uint64_t round_ = 0;                         // the cold round's place in the log
+  std::vector<uint32_t> cold_tracks_;          // tensors that the cold round has decided and not run yet
   ClockOffset clock_;
 };
 

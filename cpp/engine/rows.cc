@@ -9,7 +9,7 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 56;
 
 [[noreturn]] void refuse(const char* what) { throw ProtocolError(0, what); }
 
-// Their product; refuses one beyond all memory. A factor of 0 hides no overflow of those before it.
+// The bytes of a shape; refuses more than fit into memory. A length of 0 does not hide an overflow of the others.
 uint64_t product(std::span<const int64_t> shape, uint64_t bytes) {
   bool is_empty = false;
   for (const int64_t length : shape) {

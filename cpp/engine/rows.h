@@ -1,4 +1,4 @@
-// How many rows of a tensor each rank has: the coordinator tells them, and they say how far memory is read and written.
+// Checks the numbers of rows that the coordinator sends. They determine how far a rank reads and writes memory.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace ronde {
 
-// Throws ProtocolError, which names rank 0, unless the shape and the rows fit each other, this rank's own tensor and an
-// address space. `rows`: as Work has them, of a single tensor.
+// Throws ProtocolError, which names rank 0, unless the rows fit the shape, this rank's tensor and the address space.
+// `rows`: those of a single tensor, as in Work.
 void check_rows(const Signature& signature, std::span<const uint64_t> rows, int rank, int size);
 
 }  // namespace ronde

@@ -10,19 +10,19 @@
 namespace ronde {
 namespace {
 
-// Tensors begin on whole lines of the buffer, for the sake of the kernels.
+// Tensors begin at cache lines of the buffer, for the kernels.
 constexpr size_t kAlignment = 64;
 size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Larger tensors are not fused on one host: to copy them in and out would take longer than a collective of their own.
-// Between hosts every collective waits for the network, and copying is cheap beside that.
+// Larger tensors are not fused on one host, where copying them in and out would take longer than a separate collective.
+// Between hosts every collective waits for the network, compared to which copying is cheap.
 constexpr size_t kLargestOnOneHost = 64 * 1024;
 constexpr size_t kNoLimit = size_t{1} << 62;
 
 bool is_reduction(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kReduceScatter; }
 
-// In which type a reduction is computed, and lies in the buffer. 16-bit floats with a factor are float32 from the first
-// factor to the last, and rounded once: in 16 bits what lies between might be too large for them.
+// The type of a reduction's elements in the buffer. 16-bit floats with a factor are float32 from the first factor to
+// the last and are rounded once, because intermediate values may exceed the range of 16 bits.
 DType working_type(const Signature& signature) {
   const bool is_scaled = signature.prescale != 1.0 || signature.postscale != 1.0;
   return is_reduction(signature.kind) && is_scaled && is_small_float(signature.dtype) ? DType::kFloat32
@@ -74,20 +74,20 @@ void Runner::run(std::span<const Work> batch, const std::function<void(const Wor
   }
 }
 
-// What it takes up in the buffer; the same on all ranks.
+// The tensor's bytes in the buffer; the same on all ranks.
 size_t Runner::buffered_bytes(const Work& work) const {
   if (work.signature->kind != Kind::kAllgather) return working_bytes(*work.signature);
   return std::accumulate(work.rows->begin(), work.rows->end(), size_t{0}) * work.signature->row_bytes();
 }
 
-// Adasum in one host looks at everything twice, which it does in symmetric memory only if it may: to copy a tensor
-// there and back costs less than that. (Small ones do not pass through memory at all.)
+// Adasum in one host reads everything twice. In symmetric memory it reads in place, and copying a tensor there and back
+// costs less than reading it twice through staging lanes. (Small tensors need no staging.)
 bool Runner::passes_through_buffer(const Signature& signature) const {
   const size_t bytes = working_bytes(signature);
   return signature.op == ReduceOp::kAdasum && bytes > largest_fused_ && padded(bytes) <= buffer_bytes_;
 }
 
-// Whether another tensor joins a bundle of so many bytes that begins with `first`.
+// Whether another tensor joins a bundle of `bytes` bytes that begins with `first`.
 bool Runner::fits_into(size_t bytes, const Work& first, const Work& other) {
   const bool is_large = std::max(buffered_bytes(first), buffered_bytes(other)) > largest_fused_;
   return may_fuse(first, other) && (!is_large || first.signature->op == ReduceOp::kAdasum) &&
@@ -100,9 +100,9 @@ bool Runner::may_fuse(const Work& first, const Work& second) {
   if (&backends_.of(a) != &backends_.of(b)) return false;
   if (keeps_groups_apart_ && (first.is_grouped || second.is_grouped) && first.slot != second.slot) return false;
   if (a.kind == Kind::kAllgather) return true;
-  if (first.contributors != second.contributors) return false;  // ranks have joined between the two
-  // The order in which Adasum adds up products depends on where a tensor lies in the buffer. Of float64 vectors that
-  // would show in the result.
+  if (first.contributors != second.contributors) return false;  // a rank has joined between the two
+  // The order in which Adasum adds products depends on the tensor's place in the buffer. With float64 vectors that
+  // order would change the result.
   if (a.op == ReduceOp::kAdasum && a.dtype == DType::kFloat64) return false;
   return is_reduction(a.kind) && a.dtype == b.dtype && a.op == b.op && a.prescale == b.prescale &&
          a.postscale == b.postscale;
@@ -140,7 +140,7 @@ void Runner::run_fused(Bundle bundle) {
 
 // --- Reductions ----------------------------------------------------------------------------------------------------
 
-// What this rank contributes, at its place in the buffer: in the working type, and times the factor that comes first.
+// Writes this rank's contribution to its place in the buffer, in the working type and times the prescale factor.
 void Runner::put_in(const Work& work, std::byte* place) {
   const Signature& signature = *work.signature;
   const DType working = working_type(signature);
@@ -152,7 +152,7 @@ void Runner::put_in(const Work& work, std::byte* place) {
   scale(signature.dtype, place, work.in, signature.count(), signature.prescale);
 }
 
-// What comes out, `count` elements of the working type, times the last factor, where the program wants it. The two may
+// Writes the result, `count` elements of the working type times the postscale factor, to the program's memory. Both may
 // be the same memory.
 void Runner::take_out(const Work& work, const std::byte* result, size_t count) {
   const Signature& signature = *work.signature;
@@ -193,7 +193,7 @@ void Runner::allreduce_fused(Bundle bundle) {
     std::byte* const place = buffer_ + offset;
     const size_t bytes = buffered_bytes(*work);
     put_in(*work, place);
-    if (is_adasum) std::memset(place + bytes, 0, padded(bytes) - bytes);  // it counts in the products
+    if (is_adasum) std::memset(place + bytes, 0, padded(bytes) - bytes);  // the padding is part of the products
     counts_.push_back(padded(bytes) / size_of(dtype));
     offset += padded(bytes);
   }
@@ -212,7 +212,7 @@ void Runner::allreduce_fused(Bundle bundle) {
   }
 }
 
-// The rows that a rank gets of a reduce-scatter, or gives to an all-gather.
+// The rows that a rank gets from a reduce-scatter, or contributes to an all-gather.
 size_t Runner::rows_of(const Work& work, int rank) const {
   if (work.signature->kind == Kind::kAllgather) return (*work.rows)[rank];
   const auto size = static_cast<size_t>(communicator_.size());
@@ -241,7 +241,7 @@ void Runner::reduce_scatter(const Work& work) {
   take_out(work, out, own);
 }
 
-// In the buffer lies what goes to rank 0, of every tensor, then what goes to rank 1, and so on.
+// The buffer holds rank 0's part of every tensor, then rank 1's part of every tensor, and so on.
 void Runner::reduce_scatter_fused(Bundle bundle) {
   const Work& first = *bundle.front();
   const DType dtype = working_type(*first.signature);
@@ -277,7 +277,7 @@ void Runner::reduce_scatter_fused(Bundle bundle) {
   }
 }
 
-// --- The others ----------------------------------------------------------------------------------------------------
+// --- Other operations ----------------------------------------------------------------------------------------------
 
 void Runner::allgather(const Work& work) {
   std::vector<size_t> sizes(work.rows->begin(), work.rows->end());
@@ -290,7 +290,7 @@ void Runner::allgather(const Work& work) {
   backends_.of(*work.signature).allgather(work.in, out, sizes, work.signature->dtype);
 }
 
-// In the buffer lies what comes from rank 0, of every tensor, then what comes from rank 1, and so on.
+// The buffer holds the rows of every tensor from rank 0, then those from rank 1, and so on.
 void Runner::allgather_fused(Bundle bundle) {
   const int size = communicator_.size(), own = communicator_.rank();
   std::vector<size_t> sizes(size);

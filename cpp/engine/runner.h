@@ -1,9 +1,9 @@
-// Executes what all ranks have agreed on: fuses tensors and runs the collectives.
+// Executes the decided tensors: fuses them and runs the collectives.
 //
-// How a batch is cut into collectives follows from the batch and the cached signatures alone, so it is the same on all
-// ranks, also on those that contribute nothing. What is fused shares operation, type and factors (all-gathers need to
-// share nothing); tensors that do not fit any more are looked past, and come with the next bundle. Fused tensors pass
-// through one buffer in symmetric memory. Adasum knows where each of them begins.
+// The batch and the cached signatures alone determine how a batch is divided into collectives, so all ranks divide it
+// alike, also those that contribute nothing. The tensors of a bundle have the same operation, type and factors
+// (all-gathers need nothing in common). A tensor that does not fit into a bundle is skipped and goes into a later one.
+// Fused tensors pass through one buffer in symmetric memory. Adasum gets the length of each.
 #pragma once
 
 #include <cstddef>
@@ -21,32 +21,32 @@ namespace ronde {
 
 struct Work {
   const Signature* signature = nullptr;
-  const std::vector<uint64_t>* rows = nullptr;  // allgather: rows of every rank; alltoall: [source][destination]
+  const std::vector<uint64_t>* rows = nullptr;  // of an allgather by rank, of an alltoall [source][destination]
   const void* in = nullptr;
   void* out = nullptr;
   uint32_t slot = 0;
-  int contributors = 0;    // by which an average is divided
-  bool is_absent = false;  // this rank has no such tensor, and contributes neutral elements
+  int contributors = 0;    // the divisor of an average
+  bool is_absent = false;  // this rank has no such tensor and contributes neutral elements
   bool is_grouped = false;
 };
 
 class Runner {
  public:
-  // `buffer`: `buffer_bytes` of symmetric memory. `keeps_groups_apart`: tensors of a group (with the same slot) are
-  // fused with nothing else.
+  // `buffer`: `buffer_bytes` of symmetric memory. `keeps_groups_apart`: never fuses tensors of a group (of one slot)
+  // with others.
   Runner(Communicator& communicator, Recorder& recorder, std::byte* buffer, size_t buffer_bytes,
          bool keeps_groups_apart);
 
   Backends& backends() { return backends_; }
 
-  // Runs all of it; calls `done` for each work that is complete. Throws what the communicator throws.
+  // Runs the whole batch; calls `done` for each completed work. Throws the communicator's errors.
   void run(std::span<const Work> batch, const std::function<void(const Work&)>& done);
-  // A bundle takes up at most so many bytes (and no more than the buffer has); a tensor that is larger than
-  // `largest_bytes` runs alone. Alike on all ranks, at the same place of what they run.
+  // A bundle has at most `fusion_bytes` (and at most the buffer's size); a tensor larger than `largest_bytes` runs
+  // alone. All ranks must make this call between the same two batches.
   void set_fusion(size_t fusion_bytes, size_t largest_bytes);
   size_t fusion_bytes() const { return fusion_bytes_; }
   size_t largest_fused_bytes() const { return largest_fused_; }
-  // Gives back the memory that was needed to contribute nothing.
+  // Frees the memory that held neutral elements.
   void forget();
 
  private:
@@ -75,7 +75,7 @@ class Runner {
   std::byte* buffer_;
   size_t buffer_bytes_, fusion_bytes_;
   bool keeps_groups_apart_;
-  size_t largest_fused_;  // bytes of one tensor
+  size_t largest_fused_;  // bytes of one tensor, at most
   std::vector<std::byte> scratch_, absent_;
   std::vector<const Work*> left_, bundle_, rest_;
   std::vector<size_t> counts_;  // elements of the fused tensors, padded

@@ -11,7 +11,7 @@
 namespace ronde {
 namespace {
 
-// 16-bit floats, for computing in float32. Rounding is to the nearest, ties to even.
+// 16-bit floats with conversions from and to float32. They round to nearest, ties to even.
 
 struct Bfloat16 {
   uint16_t bits;
@@ -29,7 +29,7 @@ struct Float16 {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
     const uint32_t magnitude = bits & 0x7fff;
     if (magnitude >= 0x7c00) return std::bit_cast<float>(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
-    // A multiplication moves the exponent's bias from 15 to 127, and makes normal numbers of subnormal ones.
+    // The multiplication changes the exponent's bias from 15 to 127 and normalizes subnormal numbers.
     const float value = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
     return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(value));
   }
@@ -53,7 +53,7 @@ template <class Body>
 void with_type(DType dtype, Body&& body) {
   switch (dtype) {
     case DType::kBool:
-      return;  // neither scaled nor divided
+      return;  // bool is neither scaled nor divided
     case DType::kUint8:
       return body(uint8_t{});
     case DType::kUint16:
@@ -85,12 +85,12 @@ void with_type(DType dtype, Body&& body) {
   }
 }
 
-// Cut off, and kept within the type's limits.
+// Rounds towards zero and clamps to the type's limits.
 template <class T>
 T whole(double value) {
   using Limits = std::numeric_limits<T>;
   if (value != value) return 0;
-  // The largest number may not be a double: then what is not below its successor is too large.
+  // The largest T may not be a double, but its successor 2^digits is: everything from there on is too large.
   if (value >= std::ldexp(1.0, Limits::digits)) return Limits::max();
   if (value <= static_cast<double>(Limits::lowest())) return Limits::lowest();
   return static_cast<T>(value);

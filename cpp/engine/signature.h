@@ -1,4 +1,4 @@
-// What a named tensor is: the part of a request that must be the same again for a cached response to fit.
+// The signature of a named tensor: the part of a request that must not change for a cached response to apply.
 #pragma once
 
 #include <cstddef>
@@ -27,12 +27,12 @@ struct Signature {
   double postscale = 1.0;
   std::vector<int64_t> shape;    // of this rank's input
   std::vector<int64_t> splits;   // of alltoall: rows for each rank
-  std::string device = "cpu";    // where the program has the tensor
+  std::string device = "cpu";    // the device of the program's tensor
   std::vector<TensorType> more;  // the other tensors of a group
 
   bool operator==(const Signature&) const = default;
 
-  // Whether the memory itself is there, too. Then nobody but a backend that is made for it may touch it.
+  // Whether the memory lies on the device. Only a backend for that device may access it.
   bool is_on_device() const { return device.ends_with(" memory"); }
 
   size_t rows() const { return shape.empty() ? 1 : static_cast<size_t>(shape.front()); }
@@ -44,7 +44,7 @@ struct Signature {
   size_t row_bytes() const { return row_items() * size_of(dtype); }
   size_t bytes() const { return count() * size_of(dtype); }
 
-  // Of each tensor of the group, or of the single one. What was said above is about the first.
+  // One signature per tensor of the group, or the single one. This object's fields describe the first tensor.
   std::vector<Signature> tensors() const {
     std::vector<Signature> all{*this};
     all.front().more.clear();

@@ -20,8 +20,8 @@ namespace ronde {
 namespace {
 
 constexpr int64_t kNapNs = 100'000'000;
-constexpr int64_t kLastsNs = 500'000'000;             // a phase that takes so long is shown before it is over
-constexpr int64_t kBetweenClocksNs = 10'000'000'000;  // clocks drift: by some ten microseconds in a second
+constexpr int64_t kLastsNs = 500'000'000;             // a phase that lasts 0.5 s is shown before it ends
+constexpr int64_t kBetweenClocksNs = 10'000'000'000;  // 10 s: clocks drift by some 10 us per second
 
 }  // namespace
 
@@ -126,7 +126,7 @@ void Timeline::write() {
       std::lock_guard lock(attaching_);
       for (Recorder* recorder : recorders_) recorder->measure_clock();
     }
-    // After a sleep without an end a nap comes first: what has woken it is the first of many.
+    // After an unlimited sleep comes a nap, because many more events follow the one that ends the sleep.
     if (!had_some && all_shown) sleep(kSleeping, -1);
     sleep(kNapping, kNapNs);
   }

@@ -1,10 +1,10 @@
 // The timeline of a rank: when each named tensor was submitted, decided, fused, reduced. docs/timeline.md shows one.
 //
-//   engine's threads --events--> ring --> the writer, a thread of its own --records--> the file
+//   engine's threads --events--> ring --> the writer, a separate thread --records--> the file
 //
-// The hot path reads one flag as long as it is off. While it is on, an event is a store into a ring (event_ring.h) and
-// the writer does the rest every tenth of a second, or when the ring fills. It sleeps for good while nothing happens.
-// The file is whole at any moment (trace_file.h).
+// While the timeline is off, the hot path reads one flag. While it is on, an event is a store into a ring
+// (event_ring.h); the writer drains the ring every 0.1 s, or earlier if the ring fills. Without events the writer
+// sleeps without a time limit. The file is valid at any moment (trace_file.h).
 #pragma once
 
 #include <atomic>
@@ -37,29 +37,29 @@ class Timeline {
     int size = 1;
     std::string host;
     bool marks_cycles = false;          // a tick for each decision
-    size_t capacity = size_t{1} << 16;  // of the ring, from the first start on; a power of two
+    size_t capacity = size_t{1} << 16;  // events in the ring, a power of two; the first start decides
   };
-  // Begins a file. Throws UsageError if it is on already, std::system_error if the file cannot be made.
+  // Begins a file. Throws UsageError if the timeline is on, std::system_error if the file cannot be created.
   void start(const Options& options);
-  // Ends it. Returns what has gone wrong meanwhile; an empty text: nothing. Does nothing if it is off.
+  // Ends the file. Returns the error that occurred meanwhile, or an empty text. Does nothing if the timeline is off.
   std::string stop();
-  // In a forked child, where the writer does not exist: the file is the parent's. Takes no lock.
+  // In a forked child, which has no writer and whose file is the parent's. Takes no lock.
   void abandon();
 
   bool is_on() const { return is_on_.load(std::memory_order_acquire); }
   bool marks_cycles() const { return marks_cycles_.load(std::memory_order_relaxed); }
   bool is_abandoned() const { return is_abandoned_.load(); }
 
-  // For recorders, while it is on. track(): the number of the track with that name.
+  // For recorders, while the timeline is on. track() returns the number of the track with that name.
   void push(const Event& event);
   uint32_t track(std::string_view name);
 
-  // An engine that records from now on; it is told when the timeline goes on and off.
+  // Adds and removes an engine's recorder. The timeline calls its switched() when it goes on and off.
   void attach(Recorder& recorder);
   void detach(Recorder& recorder);
 
  private:
-  static constexpr size_t kMostTracks = 1 << 16;  // names that change all the time must not fill the memory
+  static constexpr size_t kMostTracks = 1 << 16;  // bounds the memory if the program keeps using new names
   static constexpr uint32_t kAwake = 0, kNapping = 1, kSleeping = 2;
 
   void write();
@@ -71,8 +71,8 @@ class Timeline {
   std::atomic<bool> is_on_{false};
   std::atomic<bool> marks_cycles_{false};
   std::atomic<bool> is_abandoned_{false};
-  std::unique_ptr<EventRing> ring_;                  // there from the first start on
-  alignas(64) std::atomic<uint32_t> sleep_{kAwake};  // of the writer; it sleeps on it
+  std::unique_ptr<EventRing> ring_;                  // exists from the first start on
+  alignas(64) std::atomic<uint32_t> sleep_{kAwake};  // the writer's state, and its futex
   std::atomic<bool> stopping_{false};
 
   std::mutex switching_;  // one start or stop at a time

@@ -19,8 +19,8 @@ const std::string& spaces() {
   return text;
 }
 
-// A new file, -1 and errno if that is not possible. Where others may write, a link or a file of theirs may have its
-// name: that is removed, neither followed nor written to.
+// Creates a new file; returns -1 and sets errno if that fails. In a directory where other users write, a link or a file
+// of theirs may have that name: it is removed, neither followed nor written to.
 Descriptor create_anew(const std::string& path) {
   constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   const int fd = open(path.c_str(), kFlags, 0666);
@@ -30,7 +30,7 @@ Descriptor create_anew(const std::string& path) {
 
 }  // namespace
 
-// Under another name first, so that there is no moment in which it is empty.
+// Creates the file under another name and renames it, so that a reader never sees it empty.
 TraceFile::TraceFile(const std::string& path) : pages_(kPage, ' ') {
   const std::string draft = path + ".new";
   file_ = create_anew(draft);
@@ -45,7 +45,7 @@ TraceFile::TraceFile(const std::string& path) : pages_(kPage, ' ') {
 
 void TraceFile::add(std::string_view record) {
   if (record.size() > kLongest || error_ != 0) return;
-  if (used_ + record.size() + 2 > kPage - 1) {  // a comma before it, an end of line behind it, and the bracket
+  if (used_ + record.size() + 2 > kPage - 1) {  // 2 bytes for a comma and an end of line, 1 for the bracket
     pages_.append(kPage, ' ');
     used_ = 0;
   }
@@ -63,7 +63,7 @@ bool TraceFile::flush() {
   const size_t pages = pages_.size() / kPage;
   if (!write_spaces(pages - 1)) return false;
   for (size_t page = 0; page < pages; ++page) {
-    const size_t before = page > 0 ? 1 : 0;  // the bracket of the page before
+    const size_t before = page > 0 ? 1 : 0;  // the bracket of the preceding page
     char* const text = pages_.data() + page * kPage - before;
     text[0] = before > 0 ? ' ' : text[0];
     text[before + kPage - 1] = ']';
@@ -85,7 +85,7 @@ bool TraceFile::close() {
   return error_ == 0;
 }
 
-// So many pages behind the last one.
+// Writes `pages` pages of spaces behind the last page.
 bool TraceFile::write_spaces(size_t pages) {
   const size_t begin = (first_page_ + 1) * kPage;
   for (size_t done = 0; done < pages * kPage; done += kSpaces) {

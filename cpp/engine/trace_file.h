@@ -1,15 +1,15 @@
-// A file that holds one JSON array, to which records are added, and which is whole at any moment: its process may be
-// killed between any two instructions, or in the middle of a system call.
+// A file with one JSON array that grows by records and stays valid at any moment, even if its process is killed between
+// two instructions or in the middle of a system call.
 //
-// What a kill can do to a write: the kernel copies page by page and looks for deadly signals in between, so a write
-// within one page is made or not made, and a longer one may end at any page. Hence:
-//   1. No record lies across the border of two pages. What is left of a page is filled up with spaces.
-//   2. The last byte of the last page is the closing bracket. Records are added by writing that page again, whole.
-//   3. A further page is first written as spaces, which may follow the bracket. Then one write replaces the bracket
-//      before it by a space and all of the page by what belongs there.
-// The write of rule 3 is the only one that a kill could part, between its first byte and the others, and what it would
-// leave lacks nothing but the bracket, which readers of traces do not ask for. A disk that is full shows where spaces
-// are written, with the same result as if nothing had been tried.
+// The effect of a kill on a write: the kernel copies page by page and checks for fatal signals in between, so a write
+// within one page happens completely or not at all, and a longer one may end at any page. Hence:
+//   1. No record crosses the border of two pages. Spaces fill the rest of a page.
+//   2. The last byte of the last page is the closing bracket. New records are added by rewriting that whole page.
+//   3. A further page is first written as spaces, which may follow the bracket. Then one write replaces the preceding
+//      bracket by a space and the page's spaces by its contents.
+// Only the write of rule 3 can be split by a kill, between its first byte and the others. The result lacks only the
+// bracket, which readers of traces do not require. A full disk shows when spaces are written, and leaves the file
+// valid.
 //
 // Not thread-safe.
 #pragma once
@@ -25,17 +25,17 @@ namespace ronde {
 class TraceFile {
  public:
   static constexpr size_t kPage = 4096;
-  // A record may be so long.
+  // The largest length of a record in bytes.
   static constexpr size_t kLongest = kPage - 4;
 
-  // Makes the file, in place of one that is there already. Throws std::system_error.
+  // Creates the file, replacing an existing one. Throws std::system_error.
   explicit TraceFile(const std::string& path);
 
-  // Adds a record: a JSON object. It is in the file after flush().
+  // Adds a record, which is a JSON object. flush() writes it to the file.
   void add(std::string_view record);
-  // False if that is not possible any more; error() tells why. What is in the file stays whole.
+  // Returns false if writing has failed; error() is the errno. The file stays valid.
   bool flush();
-  // Writes what is left and cuts off the spaces at the end.
+  // Writes the remaining records and cuts off the spaces at the end.
   bool close();
   int error() const { return error_; }
 
@@ -44,9 +44,9 @@ class TraceFile {
   bool write_spaces(size_t pages);
 
   Descriptor file_;
-  std::string pages_;      // the file's last page and what is to follow, whole pages
-  size_t first_page_ = 0;  // its number
-  size_t used_ = 0;        // of the last of them
+  std::string pages_;      // the file's last page and the pages to follow it
+  size_t first_page_ = 0;  // the number of the first of them in the file
+  size_t used_ = 0;        // bytes used in the last of them
   bool is_empty_ = true;   // no record yet
   bool has_news_ = true;
   int error_ = 0;

@@ -10,20 +10,20 @@
 namespace ronde {
 namespace {
 
-constexpr size_t kLongestName = 500;  // bytes; a name may become six times as long when it is written
+constexpr size_t kLongestName = 500;  // bytes; escaping makes a name up to six times as long
 
-// By phase. Those in capitals are Horovod's, for programs that read its timelines; NEGOTIATE_ ends with the
-// kind of the operation, and an operation is its kind alone.
+// Names by phase. Those in capitals are Horovod's, for programs that read its timelines. The kind of the operation
+// follows NEGOTIATE_, and is the whole name of an operation.
 constexpr std::string_view kNames[] = {
     "", "NEGOTIATE_", "queue", "MEMCPY_IN_FUSION_BUFFER", "", "MEMCPY_OUT_FUSION_BUFFER", "cold round"};
 constexpr std::string_view kKinds[] = {"BARRIER", "ALLREDUCE", "REDUCE",   "REDUCESCATTER", "ALLGATHER", "BROADCAST",
                                        "GATHER",  "SCATTER",   "ALLTOALL", "SENDRECV",      "EMPTY"};
 
-// The text of one record as it grows, in memory that is long enough for all of them.
+// Appends to the text of one record, in memory that is large enough for any record.
 class Pen {
  public:
   explicit Pen(char* to) : begin_(to), to_(to) {}
-  // What is written out in the program: copied by a few instructions, as its length is known.
+  // A literal: its length is known, so the copy takes a few instructions.
   template <size_t kSize>
   Pen& put(const char (&text)[kSize]) {
     std::memcpy(to_, text, kSize - 1);
@@ -47,7 +47,7 @@ class Pen {
     to_ = std::to_chars(to_, to_ + 20, number).ptr;
     return *this;
   }
-  // In microseconds, which is what a trace counts in.
+  // In microseconds, the unit of traces.
   Pen& put_time(int64_t ns) {
     const auto whole = static_cast<uint64_t>(std::max<int64_t>(ns, 0));
     put(whole / 1000);
@@ -55,7 +55,7 @@ class Pen {
     const char digits[] = {'.', char('0' + rest / 100), char('0' + rest / 10 % 10), char('0' + rest % 10), 0};
     return put(digits);
   }
-  // As a JSON string, of UTF-8, cut off where it is too long.
+  // A JSON string in UTF-8, shortened to kLongestName.
   Pen& put_name(std::string_view name) {
     size_t length = std::min(name.size(), kLongestName);
     while (length < name.size() && length > 0 && (name[length] & 0xc0) == 0x80) --length;
@@ -86,7 +86,7 @@ TraceText::TraceText(Who who, TraceFile& file) : who_(std::move(who)), file_(fil
   describe_itself();
 }
 
-// Which rank of how many this is, and what its clocks showed when it began: how files of several ranks are merged.
+// Records the rank, the size and the clocks at the beginning, by which a reader merges the files of several ranks.
 void TraceText::describe_itself() {
   const auto rank = static_cast<int64_t>(who_.rank);
   const std::string name = "rank " + std::to_string(rank) + " on " + who_.host;
@@ -105,7 +105,7 @@ void TraceText::describe_itself() {
 
 void TraceText::add_track(std::string_view name) {
   const auto rank = static_cast<int64_t>(who_.rank);
-  const auto thread = static_cast<uint64_t>(tracks_.size() + 1);  // some viewers have a use of their own for 0
+  const auto thread = static_cast<uint64_t>(tracks_.size() + 1);  // some viewers reserve 0
   Pen head(record_.data());
   head.put(R"("pid":)").put(rank).put(R"(,"tid":)").put(thread).put(R"(,"ts":)");
   tracks_.emplace_back().head = head.text();
@@ -131,7 +131,7 @@ void TraceText::take(const Event& event) {
       begin(track, Phase::kNegotiate, event.ns);
       track.kind = event.detail;
       return;
-    case What::kTick:  // who has not submitted it, because it has run out of data, has stamped it long ago
+    case What::kTick:  // a rank without data has not submitted it, and its stamp is older
       if (event.ns >= track.decided_ns) tick_rank(track, event.value, event.ns);
       return;
     case What::kDecided:
@@ -172,12 +172,12 @@ void TraceText::take(const Event& event) {
   }
 }
 
-// A tensor is one of those that the engine has begun to run.
+// Adds a tensor to those that the engine has begun to run.
 void TraceText::join(Track& engine, const Event& event) {
   if (engine.phase == Phase::kNone) return;
   Track& track = tracks_[event.track];
   engine.bytes += static_cast<uint64_t>(event.ns);
-  if (track.group == engine.group) {  // several tensors have one name
+  if (track.group == engine.group) {  // the tensors of a group share a name
     track.bytes += static_cast<uint64_t>(event.ns);
     return;
   }
@@ -191,7 +191,7 @@ void TraceText::join(Track& engine, const Event& event) {
 }
 
 void TraceText::pass_on(Track& engine, Phase next, int64_t ns) {
-  if (engine.phase == Phase::kNone) return;  // it began before the timeline did
+  if (engine.phase == Phase::kNone) return;  // began before the timeline
   for (const uint32_t member : engine.members) {
     end(tracks_[member], ns);
     begin(tracks_[member], next, ns);
@@ -201,7 +201,7 @@ void TraceText::pass_on(Track& engine, Phase next, int64_t ns) {
 }
 
 void TraceText::begin(Track& track, Phase phase, int64_t ns) {
-  if (track.is_open) add('E', track, ns);  // its end is among the events that were lost
+  if (track.is_open) add('E', track, ns);  // the event of its end was dropped
   track.phase = phase;
   track.since_ns = ns;
   track.is_open = false;
@@ -215,7 +215,7 @@ void TraceText::end(Track& track, int64_t ns, bool is_decided) {
   track.phase = Phase::kNone;
 }
 
-// The record of a phase: X when it is over (at `ns`), or B when it lasts and E when it is over then.
+// Adds the record of a phase: X when it ends (at `ns`), or B while it lasts and later E when it ends.
 void TraceText::add(char type, const Track& track, int64_t ns) {
   const Phase phase = track.phase;
   Pen record(record_.data());
