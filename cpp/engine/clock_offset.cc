@@ -40,12 +40,12 @@ bool ClockOffset::on_note(int peer, std::span<const uint32_t> words) {
   const auto note = ClockNote::parse(words, peer);
   if (!note) return false;
   if (!note->is_answer) {
-    if (communicator_.rank() != 0) throw ProtocolError(peer, "a question about a clock that is rank 0's to answer");
+    if (communicator_.rank() != 0) throw ProtocolError(peer, "a question about a clock, which only rank 0 answers");
     const uint32_t answer[] = {ClockNote::kTell, words[1], words[2], low(now), high(now)};
     communicator_.watch().send_note(peer, answer);
     return true;
   }
-  if (peer != 0 || note->asked_ns > now) throw ProtocolError(peer, "an answer about its clock that nobody asked for");
+  if (peer != 0 || note->asked_ns > now) throw ProtocolError(peer, "an answer about its clock without a question");
   learn(note->asked_ns, note->told_ns, now);
   return true;
 }

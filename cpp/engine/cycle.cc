@@ -97,7 +97,10 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     Slot& slot = slots_[index];
     if (slot.is_pending()) return {Answer::kInFlight, 0, nullptr};
     if (slot.signature != signature) return {Answer::kMiss, 0, nullptr};
-    if (memory.size() != slot.tensors.size()) throw UsageError("there must be memory for each tensor of a group");
+    if (memory.size() != slot.tensors.size()) {
+      throw UsageError("group '" + std::string(name) + "' has " + std::to_string(slot.tensors.size()) +
+                       " tensors, but memory for " + std::to_string(memory.size()));
+    }
     completion = slot.completion = std::make_shared<Completion>();
     for (size_t i = 0; i < memory.size(); ++i) slot.tensors[i].memory = memory[i];
     if (board_.is_timed()) [[unlikely]]
@@ -262,7 +265,9 @@ Cycle::Step Cycle::take_entry(bool hands_over) {
     }
     return hands_over ? Step::kNothing : Step::kCold;
   }
-  if (count > slots_.size()) throw ProtocolError(communicator_.leader(), "an entry of the log that is too long");
+  if (count > slots_.size()) {
+    throw ProtocolError(communicator_.leader(), "an entry of the log with more slots than the cache has");
+  }
   std::vector<uint32_t> slots(count);
   for (uint32_t& slot : slots) slot = board_.word(at++);
   check_slots(slots, communicator_.leader(), slots_.size());

@@ -217,28 +217,29 @@ void Leader::read(int peer, const LeaderNote& note) {
 
 size_t Leader::child_of(int peer) const {
   const auto child = std::find(children_.begin(), children_.end(), peer);
-  if (child == children_.end())
-    throw ProtocolError(peer, "a leader's note up the tree, from a rank not right under us");
+  if (child == children_.end()) throw ProtocolError(peer, "a leader's note to its parent, which this rank is not");
   return static_cast<size_t>(child - children_.begin());
 }
 
 void Leader::hear_ready(int peer, const LeaderNote& note) {
   auto& ready = ready_under_[child_of(peer)];
-  if (note.number > cold_appended_) throw ProtocolError(peer, "what is ready after a cold round that is yet to come");
+  if (note.number > cold_appended_) throw ProtocolError(peer, "a report for a cold round that has not begun");
   if (note.number < cold_appended_) return;  // sent before the last cold round
   for (const uint32_t slot : note.words) ready[slot / 64] |= uint64_t{1} << (slot % 64);
 }
 
 void Leader::hear_want(int peer, const LeaderNote& note) {
   child_of(peer);
-  if (note.number > cold_appended_ + 1) throw ProtocolError(peer, "a wish for a cold round after the next");
+  if (note.number > cold_appended_ + 1) throw ProtocolError(peer, "a request for a cold round after the next");
   cold_asked_ = std::max<uint64_t>(cold_asked_, note.number);
 }
 
 void Leader::hear_entry(int peer, const LeaderNote& note) {
-  if (peer != parent_) throw ProtocolError(peer, "an entry of the log, which is not for that rank to say");
+  if (peer != parent_) throw ProtocolError(peer, "an entry of the log although it is not the parent of this rank");
   arriving_.insert(arriving_.end(), note.words.begin(), note.words.end());
-  if (arriving_.size() > capacity_ + 1) throw ProtocolError(peer, "an entry of the log with more slots than there are");
+  if (arriving_.size() > capacity_ + 1) {
+    throw ProtocolError(peer, "an entry of the log with more slots than the cache has");
+  }
   if (note.number != 0) return;
   check_entry(arriving_, peer, capacity_);
   for (size_t i = 1; i < arriving_.size(); ++i) {
@@ -252,7 +253,7 @@ void Leader::hear_entry(int peer, const LeaderNote& note) {
 }
 
 void Leader::on_note(int peer, std::span<const uint32_t> words) {
-  if (!leads_) throw ProtocolError(peer, "a leader's note to a rank that leads no host");
+  if (!leads_) throw ProtocolError(peer, "a leader's note to a rank that is not a leader");
   LeaderNote note = LeaderNote::parse(words, peer, capacity_);
   std::lock_guard lock(mailing_);
   mail_.push_back({peer, std::move(note)});

@@ -11,7 +11,8 @@ namespace ronde {
 void check_slots(std::span<const uint32_t> slots, int peer, size_t capacity) {
   for (const uint32_t slot : slots) {
     if (slot < capacity) continue;
-    throw ProtocolError(peer, "slot " + std::to_string(slot) + " of a cache with " + std::to_string(capacity));
+    throw ProtocolError(peer,
+                        "slot " + std::to_string(slot) + " of a cache with " + std::to_string(capacity) + " slots");
   }
 }
 
@@ -23,7 +24,7 @@ LeaderNote LeaderNote::parse(std::span<const uint32_t> note, int peer, size_t ca
       check_slots(parsed.words, peer, capacity);
       return parsed;
     case Type::kWant:
-      if (!parsed.words.empty()) throw ProtocolError(peer, "a wish for a cold round with words behind it");
+      if (!parsed.words.empty()) throw ProtocolError(peer, "a request for a cold round with extra words");
       return parsed;
     case Type::kEntry:
       if (parsed.words.empty() || parsed.number > 1) throw ProtocolError(peer, "a part of an entry without its words");

@@ -42,7 +42,7 @@ void check_rows(const Signature& signature, std::span<const uint64_t> rows, int 
   const uint64_t row_bytes = signature.row_bytes();
   if (row_bytes > 0 && total > kMostBytes / row_bytes) refuse("more rows than fit into any memory");
   const uint64_t given = gathers ? rows[own] : sum(rows.subspan(own * ranks, ranks));
-  if (given > signature.rows()) refuse("more rows than this rank has given");
+  if (given > signature.rows()) refuse("more rows than the tensor of this rank has");
 }
 
 }  // namespace ronde
