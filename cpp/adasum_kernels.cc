@@ -1,9 +1,9 @@
-// The arithmetic of Adasum: dot products, and the sum of two vectors with a weight each. Compiled once for every
+// The arithmetic of Adasum: dot products, and weighted sums of two vectors. CMake compiles it once for every
 // instruction set, by the rules of reduce_kernels.cc.
 //
-// Products are formed and added up in float64, in sixteen partial sums: element i goes to sum i % 16, whatever the
-// width of a vector, so all versions give the same bits here, too. Weighted sums are computed in the type itself,
-// 16-bit floats in float32, and rounded once.
+// Products are summed in float64, in sixteen partial sums: element i goes to sum i % 16 whatever the width of a vector,
+// so all versions give the same bits here, too. Weighted sums are computed in the elements' type, 16-bit floats in
+// float32, and rounded once.
 #include <cstdint>
 #include <cstring>
 

@@ -17,7 +17,7 @@ static_assert(std::endian::native == std::endian::little, "words are read as the
 
 constexpr size_t kBlockBytes = 64;
 constexpr size_t kWords = kBlockBytes / sizeof(uint32_t);
-constexpr size_t kLanes = 4;  // blocks that are computed at once, one in each lane of the vectors
+constexpr size_t kLanes = 4;  // blocks computed at once, one in each lane of the vectors
 
 using Lanes = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 
@@ -48,14 +48,14 @@ class KeyStream {
     std::copy_n(bytes_, tag_key_.size(), tag_key_.begin());
     used_ = kBlockBytes;
   }
-  ~KeyStream() { explicit_bzero(state_, sizeof(state_)); }  // the key is a part of it
+  ~KeyStream() { explicit_bzero(state_, sizeof(state_)); }  // it contains the key
   KeyStream(const KeyStream&) = delete;
   KeyStream& operator=(const KeyStream&) = delete;
 
-  // The key of the tag: the stream begins with it.
+  // The key of the tag, which is the beginning of the stream.
   const std::array<std::byte, 32>& tag_key() const { return tag_key_; }
 
-  // Adds the stream behind its first block to `from`.
+  // Combines (by xor) `from` with the stream after its first block.
   void apply(std::span<const std::byte> from, std::byte* to) {
     for (size_t begin = 0; begin < from.size();) {
       if (used_ == sizeof(bytes_)) next();

@@ -1,7 +1,7 @@
-// ChaCha20-Poly1305 of RFC 8439: encrypts a message, or leaves it readable, and makes a tag by which whoever has the
-// key notices any change.
+// ChaCha20-Poly1305 of RFC 8439: encrypts a message, or leaves it readable, and computes a tag that reveals any change
+// to a holder of the key.
 //
-// The rule: one key never sees two messages under one nonce. sealer.h keeps it.
+// The rule: a key is used for at most one message per nonce. sealer.h ensures it.
 #pragma once
 
 #include <string.h>
@@ -14,20 +14,20 @@ namespace ronde {
 
 constexpr size_t kTagBytes = 16;
 
-// Every copy is wiped when it ends, so that neither freed memory nor a core file shows it.
+// The destructor wipes each copy, so that neither freed memory nor a core file contains it.
 struct AeadKey : std::array<std::byte, 32> {
   ~AeadKey() { explicit_bzero(data(), size()); }
 };
 using Nonce = std::array<std::byte, 12>;
 using Tag = std::array<std::byte, kTagBytes>;
 
-// Writes the encrypted `text` to `sealed`, which may be the text itself; returns the tag of it and of `associated`,
-// which travels as it is. At most 2^32 - 2 blocks of 64 bytes.
+// Encrypts `text` into `sealed`, which may be the same memory, and returns the tag of it and of `associated`, which
+// stays readable. At most 2^32 - 2 blocks of 64 bytes.
 Tag aead_seal(const AeadKey& key, const Nonce& nonce, std::span<const std::byte> associated,
               std::span<const std::byte> text, std::byte* sealed);
 
-// Decrypts `sealed` in place if the tag fits; otherwise returns false and changes nothing. The time it takes to look
-// does not depend on how much of a tag is right.
+// Decrypts `sealed` in place if the tag matches; otherwise returns false and changes nothing. The comparison takes the
+// same time however much of the tag matches.
 bool aead_open(const AeadKey& key, const Nonce& nonce, std::span<const std::byte> associated,
                std::span<std::byte> sealed, const Tag& tag);
 

@@ -19,7 +19,7 @@ void BellRope::wake() const {
     syscall(SYS_futex, &bell_->rings, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   } else if (sleeper == Sleep::kPoll && eventfd_ >= 0) {
     const uint64_t one = 1;
-    // A full counter (EAGAIN) means that the sleeper has a wake-up pending already.
+    // A full counter (EAGAIN) means that a wake-up is pending already.
     [[maybe_unused]] const ssize_t written = write(eventfd_, &one, sizeof(one));
   }
 }
@@ -35,7 +35,7 @@ void BellRope::cancel() const { bell_->sleeper.store(Sleep::kAwake, std::memory_
 
 bool BellRope::sleep_on_futex(uint32_t token, int64_t timeout_ns) const {
   timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
-  // Returns at once if the word has changed since prepare(); every reason to return is fine, the caller looks again.
+  // Returns at once if the word has changed since prepare(). Any reason to return is fine: the caller checks again.
   const long result =
       syscall(SYS_futex, &bell_->rings, FUTEX_WAIT, token, timeout_ns < 0 ? nullptr : &timeout, nullptr, 0);
   const bool interrupted = result < 0 && errno == EINTR;

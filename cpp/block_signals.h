@@ -1,5 +1,5 @@
-// Signals belong to the threads of the program: one that is delivered to a thread of ours would not interrupt a waiting
-// main thread. A new thread inherits the mask.
+// Blocks all signals while it exists. The library's threads start under it and inherit the mask: a signal delivered to
+// one of them would not interrupt the program's waiting main thread.
 #pragma once
 
 #include <signal.h>

@@ -7,7 +7,7 @@ namespace {
 
 bool reduces(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
 
-// How two shapes differ, of two calls that are the same otherwise.
+// How the shapes of two otherwise equal calls differ.
 std::string describe_shapes(const Call& a, const Call& b) {
   const bool is_of_rows = a.kind == Kind::kAllgather || a.kind == Kind::kGather || a.kind == Kind::kAlltoall;
   const std::string what = is_of_rows ? "rows of " : "";

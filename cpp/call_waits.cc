@@ -5,9 +5,9 @@
 namespace ronde {
 namespace {
 
-// The parts of an id: what kind of call, the ranks that send and receive, and the number.
+// The parts of an id: the type of call, the ranks that send and receive, and the number.
 struct CallId {
-  enum class Type : uint64_t { kCollective = 0, kSend = 1, kRecv = 2 };  // as of the rank that waits
+  enum class Type : uint64_t { kCollective = 0, kSend = 1, kRecv = 2 };  // the waiting rank's
   static constexpr int kRankBits = 14, kNumberBits = 34;
   static constexpr uint64_t kRanks = (uint64_t{1} << kRankBits) - 1, kNumbers = (uint64_t{1} << kNumberBits) - 1;
 
@@ -59,12 +59,12 @@ bool CallWaits::has_begun(uint64_t packed) {
   if (id.type == CallId::Type::kCollective) return (watch.calls_begun() & CallId::kNumbers) > id.number;
   const bool we_send = id.type == CallId::Type::kRecv;
   const auto own = static_cast<uint64_t>(communicator_.rank());
-  if ((we_send ? id.from : id.to) != own) return true;  // it waits for another rank
+  if ((we_send ? id.from : id.to) != own) return true;  // waits for another rank
   const int peer = static_cast<int>(we_send ? id.to : id.from);
   if (peer >= communicator_.size()) return true;
   const Watch::Talk talk{peer, we_send};
   if ((watch.messages(talk) & CallId::kNumbers) > id.number) return true;
-  const auto ours = watch.long_call();  // it may be in the middle of its part
+  const auto ours = watch.long_call();  // this rank may be inside its part
   return ours && ours->call.kind == Kind::kSendRecv && ours->talk.peer == peer && ours->talk.sends == we_send;
 }
 

@@ -1,8 +1,8 @@
-// What a rank waits for in the calls that its program makes on a communicator, in program order (waits.h). There is at
-// most one, as a communicator has one call at a time, and it is seen once it has waited for a second.
+// The wait of a rank in the program's calls on a communicator (waits.h). There is at most one, because a communicator
+// runs one call at a time. It is visible once it has lasted a second.
 //
-// A collective's id is its number. A send or receive is known by its two ranks and by how many messages have gone that
-// way before: so the rank at the other end can tell whether it has begun its part.
+// A collective's id is its number. The id of a send or receive consists of its two ranks and the number of earlier
+// messages in that direction, so the rank at the other end can tell whether it has begun its part.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ namespace ronde {
 
 class CallWaits : public Waits {
  public:
-  // `label`: how messages call the communicator.
+  // `label`: the communicator's name in messages.
   CallWaits(Communicator& communicator, std::string label) : communicator_(communicator), label_(std::move(label)) {}
 
   void visit(const std::function<void(const Item&)>& visit) override;
@@ -27,7 +27,7 @@ class CallWaits : public Waits {
   std::string state() override;
   std::string describe(const Item& item) override;
 
-  // A wait that becomes long wakes the inspection by itself (Stalls::on_long_call): nothing to arm.
+  // Nothing to arm: a long wait wakes the stall inspection through Stalls::on_long_call.
   void on_wake(std::function<void()>) override {}
   void arm() override {}
   void disarm() override {}

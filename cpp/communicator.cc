@@ -21,15 +21,15 @@
 namespace ronde {
 namespace {
 
-// A brief spin catches a peer that is about to come; then sched_yield() looks on, and lets a peer run that shares this
-// core. That happens even with a core per rank, whenever something else keeps the other cores busy: spinning longer
-// would hold up the very rank that is waited for. With fewer cores than ranks it is the rule.
+// A brief spin catches a peer that is about to arrive. Then sched_yield() lets a peer that shares this core run, and
+// the wait goes on. Peers share a core even if there is one per rank, whenever other programs keep the other cores
+// busy: longer spinning would delay the very rank that it waits for. With fewer cores than ranks they always do.
 WaitPolicy policy_for(const Options& options, bool is_crowded) {
   constexpr int kLooksPerMicrosecond = 25;
   WaitPolicy policy;
   policy.timeout_ns = options.timeout_ns;
-  // With a core per rank, who shares ours is likely the very thread that the peer needs (an engine's, woken a moment
-  // ago), and the kernel lets it run at once only if we sleep: so not much of yielding.
+  // With a core per rank, a thread that shares this core is likely the one that the peer needs (an engine's, woken a
+  // moment ago), and the kernel runs it at once only if this thread sleeps: so yield only briefly.
   if (!is_crowded) policy.yields = 24;
   if (options.spin_us >= 0) {
     policy.spins = options.spin_us * kLooksPerMicrosecond;
@@ -81,7 +81,7 @@ Communicator::Communicator(Wiring wiring, const Options& options)
   segment_ = std::make_unique<HostSegment>(std::move(wiring.segment), local_size(), options.staging_bytes);
   std::vector<BellRope> ropes;
   for (int local = 0; local < local_size(); ++local) {
-    // Without sockets nobody polls, and a bell needs no eventfd.
+    // Without sockets no rank polls, and a bell needs no eventfd.
     const int eventfd = is_one_host() ? -1 : watch_->eventfd_of(local_ranks_[local]);
     ropes.emplace_back(&segment_->slot(local).bell, eventfd);
   }
@@ -137,7 +137,7 @@ void Communicator::wait_is_over() {
   throw Failure(FailureKind::kTimeout, -1, text, std::move(missing));
 }
 
-// One thread's turn to make a call.
+// Holds the communicator for one call of one thread.
 class Communicator::Turn {
  public:
   explicit Turn(Communicator& communicator) : communicator_(communicator) {
@@ -166,14 +166,14 @@ class Communicator::Turn {
   std::unique_lock<std::mutex> lock_;
 };
 
-// One call, with its failures told to everyone. `body` has nothing left that it could refuse.
+// Runs one call and announces its failure to all ranks. The arguments have been checked before.
 template <class Body>
 void Communicator::guarded(const Call& call, Body&& body) {
   current_ = call;
   try {
     body(call);
   } catch (const MismatchError& error) {
-    if (call.algorithm == static_cast<uint8_t>(Algorithm::kInHost)) throw;  // everybody has noticed
+    if (call.algorithm == static_cast<uint8_t>(Algorithm::kInHost)) throw;  // all ranks throw it
     fail(Failure(FailureKind::kMismatch, -1, error.what()));
   } catch (const Interrupted&) {
     abort("interrupted by a signal");
@@ -186,7 +186,7 @@ void Communicator::guarded(const Call& call, Body&& body) {
   }
 }
 
-// One collective call: numbered besides, and compared inside the host before it does anything else.
+// Runs one collective call: numbers it, and first compares it with the calls of the other ranks on this host.
 template <class Body>
 void Communicator::run(Call call, Body&& body) {
   const Turn turn(*this);
@@ -195,15 +195,16 @@ void Communicator::run(Call call, Body&& body) {
   if (call.kind != Kind::kAllreduce && is_one_host()) call.algorithm = static_cast<uint8_t>(Algorithm::kInHost);
   guarded(call, [&](const Call& call) {
     watch_->begin_call(call.sequence);
-    // What runs in shared memory alone announces itself. The others would wait for each other on different media.
+    // An in-host algorithm announces the call itself. For the others the announcement finds mismatches that would make
+    // ranks wait for each other on different channels.
     const bool announces = call.algorithm == static_cast<uint8_t>(Algorithm::kInHost);
     if (!announces && local_size() > 1) host_->announce(call);
     body(call);
   });
 }
 
-// A link's end of file says that a peer has gone, but perhaps only because it heard of a failure before this rank did.
-// The failure detector knows better a moment later.
+// Waits a moment for the failure detector. An end of file on a link means that a peer has gone, but perhaps only
+// because it learned of a failure before this rank; then that failure arrives soon.
 void Communicator::await_verdict(int patience_ms) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms);
   while (!failure_.failed() && std::chrono::steady_clock::now() < end) {
@@ -404,7 +405,7 @@ void Communicator::delegate(Call call, FunctionRef<void()> body) {
     } catch (const Interrupted&) {
       throw;
     } catch (const std::exception& error) {
-      await_verdict(2000);  // perhaps the library has met the end of a rank before the failure detector has
+      await_verdict(2000);  // the library may notice the end of a rank before the failure detector does
       failure_.check();
       const std::string what = " aborted: failed in " + call.describe() + ": " + error.what();
       throw Failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + what);
@@ -426,7 +427,7 @@ void Communicator::recv(void* data, size_t bytes, DType dtype, int source, int t
   });
 }
 
-// Point to point: `start` queues the message and returns what tells when it is done.
+// Sends or receives one message: `start` queues it and returns a function that tells whether it is done.
 template <class Start>
 void Communicator::talk_to(Watch::Talk talk, DType dtype, int tag, bool sealed, Start&& start) {
   const int peer = talk.peer;
@@ -441,7 +442,7 @@ void Communicator::talk_to(Watch::Talk talk, DType dtype, int tag, bool sealed, 
     const auto is_done = start(mesh_->link(peer), call);
     mesh_->wait_until([&] {
       if (is_done()) return true;
-      // What it sent before it left still arrives: look once more after having seen that it has left.
+      // Messages that the peer sent before it left still arrive, so check once more after seeing that it has left.
       if (!watch_->has_left(peer)) return false;
       mesh_->link(peer).progress();
       if (is_done()) return true;
@@ -476,8 +477,8 @@ void Communicator::close_now() {
   std::lock_guard lock(closing_);
   if (!is_open_) return;
   is_open_ = false;
-  // The failure may have come from a peer a moment ago: whoever has not heard it yet must not take our goodbye for the
-  // cause.
+  // The failure may have come from a peer a moment ago. A rank that does not know it yet must not take this rank's
+  // goodbye for the cause.
   if (failure_.failed()) watch_->tell_all(failure_.failure());
   watch_->say_goodbye(calls_made_);
   is_closing_.store(true);
@@ -489,7 +490,7 @@ void Communicator::close_now() {
 }
 
 void Communicator::abandon() {
-  if (is_abandoned_.exchange(true) || is_closing_.load()) return;  // the parent has closed all of it, or is about to
+  if (is_abandoned_.exchange(true) || is_closing_.load()) return;  // the parent had begun to close it before the fork
   watch_->abandon();
   mesh_->abandon();
   waiter_->abandon();

@@ -1,13 +1,13 @@
-// A communicator: a fixed set of ranks that make the same calls in the same order, and the ways bytes go between them.
+// A communicator: a fixed set of ranks that make the same calls in the same order, and the channels between them.
 //
-// Owns everything one rank needs for it: the host's shared memory, the links, its part of the failure detector, whose
-// connections all communicators of the process share. All connections arrive here connected and authenticated
-// (ronde/comm/bootstrap.py); nothing here resolves names, listens or connects.
+// It owns one rank's share of these channels: the host's shared memory, the links, and its part of the failure
+// detector, whose connections all communicators of the process share. All connections arrive here connected and
+// authenticated (ronde/comm/bootstrap.py); this code neither resolves names nor listens nor connects.
 //
-// What its errors mean:
+// Its errors:
 //   UsageError     the arguments are invalid; nothing was sent, the next call works.
-//   MismatchError  the ranks made different calls. Among the ranks of one host everybody notices before any byte moves
-//                  and the next call works; across hosts, and in send/receive, the communicator has failed.
+//   MismatchError  the ranks made different calls. The ranks of one host all notice before any byte moves, and the next
+//                  call works; between hosts, and in send/receive, the communicator has failed.
 //   Failure        the communicator has failed; every later call throws the same.
 #pragma once
 
@@ -44,21 +44,21 @@ struct Options {
   SwitchOver switch_over = {};
   size_t staging_bytes = 256 * 1024;
   int64_t timeout_ns = 0;
-  int spin_us = -1;  // -1: by the number of ranks per core
+  int spin_us = -1;  // -1: depends on the number of ranks per core
   bool adasum_hierarchical = false;
   bool hierarchical_allgather = true;  // between hosts with the same number of ranks
-  bool seals_payload = false;          // also tensors carry tags between hosts
+  bool seals_payload = false;          // tensors, too, carry tags between hosts
 };
 
 struct Wiring {
   int rank = 0;
   std::vector<std::string> hosts;                // by rank: the name of its host
   std::vector<int> host_of;                      // by rank: the number of its host
-  int cores = 1;                                 // on which ranks of this host may run, those of all together
+  int cores = 1;                                 // cores on which any rank of this host may run
   std::shared_ptr<Mapping> segment;              // the host's shared memory, HostSegment::bytes() long
-  std::unique_ptr<Watch> watch;                  // which the others' messages reach already
-  std::map<int, std::vector<Connection>> data;   // by rank, those on other hosts: the data connections, with keys
-  std::shared_ptr<SymmetricSegments> symmetric;  // of a communicator of the same ranks; null: its own
+  std::unique_ptr<Watch> watch;                  // already receives messages
+  std::map<int, std::vector<Connection>> data;   // data connections with keys, by rank on another host
+  std::shared_ptr<SymmetricSegments> symmetric;  // those of a communicator of the same ranks; null: creates its own
 };
 
 class Communicator : private Waiter::Listener {
@@ -70,12 +70,12 @@ class Communicator : private Waiter::Listener {
   int size() const { return static_cast<int>(hosts_.size()); }
   const std::string& host(int rank) const { return hosts_[rank]; }
 
-  // Collectives. Counts are elements, sizes are bytes; spans have one entry per rank. All throw as said above.
-  // `shape`: the word of what must be alike on all ranks besides (shape_word.h); 0: nothing. `divisor`: of an average;
-  // 0: the number of ranks.
+  // Collectives. Counts are elements, sizes are bytes; spans have one entry per rank. They throw the errors above.
+  // `shape`: the word of a shape that must be equal on all ranks (shape_word.h); 0: none. `divisor`: of an average; 0:
+  // the number of ranks.
   void allreduce(const void* in, void* out, size_t count, DType dtype, ReduceOp op, int divisor = 0,
                  uint64_t shape = 0);
-  // All-reduce with kAdasum of several vectors that lie one behind the other, each combined by itself.
+  // All-reduce with kAdasum of several vectors that lie one behind the other, each with its own weights.
   void adasum(const void* in, void* out, std::span<const size_t> counts, DType dtype, uint64_t shape = 0);
   // Throws UsageError unless this communicator can combine such values by Adasum.
   void check_adasum(DType dtype) const;
@@ -83,8 +83,8 @@ class Communicator : private Waiter::Listener {
   void reduce_scatter(const void* in, void* out, std::span<const size_t> counts, DType dtype, ReduceOp op,
                       int divisor = 0, uint64_t shape = 0);
   void allgather(const void* in, void* out, std::span<const size_t> sizes, DType dtype);
-  // `kind` names the operation that this broadcast is a part of, for comparing calls. `sealed`, here and below: what
-  // is sent carries tags between hosts, whatever the options say.
+  // `kind`: the operation that this broadcast is a part of, for the comparison of calls. `sealed`, here and below: the
+  // payload carries tags between hosts whatever the options.
   void broadcast(void* data, size_t count, DType dtype, int root, Kind kind = Kind::kBroadcast, uint64_t shape = 0,
                  bool sealed = false);
   void gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
@@ -92,45 +92,48 @@ class Communicator : private Waiter::Listener {
   void alltoall(const void* in, std::span<const size_t> in_sizes, void* out, std::span<const size_t> out_sizes,
                 DType dtype, uint64_t shape = 0, bool sealed = false);
   void barrier();
-  // Every rank's `value`, as a part of the operation `kind`: how many rows each rank is going to give, mostly. `items`
-  // (elements per row) must agree. It carries tags, because what comes decides how much memory is taken.
+  // Gathers every rank's `value` as a part of the operation `kind`: usually the number of rows that it contributes.
+  // `items` (elements per row) must agree. The values carry tags, because they determine how much memory a rank
+  // allocates.
   void exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value, std::span<uint64_t> values,
                 uint64_t shape = 0);
 
-  // A collective whose bytes another library moves, in `body`: numbered like every other, so that a rank that has left
-  // is missed. Whatever `body` throws fails the communicator on every rank; it must end when failed() says so.
+  // A collective whose bytes another library moves, in `body`. It has a number like every other, so that a rank that
+  // has left is detected. An exception of `body` fails the communicator on every rank; `body` must end when
+  // has_failed() is true.
   void delegate(Call call, FunctionRef<void()> body);
 
-  // Point to point: messages between two ranks arrive in the order in which they were sent, and tags must agree.
-  // send() returns when `data` may be reused.
+  // Point to point. Messages between two ranks arrive in the order of their sends, and tags must agree. send() returns
+  // when `data` may be reused.
   void send(const void* data, size_t bytes, DType dtype, int dest, int tag, bool sealed = false);
   void recv(void* data, size_t bytes, DType dtype, int source, int tag, bool sealed = false);
 
-  // Symmetric memory (symmetric.h); shared so that arrays may outlive the communicator.
+  // Symmetric memory (symmetric.h). Shared, because arrays may outlive the communicator.
   const std::shared_ptr<SymmetricSegments>& symmetric() const { return symmetric_; }
   int local_rank() const { return local_rank_; }
   int leader() const { return local_ranks_.front(); }  // of this host
   int local_size() const { return static_cast<int>(local_ranks_.size()); }
-  // Whether some ranks of this host have to share a core, so that nobody should spin for long.
+  // Whether ranks of this host share cores, so that no thread should spin for long.
   bool is_crowded() const { return local_size() > cores_; }
 
-  // Fails the communicator on every rank. Any thread, also while another one is inside a collective.
+  // Fails the communicator on every rank. Any thread, also while another is inside a collective.
   void abort(const std::string& reason);
-  // Says goodbye and lets go of everything; later calls throw UsageError. If a call is running, in another thread or
-  // in this one (a signal handler), it is aborted first.
+  // Sends a goodbye and closes everything; later calls throw UsageError. First aborts a running call of another thread,
+  // or of this one if a signal handler calls shutdown().
   void shutdown();
-  // In a forked child: lets go of everything and says nothing, since the parent is the rank. Later calls throw
-  // UsageError. Takes no lock and changes no container, as other threads may have been at both at the fork; nor may the
-  // destructor: whoever owns it lets it leak.
+  // For a forked child: closes everything without a message, because the parent is the rank. Later calls throw
+  // UsageError. Takes no lock and changes no container, because other threads may have held or changed them at the
+  // fork. The destructor must not run for the same reason: the owner leaks the object.
   void abandon();
   bool has_failed() const { return failure_.failed(); }
 
-  // Where `auto` changes algorithms. To be set between the same two calls on all ranks, by the thread that makes them.
+  // The sizes at which `auto` changes algorithms. All ranks must set them between the same two calls, in the thread
+  // that makes the calls.
   const SwitchOver& switch_over() const { return options_.switch_over; }
   void set_switch_over(const SwitchOver& over) { options_.switch_over = over; }
 
-  // For the engine. The failure there is; notes to other ranks and news of them; a rank that has left and takes no part
-  // in the next call.
+  // For the engine: the failure, if there is one; the watch, which carries notes; a rank that has left and takes no
+  // part in the next call.
   std::optional<Failure> failure() const {
     return failure_.failed() ? std::optional(failure_.failure()) : std::nullopt;
   }
@@ -139,7 +142,7 @@ class Communicator : private Waiter::Listener {
   const std::vector<std::vector<int>>& ranks_of_host() const { return ranks_of_host_; }
   const std::vector<int>& host_of() const { return host_of_; }
 
-  // For reports, by the thread that made the call: what it was, and the time limit.
+  // For error messages, in the thread that made the call: its operation, and the time limit.
   std::string last_call() const { return name_of(current_.kind); }
   int64_t timeout_ns() const { return options_.timeout_ns; }
 
@@ -177,7 +180,7 @@ class Communicator : private Waiter::Listener {
   int cores_;
   Options options_;
 
-  std::unique_ptr<Watch> watch_;  // outlives all that may wait
+  std::unique_ptr<Watch> watch_;  // outlives everything that may wait
   FailureState& failure_;
   std::unique_ptr<HostSegment> segment_;
   std::shared_ptr<SymmetricSegments> symmetric_;
@@ -187,16 +190,16 @@ class Communicator : private Waiter::Listener {
   Scratch scratch_, partials_;
 
   std::mutex mutex_;                      // one call at a time
-  std::atomic<std::thread::id> owner_{};  // the thread that has it
-  std::mutex closing_;                    // between abort() and close_now()
+  std::atomic<std::thread::id> owner_{};  // the thread that holds mutex_
+  std::mutex closing_;                    // excludes abort() and close_now()
   bool is_open_ = true;                   // guarded by mutex_; written under closing_ too
   bool close_after_call_ = false;
-  std::atomic<bool> is_closing_{false};  // close_now() has begun to take it apart
+  std::atomic<bool> is_closing_{false};  // close_now() has begun
   std::atomic<bool> is_abandoned_{false};
   uint64_t calls_made_ = 0;
   Call current_;
-  Watch::Talk current_talk_;  // of send and receive
-  bool is_long_ = false;      // the watch has told everyone of it
+  Watch::Talk current_talk_;  // of a send or receive
+  bool is_long_ = false;      // the watch has announced the call to all ranks
   int64_t is_long_since_ns_ = 0;
 };
 

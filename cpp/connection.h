@@ -1,4 +1,4 @@
-// A connected socket and, between hosts, the keys of what travels on it.
+// A connected socket and, between hosts, the keys of its messages.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@ struct Connection {
       : socket(std::move(socket)), keys(keys) {}
 
   Descriptor socket;
-  std::optional<ConnectionKeys> keys;  // none within a host, where the kernel is all that is between the ends
+  std::optional<ConnectionKeys> keys;  // none within a host, where only the kernel carries the messages
 };
 
 }  // namespace ronde

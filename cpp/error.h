@@ -1,8 +1,8 @@
-// What can go wrong inside a collective. Thrown by the data plane, translated once at the border (bind.cc).
+// The errors of the data plane. The border translates them to Python's (bind.cc).
 //
-// A Failure is *sticky*: once a communicator has one, every pending and later call on it throws the same one.
-// A UsageError concerns one call on one rank. A MismatchError is either (see Communicator): recoverable when every
-// rank saw the disagreement before any byte moved, sticky when it came to light on a link.
+// A Failure is *sticky*: once a communicator has one, every pending and later call on it throws the same one. A
+// UsageError concerns one call on one rank. A MismatchError is either (see Communicator): recoverable if every rank
+// finds the disagreement before any byte moves, sticky if a link finds it.
 #pragma once
 
 #include <stdexcept>
@@ -33,16 +33,16 @@ struct Failure : std::runtime_error {
       : std::runtime_error(reason), kind(kind), rank(rank), missing(std::move(missing)) {}
   FailureKind kind;
   int rank;                  // the culprit's rank in this communicator; -1 if none is known
-  std::vector<int> missing;  // of a time-out noticed here: the ranks that were waited for
+  std::vector<int> missing;  // of a time-out on this rank: the ranks it waited for
 };
 
-// A peer sent what no rank of this version sends: `what` says what, and goes on after "rank 3 on host sent".
+// A peer sent something that no rank of this version sends. `what` names it and continues "rank 3 on host sent".
 struct ProtocolError : std::runtime_error {
   ProtocolError(int peer, const std::string& what) : std::runtime_error(what), peer(peer) {}
   int peer;
 };
 
-// A signal handler of the program raised while this rank waited (Ctrl-C, mostly).
+// A signal handler of the program raised an exception while this rank waited; usually for Ctrl-C.
 struct Interrupted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

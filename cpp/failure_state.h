@@ -1,4 +1,4 @@
-// The one failure of a communicator: the first one reported wins and stays.
+// The failure of a communicator: the first reported one, for ever.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ namespace ronde {
 
 class FailureState {
  public:
-  // True if this was the first failure. Any thread.
+  // Returns true if this is the first failure. Any thread.
   bool set(const Failure& failure) {
     std::lock_guard lock(mutex_);
     if (failure_) return false;
@@ -29,7 +29,7 @@ class FailureState {
     }
   }
 
-  // Only after failed().
+  // Call it only after failed() has returned true.
   Failure failure() const {
     std::lock_guard lock(mutex_);
     return *failure_;

@@ -1,7 +1,7 @@
-// What travels before every payload on a link, and how a link names its peer in errors.
+// The frame that precedes every payload on a link, and the names of a link's peers in errors.
 //
-// The frame is written as it lies in memory: little endian, as every machine we build for. A receiver copies it out of
-// reach of the sender, checks it here, and only then accepts the first byte of the payload.
+// The frame travels in its memory layout: little endian, like every supported machine. A receiver copies it to memory
+// that the sender cannot change, checks it here, and only then accepts the first byte of the payload.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == 48);
 
-// A frame as it travels between hosts: encrypted perhaps, and with its tag.
+// A frame between hosts: with its tag, and encrypted if the connection conceals.
 using SealedFrame = std::array<std::byte, sizeof(Frame) + kTagBytes>;
 
 // Both ends of a link, for its checks and its errors.
@@ -37,8 +37,8 @@ struct Ends {
   std::string peer_name() const { return "rank " + std::to_string(peer) + " on " + peer_host; }
   Failure lost(const std::string& what) const { return Failure(FailureKind::kPeerLost, peer, peer_name() + what); }
 
-  // Throws MismatchError if the frame announces another call or size than `expected`, Failure(kPeerLost) if it is no
-  // frame at all.
+  // Throws MismatchError if the frame announces another call or size than `expected`, Failure(kPeerLost) if it is not a
+  // frame.
   void check(const Frame& frame, const Frame& expected) const;
 };
 

@@ -1,4 +1,4 @@
-// A reference to a callable: std::function without ownership or allocation. Lives no longer than what it refers to.
+// A reference to a callable: std::function without ownership or allocation. The callable must outlive it.
 #pragma once
 
 #include <type_traits>

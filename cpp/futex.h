@@ -1,4 +1,4 @@
-// Sleeping on a word of memory until somebody changes it and wakes the sleepers.
+// Sleeping on a word of memory until another thread changes it and wakes the sleepers.
 #pragma once
 
 #include <linux/futex.h>
@@ -13,7 +13,8 @@
 
 namespace ronde {
 
-// Among the threads of this process only, for a second at most. False if a signal or the time ended the sleep.
+// Sleeps for at most a second; only threads of this process can wake it. Returns false if a signal or the time limit
+// ends the sleep.
 inline bool futex_sleep(std::atomic<uint32_t>& word, uint32_t while_it_is) {
   const timespec limit{1, 0};
   return syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, &limit, nullptr, 0) == 0 || errno == EAGAIN;

@@ -1,5 +1,5 @@
-// The ranks that take part in one algorithm over links: all of a mesh or some of them, numbered 0, 1, ... among
-// themselves. The algorithms know only these numbers.
+// The ranks that take part in one algorithm over links: all of a mesh or some of them. They have the numbers 0, 1, ...
+// in the group, and the algorithms know only these.
 #pragma once
 
 #include <span>
@@ -8,12 +8,12 @@
 
 namespace ronde {
 
-// One message under way.
+// One message in flight.
 class Transfer {
  public:
   enum class Direction { kSend, kReceive };
 
-  Transfer() = default;  // of nothing: done
+  Transfer() = default;  // no message: done
   Transfer(Link& link, Direction direction, Ticket ticket) : link_(&link), direction_(direction), ticket_(ticket) {}
 
   bool done() const {
@@ -32,8 +32,8 @@ class Group {
   // All ranks of the mesh.
   Group(Mesh& mesh) : mesh_(mesh), rank_(mesh.rank()), size_(mesh.size()) {}  // NOLINT(google-explicit-constructor)
 
-  // The ranks `members` of the mesh, which must contain this one. Every member must name the same ranks in the same
-  // order; ascending order keeps "sums in rank order" true. `members` must outlive the group.
+  // The ranks `members` of the mesh, which include this one. Every member must pass the same ranks in the same order;
+  // in ascending order sums are formed in rank order. `members` must outlive the group.
   Group(Mesh& mesh, std::span<const int> members)
       : mesh_(mesh), members_(members), rank_(0), size_(static_cast<int>(members.size())) {
     while (members_[rank_] != mesh.rank()) ++rank_;

@@ -1,4 +1,5 @@
-// Announcements and counters: how the ranks of one host agree and wait. The operations are in algorithms/in_host_*.cc.
+// Announcements and counters, by which the ranks of one host agree and wait. algorithms/in_host_*.cc has the
+// operations.
 #include "host_group.h"
 
 #include <cstring>
@@ -55,7 +56,7 @@ void HostGroup::open(const Call& call, uint64_t value, Place in, Place out, cons
   compare_calls();
 }
 
-// Every rank compares everyone with the first, so that all come to the same verdict.
+// Every rank compares all calls with the first rank's, so that all ranks get the same result.
 void HostGroup::compare_calls() const {
   const Call& first = announcement(0).call;
   for (int local = 1; local < size(); ++local) {
@@ -117,7 +118,7 @@ void HostGroup::wait_for_all(Counter counter, uint64_t value) {
   for (int local = 0; local < size(); ++local) wait_for(counter, local, value);
 }
 
-// Symmetric buffers belong to the caller again only when nobody reads or writes them any more.
+// Symmetric buffers belong to the caller again once no rank accesses them.
 void HostGroup::finish_symmetric() {
   publish(&Slot::finished, ++finished_);
   wait_for_all(&Slot::finished, finished_);

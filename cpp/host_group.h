@@ -1,16 +1,16 @@
 // Collectives among the ranks of one host, through shared memory.
 //
 // The three rules:
-//   1. Every call begins with an announcement: each rank publishes its Call and waits for everyone else's. Ranks that
-//      disagree find out here, all of them alike, before a byte is combined; the next call works again.
-//   2. Nobody starts call k+1 before it has finished call k. So an announcement of k+1 says that its owner no longer
+//   1. Every call begins with an announcement: each rank publishes its Call and waits for the others'. If the calls
+//      differ, all ranks find out here, before a byte is combined, and the next call works again.
+//   2. A rank starts call k+1 only after it has finished call k. So its announcement of k+1 means that it no longer
 //      reads anything of call k, and two announcement slots (by parity) are enough.
-//   3. Private memory passes through staging lanes, window by window, each lane twice (by parity of the window). Before
-//      a rank fills a lane again it has seen that the reader has consumed it two windows ago.
+//   3. Private memory passes through staging lanes, window by window. Each lane exists twice (by parity of the window).
+//      A rank fills a lane again only after it has seen that the reader has consumed the lane's window before last.
 //
-// Counters only grow and every rank advances them by the same number of windows in a call, so they stay aligned.
-// Reductions go in rank order whatever the path, size or windows: results are bitwise the same on all ranks, and the
-// same again in every run.
+// Counters only grow, and in a call every rank advances them by the same number of windows, so they stay equal.
+// Reductions combine in rank order whatever the path, size or windows: results are bitwise equal on all ranks and in
+// every run.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@
 
 namespace ronde {
 
-// Where each rank's part of a buffer lies: sizes and offsets in bytes, one per local rank.
+// The parts of a buffer, one per local rank: sizes and offsets in bytes.
 struct Parts {
   std::span<const size_t> sizes;
   std::span<const size_t> offsets;
@@ -36,47 +36,49 @@ struct Parts {
 
 class HostGroup {
  public:
-  // `ranks`: the ranks of this host in the communicator, ascending; `index`: which of them this one is.
+  // `ranks`: the communicator's ranks on this host, ascending; `index`: this rank's place among them.
   HostGroup(const HostSegment& segment, const SymmetricSegments& symmetric, std::vector<int> ranks, int index,
             std::vector<BellRope> ropes, Waiter& waiter);
 
   int size() const { return segment_.size(); }
   int index() const { return index_; }
 
-  // Rule 1 on its own: a barrier that also compares calls. Throws MismatchError, Failure.
+  // Rule 1 alone: a barrier that also compares calls. Throws MismatchError, Failure.
   void announce(const Call& call);
 
-  // The same, for algorithms that see to the rest themselves: where every rank's buffers lie, if all of them lie in
-  // symmetric memory, else nothing. Whoever gets addresses ends with leave().
+  // The same for algorithms that access the buffers directly: returns the addresses of all ranks' buffers if all of
+  // them lie in symmetric memory, else nothing. A rank that gets addresses must call leave() at the end.
   struct Buffers {
     std::vector<const std::byte*> in;
     std::vector<std::byte*> out;
   };
   Buffers announce(const Call& call, const void* in, void* out, size_t bytes);
-  // Returns when all ranks have called it: nobody looks into the buffers any more.
+  // Returns when all ranks have called it: from then on no other rank accesses the buffers.
   void leave() { finish_symmetric(); }
 
-  // Every rank's `value`, in rank order.
+  // Gathers every rank's `value`, in rank order.
   void exchange(const Call& call, uint64_t value, std::span<uint64_t> values);
 
-  // Element-wise reduction over all ranks; `out` on all of them. in == out is allowed, other overlap is not. The result
-  // may be of another type than the input in what fits into kSmallBytes, and in reduce_scatter(); then no overlap is.
+  // Element-wise reduction; every rank gets the result in `out`, which may be `in` but must not overlap it otherwise.
+  // The result's type may differ from the input's if the input fits into kSmallBytes, and in reduce_scatter(); then
+  // `out` must not be `in`.
   void allreduce(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count);
-  // The same with the result at local rank `root` only (`out` may be null elsewhere).
+  // The same, with the result on local rank `root` only (`out` may be null elsewhere).
   void reduce(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count, int root);
-  // Rank p gets elements [offsets[p], offsets[p] + counts[p]) of the reduction, written to `out`.
-  // `out` may be exactly that part of `in`.
+  // Rank p gets counts[p] elements of the reduction, behind those of the ranks before it, in `out`. `out` may be
+  // exactly that part of `in`.
   void reduce_scatter(const Call& call, const Reduction& reduction, const void* in, std::span<const size_t> counts,
                       void* out);
 
-  // Rank p's `in` (sizes[p] bytes) arrives at out + offsets[p] on every rank, or with `reader` >= 0 at that one only.
+  // Copies rank p's `in` (sizes[p] bytes) to out + offsets[p] on every rank, or only on rank `reader` if it is >= 0.
   // `in` may be out + offsets[own].
   void share(const Call& call, const void* in, void* out, const Parts& parts, int reader = -1);
 
-  // This rank's bytes [from.offsets[p], + from.sizes[p]) of `in` arrive at rank p, at its to.offsets[own].
+  // Copies this rank's from.sizes[p] bytes at in + from.offsets[p] to rank p, at the to.offsets[own] of that rank's
+  // `out`.
   void deal(const Call& call, const void* in, const Parts& from, void* out, const Parts& to);
 
-  // The ranks that this one is waiting for in the call in progress; for reports, by the calling thread.
+  // The ranks that this one waits for in the current call. For error messages, in the calling thread.
   std::vector<int> missing() const;
 
  private:
@@ -87,7 +89,7 @@ class HostGroup {
   bool is_symmetric_in() const;
   bool is_symmetric_in_and_out() const;
 
-  // The whole reduction on rank `only` (everywhere if < 0): the shared body of allreduce and reduce.
+  // The common body of allreduce and reduce: the result on rank `only`, or on all ranks if it is < 0.
   void reduce_any(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count, int only);
   void reduce_small(const Reduction& reduction, const void* in, void* out, size_t count);
   void reduce_symmetric(const Reduction& reduction, size_t count);
@@ -121,7 +123,7 @@ class HostGroup {
     const std::atomic<uint64_t>* word = nullptr;
     uint64_t value = 0;
     int rank = -1;
-  } awaited_;  // the counter that was last waited for
+  } awaited_;  // the counter of the last wait
 };
 
 }  // namespace ronde

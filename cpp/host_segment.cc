@@ -32,7 +32,7 @@ HostSegment::HostSegment(std::shared_ptr<Mapping> memory, int local_size, size_t
     : size_(local_size), lane_bytes_(lane_bytes_for(local_size, staging_bytes)), memory_(std::move(memory)) {}
 
 Slot& HostSegment::slot(int local) const {
-  // Zeroed memory is what the constructors of its atomics would leave.
+  // The constructors of its atomics would also leave zeros.
   return *reinterpret_cast<Slot*>(memory_->data() + static_cast<size_t>(local) * slot_stride());
 }
 

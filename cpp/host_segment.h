@@ -1,8 +1,8 @@
-// The shared memory of a communicator's ranks on one host, and what lies where in it.
+// The shared memory of a communicator's ranks on one host, and its layout.
 //
-// Per rank a Slot: its announcements, its counters, its bell. Then per rank the staging lanes, through which private
-// memory passes. Then the pipes between each two ranks (shm_link.h). All-zero memory is a valid start. Pages that are
-// never touched cost nothing, so the layout need not be thrifty.
+// First a Slot per rank: its announcements, its counters, its bell. Then each rank's staging lanes, through which
+// private memory passes. Then the pipes between each two ranks (shm_link.h). All-zero memory is a valid start. Pages
+// that are never touched cost nothing, so the layout may be generous.
 #pragma once
 
 #include <atomic>
@@ -19,15 +19,16 @@
 
 namespace ronde {
 
-// Messages of up to so many bytes travel inside the announcement itself.
+// Messages of up to this many bytes travel inside the announcement.
 inline constexpr size_t kSmallBytes = 4 * 1024;
 inline constexpr int kMaxLocalSize = 256;  // ranks per host; bounds arrays of pointers on the stack
 
-// One rank's word on one call. Written by its owner before `number` is set, then read by all.
-// The first line holds all that a tiny message needs: reading another core's line is what its latency consists of.
+// One rank's announcement of one call. Its owner writes it and then sets `number`; afterwards all ranks read it. The
+// first cache line holds everything that a tiny message needs, because its latency is the time to read another core's
+// cache line.
 struct alignas(kLine) Announcement {
-  std::atomic<uint64_t> number{0};  // how many announcements the owner has made up to this one
-  uint64_t value = 0;               // meaning depends on the operation (a count, mostly)
+  std::atomic<uint64_t> number{0};  // the owner's announcements up to this one
+  uint64_t value = 0;               // depends on the operation; usually a count
   Call call;
   std::byte tiny[16];
   std::byte small[kSmallBytes];
@@ -38,8 +39,8 @@ struct alignas(kLine) Announcement {
 static_assert(offsetof(Announcement, small) == kLine);
 
 struct Slot {
-  Announcement announcements[2];  // by parity: nobody can be more than one announcement ahead of a reader
-  // Counters only ever grow, written by the owner alone. Two lines apart: processors prefetch lines in pairs.
+  Announcement announcements[2];  // by parity: no rank is more than one announcement ahead of a reader
+  // Counters only grow, and only the owner writes them. Two lines apart, because processors prefetch lines in pairs.
   alignas(2 * kLine) std::atomic<uint64_t> staged{0};    // windows whose lanes are filled
   alignas(2 * kLine) std::atomic<uint64_t> consumed{0};  // windows whose lanes have been read (and reduced)
   alignas(2 * kLine) std::atomic<uint64_t> finished{0};  // calls on symmetric memory completed
@@ -48,17 +49,17 @@ struct Slot {
 
 class HostSegment {
  public:
-  // `staging_bytes`: size of a lane on a host with two ranks; with more ranks lanes shrink, so that what one rank
-  // stages stays about as large as its core's cache.
+  // `staging_bytes`: the size of a lane on a host with two ranks. With more ranks the lanes shrink, so that one rank's
+  // lanes together stay about as large as its core's cache.
   static size_t bytes(int local_size, size_t staging_bytes);
-  // `memory`: at least bytes() of it; shared, because ranks that are threads (in tests) share one mapping.
+  // `memory`: at least bytes() long; shared, because ranks that are threads (in tests) share one mapping.
   HostSegment(std::shared_ptr<Mapping> memory, int local_size, size_t staging_bytes);
 
   int size() const { return size_; }
   size_t lane_bytes() const { return lane_bytes_; }
   Slot& slot(int local) const;
-  // The lane of `writer` for `reader` (its own one holds results for everybody) in windows of this parity. A rank's
-  // lanes of one parity lie side by side, so that lane(writer, parity, 0) is also one area of size() * lane_bytes().
+  // The lane of `writer` for `reader` in windows of this parity. The lanes of one writer and parity lie side by side,
+  // so that lane(writer, parity, 0) is also one area of size() * lane_bytes().
   std::byte* lane(int writer, uint64_t parity, int reader) const;
   ShmPipe* pipe(int from, int to) const;
 

@@ -1,5 +1,6 @@
-// Whether an object came into this process by fork(). Then another thread of the parent may have held its mutex or
-// been changing its containers at that moment, and neither will ever be set right here: it must be left as it is.
+// Tells whether an object came into this process by fork(). Another thread of the parent may have held its mutex or
+// been changing its containers at that moment, and in the child nothing repairs them: such an object must not be
+// touched.
 #pragma once
 
 #include <pthread.h>
@@ -14,7 +15,7 @@ class Birthplace {
   bool is_inherited() const { return forks_ != forks(); }
 
  private:
-  // How often this process's line of ancestors has forked since this library was loaded.
+  // The number of forks between the process that loaded this library and this one.
   static unsigned forks() {
     static std::atomic<unsigned> count{0};
     [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1); });

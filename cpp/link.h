@@ -1,12 +1,12 @@
-// A link: a reliable channel between this rank and one peer, whatever carries it.
+// A link: a reliable channel between this rank and one peer, over shared memory or sockets.
 //
 // The two rules:
-//   1. Messages are FIFO per direction. The k-th send() here meets the k-th recv() there, and both know the size.
-//   2. Nothing blocks. send() and recv() only queue; progress() moves what can be moved right now.
+//   1. Messages are FIFO per direction. The k-th send() here matches the k-th recv() there, and both know the size.
+//   2. Nothing blocks. send() and recv() only queue; progress() moves the bytes that can move now.
 //
-// Every message travels behind a frame that repeats the sender's Call and the payload's size. The receiver compares it
-// with its own before it accepts a single payload byte, and throws MismatchError if they differ.
-// One thread at a time uses a link; the communicator's lock sees to that.
+// Before every message travels a frame with the sender's Call and the payload's size. The receiver compares it with its
+// own before it accepts the first payload byte, and throws MismatchError if they differ. The communicator's lock
+// ensures that one thread at a time uses a link.
 #pragma once
 
 #include <poll.h>
@@ -19,7 +19,8 @@
 
 namespace ronde {
 
-// Position of a message in its direction's queue, counted from 1: done once sent() (or received()) reaches it.
+// The position of a message in its direction's queue, counted from 1. The message is done once sent() (or received())
+// reaches it.
 using Ticket = uint64_t;
 
 class Link {
@@ -34,20 +35,20 @@ class Link {
   virtual Ticket recv(const Call& call, void* data, size_t bytes) = 0;
 
   virtual Ticket sent() const = 0;      // messages whose bytes may be reused
-  virtual Ticket received() const = 0;  // messages whose bytes have all arrived
+  virtual Ticket received() const = 0;  // messages that have arrived completely
 
-  // Moves what can be moved without blocking. True if anything moved. Throws Failure(kPeerLost) when the peer's end is
-  // closed or broken, MismatchError when a frame does not fit.
+  // Moves as many bytes as possible without blocking. Returns true if any moved. Throws Failure(kPeerLost) if the
+  // peer's end is closed or broken, MismatchError if a frame does not match.
   virtual bool progress() = 0;
 
   // True while a send or receive is unfinished.
   virtual bool pending() const = 0;
 
-  // In a forked child: closes what it has open, and touches nothing that may have been changing at the fork.
+  // For a forked child: closes the link's descriptors and touches nothing that may have been changing at the fork.
   virtual void abandon() {}
 
-  // What to poll(2) for before progress() can move anything. Links in shared memory add nothing: they ring the
-  // sleeper's bell (bell.h) instead.
+  // Adds the descriptors to poll(2) until progress() can move bytes. Links in shared memory add none: they ring the
+  // sleeper's bell (bell.h).
   virtual void add_poll(std::vector<pollfd>& fds) const = 0;
 };
 

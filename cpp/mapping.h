@@ -1,4 +1,4 @@
-// Shared memory of one host, mapped from a file descriptor that has no name anywhere: it vanishes with its last user.
+// Shared memory of one host, mapped from a file descriptor without a name: the kernel frees it with its last user.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@ namespace ronde {
 
 class Mapping {
  public:
-  // Maps all of `fd` (`bytes` long) for reading and writing, and closes it. Throws std::system_error.
+  // Maps `bytes` bytes of `fd` for reading and writing, and closes the descriptor. Throws std::system_error.
   Mapping(int fd, size_t bytes);
   ~Mapping();
   Mapping(const Mapping&) = delete;

@@ -1,4 +1,4 @@
-// All links of one communicator, and how to wait for them. What the algorithms over links are written against.
+// All links of one communicator, and the wait for them. The interface that the algorithms over links use.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace ronde {
 
 class Mesh {
  public:
-  // `links[peer]` is null for this rank itself. Without sockets among them, waiting needs no poll(2).
+  // `links[peer]` is null for this rank. Without sockets among the links, waiting needs no poll(2).
   Mesh(int rank, std::vector<std::unique_ptr<Link>> links, Waiter& waiter, bool has_sockets = true)
       : rank_(rank), links_(std::move(links)), waiter_(waiter), has_sockets_(has_sockets) {}
 
@@ -24,7 +24,7 @@ class Mesh {
   template <class Done>
   void wait_until(Done&& done) {
     const auto step = [&] {
-      // While bytes move there is more to move, and no reason to sleep.
+      // Moving bytes are likely to be followed by more, so do not sleep.
       while (true) {
         const bool moved = progress();
         if (done()) return true;
@@ -45,7 +45,7 @@ class Mesh {
     }
   }
 
-  // The peers with unfinished messages; for reports.
+  // The peers with unfinished messages. For error messages.
   std::vector<int> waiting_for() const {
     std::vector<int> peers;
     for (int peer = 0; peer < size(); ++peer) {

@@ -10,15 +10,15 @@
 namespace ronde {
 
 struct Message {
-  Frame frame;                    // sent as it is, or what the peer's frame must be equal to
-  std::byte* data;                // const while sending
+  Frame frame;                    // the frame to send, or to which the peer's frame must be equal
+  std::byte* data;                // not written while sending
   size_t left;                    // bytes of frame, payload and their tags not yet moved
-  SealedFrame sealed_frame = {};  // as it is sent, where it carries a tag
+  SealedFrame sealed_frame = {};  // the frame to send, if frames carry tags
 };
 
 class MessageQueue {
  public:
-  // `tag_bytes`: of all tags that the message carries.
+  // `tag_bytes`: the size of all tags that the message carries.
   Ticket push(const Call& call, std::byte* data, size_t bytes, size_t tag_bytes = 0) {
     messages_.push_back({Frame{.call = call, .bytes = bytes}, data, sizeof(Frame) + bytes + tag_bytes});
     return last();

@@ -1,4 +1,4 @@
-// Poly1305 of RFC 8439: the tag of a message under a key that serves for this one only. No branch and no address
+// Poly1305 of RFC 8439: the tag of a message under a key that is used for this message only. No branch and no address
 // depends on the key or the message.
 //
 // The tag is a polynomial in r, half of the key, modulo 2^130 - 5, to which the other half is added.
@@ -16,8 +16,8 @@ namespace ronde::poly1305 {
 
 __extension__ using Wide = unsigned __int128;
 
-// A number modulo 2^130 - 5, as the sum of low, middle * 2^44 and high * 2^88. Between two carries a limb may be some
-// bits longer than the 44, 44 and 42 that it needs.
+// A number modulo 2^130 - 5, as the sum of low, middle * 2^44 and high * 2^88. Between two carries a limb may have some
+// more bits than its 44, 44 or 42.
 struct Limbs {
   uint64_t low = 0, middle = 0, high = 0;
 };
@@ -31,11 +31,11 @@ inline Limbs limbs_of(uint64_t low, uint64_t high) {
   return {low & kLimbMask, (low >> kLimbBits | high << (64 - kLimbBits)) & kLimbMask, high >> (2 * kLimbBits - 64)};
 }
 
-// A sum of some products: nothing is carried before it is complete.
+// A sum of products. Carries happen only when it is complete.
 class ProductSum {
  public:
   [[gnu::always_inline]] void add(const Limbs& a, const Limbs& b) {
-    // What two limbs make at 2^132 counts 4 * 5 times at 2^0, and likewise above.
+    // 2^132 is 4 * 5 modulo 2^130 - 5, so a product at 2^132 counts 20 times at 2^0, and likewise above.
     const uint64_t folded_middle = 20 * b.middle, folded_high = 20 * b.high;
     low_ += Wide{a.low} * b.low + Wide{a.middle} * folded_high + Wide{a.high} * folded_middle;
     middle_ += Wide{a.low} * b.middle + Wide{a.middle} * b.low + Wide{a.high} * folded_high;
@@ -60,9 +60,9 @@ inline Limbs product(const Limbs& a, const Limbs& b) {
   return sum.carried();
 }
 
-// The sum of all blocks, each times r to the power of how many blocks there are from it to the last. Several blocks
-// enter at once, times a power of r each: their products do not depend on each other, so the processor forms them side
-// by side.
+// The sum of all blocks, each times r to the power of the number of blocks from it to the last. Several blocks enter at
+// once, each times its power of r: their products do not depend on each other, so the processor computes them in
+// parallel.
 class Sum {
  public:
   explicit Sum(const std::array<std::byte, 32>& key) {
@@ -74,7 +74,7 @@ class Sum {
     pad_[1] = words[3];
   }
 
-  // Adds the bytes and zeros up to a whole block.
+  // Adds the bytes, padded with zeros to a whole block.
   void add_padded(std::span<const std::byte> bytes) {
     for (; bytes.size() >= kAtOnce * kTagBytes; bytes = bytes.subspan(kAtOnce * kTagBytes)) {
       add_blocks<kAtOnce>(bytes.data());
@@ -87,8 +87,8 @@ class Sum {
   }
 
   Tag finish() const {
-    // Carry what is left, so that the sum is less than twice the modulus. Then subtract that once, without a branch, if
-    // the sum is not smaller.
+    // Carry the rest, so that the sum is less than twice the modulus. Then subtract the modulus once, without a branch,
+    // if the sum is not smaller.
     uint64_t middle = sum_.middle, high = sum_.high + (middle >> kLimbBits);
     uint64_t low = sum_.low + 5 * (high >> kHighBits);
     middle = (middle & kLimbMask) + (low >> kLimbBits);
@@ -96,7 +96,7 @@ class Sum {
     high = (high & kHighMask) + (middle >> kLimbBits);
     middle &= kLimbMask;
     const uint64_t low5 = low + 5, middle5 = middle + (low5 >> kLimbBits), high5 = high + (middle5 >> kLimbBits);
-    const uint64_t is_above = 0 - (high5 >> kHighBits);  // all ones, or none
+    const uint64_t is_above = 0 - (high5 >> kHighBits);  // all ones, or zero
     const auto chosen = [&](uint64_t if_above, uint64_t otherwise) {
       return ((if_above & is_above) | (otherwise & ~is_above)) & kLimbMask;
     };
@@ -129,7 +129,7 @@ class Sum {
     sum_ = products.carried();
   }
 
-  Limbs powers_[kAtOnce];  // of r, from the first
+  Limbs powers_[kAtOnce];  // r, r^2, ...
   Limbs sum_;
   uint64_t pad_[2];
 };

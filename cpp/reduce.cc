@@ -11,7 +11,7 @@
 
 namespace ronde {
 
-// Each is reduce_kernels.cc and adasum_kernels.cc, compiled for one instruction set.
+// Each namespace holds reduce_kernels.cc and adasum_kernels.cc, compiled for one instruction set.
 namespace avx512 {
 extern const Kernels kKernels;
 }
@@ -28,7 +28,7 @@ extern const Kernels kKernels;
 namespace {
 
 #if defined(__x86_64__)
-// Asked for here because not every compiler's __builtin_cpu_supports knows the name.
+// Uses CPUID because not every compiler's __builtin_cpu_supports knows "f16c".
 bool has_f16c() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
@@ -52,8 +52,8 @@ std::span<const Kernels* const> find_kernels() {
 }
 #endif
 
-// Chosen when the library is loaded, not when first asked for: a child that is forked while another thread asks for the
-// first time would wait for ever.
+// Chosen when the library is loaded, not at the first use: a child forked during another thread's first use would wait
+// for ever.
 const std::span<const Kernels* const> kAvailable = find_kernels();
 
 const Kernels& best_kernels() { return *kAvailable.front(); }

@@ -1,6 +1,6 @@
-// Private to reduce_kernels.cc: vectors of kVectorBytes, and how the numbers of each dtype get into them and back.
-// Like that file it is compiled once for every instruction set, has internal linkage, and uses nothing of the standard
-// library that could be emitted out of line.
+// Private to the *_kernels.cc: vectors of kVectorBytes, and the conversion of each dtype's numbers into them and back.
+// Like those files it is compiled once for every instruction set, has internal linkage, and uses nothing of the
+// standard library that could be emitted out of line.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ using Floats = Vector<float>;
 using Words = Vector<uint32_t>;
 using Integers = Vector<int32_t>;
 
-// As many numbers as double precision has room for in a vector, in narrower types.
+// As many numbers of a narrower type as a vector has doubles.
 using Doubles = Vector<double>;
 constexpr int kDoubles = kVectorBytes / sizeof(double);
 template <class T>
@@ -57,8 +57,9 @@ template <class V>
   std::memcpy(to, &vector, sizeof vector);
 }
 
-// An element type says how kItems numbers of memory (`kBytes` for each) get into an accumulator and back, and in which
-// type (`Value`) it computes. Those of real numbers also have load_doubles(): kDoubles of them, in their order.
+// An element type defines how kItems numbers in memory (`kBytes` each) are loaded into an accumulator and stored, and
+// the type in which it computes (`Value`). Element types of real numbers also have load_doubles(), which loads kDoubles
+// numbers in order.
 
 template <class T>
 struct Plain {
@@ -89,7 +90,7 @@ struct FloatPair {
   }
 };
 
-// How a pair lies in memory as float32 numbers.
+// The next two define the order of a pair in memory as float32 numbers.
 
 // One half after the other.
 struct Halves {
@@ -102,8 +103,8 @@ struct Halves {
   }
 };
 
-// The even elements in one vector and the odd ones in the other: what masks and shifts of 16-bit numbers give without
-// any shuffle.
+// The even elements in one vector and the odd ones in the other, as masks and shifts of 16-bit numbers produce them
+// without a shuffle.
 struct Alternating {
   static FloatPair load_floats(const char* from) {
     float lying[2 * kFloats], first[kFloats], second[kFloats];
@@ -151,7 +152,7 @@ struct Bfloat16 : Alternating {
   }
 
  private:
-  // The upper half of each word: to nearest even; a NaN becomes quiet and keeps its upper bits.
+  // The upper half of each word, rounded to nearest even. A NaN becomes quiet and keeps its upper bits.
   static Words rounded(Floats floats) {
     const Words bits = (Words)floats;
     const Words even = bits + 0x7fff + ((bits >> 16) & 1);
@@ -172,7 +173,7 @@ struct Float16 : Float16Order {
   static constexpr size_t kItems = kVectorBytes / kBytes;
 
 #if defined(__AVX512F__)
-  // Masked with all ones: GCC 12 warns about an uninitialised value inside the plain intrinsics.
+  // Masked with all ones, because GCC 12 warns of an uninitialised value inside the plain intrinsics.
   static FloatPair load(const char* from) {
     return {_mm512_maskz_cvtph_ps(0xffff, load_vector<__m256i>(from)),
             _mm512_maskz_cvtph_ps(0xffff, load_vector<__m256i>(from + 32))};
@@ -224,7 +225,8 @@ struct Float16 : Float16Order {
   }
 
  private:
-  // Does what the instructions do: exact; a NaN becomes quiet. (Compared as signed numbers: SSE2 knows no others.)
+  // Gives the results of the instructions: exact; a NaN becomes quiet. (Compares signed numbers, because SSE2 has no
+  // unsigned comparison.)
   static Floats widened(Words bits) {
     const Integers magnitude = (Integers)bits & 0x7fff;
     const Integers normal = (magnitude << 13) + ((127 - 15) << 23);
@@ -235,7 +237,7 @@ struct Float16 : Float16Order {
     return (Floats)((Words)(magnitude < 0x7c00 ? finite : not_finite) | (bits & 0x8000) << 16);
   }
 
-  // To nearest even; a NaN becomes quiet and keeps its upper bits.
+  // Rounds to nearest even. A NaN becomes quiet and keeps its upper bits.
   static Words rounded(Floats floats) {
     const Integers magnitude = (Integers)floats & 0x7fffffff;
     // The last bit of a number near 0.5 is the smallest float16, so that the addition rounds to a multiple of it.
@@ -250,7 +252,7 @@ struct Float16 : Float16Order {
 #endif
 };
 
-// What numbers of a 16-bit type add up to before it is rounded: float32 numbers.
+// Partial results of a 16-bit type: float32 numbers that are not rounded yet.
 template <class Small>
 struct PartialOf {
   using Value = float;

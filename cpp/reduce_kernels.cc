@@ -1,12 +1,12 @@
 // The reduction kernels, in terms of vectors of kVectorBytes. CMake compiles this file once for every instruction set,
-// into namespace ronde::RONDE_ISA, always with -ffp-contract=off: all versions round alike.
+// into namespace ronde::RONDE_ISA, always with -ffp-contract=off, so that all versions round alike.
 //
-// The loop takes a chunk of a few vectors from every source, keeps the accumulators in registers, and stores to the
-// destinations when all sources of the chunk have been read. So there is no intermediate buffer, and a destination may
-// be any of the sources. The same code, on a zero-padded vector, does the elements left over at the end.
+// The loop reads a chunk of a few vectors from every source, keeps the accumulators in registers, and stores to the
+// destinations after it has read the chunk of all sources. So there is no intermediate buffer, and a destination may be
+// any of the sources. The same code handles the remaining elements on a zero-padded vector.
 //
-// Everything here has internal linkage, and nothing of the standard library that could be emitted out of line is used:
-// the linker keeps one copy of an inline function, and it could be the one that needs AVX-512.
+// Everything here has internal linkage and uses nothing of the standard library that could be emitted out of line: the
+// linker keeps one copy of an inline function, which could be the one that needs AVX-512.
 #include "reduce_kernels.h"
 
 #include <cstdint>
@@ -21,7 +21,7 @@ extern const AdasumKernels kAdasumKernels;
 
 namespace {
 
-// From each buffer in turn. Eight gained nothing, and neither did prefetching.
+// Vectors from each source in turn. Eight were no faster, nor was prefetching.
 constexpr int kChunkVectors = 4;
 
 // --- Operations -----------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ struct Sum {
   }
 };
 
-struct Average : Sum {};  // and a division at the end
+struct Average : Sum {};  // followed by a division
 
 struct Product {
   template <class V>
@@ -42,7 +42,7 @@ struct Product {
   }
 };
 
-// `a != a` finds NaN in the first; a NaN in the second makes `<` false.
+// `a != a` finds a NaN in the first operand; a NaN in the second makes `<` false.
 struct Min {
   template <class V>
   static V apply(V a, V b) {
@@ -78,8 +78,8 @@ struct BitXor {
   }
 };
 
-// Real and imaginary parts alternate in the vector. Written without a subtraction, since GCC 12 makes alternating
-// additions and subtractions of products into fused ones in spite of -ffp-contract=off.
+// Real and imaginary parts alternate in the vector. It avoids subtraction, because GCC 12 fuses alternating additions
+// and subtractions of products in spite of -ffp-contract=off.
 struct ComplexProduct {
   template <class V>
   static V apply(V a, V b) {
@@ -108,7 +108,7 @@ FloatPair apply(FloatPair a, FloatPair b) {
 
 // --- The loop -------------------------------------------------------------------------------------------------------
 
-// One step: load(source, k) and store(destination, k, vector) for k < kVectors.
+// One step of the loop, with load(source, k) and store(destination, k, vector) for k < kVectors.
 template <class Element, class Op, int kVectors, class Load, class Store>
 [[gnu::always_inline]] inline void step(int destination_count, int source_count, int divisor, Load load, Store store) {
   typename Element::Accumulator accumulators[kVectors];
@@ -147,14 +147,14 @@ template <class Source, class Destination, class Op, int kVectors>
   return first;
 }
 
-// From elements of one type to those of another, or of the same, whose numbers lie in accumulators alike.
+// Reduces elements of one type to elements of the same or another type with the same layout in accumulators.
 template <class Source, class Destination, class Op>
 void run_between(void* const* destinations, int destination_count, const void* const* sources, int source_count,
                  size_t count, int divisor) {
   static_assert(Source::kItems == Destination::kItems);
   size_t first = 0;
   if (source_count == 2 && destination_count <= 2) {
-    // Two ranks: constant numbers and pointers in registers.
+    // Two ranks: the compiler knows the counts and keeps the pointers in registers.
     const void* const two_sources[] = {sources[0], sources[1]};
     void* const two_destinations[] = {destinations[0], destinations[destination_count - 1]};
     first =
@@ -190,7 +190,7 @@ void run(void* const* destinations, int destination_count, const void* const* so
   run_between<Element, Element, Op>(destinations, destination_count, sources, source_count, count, divisor);
 }
 
-// The average of integers: added up in integers that have room for the sum, and divided towards zero.
+// The average of integers: sums in an integer type with room for the sum and divides towards zero.
 template <class Integer>
 void average_integers(void* const* destinations, int destination_count, const void* const* sources, int source_count,
                       size_t count, int divisor) {
@@ -212,7 +212,7 @@ void average_integers(void* const* destinations, int destination_count, const vo
   }
 }
 
-// The kernel of a smaller type, used for a type that consists of kTimes of it.
+// Applies the kernel of a type to a larger type that consists of kTimes numbers of it.
 template <Kernel kernel, size_t kTimes>
 void run_parts(void* const* destinations, int destination_count, const void* const* sources, int source_count,
                size_t count, int divisor) {
@@ -254,7 +254,7 @@ constexpr void set_complex(Kernels& kernels, DType dtype) {
   set(kernels, dtype, ReduceOp::kProduct, run_parts<run<Plain<Part>, ComplexProduct>, 2>);
 }
 
-// Only the order depends on the sign; sums and products wrap and are computed unsigned.
+// Only min, max and average depend on the sign; sums and products wrap, so they are computed unsigned.
 template <class Integer>
 constexpr void set_integer(Kernels& kernels, DType dtype) {
   using Unsigned = std::make_unsigned_t<Integer>;

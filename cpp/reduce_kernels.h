@@ -18,20 +18,20 @@ using WeightedSumKernel = void (*)(void* out, const void* a, double weight_a, co
                                    size_t count);
 
 struct AdasumKernels {
-  DotKernel dot[kDTypeCount];  // nullptr: not for this dtype
+  DotKernel dot[kDTypeCount];  // nullptr: undefined for the dtype
   WeightedSumKernel weighted_sum[kDTypeCount];
 };
 
 struct Kernels {
   const char* instruction_set;
   const AdasumKernels* adasum;
-  Kernel table[kDTypeCount][kReduceOpCount];  // nullptr: the operation has no meaning for the dtype
-  // Of 16-bit floats, by their type: the result is float32, or the sources are.
+  Kernel table[kDTypeCount][kReduceOpCount];  // nullptr: the operation is undefined for the dtype
+  // For 16-bit floats, by their type: to a result of float32, and from sources of float32.
   Kernel widening[kDTypeCount][kReduceOpCount];
   Kernel narrowing[kDTypeCount][kReduceOpCount];
 };
 
-// What this machine can run, the best first. Never empty; each gives the same results.
+// The kernels that this machine can run, the fastest first. Never empty; all give the same results.
 std::span<const Kernels* const> available_kernels();
 
 }  // namespace ronde

@@ -1,4 +1,4 @@
-// What a reduction does to the elements.
+// The arithmetic of one reduction: types, operation and divisor.
 #pragma once
 
 #include <cstddef>
@@ -7,20 +7,20 @@
 
 namespace ronde {
 
-// It can differ from what the Call says: in a hierarchical all-reduce that averages, the ranks of a host only sum; the
-// last stage, between the hosts, divides by the number of all ranks. And between its stages the sums of 16-bit floats
-// are float32 numbers: the first has them as `result`, the last as `dtype`.
+// It can differ from the Call: in a hierarchical all-reduce that averages, the ranks of a host only sum; the last
+// stage, between the hosts, divides by the number of all ranks. Between the stages the sums of 16-bit floats are
+// float32, which is the first stage's `result` and the last stage's `dtype`.
 struct Reduction {
-  DType dtype;  // of what is combined
+  DType dtype;  // of the input
   ReduceOp op;
   int divisor;           // of kAverage
-  DType result = dtype;  // another one only between a 16-bit float and float32
+  DType result = dtype;  // differs from dtype only between a 16-bit float and float32
 
   size_t item_bytes() const { return size_of(dtype); }
   size_t result_bytes() const { return size_of(result); }
 };
 
-// The same for some of the ranks only, whose result is combined with others: nothing is divided yet.
+// The same over some of the ranks, whose result is combined with others later: divides nothing.
 constexpr Reduction part_of(Reduction reduction) {
   if (reduction.op == ReduceOp::kAverage) reduction.op = ReduceOp::kSum;
   return reduction;
@@ -28,15 +28,15 @@ constexpr Reduction part_of(Reduction reduction) {
 
 constexpr bool is_small_float(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBfloat16; }
 
-// The type in which algorithms pass on what they have combined so far: float32 for sums and products of 16-bit floats,
-// which are rounded once, at the end.
+// The type of an algorithm's partial results: float32 for sums and products of 16-bit floats, which are rounded once,
+// at the end.
 constexpr DType partial_type(DType dtype, ReduceOp op) {
   const bool rounds = op == ReduceOp::kSum || op == ReduceOp::kAverage || op == ReduceOp::kProduct;
   return is_small_float(dtype) && rounds ? DType::kFloat32 : dtype;
 }
 
-// Whether a reduction cannot be passed on in parts at all: the sum of integers that an average divides may need more
-// bits than their type has.
+// Whether a reduction has no partial results: the sum under an average of integers may need more bits than their type
+// has.
 constexpr bool needs_all_at_once(DType dtype, ReduceOp op) { return op == ReduceOp::kAverage && is_integer(dtype); }
 
 }  // namespace ronde

@@ -1,4 +1,4 @@
-// Working memory that a communicator's collectives share: it grows to what the largest of them asked for and stays.
+// Working memory that a communicator's collectives share. It grows to the largest request and never shrinks.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@ namespace ronde {
 
 class Scratch {
  public:
-  // At least `bytes` of uninitialised memory, aligned to a cache line; what it held before is lost.
+  // At least `bytes` of uninitialised memory, aligned to a cache line. The previous contents are lost.
   std::byte* get(size_t bytes) {
     if (bytes > capacity_) {
-      memory_.reset();  // first, so that both never exist at once
+      memory_.reset();  // before the allocation, so that both never exist at once
       capacity_ = 0;
       memory_.reset(static_cast<std::byte*>(::operator new(bytes, kAlignment)));
       capacity_ = bytes;

@@ -1,12 +1,11 @@
-// What makes the bytes of one connection, in one direction, those of its other end: a tag for each message, and by
-// choice no readable text.
+// Authenticates the messages of one connection in one direction with a tag each, and optionally encrypts them.
 //
 // The rules:
-//   1. Every connection has keys of its own, one for each direction (net/authentication.py derives them from the
-//      handshake), so nothing fits that comes from another connection or back from where it was sent.
-//   2. A message is sealed for its place in the stream, and opened only there: what is repeated, left out or exchanged
-//      does not fit. No two messages have one place.
-//   3. Nothing is done with a message before it has been opened.
+//   1. Every connection has a separate key for each direction (net/authentication.py derives them from the handshake),
+//      so a message from another connection, or one that is reflected to its sender, does not open.
+//   2. A message is sealed for its position in the stream and opens only there: a repeated, omitted or reordered
+//      message does not open. No two messages have the same position.
+//   3. The receiver uses a message only after it has opened it.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +17,17 @@
 
 namespace ronde {
 
-// For people whose connection that happens to.
+// The reason in the error of a connection with a message that does not open.
 constexpr const char* kAltered = "what it sent was altered, repeated or left out on the way";
 
-// Of one connection. `conceals`: messages are encrypted, not only guarded.
+// The keys of one connection. `conceals`: messages are encrypted, not only authenticated.
 struct ConnectionKeys {
   AeadKey outgoing{};
   AeadKey incoming{};
   bool conceals = false;
 };
 
-// The number of a message in its direction, and of a part of it that has a tag of its own.
+// The number of a message in its direction, and of a part of it with a separate tag.
 struct Position {
   uint64_t message = 0;
   uint32_t part = 0;
@@ -38,17 +37,18 @@ class Sealer {
  public:
   Sealer(const AeadKey& key, bool conceals) : key_(key), conceals_(conceals) {}
 
-  // Whether what travels is not what was sent.
+  // Whether messages are encrypted.
   bool conceals() const { return conceals_; }
 
-  // The tag of a message, whose first `clear_bytes` travel as they are in any case. If it conceals, the rest is
-  // encrypted to `sealed`, which may be where it lies; otherwise `sealed` is left alone.
+  // Returns the tag of a message, whose first `clear_bytes` always stay readable. If conceals(), encrypts the rest into
+  // `sealed`, which may be the same memory; otherwise leaves `sealed` alone.
   Tag seal(Position position, std::span<const std::byte> message, size_t clear_bytes, std::byte* sealed) const {
     const size_t clear = conceals_ ? clear_bytes : message.size();
     return aead_seal(key_, nonce(position), message.first(clear), message.subspan(clear), sealed);
   }
 
-  // Makes of what has come the message that was sealed. False, and nothing is changed: it is another.
+  // Turns a received message back into the one that was sealed. Returns false and changes nothing if the tag does not
+  // match.
   bool open(Position position, std::span<std::byte> message, size_t clear_bytes, const Tag& tag) const {
     const size_t clear = conceals_ ? clear_bytes : message.size();
     return aead_open(key_, nonce(position), message.first(clear), message.subspan(clear), tag);
@@ -67,20 +67,20 @@ class Sealer {
   bool conceals_;
 };
 
-// Both directions of a connection that carries one message after the other, each followed by its tag.
+// Both directions of a connection whose messages follow each other, each with its tag behind it.
 class SealedConnection {
  public:
   explicit SealedConnection(const ConnectionKeys& keys)
       : outgoing_(keys.outgoing, keys.conceals), incoming_(keys.incoming, keys.conceals) {}
 
-  // Seals the next message where it lies, up to its last kTagBytes bytes, which become its tag.
+  // Seals the next message in place and writes its tag to the last kTagBytes bytes.
   void seal(std::span<std::byte> message, size_t clear_bytes = 0) {
     const auto text = message.first(message.size() - kTagBytes);
     const Tag tag = outgoing_.seal({++sent_}, text, clear_bytes, text.data() + clear_bytes);
     std::memcpy(text.data() + text.size(), tag.data(), tag.size());
   }
 
-  // The same the other way round. False if that is not the next message: the connection is of no use any more.
+  // Opens the next message in place. Returns false if it is not the next message; the connection is then unusable.
   bool open(std::span<std::byte> message, size_t clear_bytes = 0) {
     if (message.size() < clear_bytes + kTagBytes) return false;
     const auto text = message.first(message.size() - kTagBytes);

@@ -1,6 +1,6 @@
-// The highest byte says what the others are: from kSpelled on the number of axes, whose lengths follow as a chain of
-// groups of seven bits, the lowest first, where the eighth bit says that another group of the same axis follows. What
-// does not fit is a hash (FNV-1a over whole numbers) with the highest bit set.
+// The encoding of shapes. The highest byte is kSpelled plus the number of axes. The axes' lengths follow as groups of
+// seven bits, the lowest first; the eighth bit of a group means that another group of the same axis follows. A shape
+// that does not fit is encoded as a hash (FNV-1a over whole numbers) with the highest bit set.
 #include "shape_word.h"
 
 namespace ronde {

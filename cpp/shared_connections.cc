@@ -19,11 +19,11 @@
 namespace ronde {
 namespace {
 
-// Small enough for any receive buffer, whatever the kernel adds to each message.
+// This many messages fit into any receive buffer, with the kernel's overhead for each.
 constexpr uint64_t kMostUnread = 16;
-constexpr uint64_t kReadAtOnce = 8;  // messages read for which one answer goes back
+constexpr uint64_t kReadAtOnce = 8;  // messages per acknowledgement
 
-// Room for one descriptor beside the bytes of a message, and no more.
+// Room for exactly one descriptor beside the bytes of a message.
 union Attachment {
   cmsghdr header;
   char bytes[CMSG_SPACE(sizeof(int))];
@@ -63,7 +63,7 @@ ssize_t receive_with(int fd, std::span<std::byte> bytes, Descriptor& attached) {
   return got;
 }
 
-// ETOOMANYREFS: the user has more descriptors on their way than a process may have, until others have received some.
+// ETOOMANYREFS: the user has more descriptors in flight than a process may open; it passes when some are received.
 bool may_succeed_later(int error) { return error == EAGAIN || error == EINTR || error == ETOOMANYREFS; }
 
 SharedConnections::End end_by(int error) {
@@ -80,7 +80,7 @@ SharedConnections::SharedConnections(std::map<int, Connection> controls)
   for (const auto& [process, control] : controls_) {
     flows_[process];
     if (control.keys) seals_.emplace(process, *control.keys);
-    // Wake up for whole messages only: TCP may deliver one in two halves.
+    // Wakes the thread for whole messages only: TCP may deliver one in two parts.
     const int low_water = static_cast<int>(wire_bytes(process));
     setsockopt(control.socket.get(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof(low_water));
   }
@@ -169,8 +169,8 @@ void SharedConnections::send_what_fits(int process) {
   }
 }
 
-// What the socket does not take at once, because its process has not read for long, follows when it does. Whoever is
-// gone need not be told.
+// Sends a message, or queues it if the socket is full because its process has not read for long. Drops it if the
+// process is gone.
 void SharedConnections::transmit(int process, Outgoing outgoing) {
   std::deque<Packet>& backlog = flows_.at(process).backlog;
   const bool was_empty = backlog.empty();
@@ -187,7 +187,7 @@ void SharedConnections::transmit(int process, Outgoing outgoing) {
 void SharedConnections::flush(int process) {
   std::deque<Packet>& backlog = flows_.at(process).backlog;
   while (!backlog.empty()) {
-    // Message by message, so that a Unix socket never takes a part of one.
+    // Sends message by message, so that a Unix socket never takes a part of one.
     Packet& packet = backlog.front();
     const auto rest = std::span(packet.bytes).first(wire_bytes(process)).subspan(packet.sent);
     const ssize_t sent = send_with(controls_.at(process).socket.get(), rest, packet.attached);
@@ -241,7 +241,7 @@ void SharedConnections::run() {
       [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
     }
     for (size_t i = 0; i < processes.size(); ++i) {
-      // A negative descriptor is skipped by poll(): nothing more comes from there.
+      // poll() skips a negative descriptor: nothing more comes from that process.
       if ((fds[i].revents & ~POLLOUT) != 0 && !hear(processes[i], fds[i].fd, inboxes[i])) fds[i].fd = -1;
     }
     std::lock_guard lock(sending_);
@@ -253,12 +253,12 @@ void SharedConnections::run() {
   }
 }
 
-// False when nothing more will come from this process.
+// Receives from a process. Returns false when nothing more will come from it.
 bool SharedConnections::hear(int process, int fd, Inbox& inbox) {
   const std::span wire(inbox.bytes.data(), wire_bytes(process));
   const ssize_t got = receive_with(fd, wire.subspan(inbox.filled), inbox.attached);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-  if (got <= 0) {  // what has come of a message before is of no use: its sender died while it was under way
+  if (got <= 0) {  // drops an incomplete message, whose sender died while sending it
     tell_end(process, end_by(got < 0 ? errno : 0));
     return false;
   }
@@ -290,7 +290,7 @@ void SharedConnections::hear_message(int process, std::span<const std::byte> byt
 }
 
 void SharedConnections::tell_end(int process, const End& end) {
-  if (!end.is_violation) {  // else what others go on saying to a process that has gone would be held for ever
+  if (!end.is_violation) {  // otherwise later messages to a process that has gone would be held for ever
     std::lock_guard lock(sending_);
     Flow& flow = flows_.at(process);
     flow.is_over = true;
@@ -301,7 +301,7 @@ void SharedConnections::tell_end(int process, const End& end) {
   for (const auto& [communicator, member] : members_) member->hear_end(process, end);
 }
 
-// Nobody would hear of a lost process any more: so nobody goes on.
+// From here on this process cannot detect lost processes, so all its communicators fail.
 void SharedConnections::give_up(int error) {
   std::lock_guard lock(joining_);
   for (const auto& [communicator, member] : members_) member->give_up(error);

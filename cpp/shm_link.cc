@@ -9,8 +9,8 @@
 namespace ronde {
 namespace {
 
-// So often a copy in progress is published: often enough to keep the other side busy, seldom enough to leave the
-// cache line of the counter alone.
+// The interval at which a copy in progress is published: often enough to keep the other side busy, seldom enough to
+// cause little traffic on the counter's cache line.
 constexpr size_t kPublishBytes = 32 << 10;
 
 // The next contiguous piece of a message: first its frame, then its payload.
@@ -25,7 +25,7 @@ Piece next_piece(const Message& message, Frame& frame) {
   return {message.data + (done - sizeof(Frame)), message.left};
 }
 
-// How many bytes from `counter` on lie in one piece of the ring.
+// The number of contiguous bytes in the ring from `counter` on.
 size_t until_wrap(uint64_t counter) { return ShmPipe::kCapacity - counter % ShmPipe::kCapacity; }
 
 }  // namespace
@@ -96,7 +96,7 @@ bool ShmLink::read_some() {
     taken_ += bytes;
     available -= bytes;
     message.left -= bytes;
-    // The frame is complete in private memory now, where the peer cannot change it any more.
+    // The frame is now complete in private memory, where the peer cannot change it.
     if (message.left == message.frame.bytes) ends_.check(arriving_, message.frame);
     incoming_.pop_finished();
     unpublished += bytes;

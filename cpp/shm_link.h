@@ -1,11 +1,10 @@
 // A link between two ranks of one host: two pipes in shared memory, one per direction.
 //
 // A pipe is a ring with one writer and one reader. Both counters only grow; byte number k lies at ring[k % capacity].
-// Writer and reader copy at the same time: what has been copied is published every few KiB, and the other side's bell
-// is rung after each publication.
+// Writer and reader copy at the same time: each publishes its progress every few KiB and then rings the other's bell.
 //
-// Either side keeps its own counter in private memory and only publishes it, and checks the other's before use:
-// whatever the other process writes into the pipe, this one neither reads nor writes outside the ring.
+// Each side keeps its own counter in private memory, only publishes it, and checks the other's counter before use. So
+// whatever the other process writes into the pipe, this one never accesses memory outside the ring.
 #pragma once
 
 #include <atomic>
@@ -20,12 +19,12 @@
 
 namespace ronde {
 
-// Lies in shared memory, aligned to a cache line; memory full of zeros is an empty pipe.
+// Lies in shared memory, aligned to a cache line. Zeroed memory is an empty pipe.
 struct ShmPipe {
   static constexpr size_t kCapacity = 256 << 10;
 
-  alignas(64) std::atomic<uint64_t> written;  // bytes published by the writer so far
-  alignas(64) std::atomic<uint64_t> taken;    // bytes given back by the reader so far
+  alignas(64) std::atomic<uint64_t> written;  // bytes that the writer has published
+  alignas(64) std::atomic<uint64_t> taken;    // bytes whose room the reader has released
   alignas(64) std::byte ring[kCapacity];
 
   static constexpr size_t bytes() { return sizeof(ShmPipe); }
@@ -34,7 +33,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 class ShmLink final : public Link {
  public:
-  // Owns neither the pipes nor the bell; they must outlive the link. `peer_bell` is rung when the peer may go on.
+  // Owns neither the pipes nor the bell; they must outlive the link. It rings `peer_bell` when the peer can continue.
   ShmLink(int peer, int own, std::string peer_host, ShmPipe* outgoing, ShmPipe* incoming, BellRope peer_bell);
 
   Ticket send(const Call& call, const void* data, size_t bytes) override;
@@ -57,7 +56,7 @@ class ShmLink final : public Link {
   uint64_t taken_ = 0;    // from in_pipe_, published or not
   MessageQueue outgoing_;
   MessageQueue incoming_;
-  Frame arriving_;  // as much of the oldest incoming message's frame as has come
+  Frame arriving_;  // the received part of the oldest incoming message's frame
 };
 
 }  // namespace ronde

@@ -1,6 +1,6 @@
-// The Python stacks of all threads of this process, without the interpreter's lock: a signal handler that Python has
-// installed (faulthandler.register) writes them into a file, and the thread that wants them sends itself the signal.
-// So it works while another thread keeps the interpreter's lock inside a call that never returns.
+// Takes the Python stacks of all threads of this process without the interpreter's lock: a signal handler that Python
+// has installed (faulthandler.register) writes them into a file, and the calling thread sends itself the signal. So it
+// works while another thread holds the interpreter's lock inside a call that never returns.
 #pragma once
 
 #include <pthread.h>
@@ -15,14 +15,14 @@ namespace ronde {
 class StackTaker {
  public:
   StackTaker() = default;
-  // `signal`: the one whose handler, installed by now, writes into `file`; 0: there is none.
+  // `signal`: its handler, which must be installed already, writes into `file`. 0: there is no handler.
   StackTaker(int signal, int file) : signal_(signal), file_(file), handler_(handler_of(signal)) {}
 
-  // Only by a thread that blocks signals. Empty if it cannot be had: nobody but us sends the signal, yet somebody may
-  // have taken it since, and then it is left alone.
+  // Only for a thread that blocks signals. Returns an empty text on failure, also if the program has installed another
+  // handler for the signal since: then it does not send the signal.
   std::string take() const {
     if (signal_ == 0 || handler_of(signal_) != handler_ || handler_ == SIG_DFL || handler_ == SIG_IGN) return "";
-    static std::mutex one_at_a_time;  // the handler and its file are those of the process
+    static std::mutex one_at_a_time;  // the process has one handler and one file
     const std::lock_guard lock(one_at_a_time);
     if (ftruncate(file_, 0) != 0 || lseek(file_, 0, SEEK_SET) != 0) return "";
     sigset_t ours, before;
@@ -37,7 +37,7 @@ class StackTaker {
     return text;
   }
 
-  // What the system does on this signal; SIG_DFL if that cannot be known.
+  // The current handler of a signal; SIG_DFL if sigaction(2) fails.
   static void (*handler_of(int signal))(int) {
     struct sigaction action{};
     return signal != 0 && sigaction(signal, nullptr, &action) == 0 ? action.sa_handler : SIG_DFL;

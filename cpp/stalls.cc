@@ -12,13 +12,13 @@ namespace ronde {
 namespace {
 
 enum class Note : uint32_t {
-  kQuestion = 1,   // inquiry, 1 if more follows, Question, then ids
+  kQuestion = 1,   // inquiry, 1 if more notes follow, Question, then ids
   kAnswer = 2,     // inquiry, Answer, then a bit per id, then text
   kAskStacks = 3,  // inquiry
-  kStacks = 4,     // inquiry, 1 if more follows, 1 if raw, bytes, then text
+  kStacks = 4,     // inquiry, 1 if more notes follow, 1 if raw, bytes, then text
 };
 
-// An answer's words before the bits.
+// The words of an answer before its bits.
 struct Answer {
   uint32_t ids = 0;
   uint32_t is_in_cold_round = 0;
@@ -31,8 +31,8 @@ constexpr size_t kAnswerWords = sizeof(Answer) / sizeof(uint32_t);
 constexpr size_t kIdsPerNote = (Watch::kNoteWords - 4) / 2;
 constexpr size_t kBytesPerNote = (Watch::kNoteWords - 5) * sizeof(uint32_t);
 constexpr size_t kMostTextBytes = 64 * 1024;
-constexpr uint32_t kSurvey = 0x80000000;               // surveys and inquiries have numbers of their own
-constexpr int64_t kInterpretersTime_ns = 300'000'000;  // what a healthy one needs to tell its stacks, and much more
+constexpr uint32_t kSurvey = 0x80000000;               // a bit in the numbers of surveys, not of inquiries
+constexpr int64_t kInterpretersTime_ns = 300'000'000;  // far more than a healthy interpreter needs for its stacks
 
 }  // namespace
 
@@ -54,7 +54,7 @@ void Stalls::close() {
   communicator_.watch().set_listener(nullptr, Watch::Channel::kStalls);
 }
 
-// --- For the thread that inspects ----------------------------------------------------------------------------------
+// --- For the inspecting thread -------------------------------------------------------------------------------------
 
 Stalls::Look Stalls::look(int64_t before_ns, std::span<const uint64_t> ids) {
   Look found;
@@ -119,7 +119,7 @@ void Stalls::answer_stacks(uint32_t inquiry, int rank, const std::string& text) 
     std::lock_guard lock(mutex_);
     const size_t before = wants_.size();
     std::erase_if(wants_, [&](const Want& want) { return want.rank == rank && want.inquiry == inquiry; });
-    if (wants_.size() == before) return;  // it took too long
+    if (wants_.size() == before) return;  // too late: the watch's thread has taken the stacks
   }
   send_stacks(rank, inquiry, text, false);
 }
@@ -251,10 +251,10 @@ void Stalls::hear_answer(int peer, std::span<const uint32_t> words) {
 
 void Stalls::on_change() {
   std::lock_guard lock(mutex_);
-  answered_.notify_all();  // a survey need not wait any more
+  answered_.notify_all();  // ends the wait of a survey
 }
 
-// The interpreter has had its time.
+// The interpreter's time is over: takes the stacks without it.
 void Stalls::on_alarm() {
   while (true) {
     Want want{};

@@ -1,17 +1,17 @@
-// What ranks tell each other when something stalls: who has begun what, how far every rank is, and where it is stuck.
+// The messages of the stall inspection: which rank has begun which call, how far each rank is, and where it is stuck.
 //
-// A rank that asks gets its answers from the other ranks' watch threads, which need no interpreter: a rank that is
-// stuck in a call that never lets go of it answers all the same. Only a stopped process does not answer. What to ask
-// and what to report is decided elsewhere (ronde/core/stall.py), by the thread that reads the hub's events.
+// The other ranks' watch threads answer a question, without the interpreter, so a rank that is stuck in a call that
+// holds the interpreter's lock answers, too. Only a stopped process does not answer. The thread that reads the hub's
+// events decides what to ask and what to report (ronde/core/stall.py).
 //
-// What can be waited for is the business of Waits (waits.h): calls in program order, or the engine's tensors. An answer
-// also says in what the process is blocked on any of its communicators, so two ranks that wait for each other on
-// different ones are found.
+// Waits (waits.h) defines what a rank can wait for: calls in program order, or the engine's tensors. An answer also
+// contains the longest wait of the process on any of its communicators, which reveals two ranks that wait for each
+// other on different communicators.
 //
-// Stacks: a rank that is asked for them first lets its interpreter answer, which tells more and disturbs nothing. If it
-// has not after a moment, the watch thread takes them itself (stack_taker.h).
+// Stacks: a rank first lets its interpreter answer a request for them, because its answer is more detailed and disturbs
+// nothing. If no answer comes in time, the watch thread takes the stacks (stack_taker.h).
 //
-// Names travel as 64-bit hashes, here called ids.
+// Names travel as 64-bit hashes, called ids here.
 #pragma once
 
 #include <condition_variable>
@@ -35,39 +35,39 @@ class Stalls : private Watch::Listener {
  public:
   static constexpr size_t kMostIds = 1024;  // in one question
 
-  // `label`: the communicator's, the same on all its ranks and of no other communicator of theirs.
+  // `label`: the communicator's, equal on all its ranks and different from their other communicators' labels.
   Stalls(Communicator& communicator, std::unique_ptr<Waits> waits, std::shared_ptr<StallHub> hub,
          const std::string& label);
   ~Stalls() override { close(); }
-  // Answers no more, and pushes no events.
+  // From here on it neither answers nor pushes events.
   void close();
   // The number of its events.
   uint32_t member() const { return member_; }
 
-  // What has begun here and is not over.
+  // The calls or tensors that this rank has begun and not finished.
   struct Look {
-    std::vector<Waits::Item> items;  // begun before the time asked for, or among the ids asked for; the oldest first
-    int64_t next_ns = -1;            // when the oldest of the others began; -1: there is none
+    std::vector<Waits::Item> items;  // those begun before `before_ns`, and those in `ids`; the oldest first
+    int64_t next_ns = -1;            // when the oldest of the others began; -1: there are no others
   };
-  // Once it has found no others, the hub wakes when something begins.
+  // If there are no others, the hub wakes when something begins.
   Look look(int64_t before_ns, std::span<const uint64_t> ids);
 
   using Event = StallHub::Event;
 
-  // Asks all ranks, this one too; the answers come as events. `leads_to_report`: the others get an event of it.
+  // Asks all ranks, this one too; the answers come as events. `leads_to_report`: the other ranks get an event, too.
   void ask(uint32_t inquiry, std::span<const uint64_t> ids, bool leads_to_report);
-  // Asks all ranks whether they have begun what processes sleep in, on any communicator; the answers are events, too.
+  // Asks all ranks whether they have begun the calls in `blocked`, on any communicator. The answers come as events.
   void ask_about(uint32_t inquiry, std::span<const StallHub::Blocked> blocked);
   void ask_for_stacks(uint32_t inquiry, int rank);
-  // The interpreter's answer to kStacksWanted.
+  // Sends the interpreter's answer to kStacksWanted.
   void answer_stacks(uint32_t inquiry, int rank, const std::string& text);
-  // By rank, the arrivals of all ranks; of a rank that has not answered in time, nothing.
+  // The arrivals of all ranks, by rank; nothing for a rank that has not answered in time.
   std::vector<std::optional<Waits::Arrivals>> survey(int64_t timeout_ns);
 
   int process_of(int rank) { return communicator_.watch().process_of(rank); }
   // Fails the communicator on every rank.
   void abort(const std::string& reason) { communicator_.abort(reason); }
-  // In a forked child, where no thread exists that could hold or release a lock.
+  // For a forked child, where no other thread exists to release a lock.
   void abandon() { is_abandoned_ = true; }
 
  private:
@@ -79,7 +79,7 @@ class Stalls : private Watch::Listener {
   using Answers = std::vector<std::optional<Waits::Arrivals>>;
   enum class Question : uint32_t {
     kSilent = 0,   // ids of this communicator
-    kReports = 1,  // the same, and a report follows
+    kReports = 1,  // the same; a report follows
     kProcess = 2,  // pairs of a communicator and an id there
   };
 
@@ -102,13 +102,13 @@ class Stalls : private Watch::Listener {
   std::shared_ptr<StallHub> hub_;
   uint32_t member_;
   std::mutex mutex_;
-  std::condition_variable answered_;  // a survey
-  std::deque<Want> wants_;            // stacks that this rank's interpreter has still to answer; guarded by mutex_
-  uint32_t surveys_ = 0;              // and what follows: guarded by mutex_
+  std::condition_variable answered_;  // for surveys
+  std::deque<Want> wants_;            // requests for stacks without the interpreter's answer yet; guarded by mutex_
+  uint32_t surveys_ = 0;              // mutex_ guards this and the next three
   std::map<uint32_t, Answers*> surveyed_;
   bool is_closed_ = false;
   bool is_abandoned_ = false;
-  // Of the watch's thread: by rank, a question and stacks of which more is to come.
+  // Used by the watch's thread only: incomplete questions and stacks, by rank.
   std::map<int, std::vector<uint64_t>> questions_;
   std::map<int, std::string> arriving_;
 };

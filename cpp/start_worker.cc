@@ -1,10 +1,10 @@
-// A program: becomes the command that follows, which the kernel kills when our parent dies.
+// A program that executes a command such that the kernel kills it when the parent dies.
 //
 //     start_worker PARENT_PID CORES COMMAND [ARGUMENT]...
 //
-// The same as src/ronde/process/die_with_parent.py, which takes its place where it was not built, but without the start
-// of an interpreter: that would be a tenth of the time in which a worker is started. CORES are numbers with commas
-// between them, to which the command is bound, or "any".
+// CORES are the numbers, separated by commas, of the cores to which it binds the command, or "any". It does the same as
+// src/ronde/process/die_with_parent.py, which replaces it where it was not built, but without starting an interpreter,
+// which would take a tenth of a worker's start.
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -42,8 +42,8 @@ int main(int argc, char** argv) {
   if (argc < 4) return kCannotStart;
   char** command = argv + 3;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != std::atoi(argv[1])) kill(getpid(), SIGKILL);  // it died before we could say so
-  signal(SIGPIPE, SIG_DFL);                                      // ignored by Python, and exec would pass that on
+  if (getppid() != std::atoi(argv[1])) kill(getpid(), SIGKILL);  // the parent died before prctl()
+  signal(SIGPIPE, SIG_DFL);                                      // Python ignores it, and exec would keep that
   signal(SIGXFSZ, SIG_DFL);
   if (Bind(argv[2])) execv(command[0], command);
   std::fprintf(stderr, "cannot start %s: %s\n", command[0], std::strerror(errno));

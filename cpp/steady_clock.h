@@ -1,5 +1,5 @@
-// The clock that measures and limits every wait in C++. Setting the system's time does not move it, and Python's
-// time.monotonic_ns() reads the same one.
+// The clock that measures and limits every wait in C++. Setting the system's time does not change it. Python's
+// time.monotonic_ns() reads the same clock.
 #pragma once
 
 #include <chrono>

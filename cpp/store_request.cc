@@ -34,7 +34,7 @@ Number take(const char*& place) {
   return number;
 }
 
-// `length`: of all that travels.
+// `length`: of the whole frame, with its tag.
 void write_frame(char* place, const StoreRequest& request, size_t length) {
   place = put(place, static_cast<uint32_t>(length - kLengthBytes));
   place = put(place, request.operation);
@@ -45,7 +45,7 @@ void write_frame(char* place, const StoreRequest& request, size_t length) {
   std::memcpy(place + request.key.size(), request.argument.data(), request.argument.size());
 }
 
-// One exchange: knows when it began, and so when a socket that has been silent for its own time limit is given up.
+// One exchange, with its time limit. A socket call that times out (SO_RCVTIMEO) is repeated until that limit is over.
 class Exchange {
  public:
   Exchange(int fd, uint64_t limit_ns, FunctionRef<bool()> interrupted)
@@ -76,7 +76,7 @@ class Exchange {
   void consider(int error) {
     const bool is_silent = error == EAGAIN || error == EWOULDBLOCK;
     if (error != EINTR && !is_silent) throw StoreConnectionError{error};
-    // A signal that came just before the call interrupted nothing: look for it after a silence, too.
+    // A signal just before the call interrupts nothing, so check for it after a time-out, too.
     if (interrupted_()) throw Interrupted("interrupted by a signal");
     const auto waited_ns = static_cast<uint64_t>(steady_now_ns() - began_ns_);
     if (is_silent && waited_ns >= limit_ns_) throw StoreConnectionError{ETIMEDOUT};
@@ -97,10 +97,10 @@ void ask_store(int fd, const StoreRequest& request, uint64_t patience_ns, StoreA
   const size_t tag_bytes = seals == nullptr ? 0 : kTagBytes;
 
   const size_t length = kHeadBytes + request.key.size() + request.argument.size() + tag_bytes;
-  // A length that its field cannot hold would make the rest of the request another one.
+  // If its field could not hold the length, the server would take the rest of this request for another.
   if (request.key.size() > UINT16_MAX || length - kLengthBytes > UINT32_MAX) throw StoreConnectionError{EMSGSIZE};
   std::vector<char> long_request(length <= StoreAnswer::kShort ? 0 : length);
-  // Nothing is received before it is sent.
+  // The answer's memory is free until the request is sent.
   char* const sent = long_request.empty() ? answer.bytes_ : long_request.data();
   write_frame(sent, request, length);
   if (seals != nullptr) seals->seal(std::as_writable_bytes(std::span(sent, length)), kLengthBytes);

@@ -1,9 +1,9 @@
-// One request to the server of a store and its answer, over a connected stream socket; ronde/net/stores/wire.py has the
-// frames. A client of a store does little else, so with many of them this is what their host's cores are busy with.
-// The server reads the frames of requests here, too.
+// One request to the server of a store and its answer, over a connected stream socket; ronde/net/stores/wire.py defines
+// the frames. It is native code because a client of a store does little else, and many clients share their host's
+// cores. The server parses requests here, too.
 //
-// Between hosts a frame ends with a tag (sealer.h), which its length includes. The length itself travels readable, so
-// that a reader knows how much to wait for; it is bounded before anything is allocated, and covered by the tag.
+// Between hosts a frame ends with a tag (sealer.h), which its length includes. The length stays readable, so that a
+// reader knows how many bytes to wait for. It is bounded before any allocation, and the tag covers it.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@
 
 namespace ronde {
 
-// The connection is of no use any more: the answer could be taken for that to a later request.
+// The connection is unusable: a late answer could be taken for the answer to a later request.
 struct StoreConnectionError {
-  int error;  // of errno; 0: the answer is malformed; EBADMSG: it is not what the other end has sent
+  int error;  // an errno; 0: the answer is malformed; EBADMSG: its tag does not match
 };
 
 struct StoreRequest {
   uint8_t operation = 0;
   uint64_t number = 0;
-  uint64_t timeout_ns = 0;  // that the server may wait for what is asked for
+  uint64_t timeout_ns = 0;  // how long the server may wait for the key
   std::string_view key;
   std::string_view argument;
 };
@@ -46,17 +46,17 @@ class StoreAnswer {
 };
 
 // Sends the request and waits for the answer, for `patience_ns` beyond the request's timeout. The socket must have
-// SO_RCVTIMEO and SO_SNDTIMEO set, which say how often to look at the clock. Calls `interrupted` when a signal has
-// come, and throws Interrupted if that returns true, StoreConnectionError if the connection breaks or the time is over.
-// `seals`: of the connection; null if its messages have no tags.
+// SO_RCVTIMEO and SO_SNDTIMEO set, which determine how often it checks the clock. Calls `interrupted` after a signal
+// and throws Interrupted if that returns true. Throws StoreConnectionError if the connection breaks or the time is
+// over. `seals`: the connection's; null if its messages have no tags.
 void ask_store(int fd, const StoreRequest& request, uint64_t patience_ns, StoreAnswer& answer,
                FunctionRef<bool()> interrupted, SealedConnection* seals = nullptr);
 
-// The request in the frame, with views into it; nothing if the frame is not whole, is followed by something else, or
-// its tag does not fit: then it is as before.
+// The request in the frame, with views into it. Returns nothing, and leaves the frame unchanged, if the frame is
+// incomplete, more bytes follow it, or its tag does not match.
 std::optional<StoreRequest> read_request(std::span<char> frame, SealedConnection* seals = nullptr);
 
-// The frame as it travels with a tag: with its length changed and the tag behind.
+// The frame with its tag behind it and its length changed accordingly.
 std::string sealed_frame(std::string_view frame, SealedConnection& seals);
 
 }  // namespace ronde

@@ -1,10 +1,11 @@
 // Symmetric memory: segments in which every rank of the host owns a part of the same size, mapped by all of them.
 //
-// A buffer's *place* is the segment and the offset inside its owner's part. If all ranks of a host pass buffers of the
-// same place to a collective, every rank can reach every other rank's buffer directly and nothing is staged.
-// Segments are made collectively and numbered in that order, so a number means the same on every rank. They are dropped
-// one by one whenever a rank's garbage collector likes; a rank that has dropped one cannot announce its place any more,
-// which is why a place counts only when all ranks announce it.
+// A buffer's *place* is its segment and the offset in its owner's part. If all ranks of a host pass buffers of the same
+// place to a collective, every rank accesses the others' buffers directly, without staging.
+//
+// Ranks create segments collectively and number them in that order, so a number denotes the same segment on every rank.
+// Each rank drops a segment when its garbage collector does. A rank that has dropped one cannot announce a place in it,
+// so a collective uses a place only if all ranks announce it.
 #pragma once
 
 #include <cstddef>
@@ -26,17 +27,17 @@ struct Place {
 
 class SymmetricSegments {
  public:
-  // Registers a mapping that holds `parts` parts of `part_bytes`, of which `own` belongs to this rank; returns its
-  // number. All ranks of the communicator call it in the same order.
+  // Registers a mapping of one part of `part_bytes` per rank, of which number `own` belongs to this rank. Returns the
+  // segment's number. All ranks of the communicator must call it in the same order.
   uint32_t add(std::shared_ptr<Mapping> mapping, size_t part_bytes, int own);
   void drop(uint32_t number);
-  // In a forked child, where nothing here may be touched, not even to destroy it: its owners let it leak.
+  // True in a forked child, where no member may be accessed, not even by the destructor: the owners leak the object.
   bool is_inherited() const { return birthplace_.is_inherited(); }
   std::byte* own_part(uint32_t number) const;
 
-  // Where [data, data + bytes) lies; private memory unless it lies in this rank's part of a segment as a whole.
+  // The place of [data, data + bytes); private memory unless all of it lies in this rank's part of one segment.
   Place place_of(const void* data, size_t bytes) const;
-  // The address here of `place` in the part of the host's rank `local`. The place must come from place_of().
+  // The address in this process of `place` in the part of local rank `local`. The place must come from place_of().
   std::byte* resolve(const Place& place, int local) const;
 
  private:
@@ -49,7 +50,7 @@ class SymmetricSegments {
   const Segment& find(uint32_t number) const;
 
   Birthplace birthplace_;
-  mutable std::mutex mutex_;  // arrays are dropped by any thread
+  mutable std::mutex mutex_;  // any thread may drop an array
   std::vector<Segment> segments_;
   uint32_t next_ = 1;
 };

@@ -1,9 +1,9 @@
-// Reading lines that another core has written, so that it can write them again quickly.
+// Reads cache lines that another core has written, such that the other core can write them again quickly.
 //
-// A plain read leaves a line shared by both cores, and the writer's next store to it must first take the reader's copy
-// away: one slow round trip for each line, which no prefetcher hides (on AMD Zen 4 filling a buffer of 64 KiB again
-// drops from 40 to 9 GB/s). A reader that also writes to the line owns it, and an owned line moves as fast as it is
-// read. So: whoever is the only reader of staged memory writes one byte of every line back to it.
+// A plain read leaves a line shared by both cores, and the writer's next store must first invalidate the reader's copy:
+// one slow round trip per line, which no prefetcher hides (on AMD Zen 4 refilling a buffer of 64 KiB drops from 40 to 9
+// GB/s). A reader that also writes to the line owns it, and ownership moves as fast as a read. So the only reader of
+// staged memory writes one byte of every line back to it.
 //
 // Only for a sole reader, before it tells the writer that the memory is free again.
 #pragma once
@@ -22,7 +22,7 @@ inline void take_over(std::byte* memory, size_t bytes) {
   }
 }
 
-// Line by line, which is faster than two passes: the processor fetches ahead for both at once.
+// Line by line, which is faster than two passes: the processor prefetches for both at once.
 inline void copy_and_take_over(void* to, std::byte* memory, size_t bytes) {
   auto* out = static_cast<std::byte*>(to);
   size_t offset = 0;

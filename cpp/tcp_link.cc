@@ -17,15 +17,15 @@
 namespace ronde {
 namespace {
 
-// Small enough to spread a segment of an algorithm over several streams, large enough to cost no throughput.
+// Small enough to spread an algorithm's segment over several streams, large enough not to reduce throughput.
 constexpr size_t kStripeBytes = 128 << 10;
-// What one system call is offered: far more than a socket buffer holds, far less than the kernel's limit of 2^31.
+// Bytes per system call: far more than a socket buffer holds, far less than the kernel's limit of 2^31.
 constexpr size_t kCallBytes = 16 << 20;
 constexpr size_t kMaxPieces = 64;
 
 constexpr size_t kFrameBytes = sizeof(SealedFrame);
 
-// How many bytes of the frame go down this stream.
+// The bytes of a frame on this stream.
 size_t head(size_t stream) { return stream == 0 ? kFrameBytes : 0; }
 
 }  // namespace
@@ -41,7 +41,7 @@ TcpLink::TcpLink(int peer, int own, std::string peer_host, std::vector<Connectio
     const int fd = streams_.emplace_back(std::move(connection)).fd();
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     const int on = 1;
-    // Fails on other sockets than TCP, which have no such delay.
+    // Fails on sockets other than TCP, which do not delay.
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   }
 }
@@ -91,7 +91,7 @@ void TcpLink::add_poll(std::vector<pollfd>& fds) const {
   }
 }
 
-// How many bytes of the message go down this stream.
+// The bytes of a message on this stream.
 size_t TcpLink::share(const Message& message, size_t stream) const {
   const size_t round = kStripeBytes * streams_.size();
   const size_t rest = message.frame.bytes % round;
@@ -102,7 +102,7 @@ size_t TcpLink::share(const Message& message, size_t stream) const {
   return head(stream) + rounds * kStripeBytes + (end - begin) + stripes * tag_bytes(message);
 }
 
-// The stripe at the byte `done` of this stream's share, behind the frame.
+// The stripe at byte `done` of this stream's share, after the frame.
 TcpLink::Stripe TcpLink::stripe_at(const Message& message, size_t stream, size_t done) const {
   const size_t offset = done - head(stream);
   const size_t stride = kStripeBytes + tag_bytes(message);
@@ -111,7 +111,7 @@ TcpLink::Stripe TcpLink::stripe_at(const Message& message, size_t stream, size_t
   return {number, begin, std::min(kStripeBytes, message.frame.bytes - begin), offset % stride};
 }
 
-// Moves the cursor past the messages of which this stream has nothing (more) to do.
+// Moves the cursor past the messages that this stream has finished or has no part of.
 void TcpLink::settle(const MessageQueue& queue, size_t stream, Cursor& cursor) const {
   if (cursor.ticket <= queue.finished()) cursor = {queue.finished() + 1, 0};
   while (cursor.ticket <= queue.last() && cursor.done == share(queue[cursor.ticket], stream)) {
@@ -119,7 +119,7 @@ void TcpLink::settle(const MessageQueue& queue, size_t stream, Cursor& cursor) c
   }
 }
 
-// Accounts for `bytes` moved at the cursor.
+// Moves the cursor by `bytes`, which this stream has sent or received.
 void TcpLink::advance(MessageQueue& queue, size_t stream, Cursor& cursor, size_t bytes) const {
   while (bytes > 0) {
     settle(queue, stream, cursor);
@@ -132,9 +132,9 @@ void TcpLink::advance(MessageQueue& queue, size_t stream, Cursor& cursor, size_t
   settle(queue, stream, cursor);
 }
 
-// Lists the memory that comes next on this stream, up to the end of message `last` and the limits of one call.
-// `find` says where a sealed stripe lies; there is one of them at most, as the last, because the receiver has to open
-// it before it goes on. Returns the number of pieces.
+// Lists the memory that this stream sends or receives next, up to the end of message `last` and the limits of one call.
+// `find` returns the place of a sealed stripe. The list contains at most one, at its end, because the receiver must
+// open it before it continues. Returns the number of pieces.
 template <class Find>
 size_t TcpLink::list_pieces(MessageQueue& queue, size_t stream, Cursor cursor, Ticket last, iovec* pieces,
                             Find&& find) const {
@@ -174,7 +174,7 @@ size_t TcpLink::list_outgoing(size_t stream, iovec* pieces) {
                      });
 }
 
-// Of messages whose frame has been checked.
+// Lists only messages whose frame has been checked.
 size_t TcpLink::list_incoming(size_t stream, iovec* pieces) {
   Stream& state = streams_[stream];
   return list_pieces(incoming_, stream, state.in, checked_, pieces,
@@ -183,7 +183,7 @@ size_t TcpLink::list_incoming(size_t stream, iovec* pieces) {
                      });
 }
 
-// Seals a stripe, once: what is sent later of it must not come from bytes that have changed meanwhile.
+// Seals a stripe exactly once, so that its tag and all its bytes belong together even if the memory changes meanwhile.
 TcpLink::Place TcpLink::seal(Stream& stream, const Message& message, Ticket ticket, const Stripe& stripe) const {
   Sealed& sealed = stream.sealed;
   std::byte* const bytes = message.data + stripe.begin;
@@ -226,8 +226,8 @@ bool TcpLink::receive_some(size_t stream) {
   Stream& state = streams_[stream];
   settle(incoming_, stream, state.in);
 
-  // Checked payload straight to its place; behind it, on stream 0, the next frame into the staging buffer, which
-  // take_staged() has emptied up to a part of a frame.
+  // Receives checked payload directly into its place and, on stream 0, the next frame into the staging buffer, which
+  // take_staged() has emptied except for a part of a frame.
   iovec pieces[kMaxPieces + 2];
   msghdr header{};
   header.msg_iov = pieces;
@@ -251,8 +251,7 @@ bool TcpLink::receive_some(size_t stream) {
   return true;
 }
 
-// Accounts for bytes that have come at the cursor, as list_incoming() has listed them, and opens the stripe that they
-// complete.
+// Moves the receive cursor by bytes that list_incoming() has listed, and opens the stripe that they complete.
 void TcpLink::accept(size_t stream, size_t bytes) {
   if (bytes == 0) return;
   Stream& state = streams_[stream];
@@ -306,7 +305,7 @@ bool TcpLink::take_staged() {
     staged_begin_ += taken;
     moved = true;
   }
-  // Make room for the rest of a frame; what is left is less than a frame, or nobody has asked for it yet.
+  // Make room for the rest of a frame. The remaining bytes are a part of a frame, or belong to no queued receive.
   if (staged_begin_ > 0) {
     std::memmove(staging_.data(), staging_.data() + staged_begin_, staged_end_ - staged_begin_);
     staged_end_ -= staged_begin_;

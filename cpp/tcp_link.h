@@ -1,20 +1,20 @@
 // A link over one or several connected sockets ("streams"), normally TCP.
 //
-// On the wire: the frame of a message goes down stream 0, its payload follows in stripes dealt round robin, stripe i
-// down stream i mod streams. Each stream carries its share of the messages in their order. So a message of at most one
-// stripe is one piece of stream 0, right behind its frame; and a large one fills from the front on all streams at once,
-// which lets the receiver reduce what has arrived.
+// On the wire: the frame of a message travels on stream 0. Its payload follows in stripes, round robin: stripe i
+// travels on stream i mod streams. Each stream carries its stripes in the order of the messages. So a message of at
+// most one stripe follows its frame on stream 0 in one piece. A large message arrives from its beginning on all streams
+// at once, which lets the receiver reduce the part that has arrived.
 //
-// Stream 0 runs ahead: the others wait with their part of a message until stream 0 has brought its frame and the frame
-// has been checked.
+// Stream 0 is ahead: the receiver reads the other streams' part of a message only after it has received and checked the
+// frame on stream 0.
 //
-// A frame carries a tag (sealer.h), so that nobody without the keys makes this rank wait for, expect or combine what
-// its peer did not send. So does every stripe of a payload if the link or the call says so; with secrecy it is
-// encrypted. Stripes are opened where they lie, and count as received only then. A message's ticket and a stripe's
-// number are what it is sealed for.
+// A frame carries a tag (sealer.h), so that an attacker without the keys cannot make this rank wait for, expect or
+// combine bytes that its peer did not send. Every stripe of a payload carries one, too, if the link's option or the
+// call requires it; with encryption the stripe is also encrypted. The receiver opens stripes in place, and they count
+// as received only then. A stripe's position for sealing is its message's ticket and its number.
 //
-// Payloads are received straight into their destination. Only what happens to follow a frame in the same read, up to
-// 4 KiB, is copied once more: it makes a small message cost one system call.
+// Payloads are received directly into their destination. Only bytes that follow a frame in the same read, up to 4 KiB,
+// are copied once more; in return a small message costs one system call.
 #pragma once
 
 #include <array>
@@ -33,8 +33,8 @@ namespace ronde {
 
 class TcpLink final : public Link {
  public:
-  // `streams`: at least one, all with keys; the same number in the same order as the peer. Makes them non-blocking and
-  // switches Nagle's algorithm off. `peer_host` is for messages to people. `seals_payload`: also that carries tags.
+  // `streams`: at least one, all with keys, in the same number and order as the peer's. The constructor makes them
+  // non-blocking and disables Nagle's algorithm. `peer_host`: for errors. `seals_payload`: payload carries tags, too.
   TcpLink(int peer, int own, std::string peer_host, std::vector<Connection> streams, bool seals_payload = false);
 
   Ticket send(const Call& call, const void* data, size_t bytes) override;
@@ -49,13 +49,13 @@ class TcpLink final : public Link {
  private:
   static constexpr size_t kStagingBytes = 4096;
 
-  // Where a stream is in the messages of one direction.
+  // A stream's position in the messages of one direction.
   struct Cursor {
     Ticket ticket = 1;
-    size_t done = 0;  // bytes of that message moved on this stream, the frame included
+    size_t done = 0;  // bytes of that message moved on this stream, including the frame
   };
 
-  // A stripe of a message's payload, and how much of it and its tag has moved.
+  // A stripe of a message's payload, and the bytes of it and its tag that have moved.
   struct Stripe {
     size_t number;
     size_t begin;
@@ -63,7 +63,7 @@ class TcpLink final : public Link {
     size_t done;
   };
 
-  // The last stripe that a stream has sealed; with secrecy `text` is what travels.
+  // The last stripe that a stream has sealed. With encryption `text` is sent.
   struct Sealed {
     Ticket ticket = 0;
     size_t number = 0;
@@ -82,10 +82,10 @@ class TcpLink final : public Link {
     Cursor out;
     Cursor in;
     Sealed sealed;
-    Tag arriving;  // of the stripe at `in`
+    Tag arriving;  // the tag of the stripe at `in`
   };
 
-  // Where a stripe's bytes and its tag travel from or to.
+  // The memory of a stripe's bytes and of its tag.
   struct Place {
     std::byte* bytes;
     std::byte* tag;
@@ -117,7 +117,7 @@ class TcpLink final : public Link {
   std::vector<Stream> streams_;
   MessageQueue outgoing_;
   MessageQueue incoming_;
-  Ticket checked_ = 0;  // the last incoming message whose frame has come and fits
+  Ticket checked_ = 0;  // the last incoming message whose frame has been received and checked
   // Bytes of stream 0 that were read together with a frame: staging_[staged_begin_, staged_end_).
   std::array<std::byte, kStagingBytes> staging_;
   size_t staged_begin_ = 0;

@@ -1,5 +1,6 @@
-// Element types, reductions and operations: the vocabulary of the data plane.
-// The numbers are part of the wire format between ranks and of src/ronde/types.py; never renumber.
+// The element types, reductions and operations of the data plane.
+//
+// Their numbers are part of the wire format between ranks and of src/ronde/types.py; never renumber them.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +40,7 @@ enum class ReduceOp : uint8_t {
 };
 inline constexpr int kReduceOpCount = 9;
 
-// What a call does; part of every call's signature, so that two different calls are never combined.
+// The operation of a call. It is part of every call's signature, so that ranks never combine two different operations.
 enum class Kind : uint8_t {
   kBarrier = 0,
   kAllreduce = 1,
@@ -51,7 +52,7 @@ enum class Kind : uint8_t {
   kScatter = 7,
   kAlltoall = 8,
   kSendRecv = 9,
-  kEmpty = 10,  // making symmetric memory
+  kEmpty = 10,  // creates symmetric memory
 };
 inline constexpr int kKindCount = 11;
 

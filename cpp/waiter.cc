@@ -16,7 +16,7 @@ constexpr int64_t kLongWaitNs = 1'000'000'000;
 
 }  // namespace
 
-// How long the next sleep may last; -1: until something happens.
+// The limit of the next sleep; -1: none.
 int64_t Waiter::sleep_limit_ns(const Patience& patience) const {
   int64_t limit_ns = INT64_MAX;
   if (!patience.is_long) limit_ns = kLongWaitNs;
@@ -24,11 +24,11 @@ int64_t Waiter::sleep_limit_ns(const Patience& patience) const {
   return limit_ns == INT64_MAX ? -1 : std::max<int64_t>(patience.started_ns + limit_ns - steady_now_ns(), 0);
 }
 
-// After every sleep: has somebody ended the wait?
+// Called after every sleep: ends the wait on a signal or at the time limit, and reports a long wait.
 void Waiter::check(Patience& patience, bool interrupted) {
   const int64_t waited_ns = steady_now_ns() - patience.started_ns;
   const bool becomes_long = !patience.is_long && waited_ns >= kLongWaitNs;
-  // A signal that came just before a sleep interrupted nothing: look for it once the wait has become long.
+  // A signal just before a sleep interrupts nothing, so check for it when the wait becomes long.
   if ((interrupted || becomes_long) && interrupt_check_ != nullptr && interrupt_check_()) {
     throw Interrupted("interrupted by a signal");
   }
@@ -74,7 +74,7 @@ void Waiter::poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<p
       fds_.push_back({doorbell_.descriptor(), POLLIN, 0});
       add_poll(fds_);
       const int64_t limit_ns = sleep_limit_ns(patience);
-      // Rounded up to whole milliseconds, so that a limit is never cut short.
+      // Rounds up to whole milliseconds, so that the sleep never ends before the limit.
       const int timeout_ms = limit_ns < 0 ? -1 : static_cast<int>((limit_ns + 999'999) / 1'000'000);
       const int ready = poll(fds_.data(), fds_.size(), timeout_ms);
       interrupted = ready < 0 && errno == EINTR;

@@ -1,8 +1,8 @@
-// How a rank waits inside a collective: look, spin briefly, give the core away, sleep; and always end when the
+// The wait of a rank inside a collective: it spins briefly, yields its core, then sleeps. Every wait ends when the
 // communicator fails or the time limit is over.
 //
-// `step` is called again and again until it returns true; it moves what can be moved (progress of links) and looks at
-// what it waits for. It must not block. Whoever makes it true rings this rank's bell, or makes a socket ready.
+// The waiter calls `step` until it returns true. `step` makes progress on links and checks the condition; it must not
+// block. The rank that makes the condition true rings this rank's bell, or makes a socket ready.
 #pragma once
 
 #include <poll.h>
@@ -17,9 +17,9 @@
 namespace ronde {
 
 struct WaitPolicy {
-  int spins = 64;          // first this many looks with a CPU pause between them: 2 or 3 us
-  int yields = 256;        // then this many looks with sched_yield() between them
-  int64_t timeout_ns = 0;  // after so long the communicator fails with kTimeout; 0: wait for ever
+  int spins = 64;          // first, steps with a CPU pause between them: 2 or 3 us
+  int yields = 256;        // then, steps with sched_yield() between them
+  int64_t timeout_ns = 0;  // then the communicator fails with kTimeout; 0: no limit
 };
 
 class Waiter {
@@ -37,10 +37,10 @@ class Waiter {
     sleep_until(step);
   }
 
-  // Waits for sockets too; `add_poll(fds)` appends those to poll and is called before each sleep.
+  // Waits for sockets, too. Before each sleep it calls `add_poll(fds)`, which appends the descriptors to poll.
   template <class Step, class AddPoll>
   void until(Step&& step, AddPoll&& add_poll) {
-    // A look at a socket is a system call, so fewer of them make the same time.
+    // A step with sockets makes system calls, so fewer steps take the same time.
     for (int spin = 0; spin < policy_.spins / 64; ++spin) {
       if (step()) return;
     }
@@ -49,21 +49,22 @@ class Waiter {
 
   FailureState& failure() { return failure_; }
 
-  // What a communicator wants to hear of its waits. Called by the waiting thread.
+  // Notifies a communicator of its waits. The waiting thread calls it.
   class Listener {
    public:
     virtual ~Listener() = default;
-    // A wait that began at `since_ns` has lasted a second, and perhaps will for ever: once per wait.
+    // A wait that began at `since_ns` has lasted a second. At most once per wait.
     virtual void wait_is_long(int64_t since_ns) = 0;
-    // The time limit is over: throws the Failure that it is.
+    // The time limit is over. Throws the Failure.
     virtual void wait_is_over() = 0;
   };
   void set_listener(Listener* listener) { listener_ = listener; }
 
-  // In a forked child.
+  // For a forked child.
   void abandon() { doorbell_.abandon(); }
 
-  // Called when a signal cuts a sleep short; true ends the wait with Interrupted. Set once, before any waiting.
+  // Sets the function to call when a signal interrupts a sleep; if it returns true, the wait ends with Interrupted. Set
+  // it once, before any wait.
   static void set_interrupt_check(bool (*check)()) { interrupt_check_ = check; }
 
  private:
@@ -75,7 +76,7 @@ class Waiter {
 #endif
   }
 
-  // One wait, from its first sleep on.
+  // The state of one wait from its first sleep on.
   struct Patience {
     int64_t started_ns;
     bool is_long = false;

@@ -1,5 +1,5 @@
-// What a rank waits for on one communicator, as the inspection of stalls (stalls.h) sees it: calls in program order
-// (call_waits.h), or named tensors of the engine (engine/cycle_waits.h). All functions: any thread.
+// The waits of a rank on one communicator, as the stall inspection (stalls.h) reads them: for calls in program order
+// (call_waits.h), or for named tensors of the engine (engine/cycle_waits.h). All functions: any thread.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,23 @@ inline uint64_t hash_of(std::string_view text) {  // FNV-1a
 
 class Waits {
  public:
-  // A call or a tensor that this rank has begun and that is not over.
+  // A call or a tensor that this rank has begun and not finished.
   struct Item {
-    uint64_t id = 0;  // the same on every rank
+    uint64_t id = 0;  // equal on all ranks
     std::string name;
     std::string kind;
     int64_t since_ns = 0;
-    bool is_running = false;  // all ranks have begun it, and this one executes it
-    bool is_awaited = false;  // a thread sleeps until it is over
+    bool is_running = false;  // all ranks have begun it, and this rank executes it
+    bool is_awaited = false;  // a thread sleeps until it is finished
   };
-  // What the inspection counts besides (Cycle::Arrivals).
+  // Totals, as in Cycle::Arrivals.
   struct Arrivals {
     uint64_t tensors = 0;
     uint64_t last = 0;
     int64_t waited_ns = 0;
   };
   struct Progress {
-    uint64_t calls = 0;  // grows as the engine's thread goes on; 0 where there is no such thread
+    uint64_t calls = 0;  // grows as the engine's thread makes progress; 0 without an engine
     bool is_in_cold_round = false;
     Arrivals arrivals{};
   };
@@ -45,12 +45,12 @@ class Waits {
   // Whether no other rank has to wait until this one begins ids[i].
   virtual std::vector<bool> has(std::span<const uint64_t> ids) = 0;
   virtual Progress progress() = 0;
-  // How far this rank is, as the predicate of a sentence about it; may be empty.
+  // This rank's progress, as the predicate of a sentence about it; may be empty.
   virtual std::string state() = 0;
   // "in call 7 on world: allreduce of 4 float32 by sum", "for 'a' (allreduce)"
   virtual std::string describe(const Item& item) = 0;
 
-  // From arm() on, on_wake's function is called once when something begins. Set before anybody arms.
+  // After arm(), the function passed to on_wake() is called once when something begins. Set it before arm().
   virtual void on_wake(std::function<void()> call) = 0;
   virtual void arm() = 0;
   virtual void disarm() = 0;

@@ -61,8 +61,9 @@ void Watch::abandon() {
   connections_->abandon();
 }
 
-// This thread says what it has begun, then looks who has left; the connections' thread notes who has left, then looks
-// what has begun. Both orders are sequentially consistent, so at least one of the two sees the other.
+// This thread publishes the call that it has begun, then checks which ranks have left. The connections' thread
+// publishes a rank that has left, then checks which call has begun. All four operations are sequentially consistent, so
+// at least one of the two threads sees the other.
 void Watch::begin_call(uint64_t number) {
   calls_begun_.store(number + 1, std::memory_order_seq_cst);
   failure_.check();
@@ -165,9 +166,10 @@ std::optional<Watch::LongCall> Watch::long_call() {
   return is_in_long_call_ ? long_call_ : std::nullopt;
 }
 
-// Calls of the same number must be the same. A rank that is in an earlier or later one may well be on its way. Send and
-// receive have the number of the next collective call: whoever waits in that one waits for this rank too. Unless the
-// message has gone its way meanwhile, which the other of the two knows: so that one judges.
+// Calls of the same number must be equal. A rank in an earlier or later call may just not have arrived yet. A send or
+// receive has the number of the next collective call: the rank at its other end, if it waits in that collective, waits
+// for this rank, too. That is a mismatch unless the message has arrived meanwhile, which the other end knows. So of the
+// two the rank in the collective compares.
 void Watch::compare(int peer, const LongCall& theirs, const LongCall& ours) {
   if (theirs.call.sequence != ours.call.sequence || theirs.call == ours.call) return;
   if (ours.call.kind == Kind::kSendRecv) return;
@@ -218,7 +220,7 @@ std::optional<int> Watch::receive_descriptor(int rank, int64_t timeout_ns) {
   return fd;
 }
 
-// --- What the connections' thread hears ------------------------------------------------------------------------------
+// --- In the connections' thread --------------------------------------------------------------------------------------
 
 void Watch::hear(int process, std::span<const std::byte> bytes, Descriptor attached) {
   const auto peer = ranks_.find(process);
@@ -254,7 +256,7 @@ void Watch::handle(int peer, const Message& message) {
   if (message.type == Message::Type::kLongCall) return hear_call(peer, message);
   if (message.type == Message::Type::kNote) return hear_note(peer, message);
   const int culprit = message.rank >= 0 ? message.rank : peer;
-  // Its sender has told everybody: no need to pass it on.
+  // Its sender has announced it to all ranks, so there is no need to forward it.
   failure_.set(
       Failure(static_cast<FailureKind>(message.failure_kind), culprit, message.reason_text(), message.missing_ranks()));
   notify();

@@ -1,17 +1,17 @@
-// The failure detector of one communicator: what its ranks tell each other beside tensors, over the control connections
-// that all communicators of the process share (shared_connections.h), whose thread calls it.
+// The failure detector of one communicator, and its control messages, over the control connections that all
+// communicators of the process share (shared_connections.h). The thread of these connections calls it.
 //
 // The rules:
 //   1. The end of a connection, or an error, without a goodbye means that the rank is lost. The kernel closes a dead
-//      process's sockets, so a death on any host is heard by every rank at once; a host that falls silent is found by
-//      keepalive.
-//   2. A goodbye carries the number of collective calls its rank has made. It is a loss only for whoever needs that
-//      rank in a later call.
-//   3. Whoever learns of a failure first tells everyone; the first failure heard wins (FailureState).
-//   4. A rank whose call takes long tells everyone which call it is. Ranks that wait for each other in different calls
-//      find out so.
-//   5. It also carries notes from rank to rank: a few words, reliably and in order, for whoever listens. The engine has
-//      one channel for them, the inspection of stalls another. And descriptors of memory, between ranks of one host.
+//      process's sockets, so every rank notices a death on any host at once; keepalive detects an unreachable host.
+//   2. A goodbye carries the number of collective calls that its rank has made. It is a failure only for a rank that
+//      makes a later call.
+//   3. The rank that detects a failure announces it to all others. On each rank the first failure wins (FailureState).
+//   4. A rank whose call takes long announces the call to all others. So ranks that wait for each other in different
+//      calls find the mismatch.
+//   5. It also carries notes from rank to rank: a few words, reliably and in order, to the listener of a channel. The
+//      engine has one channel, the stall inspection another. Between ranks of one host it carries descriptors of
+//      memory.
 #pragma once
 
 #include <atomic>
@@ -36,8 +36,8 @@ namespace ronde {
 
 class Watch : private SharedConnections::Member {
  public:
-  // `names[rank]`: how errors call it. `communicator`: its number, alike on all its ranks and of no other; from here on
-  // what they say is heard. `processes`: of its ranks.
+  // `names[rank]`: the rank's name in errors. `communicator`: its number, equal on all its ranks and unique. From here
+  // on messages of the other ranks arrive. `processes`: the processes of its ranks.
   Watch(int rank, std::vector<std::string> names, std::shared_ptr<SharedConnections> connections, uint64_t communicator,
         std::vector<int> processes);
   ~Watch() override { stop(); }
@@ -45,47 +45,47 @@ class Watch : private SharedConnections::Member {
   Watch& operator=(const Watch&) = delete;
 
   FailureState& failure() { return failure_; }
-  // Rung when the communicator fails or a rank leaves.
+  // The watch rings this bell when the communicator fails or a rank leaves.
   void set_bell(BellRope own);
-  // The eventfd that wakes a rank of this host; -1: there is none.
+  // The eventfd that wakes a rank of this host; -1: none.
   int eventfd_of(int rank) const { return connections_->bell(processes_[rank]); }
 
-  // Gives a rank of this host a duplicate of a descriptor; of -1, word that there is none. Never blocks.
+  // Sends a rank of this host a duplicate of a descriptor; -1 tells it that there is none. Never blocks.
   void send_descriptor(int rank, int fd);
-  // The next one from that rank, -1 if it has none, kNoRoom if this process had no room for it; nothing if none comes
-  // within that time. Throws Failure.
+  // The next descriptor from that rank; -1 if it has none, kNoRoom if this process has too many open descriptors;
+  // nothing if none comes in time. Throws Failure.
   static constexpr int kNoRoom = -2;
   std::optional<int> receive_descriptor(int rank, int64_t timeout_ns);
 
-  // Call number `number` (counted from 0) begins here. Throws Failure if a rank said goodbye before it.
+  // This rank begins call number `number` (from 0). Throws Failure if a rank has left before that call.
   void begin_call(uint64_t number);
-  // The call in progress takes long (rule 4). `talk`: if it is send or receive.
+  // Announces that the current call takes long (rule 4). `talk`: if it is a send or receive.
   struct Talk {
     int peer = -1;
     bool sends = false;
   };
   void tell_call(const Call& call, Talk talk, int64_t since_ns);
-  // The call of which tell_call() has told is over.
+  // The announced call has ended.
   void end_call();
   struct LongCall {
     Call call;
     Talk talk;
-    uint64_t number;       // of send and receive: so many messages have gone that way before
-    int64_t since_ns = 0;  // of this rank's: when the wait began
+    uint64_t number;       // of a send or receive: the number of earlier messages in that direction
+    int64_t since_ns = 0;  // of this rank's call: when the wait began
   };
-  // The call in progress, if it takes long.
+  // This rank's current call, if it takes long.
   std::optional<LongCall> long_call();
-  // How many messages have been sent or received that way.
+  // The number of messages sent or received in that direction.
   uint64_t messages(Talk talk) const {
     return talk.peer < 0 ? 0 : (talk.sends ? sent_to_ : received_from_)[talk.peer].load();
   }
-  // A message has been sent or received.
+  // Counts a message that has been sent or received.
   void note_talk(Talk talk) { (talk.sends ? sent_to_ : received_from_)[talk.peer].fetch_add(1); }
-  // True if `rank` has said goodbye: it will neither send nor receive any more.
+  // True if `rank` has sent its goodbye, after which it neither sends nor receives.
   bool has_left(int rank) const { return departures_[rank].load(std::memory_order_acquire) != kPresent; }
   const std::string& name(int rank) const { return names_[rank]; }
 
-  // Who wants to hear of what the watch hears. Called by the watch's thread (on_change also by others): must not block.
+  // Receives the watch's events. The watch's thread calls it (on_change also other threads). Must not block.
   class Listener {
    public:
     virtual ~Listener() = default;
@@ -93,34 +93,36 @@ class Watch : private SharedConnections::Member {
     virtual void on_note(int peer, std::span<const uint32_t> words) = 0;
     // The communicator has failed, or a rank has left.
     virtual void on_change() = 0;
-    // The time that set_alarm() named has come.
+    // The time passed to set_alarm() has come.
     virtual void on_alarm() {}
-    // This rank's call takes long: of the channel kStalls, called by the thread that waits.
+    // This rank's call takes long. For the channel kStalls only; the waiting thread calls it.
     virtual void on_long_call() {}
   };
   enum class Channel { kEngine, kStalls };
   void set_listener(Listener* listener, Channel channel = Channel::kEngine);
-  // Has the channel kStalls hear on_alarm() at this time (steady clock). Only within on_note() and on_alarm().
+  // Calls on_alarm() of the channel kStalls at this time (steady clock). Use it only within on_note() and on_alarm().
   void set_alarm(int64_t at_ns) { connections_->set_alarm(at_ns); }
   static constexpr size_t kNoteWords = WatchMessage::kNoteWords;
-  // To `rank`'s listener: at most kNoteWords. Any thread; never blocks.
+  // Sends at most kNoteWords words to `rank`'s listener. Any thread; never blocks.
   void send_note(int rank, std::span<const uint32_t> words, Channel channel = Channel::kEngine);
-  // How many calls this rank has begun.
+  // The number of calls that this rank has begun.
   uint64_t calls_begun() const { return calls_begun_.load(std::memory_order_seq_cst); }
-  // The process of a rank of this host as this process sees it, or 0.
+  // The process id of a rank of this host in this process's PID namespace, or 0.
   int process_of(int rank) { return connections_->pid_of(processes_[rank]); }
-  // A rank that has left and takes no part in call number `number`, if there is one.
+  // The failure of call number `number` if a rank has left before that call.
   std::optional<Failure> departed(uint64_t number) const;
 
-  // A peer has sent a malformed message: it is lost, and all ranks learn why. Not within on_note(), which throws.
+  // A peer has sent a malformed message: it counts as lost, and all ranks learn the reason. Within on_note() throw
+  // ProtocolError instead.
   void distrust(const ProtocolError& error);
 
-  // Tells every rank what failed here, and wakes a call that waits here.
+  // Announces a failure to every rank, and wakes a waiting call of this rank.
   void tell_all(const Failure& failure);
   void say_goodbye(uint64_t calls_made);
-  // Leaves the communicator: to the others this is a failure unless say_goodbye() came first.
+  // Leaves the communicator. For the others this is a failure unless say_goodbye() came first.
   void stop();
-  // In a forked child: closes the connections and says nothing. Takes no lock, and must not be destroyed afterwards.
+  // For a forked child: closes the connections without a message. Takes no lock. The object must not be destroyed
+  // afterwards.
   void abandon();
 
  private:
@@ -148,11 +150,11 @@ class Watch : private SharedConnections::Member {
   std::shared_ptr<SharedConnections> connections_;
   uint64_t communicator_;
   std::vector<int> processes_;  // by rank
-  std::map<int, int> ranks_;    // by process: those of the others
+  std::map<int, int> ranks_;    // the other ranks, by process
   FailureState failure_;
 
   std::mutex sending_;
-  bool has_left_ = false;  // guarded by sending_: after it nothing is sent
+  bool has_left_ = false;  // guarded by sending_; if true, nothing is sent
   bool said_goodbye_ = false;
   std::mutex receiving_;
   std::condition_variable received_;
@@ -161,12 +163,12 @@ class Watch : private SharedConnections::Member {
   std::mutex listening_;
   std::optional<BellRope> own_;                        // guarded by listening_, as are the listeners
   Listener* listeners_[WatchMessage::kChannels] = {};  // by channel
-  std::vector<std::atomic<uint64_t>> departures_;      // per rank: the calls it made before it left, or kPresent
+  std::vector<std::atomic<uint64_t>> departures_;      // by rank: the calls it made before it left, or kPresent
   std::atomic<int> left_count_{0};
   std::vector<std::atomic<uint64_t>> sent_to_, received_from_;  // by rank: messages of send and receive
   std::atomic<uint64_t> calls_begun_{0};
   std::mutex calls_;                    // guards the three below
-  std::map<int, LongCall> long_calls_;  // by rank: the last one that it told of
+  std::map<int, LongCall> long_calls_;  // by rank: the last one that it announced
   std::optional<LongCall> long_call_;   // this rank's last one
   bool is_in_long_call_ = false;
   bool is_abandoned_ = false;

@@ -10,7 +10,7 @@ namespace {
 
 bool is_between(int32_t number, int32_t least, int32_t most) { return number >= least && number <= most; }
 
-// What is wrong with the message of one type; nullptr: nothing.
+// The defect of a message of one type; nullptr: none.
 const char* find_fault_of_failure(const WatchMessage& message, int size) {
   if (!is_between(message.failure_kind, static_cast<int>(FailureKind::kPeerLost),
                   static_cast<int>(FailureKind::kTimeout))) {
@@ -65,7 +65,7 @@ WatchMessage copy_of(std::span<const std::byte> bytes, int peer) {
   return message;
 }
 
-// How many bytes the character at the beginning of `text` has; 0: it is none.
+// The length in bytes of the character at the beginning of `text`; 0: invalid.
 size_t character_bytes(std::string_view text) {
   const auto byte = [&](size_t at) { return static_cast<unsigned char>(text[at]); };
   const unsigned char first = byte(0);
@@ -75,7 +75,7 @@ size_t character_bytes(std::string_view text) {
   for (size_t at = 1; at < bytes; ++at) {
     if ((byte(at) & 0xc0) != 0x80) return 0;
   }
-  // Too long a form, one half of a pair of UTF-16, beyond the last character; and U+0080 to U+009F, which control.
+  // Overlong forms, UTF-16 surrogates, values beyond U+10FFFF, and the control characters U+0080 to U+009F.
   const unsigned char second = byte(1);
   const bool is_none = (first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
                        (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f) ||
