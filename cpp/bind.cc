@@ -1,8 +1,8 @@
-// The border to Python: arrays in, calls without the GIL, errors out. Only the bind*.cc include Python.h.
+// The Python bindings of the communicator: arrays in, calls without the GIL, errors out. Only bind* include Python.h.
 //
-// Arrays enter by the buffer protocol, which is the quicker way for NumPy, or by DLPack. What can be taken neither way
-// as it is (not contiguous, an element type that the exporter cannot name, another device) is refused with `false` or
-// an UnsupportedArray, and ronde/comm/arrays.py makes something of it or says why not.
+// Arrays enter by the buffer protocol, which is faster for NumPy, or by DLPack. An array that neither protocol exports
+// as it is (not contiguous, an element type that the exporter cannot name, another device) is refused, and
+// ronde/comm/arrays.py converts it or raises an error.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -33,7 +33,7 @@
 namespace ronde {
 namespace {
 
-// Whatever keeps an array's memory alive while a call uses it.
+// An array's memory, type and shape. Keeps the memory alive while a call uses it.
 class Array {
  public:
   Array() = default;
@@ -43,12 +43,12 @@ class Array {
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
 
-  // False if `object` is no contiguous array in main memory that one of the protocols can hand over.
+  // Returns false if neither protocol exports `object` as a contiguous array in main memory.
   bool load(nb::handle object, bool writable) {
     return PyObject_CheckBuffer(object.ptr()) ? load_buffer(object, writable) : load_dlpack(object, writable);
   }
 
-  // The same for an array whose type and shape are known: asking NumPy for those of a new array is what takes longest.
+  // The same for a new array whose type and shape are known. It skips them because NumPy takes long to export them.
   bool load_memory(nb::handle object) {
     if (!PyObject_CheckBuffer(object.ptr())) return load_dlpack(object, true);
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE | PyBUF_WRITABLE) != 0) {
@@ -93,7 +93,7 @@ class Array {
     return true;
   }
 
-  // Without conversion: a copy would be taken for the caller's own memory.
+  // Without conversion, because the call must access the caller's memory, not a copy.
   bool load_dlpack(nb::handle object, bool writable) {
     if (writable) return nb::try_cast(object, writable_, false) && take(writable_);
     return nb::try_cast(object, readable_, false) && take(readable_);
@@ -124,7 +124,7 @@ class Array {
     if (*format == 'e') return DType::kFloat16;
     if (*format == 'f') return DType::kFloat32;
     if (*format == 'd') return DType::kFloat64;
-    // Sizes of C's integer types differ between platforms; the item's size does not lie.
+    // The sizes of C's integer types differ between platforms, so the item's size decides.
     if (std::strchr("bhilqn", *format) != nullptr) return integer(DType::kInt8, item_bytes);
     if (std::strchr("BHILQN", *format) != nullptr) return integer(DType::kUint8, item_bytes);
     return std::nullopt;
@@ -184,7 +184,7 @@ bool signal_handlers_raised() {
 using Sizes = std::vector<size_t>;
 using Shape = std::vector<int64_t>;
 
-// An array that arrays.py has prepared: contiguous, and `dtype` says what its bytes are.
+// Loads an array that arrays.py has prepared: it is contiguous, and its element type is a separate argument.
 void load(Array& array, nb::handle object, bool writable) {
   if (!object.is_none() && !array.load(object, writable)) {
     raise("UsageError", writable ? "cannot write into this array" : "cannot read this array");
@@ -206,7 +206,8 @@ void check_output(const Array& in, const Array& out) {
   }
 }
 
-// The quick way for what needs no preparation; false if arrays.py must prepare it. `is_new`: out was made to fit x.
+// The fast path for arrays that need no preparation. Returns false if arrays.py must prepare them. `is_new`: `out` was
+// created to match `x`.
 bool allreduce(Communicator& communicator, nb::handle x, nb::handle out, int op, bool is_new) {
   const bool in_place = out.is(x);
   Array in, result;
@@ -343,7 +344,7 @@ std::optional<int> receive_descriptor(Communicator& communicator, int rank, int6
   return descriptor;
 }
 
-// This rank's part of a new symmetric segment, as bytes. The array keeps the segment, and nothing else, alive.
+// This rank's part of a new symmetric segment, as bytes. The array keeps only the segment alive.
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communicator, int fd, size_t part_bytes) {
   auto mapping = std::make_shared<Mapping>(fd, part_bytes * static_cast<size_t>(communicator.local_size()));
   struct Owner {
@@ -361,7 +362,7 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> map_symmetric(Communicator& communi
   return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(reinterpret_cast<uint8_t*>(data), {part_bytes}, capsule);
 }
 
-// Fails the communicator because `rank` has sent something malformed, and raises what it has failed with.
+// Fails the communicator because `rank` has sent something malformed, and raises the failure.
 void distrust(Communicator& communicator, int rank, const std::string& what) {
   communicator.watch().distrust(ProtocolError(rank, what));
   raise_failure(communicator, communicator.failure().value());
@@ -372,7 +373,7 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
                                       int allreduce_algorithm, const std::vector<std::optional<size_t>>& switch_over,
                                       size_t staging_bytes, int64_t timeout_ns, int spin_us, bool adasum_hierarchical,
                                       bool hierarchical_allgather, bool seals_payload, Communicator* twin) {
-  Wiring wiring;  // first of all the descriptors, for them to be closed whatever fails
+  Wiring wiring;  // first takes all descriptors, which closes them if anything fails
   Descriptor memory(segment);
   for (const auto& [peer, streams] : data) {
     for (const Wire& wire : streams) wiring.data[peer].emplace_back(Descriptor(std::get<int>(wire)));
@@ -409,7 +410,7 @@ NB_MODULE(_native, module) {
   using namespace nb::literals;
   using ronde::Communicator;
   ronde::Waiter::set_interrupt_check(&ronde::signal_handlers_raised);
-  nb::set_leak_warnings(false);  // a communicator may well live until the interpreter ends
+  nb::set_leak_warnings(false);  // a communicator may live until the interpreter ends
 
   module.def("host_segment_bytes", &ronde::HostSegment::bytes, "local_size"_a, "staging_bytes"_a);
   module.def("instruction_set", &ronde::instruction_set);

@@ -1,5 +1,5 @@
-// The border to Python of a backend: the engine calls it without the interpreter's lock, so every call takes the lock,
-// shows the memory as arrays of bytes, and makes of an exception the failure of the communicator, on all ranks.
+// Calls a backend that is written in Python. The engine calls without the interpreter's lock, so every call takes the
+// lock. It passes memory as arrays of bytes, and turns an exception into the communicator's failure on all ranks.
 #include "bind_backend.h"
 
 #include <nanobind/ndarray.h>
@@ -18,7 +18,7 @@ namespace {
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
-// The memory itself, for the time of a call.
+// An array of the memory itself, valid during a call.
 nb::object bytes_at(const void* data, size_t size) {
   static uint8_t nothing;
   void* const place = size == 0 ? &nothing : const_cast<void*>(data);
@@ -29,9 +29,9 @@ size_t sum(std::span<const size_t> values) { return std::accumulate(values.begin
 
 std::vector<size_t> list(std::span<const size_t> values) { return {values.begin(), values.end()}; }
 
-// What a backend raised. With the interpreter's lock.
+// Throws the C++ error for an exception of a backend. Call it with the interpreter's lock.
 [[noreturn]] void fail_as(nb::python_error& error) {
-  if (!error.matches(PyExc_Exception)) {  // a signal handler's: Ctrl-C, mostly
+  if (!error.matches(PyExc_Exception)) {  // raised by a signal handler, usually for Ctrl-C
     error.restore();
     throw Interrupted("interrupted by a signal");
   }

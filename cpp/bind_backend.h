@@ -1,4 +1,4 @@
-// A backend that is written in Python (ronde/backends).
+// Backends that are written in Python (ronde/backends).
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// What the bind*.cc have in common: errors of the data plane become those of ronde.errors, waiting lets go of the GIL.
+// Common to the bind*.cc: turns the data plane's errors into those of ronde.errors, and releases the GIL while waiting.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,8 +22,8 @@ void bind_store(nb::module_& module);
 void bind_store_server(nb::module_& module);
 void bind_timeline(nb::module_& module);
 
-// In a forked child: abandons the object, and keeps it for ever, since other threads of the parent may have been
-// changing it at the fork: not even its destructor may look into it.
+// For a forked child: abandons the object and leaks it. Other threads of the parent may have been changing it at the
+// fork, so not even its destructor may access it.
 template <class Class>
 void abandon_for_good(nb::handle_t<Class> self) {
   nb::inst_ptr<Class>(self)->abandon();
@@ -38,7 +38,7 @@ template <class... Args>
   throw nb::python_error();
 }
 
-// `host`: of the failure's rank. `call`, `timeout_ns`: of a communicator that waited too long.
+// `host`: the host of the failure's rank. `call`, `timeout_ns`: the call that waited too long, and its limit.
 [[noreturn]] inline void raise_failure(const Failure& failure, const std::string& host, const std::string& call = "",
                                        int64_t timeout_ns = 0) {
   switch (failure.kind) {
@@ -58,7 +58,7 @@ template <class... Args>
   raise_failure(failure, host, communicator.last_call(), communicator.timeout_ns());
 }
 
-// Runs a part of a call that may wait.
+// Runs the part of a call that may wait.
 template <class Body>
 void without_gil(const Communicator& communicator, Body&& body) {
   try {
@@ -71,7 +71,7 @@ void without_gil(const Communicator& communicator, Body&& body) {
   } catch (const UsageError& error) {
     raise("UsageError", error.what());
   } catch (const Interrupted&) {
-    throw nb::python_error();  // set by the signal handler
+    throw nb::python_error();  // the signal handler has set it
   }
 }
 

@@ -1,5 +1,5 @@
-// The border to Python of what communicators are made of: connections (Wire), what all communicators of a process share
-// (SharedConnections), and the place of a communicator among them, taken before it exists (JoinedWatch).
+// The Python bindings of connections (Wire), of the connections that all communicators of a process share
+// (SharedConnections), and of a new communicator's watch (JoinedWatch).
 #include "bind_connections.h"
 
 #include <nanobind/nanobind.h>
@@ -53,7 +53,7 @@ auto JoinedWatch::guarded(Body&& body) const {
 namespace {
 
 std::unique_ptr<SharedConnections> share_connections(const std::map<int, Wire>& controls) {
-  std::map<int, Connection> connections;  // first of all the descriptors, for them to be closed whatever fails
+  std::map<int, Connection> connections;  // first takes all descriptors, which closes them if anything fails
   for (const auto& [process, wire] : controls) connections.emplace(process, Descriptor(std::get<int>(wire)));
   for (const auto& [process, wire] : controls) set_keys(connections.at(process), wire);
   return std::make_unique<SharedConnections>(std::move(connections));

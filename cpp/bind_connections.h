@@ -1,4 +1,4 @@
-// How connections come from Python, where they are opened (ronde/comm/bootstrap.py).
+// Connections as Python passes them, which opens them (ronde/comm/bootstrap.py).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -17,27 +17,26 @@ namespace nb = nanobind;
 
 namespace ronde {
 
-// The descriptor of a connection and its keys, as comm/bootstrap.py has them: outgoing, incoming, and whether it
-// conceals. Two empty keys: it has none.
+// A connection's descriptor, outgoing key, incoming key, and whether it conceals. Two empty keys: it has none.
 using Wire = std::tuple<int, nb::bytes, nb::bytes, bool>;
 
-// Gives a connection the keys of a wire, if it has any; not its descriptor.
+// Gives a connection the keys of a wire, if there are any, but not the descriptor.
 void set_keys(Connection& connection, const Wire& wire);
 
-// The watch of a communicator that is being made: its ranks' messages and descriptors arrive from here on.
+// The watch of a communicator under construction. It already receives messages and descriptors of the other ranks.
 class JoinedWatch {
  public:
-  // `name`: alike on all ranks, and used once. `processes`: by rank, as the connections number them.
+  // `name`: equal on all ranks, and used once. `processes`: by rank, in the connections' numbering.
   JoinedWatch(std::shared_ptr<SharedConnections> connections, const std::string& name, int rank,
               std::vector<std::string> hosts, std::vector<int> processes);
 
-  // All raise UsageError after take() and give_up().
+  // watch() and take() raise UsageError after take() and give_up().
   Watch& watch() const;
   std::unique_ptr<Watch> take();
-  // The communicator does not come about: the other ranks hear of it.
+  // Gives up the construction, which fails it on the other ranks.
   void give_up() { watch_.reset(); }
 
-  // Without the interpreter's lock; raises a Failure as the exception that it is.
+  // Runs `body` without the interpreter's lock, and raises a Failure as its Python exception.
   template <class Body>
   auto guarded(Body&& body) const;
 

@@ -1,4 +1,4 @@
-// The border to Python of the engine: tensors are submitted, handles are waited for, cold rounds are made.
+// The Python bindings of the engine: submissions, handles, and the operations of cold rounds.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -27,17 +27,17 @@ namespace {
 
 class PyCycle;
 
-// One submitted tensor. It owns, besides the completion, whatever must stay alive until then.
+// One submitted tensor. It owns the completion and the objects that must live until then.
 struct Handle {
   explicit Handle(nb::object cycle) : cycle(std::move(cycle)), completion(std::make_shared<Completion>()) {}
 
   nb::object cycle;  // a PyCycle
   std::shared_ptr<Completion> completion;
   int64_t slot = -1;           // of a hit
-  nb::object result;           // what wait() returns
+  nb::object result;           // wait() returns it
   nb::object inputs;           // kept alive
-  nb::object finish;           // makes of `result` what wait() returns, once; None: nothing
-  nb::object error;            // an exception, if it has failed by itself
+  nb::object finish;           // if not None: called once, turns `result` into the value that wait() returns
+  nb::object error;            // the exception if this tensor alone has failed
   nb::object received_splits;  // of alltoall
 
   std::array<nb::object*, 6> objects() { return {&cycle, &result, &inputs, &finish, &error, &received_splits}; }
@@ -70,7 +70,7 @@ class PyCycle {
     Py_buffer buffer;
     if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
     const std::pair memory{static_cast<std::byte*>(buffer.buf), static_cast<size_t>(buffer.len)};
-    PyBuffer_Release(&buffer);  // whoever called keeps the object alive
+    PyBuffer_Release(&buffer);  // the caller keeps the object alive
     return memory;
   }
 
@@ -80,7 +80,7 @@ class PyCycle {
     return memory;
   }
 
-  // A handle if the tensor is cached, None if not. Raises ValueError if it is in flight.
+  // Returns a handle if the tensor is cached, else None. Raises ValueError if the tensor is in flight.
   nb::object submit(nb::object self, std::string_view name, std::span<const Cycle::Memory> memory,
                     const Signature& signature, bool waits, nb::object result, nb::object inputs) {
     Cycle::Submitted submitted;
@@ -107,11 +107,11 @@ class PyCycle {
     return object;
   }
 
-  // The handle of the tensor that was submitted there and will not run from there, or None.
+  // Both return the handle of the tensor that was submitted to the slot and does not run from there, or None.
   nb::object evict(uint32_t slot) { return owner_of(slot, cycle_->evict(slot) != nullptr); }
   nb::object take_back(uint32_t slot) { return owner_of(slot, cycle_->take_back(slot) != nullptr); }
 
-  // Lets go of all handles: a handle owns its cycle, and nobody could collect the two.
+  // Drops all handles: a handle owns its cycle, and the garbage collector does not see this cycle's reference to it.
   void release() { owners_.assign(owners_.size(), nb::object()); }
 
   void let_go(Handle& handle) {
@@ -128,11 +128,11 @@ class PyCycle {
 
   Communicator& communicator_;
   std::unique_ptr<Cycle> cycle_;
-  std::vector<nb::object> owners_;  // by slot: the handle of the last tensor, which must live until it has run
+  std::vector<nb::object> owners_;  // by slot: the handle of the last tensor, which must live until the tensor has run
 };
 
 nb::object wait(nb::handle_t<Handle> self) {
-  // The handle may be let go of below, and its own reference is the caller's.
+  // let_go() below may drop the last reference but the caller's.
   const nb::object alive = nb::borrow(self);
   Handle& handle = *nb::inst_ptr<Handle>(self);
   PyCycle& owner = *nb::inst_ptr<PyCycle>(handle.cycle);
@@ -155,7 +155,7 @@ nb::object wait(nb::handle_t<Handle> self) {
   handle.inputs = nb::none();
   if (handle.completion->has_failed()) {
     if (handle.error.is_valid() && !handle.error.is_none()) {
-      // A copy: the handle must not keep the frames of its callers, which keep the handle.
+      // A copy, because the handle must not reference its callers' frames, which reference the handle.
       const nb::object error = nb::module_::import_("ronde.engine.fresh_errors").attr("fresh")(handle.error);
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
       throw nb::python_error();
@@ -169,7 +169,7 @@ nb::object wait(nb::handle_t<Handle> self) {
   return handle.result.is_valid() ? handle.result : nb::none();
 }
 
-// For the cycle collector: a tensor may well have its own handle as an attribute.
+// For the garbage collector: a tensor may have its handle as an attribute.
 int traverse_handle(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -180,7 +180,7 @@ int traverse_handle(PyObject* self, visitproc visit, void* arg) {
 
 int clear_handle(PyObject* self) {
   Handle& handle = *nb::inst_ptr<Handle>(self);
-  // Moved away first: what dies with the last reference may look at the handle.
+  // Moves each reference away first: the destructor of its object may access the handle.
   for (nb::object* each : handle.objects()) {
     const nb::object gone = std::move(*each);
   }
@@ -209,7 +209,7 @@ Signature make_signature(int kind, int dtype, std::vector<int64_t> shape, int op
   return signature;
 }
 
-// Runs what may wait, or fail with the communicator.
+// Runs a call that may wait, without the GIL.
 template <class Body>
 auto guarded(PyCycle& self, Body&& body) {
   try {
@@ -222,7 +222,7 @@ auto guarded(PyCycle& self, Body&& body) {
   }
 }
 
-// Takes over what a peer has sent, and does not wait: the GIL is kept. It may be malformed.
+// Applies data of a peer, which may be malformed. It does not wait, so it keeps the GIL.
 template <class Body>
 void sent_by_peer(const PyCycle& self, Body&& body) {
   try {
@@ -240,7 +240,7 @@ void use_backends(PyCycle& self, const std::vector<nb::object>& carriers, const 
   self.cycle().backends().use(std::move(others), table);
 }
 
-// What cold rounds tell the timeline.
+// The timeline's events of cold rounds.
 void bind_recording(nb::class_<PyCycle>& cycle) {
   cycle
       .def("record_into",
@@ -324,7 +324,7 @@ void bind_cycle(nb::module_& module) {
           nb::keep_alive<0, 1>());
 }
 
-// What `cycle.tune` takes, in this order; the settings of these names say what each means.
+// The parameters of `cycle.tune`, in this order; settings of the same names describe them.
 void bind_tuning(nb::module_& module) {
   nb::borrow<nb::class_<PyCycle>>(module.attr("Cycle"))
       .def("tunables",
@@ -359,7 +359,7 @@ void bind_tuning(nb::module_& module) {
 void bind_engine(nb::module_& module) {
   using namespace nb::literals;
   module.def("board_bytes", &Board::bytes, "capacity"_a);
-  // For a test: the host above, and those below.
+  // For a test: a host's parent and children.
   module.def(
       "tree_around",
       [](size_t host, size_t hosts, size_t arity) {

@@ -1,6 +1,8 @@
-// The interpreter's lock. When the interpreter ends, CPython up to 3.13 unwinds by force (pthread_exit) a daemon thread
-// that wants the lock again, and that aborts the process at the first destructor, or in nanobind's dispatch. Here such
-// a thread sleeps until the process is gone instead, as from 3.14 on it does by itself.
+// The interpreter's lock, for threads that may still run when the interpreter ends.
+//
+// At that time CPython up to 3.13 forcibly unwinds (pthread_exit) a daemon thread that takes the lock again, which
+// aborts the process at the first destructor, or in nanobind's dispatch. Here such a thread sleeps until the process is
+// gone, as CPython itself does from 3.14 on.
 #pragma once
 
 #include <Python.h>
@@ -9,7 +11,7 @@
 
 namespace ronde {
 
-// Runs what takes the lock, or what runs Python, which may let go of it and take it again.
+// Runs code that takes the lock, or that runs Python, which may release the lock and take it again.
 template <class Body>
 decltype(auto) sleeping_at_exit(Body&& body) {
   try {
@@ -19,7 +21,7 @@ decltype(auto) sleeping_at_exit(Body&& body) {
   }
 }
 
-// Without the lock for as long as it lives.
+// Releases the lock while it exists.
 class ReleaseGil {
  public:
   ReleaseGil() : state_(PyEval_SaveThread()) {}
@@ -33,7 +35,7 @@ class ReleaseGil {
   PyThreadState* state_;
 };
 
-// With the lock for as long as it lives.
+// Holds the lock while it exists.
 class TakeGil {
  public:
   TakeGil() : state_(sleeping_at_exit([] { return PyGILState_Ensure(); })) {}

@@ -1,4 +1,4 @@
-// The keys of a connection (ronde/net/protection.py) as they come over the border.
+// The keys of a connection (ronde/net/protection.py) as Python passes them.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -17,7 +17,7 @@ inline bool read_key(PyObject* object, AeadKey& key) {
   return true;
 }
 
-// From (outgoing, incoming, conceals); nothing, with an exception set, if that is not what they are.
+// Reads (outgoing, incoming, conceals). Returns nothing and sets an exception if the arguments are others.
 inline std::optional<ConnectionKeys> connection_keys(PyObject* const* arguments, Py_ssize_t count) {
   ConnectionKeys keys;
   if (count != 3 || !read_key(arguments[0], keys.outgoing) || !read_key(arguments[1], keys.incoming)) {

@@ -1,4 +1,4 @@
-// The border to Python of the inspection of stalls; ronde/comm/stalls.py is the thread that uses it.
+// The Python bindings of the stall inspection, for the thread in ronde/comm/stalls.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -33,7 +33,7 @@ nb::tuple look(Stalls& self, int64_t before_ns, const Ids& ids) {
   return nb::make_tuple(items, found.next_ns);
 }
 
-// Bytes, because what a signal handler has written is not always a text, and an answer's text may be cut off anywhere.
+// Texts are bytes, because a signal handler's output may not be UTF-8, and an answer's text may end inside a character.
 nb::tuple as_tuple(const StallHub::Event& event) {
   using Type = StallHub::Event::Type;
   const int type = static_cast<int>(event.type);

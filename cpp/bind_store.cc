@@ -1,10 +1,10 @@
-// The border to Python of a store's client: one request and its answer in one call, because a client makes many. Where
-// hundreds of clients share a few cores, each finds the caches cold, and every line of Python costs several times what
-// it does in a loop: so the way on which nothing goes wrong has none but the method that the user calls.
+// The Python binding of a store's client: one request and its answer in one call.
 //
-// Plain functions of the C API. When the interpreter ends, a daemon thread that wants the GIL back is unwound by
-// force, and neither nanobind's dispatch nor the destructor of its gil_scoped_release lets that through: it would
-// abort.
+// Where hundreds of clients share a few cores, each finds the caches cold, and a line of Python costs several times as
+// much as in a loop. So the path without errors runs no Python besides the method that the user calls.
+//
+// It uses plain functions of the C API. When the interpreter ends, it forcibly unwinds a daemon thread that takes the
+// GIL again, and unwinding through nanobind's dispatch or the destructor of its gil_scoped_release would abort.
 #define PY_SSIZE_T_CLEAN
 #include <nanobind/nanobind.h>
 #include <structmember.h>
@@ -28,8 +28,8 @@
 namespace ronde {
 namespace {
 
-constexpr Py_ssize_t kLongestKey = 1024;        // of one that Python need not look at
-constexpr uint64_t kPatience = 60'000'000'000;  // how long the server may take, beyond the request's timeout
+constexpr Py_ssize_t kLongestKey = 1024;        // bytes of a key that Python need not check
+constexpr uint64_t kPatience = 60'000'000'000;  // 60 s: the server's time beyond the request's timeout
 
 bool read_bytes(PyObject* object, std::string_view& view) {
   char* data = nullptr;
@@ -76,8 +76,7 @@ bool signal_handler_raised() {
   return raised;
 }
 
-// How an exchange went, if it did not go well: interrupted, and what the handler raised is set; or the connection
-// broke.
+// The failure of an exchange: a signal interrupted it, and the handler's exception is set; or the connection broke.
 struct Trouble {
   bool interrupted = false;
   std::optional<int> broken;
@@ -85,7 +84,7 @@ struct Trouble {
   explicit operator bool() const { return interrupted || broken; }
 };
 
-// Lets go of the interpreter for as long as it takes.
+// Makes one exchange without the GIL.
 Trouble exchange(int fd, SealedConnection* seals, const StoreRequest& request, StoreAnswer& answer) {
   Trouble trouble;
   PyThreadState* const state = PyEval_SaveThread();
@@ -104,9 +103,9 @@ Trouble exchange(int fd, SealedConnection* seals, const StoreRequest& request, S
 
 Py_ssize_t size_of(std::string_view view) { return static_cast<Py_ssize_t>(view.size()); }
 
-// StoreLine: what StoreClient is made of. `_fd` is its connection, -1 where there is none; `_number` is that of its
-// last request that must not be done twice; `_lock`, a threading.Lock, is held by whoever asks, and by `_ask_again`.
-// `seals`: of the connection; null if its messages have no tags. Shared with a call that is under way.
+// StoreLine, the base class of StoreClient. `_fd` is its connection, or -1; `_number` is the number of its last request
+// that must not run twice; the thread that asks, and `_ask_again`, hold `_lock`, a threading.Lock. `seals`: the
+// connection's, shared with a running call; null if its messages have no tags.
 struct Line {
   PyObject_HEAD PyObject* lock;
   unsigned long long number;
@@ -121,10 +120,10 @@ PyObject *acquire_name = nullptr, *release_name = nullptr;
 // Operations whose key is empty: WAIT, CHECK, NUM_KEYS, MULTI_GET, MULTI_SET and WATCH of wire.py.
 constexpr uint32_t kNameless = 1u << 3 | 1u << 7 | 1u << 8 | 1u << 10 | 1u << 11 | 1u << 16;
 
-// Reads a key: text, or None where the operation has none. Whatever is unusual is left to `_check_key`, which raises.
+// Reads a key: text, or None if the operation has none. Calls `_check_key` for anything else, which raises.
 bool read_key(PyObject* self, PyObject* key, uint8_t operation, std::string_view& view) {
   if (key == Py_None && operation < 32 && (kNameless >> operation & 1) != 0) {
-    view = "";  // not one without an address, which Python would take for None
+    view = "";  // with an address: Python would turn a null pointer into None
     return true;
   }
   if (PyUnicode_Check(key)) {
@@ -150,7 +149,7 @@ bool read_timeout(PyObject* number, uint64_t& timeout_ns) {
   return true;
 }
 
-// Hands a request on to Python whose connection has broken, as the exception that is set says.
+// Lets Python repeat a request whose connection has broken with the exception that is set.
 PyObject* ask_again(PyObject* self, const StoreRequest& request, int64_t began_ns) {
   PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &error, &trace);
@@ -176,7 +175,8 @@ PyObject* ask_locked(Line* line, StoreRequest& request, bool once) {
   if (trouble) {
     if (trouble.broken) set_connection_error(*trouble.broken);
     if (trouble.broken.value_or(0) != 0) return ask_again(self, request, began_ns);
-    // The answer may still come: never take it for that to another request. A signal handler may have closed it.
+    // The answer may still come and must not be taken for that to another request, so end the connection, unless a
+    // signal handler has closed it already.
     if (line->fd == fd) shutdown(fd, SHUT_RDWR);
     return nullptr;
   }
@@ -191,7 +191,7 @@ PyObject* ask_locked(Line* line, StoreRequest& request, bool once) {
   }
 }
 
-// _ask(operation, key, argument, timeout_ns, once) -> the value of the answer, or None if that says ABSENT
+// _ask(operation, key, argument, timeout_ns, once) -> the value of the answer, or None if the answer is ABSENT
 PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 5) {
     PyErr_SetString(PyExc_TypeError, "_ask takes five arguments");
@@ -204,7 +204,7 @@ PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count)
     return nullptr;
   }
   Line* const line = reinterpret_cast<Line*>(self);
-  PyObject* const lock = line->lock;  // a signal handler may fork, and in its child the client gets another
+  PyObject* const lock = line->lock;  // a signal handler may fork, and the client in the child has another lock
   if (lock == nullptr) {
     PyErr_SetString(PyExc_AttributeError, "_lock");
     return nullptr;
@@ -247,7 +247,7 @@ PyObject* line_ask_once(PyObject* self, PyObject* const* arguments, Py_ssize_t c
   return Py_BuildValue("(iy#)", answer.status(), answer.value().data(), size_of(answer.value()));
 }
 
-// _use_keys(outgoing, incoming, conceals): those of a new connection; _use_keys() if it has none
+// _use_keys(outgoing, incoming, conceals): sets the keys of a new connection; _use_keys(): it has none
 PyObject* line_use_keys(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   Line* const line = reinterpret_cast<Line*>(self);
   try {
@@ -265,7 +265,7 @@ PyObject* line_use_keys(PyObject* self, PyObject* const* arguments, Py_ssize_t c
   Py_RETURN_NONE;
 }
 
-// _sealed(frame) -> the frame as it travels
+// _sealed(frame) -> the frame with its tag, if the connection has keys
 PyObject* line_sealed(PyObject* self, PyObject* frame) {
   std::string_view view;
   if (!read_bytes(frame, view)) return nullptr;

@@ -1,7 +1,7 @@
-// The border to Python of a store's server: what all clients ask in one turn of its loop comes with one call, and their
-// answers leave with one, so that the interpreter sees whole requests and no system calls.
+// The Python binding of a store's server: one call receives the requests of all clients in one turn of its loop, and
+// one call sends their answers, so that the interpreter handles whole requests and makes no system calls.
 //
-// Plain functions of the C API, for the reason in bind_store.cc: the server's thread is a daemon, too.
+// It uses plain functions of the C API for the reason in bind_store.cc: the server's thread is a daemon, too.
 #define PY_SSIZE_T_CLEAN
 #include <nanobind/nanobind.h>
 #include <sys/epoll.h>
@@ -28,15 +28,15 @@
 namespace ronde {
 namespace {
 
-constexpr int kMost = 64;                // events of one turn
-constexpr size_t kReadBytes = 64 << 10;  // what is longer comes in pieces
+constexpr int kMost = 64;                // events in one turn
+constexpr size_t kReadBytes = 64 << 10;  // a longer request arrives in pieces
 
 PyObject* wrong_arguments(const char* right) {
   PyErr_SetString(PyExc_TypeError, right);
   return nullptr;
 }
 
-// Appends what it is given and drops it; false: an exception is set.
+// Appends `item` and drops the reference. Returns false if an exception is set.
 bool append(PyObject* list, PyObject* item) {
   if (item == nullptr) return false;
   const bool done = PyList_Append(list, item) == 0;
@@ -50,7 +50,7 @@ PyObject* bytes(std::string_view value) {
   return PyBytes_FromStringAndSize(value.data(), static_cast<Py_ssize_t>(value.size()));
 }
 
-// (fd, operation, number, timeout_ns, key, argument). Py_BuildValue would take as long as the rest of a request's way.
+// (fd, operation, number, timeout_ns, key, argument). Py_BuildValue would take as long as the rest of the request.
 PyObject* as_tuple(int fd, const StoreRequest& request) {
   PyObject* const items[] = {PyLong_FromLong(fd),    PyLong_FromLong(request.operation),
                              number(request.number), number(request.timeout_ns),
@@ -80,7 +80,7 @@ SealedConnection* seals_of(const Seals& seals, int fd) {
   return fd >= 0 && static_cast<size_t>(fd) < seals.size() ? seals[static_cast<size_t>(fd)].get() : nullptr;
 }
 
-// new_seals() -> what the functions below keep seals in
+// new_seals() -> an empty container of seals for the functions below
 PyObject* new_seals(PyObject*, PyObject*) {
   auto seals = std::make_unique<Seals>();
   PyObject* const capsule = PyCapsule_New(seals.get(), kSeals, [](PyObject* capsule) { delete seals_in(capsule); });
@@ -88,7 +88,8 @@ PyObject* new_seals(PyObject*, PyObject*) {
   return capsule;
 }
 
-// set_seals(seals, fd, outgoing, incoming, conceals): the keys of a new connection; set_seals(seals, fd): it has none
+// set_seals(seals, fd, outgoing, incoming, conceals): sets the keys of a new connection; set_seals(seals, fd): it has
+// none
 PyObject* set_seals(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count < 2) return wrong_arguments("set_seals takes seals and a descriptor");
   Seals* const seals = seals_in(arguments[0]);
@@ -111,8 +112,8 @@ PyObject* set_seals(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// read_request(fd, frame, seals) -> (fd, operation, number, timeout_ns, key, argument), or None if it is not a frame of
-// that connection
+// read_request(fd, frame, seals) -> (fd, operation, number, timeout_ns, key, argument), or None if it is not a valid
+// frame of that connection
 PyObject* read(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 3 || !PyBytes_Check(arguments[1])) {
     return wrong_arguments("read_request takes an integer, bytes and seals");
@@ -129,22 +130,23 @@ PyObject* read(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// One connection's event: a whole request, or something that Python looks into: (fd, events, what has come or None).
+// Handles one connection's event: appends a whole request to `requests`, or (fd, events, received bytes or None) to
+// `others`, for Python.
 bool take(const epoll_event& event, bool at_rest, SealedConnection* seals, char* buffer, PyObject* requests,
           PyObject* others) {
   const int fd = event.data.fd;
   if (!at_rest || event.events != EPOLLIN) return append(others, Py_BuildValue("(iIO)", fd, event.events, Py_None));
   const ssize_t received = recv(fd, buffer, kReadBytes, MSG_DONTWAIT);
   if (received < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-  // What is broken has hung up.
+  // A broken connection counts as closed.
   const std::span data(buffer, received > 0 ? static_cast<size_t>(received) : 0);
   if (const auto request = read_request(data, seals)) return append(requests, as_tuple(fd, *request));
   return append(others, Py_BuildValue("(iIy#)", fd, event.events, data.data(), static_cast<Py_ssize_t>(data.size())));
 }
 
-// take_requests(epoll_fd, timeout_ms, most, at_rest, seals) -> (requests, others): waits until something comes from
-// somebody, and returns that of up to `most`. Of `at_rest`, a byte for each descriptor, it takes what members are that
-// have nothing half received or half sent.
+// take_requests(epoll_fd, timeout_ms, most, at_rest, seals) -> (requests, others): waits for events and returns up to
+// `most` of them. `at_rest` has a byte for each descriptor, which is not 0 for a member without a partly received
+// request and without a partly sent answer; only from these does it receive.
 PyObject* take_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 5 || !PyByteArray_Check(arguments[3])) {
     return wrong_arguments("take_requests takes three integers, a bytearray and seals");
@@ -185,7 +187,7 @@ struct Letter {
   int fd;
   SealedConnection* seals;
   std::string_view frame;
-  std::string sealed;  // what the frame is a view of, if it has a tag
+  std::string sealed;  // the memory of `frame` if it has a tag
   ssize_t sent;        // -1: the connection is broken
 };
 
@@ -198,7 +200,7 @@ void send_letter(Letter& letter) {
   if (letter.sent < 0 && (errno == EAGAIN || errno == EINTR)) letter.sent = 0;
 }
 
-// Sends all that can be sent now, without the interpreter. False: there is no memory.
+// Sends as much as possible without blocking and without the GIL. Returns false if there is not enough memory.
 bool send_letters(std::vector<Letter>& letters) {
   PyThreadState* const state = PyEval_SaveThread();
   bool done = true;
@@ -211,8 +213,8 @@ bool send_letters(std::vector<Letter>& letters) {
   return done;
 }
 
-// send_answers({fd: frame}, seals) -> {fd: the bytes that are left, or None if it is broken} of those that could not be
-// sent in whole
+// send_answers({fd: frame}, seals) -> {fd: the remaining bytes, or None if the connection is broken} for the frames
+// that it could not send completely
 PyObject* send_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2 || !PyDict_Check(arguments[0])) return wrong_arguments("send_answers takes a dict and seals");
   const Seals* const seals = seals_in(arguments[1]);

@@ -1,4 +1,4 @@
-// The border to Python of the timeline: it is switched on and off; what is recorded comes from the engine.
+// The Python bindings of the timeline, which switch it on and off. The engine records its events.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>

@@ -1,8 +1,8 @@
-"""Prints the licenses of what is compiled into the native module beside our own code: they have to go with it.
+"""Print the licenses of the libraries compiled into the native module, which must be distributed with it.
 
     python cpp/notices.py > LICENSE-nanobind
 
-The texts are those of the nanobind that is installed, and of the hash map that it contains.
+The texts are those of the installed nanobind and of the hash map that it contains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HASH_MAP = "nanobind/ext/robin_map/include/tsl/robin_map.h"
 
 
 def notices() -> str:
-    """Return both texts. Raises LookupError if one is not there."""
+    """Return both texts. Raises LookupError if the hash map has no license."""
     files = metadata.files("nanobind") or []
     (license,) = (Path(str(file.locate())) for file in files if file.name == "LICENSE")
     (hash_map,) = (Path(str(file.locate())) for file in files if str(file) == HASH_MAP)
