@@ -25,13 +25,13 @@ void set_keys(Connection& connection, const Wire& wire) {
   if (outgoing.size() == 0) return;
   ConnectionKeys keys{.conceals = conceals};
   if (!read_key(outgoing.ptr(), keys.outgoing) || !read_key(incoming.ptr(), keys.incoming)) {
-    throw std::invalid_argument("the key of a connection has 32 bytes");
+    throw std::invalid_argument("a connection needs two keys of 32 bytes");
   }
   connection.keys = keys;
 }
 
 Watch& JoinedWatch::watch() const {
-  if (!watch_) raise("UsageError", "this communicator has been made, or given up");
+  if (!watch_) raise("UsageError", "this communicator is already connected or given up");
   return *watch_;
 }
 

@@ -53,7 +53,10 @@ class PyCycle {
       : communicator_(communicator) {
     const auto [board_data, board_bytes] = memory_of(board);
     const auto [buffer_data, buffer_bytes] = memory_of(buffer);
-    if (board_bytes < Board::bytes(capacity)) raise("UsageError", "the board is too small");
+    if (board_bytes < Board::bytes(capacity)) {
+      raise("UsageError", "the board has " + std::to_string(board_bytes) + " bytes but needs " +
+                              std::to_string(Board::bytes(capacity)));
+    }
     cycle_ = std::make_unique<Cycle>(communicator, board_data, capacity, buffer_data, buffer_bytes, linger_ns,
                                      keeps_groups_apart, arity);
     owners_.resize(capacity);
@@ -234,7 +237,10 @@ void sent_by_peer(const PyCycle& self, Body&& body) {
 
 // `table`: by Backends::place_of, 0 for the native backend, 1 for the first of `carriers`.
 void use_backends(PyCycle& self, const std::vector<nb::object>& carriers, const std::vector<uint8_t>& table) {
-  if (table.size() != Backends::kTableSize) raise("UsageError", "the table of backends has another size");
+  if (table.size() != Backends::kTableSize) {
+    raise("UsageError", "the table of backends has " + std::to_string(table.size()) + " entries but needs " +
+                            std::to_string(Backends::kTableSize));
+  }
   std::vector<std::unique_ptr<Backend>> others;
   for (const nb::object& carrier : carriers) others.push_back(make_python_backend(self.communicator(), carrier));
   self.cycle().backends().use(std::move(others), table);

@@ -21,7 +21,7 @@ inline bool read_key(PyObject* object, AeadKey& key) {
 inline std::optional<ConnectionKeys> connection_keys(PyObject* const* arguments, Py_ssize_t count) {
   ConnectionKeys keys;
   if (count != 3 || !read_key(arguments[0], keys.outgoing) || !read_key(arguments[1], keys.incoming)) {
-    PyErr_SetString(PyExc_TypeError, "the keys of a connection are two of 32 bytes, and whether it conceals");
+    PyErr_SetString(PyExc_TypeError, "a connection needs two keys of 32 bytes, and whether it conceals");
     return std::nullopt;
   }
   keys.conceals = PyObject_IsTrue(arguments[2]) == 1;

@@ -4,7 +4,7 @@ namespace ronde {
 
 void Ends::check(const Frame& frame, const Frame& expected) const {
   if (frame.magic != Frame::kMagic) {
-    throw lost(" sent something that is no message of this version of Ronde: do all ranks run the same version?");
+    throw lost(" sent something that is not a message of this version of Ronde: do all ranks run the same version?");
   }
   if (frame.call != expected.call) throw MismatchError(describe_mismatch(peer, frame.call, own, expected.call));
   if (frame.bytes != expected.bytes) {

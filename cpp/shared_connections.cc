@@ -204,7 +204,7 @@ void SharedConnections::flush(int process) {
 void SharedConnections::hear_read(int process, uint64_t count) {
   std::lock_guard lock(sending_);
   Flow& flow = flows_.at(process);
-  if (count < flow.read || count > flow.sent) throw ProtocolError(process, "a number of messages read that cannot be");
+  if (count < flow.read || count > flow.sent) throw ProtocolError(process, "an impossible number of messages read");
   flow.read = count;
   send_what_fits(process);
 }

@@ -224,7 +224,7 @@ void Stalls::hear_answer(int peer, std::span<const uint32_t> words) {
   std::memcpy(static_cast<void*>(&answer), &words[2], sizeof(answer));
   const size_t before_text = 2 + kAnswerWords + (answer.ids + 31) / 32;
   if (answer.ids > kMostIds || words.size() < before_text) {
-    throw ProtocolError(peer, "an answer about stalls to another number of questions");
+    throw ProtocolError(peer, "an answer about stalls to too many questions");
   }
   if (answer.text_bytes > (words.size() - before_text) * sizeof(uint32_t)) {
     throw ProtocolError(peer, "an answer about stalls without its text");
@@ -290,7 +290,7 @@ void Stalls::send_stacks(int rank, uint32_t inquiry, const std::string& text, bo
 
 void Stalls::hear_stacks(int peer, std::span<const uint32_t> words) {
   if (words.size() < 5 || words[4] > (words.size() - 5) * sizeof(uint32_t)) {
-    throw ProtocolError(peer, "stacks of another length than it says");
+    throw ProtocolError(peer, "stacks shorter than their stated length");
   }
   std::string& text = arriving_[peer];
   const size_t bytes = words[4];

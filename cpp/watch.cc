@@ -224,7 +224,7 @@ std::optional<int> Watch::receive_descriptor(int rank, int64_t timeout_ns) {
 
 void Watch::hear(int process, std::span<const std::byte> bytes, Descriptor attached) {
   const auto peer = ranks_.find(process);
-  if (peer == ranks_.end()) throw ProtocolError(-1, "a message for a communicator of which it is no rank");
+  if (peer == ranks_.end()) throw ProtocolError(-1, "a message for a communicator of which it is not a rank");
   const Message message = Message::parse(bytes, peer->second, static_cast<int>(names_.size()));
   if (message.type == Message::Type::kDescriptor) return hear_descriptor(peer->second, message, std::move(attached));
   handle(peer->second, message);

@@ -16,18 +16,18 @@ const char* find_fault_of_failure(const WatchMessage& message, int size) {
                   static_cast<int>(FailureKind::kTimeout))) {
     return "a failure of an unknown kind";
   }
-  if (!is_between(message.rank, -1, size - 1)) return "a failure of a rank that there is not";
+  if (!is_between(message.rank, -1, size - 1)) return "a failure of a rank that does not exist";
   if (!is_between(message.missing_count, 0, WatchMessage::kMissing)) return "a failure with too many missing ranks";
   const std::vector<int> missing = message.missing_ranks();
   if (!std::all_of(missing.begin(), missing.end(), [size](int rank) { return is_between(rank, 0, size - 1); })) {
-    return "a failure with a missing rank that there is not";
+    return "a failure with a missing rank that does not exist";
   }
-  if (std::memchr(message.reason, 0, sizeof(message.reason)) == nullptr) return "a failure whose reason has no end";
+  if (std::memchr(message.reason, 0, sizeof(message.reason)) == nullptr) return "a failure whose reason does not end";
   return nullptr;
 }
 
 const char* find_fault_of_call(const WatchMessage& message, int size) {
-  if (!is_between(message.rank, -1, size - 1)) return "a long call to a rank that there is not";
+  if (!is_between(message.rank, -1, size - 1)) return "a long call to a rank that does not exist";
   if (!is_between(message.missing_count, 0, 1)) return "a long call that neither sends nor receives";
   if (!message.call.is_known()) return "a long call of an unknown kind";
   return nullptr;
@@ -59,9 +59,11 @@ const char* find_fault(const WatchMessage& message, int size) {
 
 WatchMessage copy_of(std::span<const std::byte> bytes, int peer) {
   WatchMessage message;
-  if (bytes.size() != sizeof(message)) throw ProtocolError(peer, "a control message of another size");
+  if (bytes.size() != sizeof(message)) {
+    throw ProtocolError(peer, "a control message of " + std::to_string(bytes.size()) + " bytes");
+  }
   std::memcpy(static_cast<void*>(&message), bytes.data(), sizeof(message));
-  if (message.magic != WatchMessage::kMagic) throw ProtocolError(peer, "something that is no control message");
+  if (message.magic != WatchMessage::kMagic) throw ProtocolError(peer, "something that is not a control message");
   return message;
 }
 

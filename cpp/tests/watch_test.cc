@@ -94,23 +94,23 @@ void test_malformed_messages() {
     const char* text;
   };
   const std::vector<Case> cases = {
-      {Type::kNote, [](auto& m) { m.magic ^= 1; }, "no control message"},
+      {Type::kNote, [](auto& m) { m.magic ^= 1; }, "not a control message"},
       {Type::kNote, [](auto& m) { m.type = static_cast<Type>(77); }, "unknown type"},
       {Type::kNote, [](auto& m) { m.missing_count = -1; }, "too many words"},
       {Type::kNote, [](auto& m) { m.missing_count = WatchMessage::kNoteWords + 1; }, "too many words"},
       {Type::kNote, [](auto& m) { m.rank = 5; }, "unknown channel"},
       {Type::kNote, [](auto& m) { m.rank = -1; }, "unknown channel"},
       {Type::kGoodbye, [](auto& m) { m.calls_made = UINT64_MAX; }, "goodbye"},
-      {Type::kLongCall, [](auto& m) { m.rank = 3; }, "rank that there is not"},
-      {Type::kLongCall, [](auto& m) { m.rank = INT32_MIN; }, "rank that there is not"},
+      {Type::kLongCall, [](auto& m) { m.rank = 3; }, "rank that does not exist"},
+      {Type::kLongCall, [](auto& m) { m.rank = INT32_MIN; }, "rank that does not exist"},
       {Type::kLongCall, [](auto& m) { m.call.kind = static_cast<Kind>(200); }, "unknown kind"},
       {Type::kLongCall, [](auto& m) { m.call.dtype = static_cast<DType>(15); }, "unknown kind"},
       {Type::kFailure, [](auto& m) { m.failure_kind = 9; }, "unknown kind"},
       {Type::kFailure, [](auto& m) { m.failure_kind = 0; }, "unknown kind"},
-      {Type::kFailure, [](auto& m) { m.rank = 3; }, "rank that there is not"},
+      {Type::kFailure, [](auto& m) { m.rank = 3; }, "rank that does not exist"},
       {Type::kFailure, [](auto& m) { m.missing_count = 17; }, "too many missing ranks"},
-      {Type::kFailure, [](auto& m) { m.missing[0] = -4; }, "missing rank that there is not"},
-      {Type::kFailure, [](auto& m) { std::memset(m.reason, 'x', sizeof(m.reason)); }, "no end"},
+      {Type::kFailure, [](auto& m) { m.missing[0] = -4; }, "missing rank that does not exist"},
+      {Type::kFailure, [](auto& m) { std::memset(m.reason, 'x', sizeof(m.reason)); }, "does not end"},
   };
   for (const Case& each : cases) {
     WatchMessage message = each.type == Type::kFailure ? failure_message() : message_of(each.type);
@@ -234,7 +234,7 @@ void test_a_stopped_rank_that_has_many_notes_to_read() {
   read.calls_made = kNotes + 2;
   CHECK(send(peer.get(), &read, sizeof(read), 0) == sizeof(read));
   while (!failure.failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  CHECK(contains(failure.failure().what(), "rank 1 on b sent a number of messages read that cannot be"));
+  CHECK(contains(failure.failure().what(), "rank 1 on b sent an impossible number of messages read"));
 }
 
 // Two processes with communicators of different ranks: each hears of its own failure and its own goodbyes, a message
