@@ -64,7 +64,7 @@ Numbers decoded(DType dtype, const Bytes& bytes) {
   return numbers;
 }
 
-// What one rank passes: vectors of different lengths, some of which are nearly parallel on all ranks. Every fifth rank
+// One rank's input: vectors of different lengths, some of which are nearly parallel on all ranks. Every fifth rank
 // passes zeros.
 Numbers values_of(DType dtype, int rank, size_t count) {
   Numbers numbers(count);
@@ -96,7 +96,7 @@ Numbers combined(std::vector<Numbers> vectors) {
   return vectors.front();
 }
 
-// Of the buffers of all parties, each vector for itself.
+// The result for the buffers of all parties, each vector separately.
 Numbers expected_of(const std::vector<Numbers>& buffers, const Counts& counts) {
   Numbers result;
   for (const size_t count : counts) {
@@ -153,7 +153,7 @@ void check_kernels() {
           kernels->adasum->dot[row](skewed.data() + skew, second.data(), count, products.data());
           for (int i = 0; i < 3; ++i) CHECK(std::abs(products[i] - expected[i]) <= 1e-12 * (count + expected[i]));
           if (same_products.empty()) same_products = products;
-          CHECK(products == same_products);  // whatever the instruction set
+          CHECK(products == same_products);  // equal for all instruction sets
 
           kernels->adasum->weighted_sum[row](skewed.data() + skew, skewed.data() + skew, 0.25, second.data(), 1.5,
                                              count);
@@ -168,7 +168,7 @@ void check_kernels() {
   CHECK(!has_dot_products(DType::kInt32) && !has_dot_products(DType::kComplex64) && !has_dot_products(DType::kBool));
 }
 
-// More than 2^31 elements, in a few MiB of memory that is mapped again and again.
+// More than 2^31 elements, in a few MiB of memory that is mapped repeatedly.
 void check_huge_count() {
   constexpr size_t kPieceBytes = size_t{4} << 20;
   constexpr size_t kPieces = (size_t{1} << 32) / kPieceBytes + 1;
@@ -192,7 +192,7 @@ void check_huge_count() {
   close(file);
 }
 
-// What the products of two pieces, one of `a` and one of `b`, tell of the scales that their vectors need.
+// The scales for two vectors, one with the number `a` and one of numbers `b`, from the products of their pieces.
 std::vector<int> exponents_of(double a, double b) {
   const Counts counts{3};
   const Bytes first = encoded(DType::kFloat64, {0, a, 0}), second = encoded(DType::kFloat64, {b, b, b});
@@ -205,14 +205,14 @@ std::vector<int> exponents_of(double a, double b) {
 
 void check_scales() {
   CHECK(exponents_of(1, 2).empty());
-  CHECK(exponents_of(0, 1).empty() && exponents_of(1, 0).empty());  // zeros are no small numbers
+  CHECK(exponents_of(0, 1).empty() && exponents_of(1, 0).empty());  // zeros need no scale
   CHECK((exponents_of(1e-200, 1) == std::vector{600, 0}) && (exponents_of(1, 5e-324) == std::vector{0, 600}));
   CHECK((exponents_of(0, 1e200) == std::vector{0, -600}) && (exponents_of(1e200, 1e-200) == std::vector{-600, 600}));
 }
 
 // --- Over links -----------------------------------------------------------------------------------------------------
 
-// Small enough to be gathered, or halved; halves with nothing in them; vectors that end where no half does.
+// Small enough to be gathered, or large enough for halving; with empty halves; with vectors that end inside a half.
 const Counts kBuffers[] = {{0}, {1}, {1009}, {3, 0, 500, 64}, {100'003}, {1, 70'000, 0, 128, 64, 33'333, 2}};
 
 std::vector<Numbers> values_of_all(DType dtype, int size, size_t count) {
@@ -325,7 +325,7 @@ void check_refusals() {
     CHECK_THROWS(comm.reduce(&real, &real, 1, DType::kFloat32, ReduceOp::kAdasum, 0), UsageError);
     comm.allreduce(&real, &real, 1, DType::kFloat32, ReduceOp::kAdasum);
     CHECK(real == 1);  // equal vectors: their mean
-    // Whoever calls something else is found out before anything is combined.
+    // A mismatch of the calls is found before anything is combined.
     const ReduceOp op = comm.rank() == 0 ? ReduceOp::kAdasum : ReduceOp::kSum;
     std::vector<float> many(100'000, 1);
     CHECK_THROWS(comm.allreduce(many.data(), many.data(), many.size(), DType::kFloat32, op), MismatchError);
@@ -338,7 +338,7 @@ void check_refusals() {
 int main() {
   check_kernels();
   check_scales();
-#if !defined(__SANITIZE_THREAD__)  // which would remember every byte of it
+#if !defined(__SANITIZE_THREAD__)  // which would need shadow memory for every byte
   check_huge_count();
 #endif
   check_over_links(Wire::kUnix);

@@ -1,4 +1,4 @@
-// The vectors of RFC 8439 (2.8.2, A.3 and A.5), messages of all lengths, and what a connection's seals refuse.
+// Test vectors of RFC 8439 (2.8.2, A.3 and A.5), messages of all lengths, and messages that a connection must refuse.
 #include "aead.h"
 
 #include <algorithm>
@@ -85,7 +85,7 @@ struct TagVector {
   const char *key, *message, *tag;
 };
 
-// Where a sum reaches the modulus, and where a carry goes all the way up (A.3, 7 to 11).
+// Sums that reach the modulus, and carries through all limbs (A.3, 7 to 11).
 const TagVector kTagVectors[] = {
     {"0200000000000000000000000000000000000000000000000000000000000000", "ffffffffffffffffffffffffffffffff",
      "03000000000000000000000000000000"},
@@ -125,7 +125,7 @@ Bytes pattern(size_t size) {
 
 const ConnectionKeys kKeys{array_of<AeadKey>(pattern(32)), {}, false};
 
-// Blocks that enter together, and the same one after the other.
+// Compares blocks that enter together with the same blocks one after the other.
 void how_many_blocks_enter_at_once_changes_no_tag() {
   for (const std::byte fill : {std::byte{0}, std::byte{0xff}, std::byte{0x5a}}) {
     Bytes message = pattern(1024);
@@ -139,7 +139,7 @@ void how_many_blocks_enter_at_once_changes_no_tag() {
   }
 }
 
-// Whoever reads the memory of a process later, or its core file, must not find the keys of ended connections.
+// The memory of a process, or its core file, must not contain the keys of ended connections.
 void a_sealer_that_ends_leaves_no_key() {
   alignas(Sealer) std::byte place[sizeof(Sealer)];
   Sealer* const sealer = new (place) Sealer(kKeys.outgoing, true);
@@ -180,7 +180,7 @@ void whatever_is_changed_is_noticed() {
   }
 }
 
-// Two ends whose messages a third one may repeat, leave out, exchange and send back.
+// Two ends between which an attacker repeats, omits, reorders and reflects messages.
 void a_message_fits_only_in_its_place(bool conceals) {
   const ConnectionKeys here{kKeys.outgoing, kKeys.incoming, conceals};
   const ConnectionKeys there{kKeys.incoming, kKeys.outgoing, conceals};

@@ -1,4 +1,4 @@
-// The smallest test harness that does the job: CHECK counts, prints where and what, and the program's exit code tells.
+// A minimal test harness: a failed CHECK prints its place and condition and ends the program with exit code 1.
 #pragma once
 
 #include <cstdio>

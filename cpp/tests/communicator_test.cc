@@ -1,4 +1,5 @@
-// Whole communicators with threads as ranks: one host, several hosts, failures. Every operation against plain loops.
+// Whole communicators with threads as ranks: one host, several hosts, failures. Compares every operation with plain
+// loops.
 #include "communicator.h"
 
 #include <netinet/in.h>
@@ -157,7 +158,7 @@ void check_mismatch(Communicator& comm) {
   CHECK(x[0] == static_cast<float>(comm.size()));
 }
 
-// Rank 1 breaks off in the middle; everybody else hears of it, whatever they are doing.
+// Rank 1 aborts between two calls; all others fail, whichever call they are in.
 void check_abort(const std::vector<int>& host_of) {
   run(host_of, {}, [](Communicator& comm) {
     std::vector<float> x(600'000);
@@ -174,7 +175,7 @@ void check_abort(const std::vector<int>& host_of) {
   });
 }
 
-// Another library moves the bytes: what it throws is told to everybody, and who waits in it hears of that.
+// Another library moves the bytes: its exception fails all ranks, and a rank that waits inside the library notices.
 void check_delegate(const std::vector<int>& host_of) {
   run(host_of, {}, [](Communicator& comm) {
     Call call;
@@ -199,7 +200,7 @@ void check_delegate(const std::vector<int>& host_of) {
 
 void check_departure(const std::vector<int>& host_of) {
   run(host_of, {}, [](Communicator& comm) {
-    try {  // a rank that is in the second call tells those that are still in the first
+    try {  // a rank in the second call fails those that are still in the first
       comm.barrier();
       if (comm.rank() == 1) return;  // shuts down: says goodbye after one call
       comm.barrier();
@@ -235,7 +236,7 @@ void check_all(const std::vector<int>& host_of, const Options& options) {
   });
 }
 
-// A receive that has taken long is no reason to suspect the barrier that comes after it, however long that takes.
+// After a long receive a barrier that also takes long is not a mismatch.
 void check_long_talk(const std::vector<int>& host_of) {
   constexpr auto kLong = std::chrono::milliseconds(1200);
   run(host_of, {}, [&](Communicator& comm) {

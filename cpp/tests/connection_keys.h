@@ -1,4 +1,4 @@
-// Keys of connections that need no secret: those of end 0 or end 1.
+// Fixed keys for both ends of a test's connection.
 #pragma once
 
 #include "sealer.h"

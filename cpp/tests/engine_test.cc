@@ -1,5 +1,5 @@
 // The engine's hot path with threads as ranks: random orders, decisions over one and several hosts, cold rounds,
-// evictions of what is pending, lingering, failures. And the arithmetic that only the engine needs.
+// evictions of pending tensors, lingering, failures. Also the arithmetic that only the engine uses.
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using namespace testing;
 constexpr size_t kCapacity = 100;
 constexpr size_t kBufferBytes = 1 << 16;
 
-// One rank's engine: its cycle, and the thread that Python would lend it. A cold round does what `cold` says.
+// One rank's engine: its cycle, and the thread that Python normally provides. A cold round calls `cold`.
 class Rank {
  public:
   Rank(Communicator& communicator, const std::shared_ptr<Mapping>& memory, int64_t linger_ns, size_t arity)
@@ -112,7 +112,7 @@ void with_engines(const std::vector<int>& host_of, int64_t linger_ns,
   });
 }
 
-// Slot 0 is the barrier at the end of a program.
+// Slot 0 serves as the barrier at the end of a program.
 void meet(Rank& rank) {
   Rank::Tensor tensor;
   rank.submit(0, tensor, 1);
@@ -155,7 +155,7 @@ void test_random_orders() {
   }
 }
 
-// Hosts under hosts under hosts. Anybody may want a cold round at any time.
+// A tree of hosts with several levels. Any rank may request a cold round at any time.
 void test_deep_trees() {
   struct Case {
     std::vector<int> host_of;
@@ -166,8 +166,8 @@ void test_deep_trees() {
     with_engines(
         each.host_of, 0,
         [&ready](Communicator& communicator, Rank& rank) {
-          rank.cold = [&](Rank&) { communicator.barrier(); };  // as the real one, it ends when all have come to it
-          ready.arrive_and_wait();                             // before anybody asks for one
+          rank.cold = [&](Rank&) { communicator.barrier(); };  // like the real one, it ends when all ranks are in it
+          ready.arrive_and_wait();                             // before any rank requests one
           rank.cycle().want_cold();
           submit_all_in_random_order(communicator, rank, 2);
           for (int round = 0; round < 4; ++round) {
@@ -181,7 +181,7 @@ void test_deep_trees() {
   }
 }
 
-// Every rank switches its timeline on and off at times of its own, in the middle of everything.
+// Every rank switches its timeline on and off at independent times, while tensors run.
 void test_timelines() {
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 0, 1}}) {
     with_engines(host_of, 0, [](Communicator& communicator, Rank& rank) {
@@ -202,7 +202,7 @@ void test_timelines() {
   }
 }
 
-// Rank 0 has submitted slot 5 when it is evicted: it gets it back, and the slot works for what comes next.
+// Rank 0 has submitted slot 5 when the slot is evicted: it gets the tensor back, and the slot works for the next one.
 void test_evicting_what_is_pending() {
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}, {0, 1, 2, 3}}) {
     std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
@@ -235,7 +235,7 @@ void test_evicting_what_is_pending() {
   }
 }
 
-// A burst for which nobody waits runs without anybody's help.
+// A burst for which no thread waits runs when the linger time is over.
 void test_lingering_ends_by_itself() {
   with_engines({0, 0}, 2'000'000, [](Communicator&, Rank& rank) {
     std::vector<Rank::Tensor> tensors(20);
@@ -247,7 +247,7 @@ void test_lingering_ends_by_itself() {
   });
 }
 
-// Rank 1 runs out of data: the others go on without it, on the hot path, until it comes back.
+// Rank 1 runs out of data: the others continue without it, on the hot path, until it resumes.
 void test_nobody_waits_for_a_rank_that_has_joined() {
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 1}}) {
     std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
@@ -354,7 +354,7 @@ void test_an_abort_fails_what_is_pending_and_what_comes() {
   }
 }
 
-// All results are right while how batches are made and run changes, and rank 0 measures.
+// All results are correct while the parameters of batching and fusion change and rank 0 measures.
 void test_tuning_between_batches() {
   for (const std::vector<int>& host_of :
        std::vector<std::vector<int>>{{0}, {0, 0}, {0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1}}) {
@@ -387,7 +387,7 @@ void test_tuning_between_batches() {
   }
 }
 
-// Two samples of two steps. A step is busy for 12 ms and idle for 5; a tensor that never comes back marks nothing.
+// Two samples of two steps. A step is busy for 12 ms and idle for 5 ms; a tensor that comes only once loses the marker.
 void test_meter() {
   constexpr auto kBusy = std::chrono::milliseconds(12), kIdle = std::chrono::milliseconds(5);
   Meter meter;
@@ -435,7 +435,7 @@ void test_scale() {
   CHECK(large == std::vector<int64_t>({INT64_MAX, INT64_MIN, INT64_MAX}));
   scale(DType::kInt64, large.data(), large.data(), 3, std::nan(""));
   CHECK(large == std::vector<int64_t>({0, 0, 0}));
-  // Every 16-bit float times one is itself; NaN stays NaN.
+  // Every 16-bit float times one is unchanged; NaN stays NaN.
   for (DType dtype : {DType::kFloat16, DType::kBfloat16}) {
     const uint32_t infinity = dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
     for (uint32_t bits = 0; bits < 65536; ++bits) {
@@ -451,7 +451,7 @@ void test_scale() {
   scale(DType::kFloat16, &result, &largest, 1, 2.0);
   CHECK(result == 0x7c00);  // infinity
   scale(DType::kFloat16, &result, &smallest, 1, 0.5);
-  CHECK(result == 0);  // a tie goes to the even one
+  CHECK(result == 0);  // a tie rounds to even
   scale(DType::kFloat16, &result, &smallest, 1, 1.5);
   CHECK(result == 2);
   scale(DType::kFloat16, &result, &one, 1, 1.0 / 3);

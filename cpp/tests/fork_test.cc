@@ -1,4 +1,4 @@
-// Forks in the middle of what other threads do: the child lets go of everything and ends, whatever they held.
+// Forks while other threads are active: the child closes everything and ends, whichever locks they held.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using namespace testing;
 
-// Runs `body` in a forked child, which must come to its end; a child that hangs is ended by its alarm.
+// Runs `body` in a forked child, which must end; an alarm ends a child that hangs.
 void in_child(const std::function<void()>& body) {
   const pid_t child = fork();
   CHECK(child >= 0);
@@ -31,7 +31,7 @@ void in_child(const std::function<void()>& body) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-// A thread asks for places all the time, among so many segments that it nearly always holds the lock.
+// A thread continuously asks for places, among so many segments that it nearly always holds the lock.
 void test_arrays_that_a_child_drops() {
   constexpr size_t kBytes = 4096;
   const auto memory = shared_memory(kBytes);
@@ -57,7 +57,7 @@ void test_arrays_that_a_child_drops() {
   CHECK_THROWS(segments.own_part(last), std::logic_error);
 }
 
-// All ranks are in calls over links, whose queues change all the time.
+// All ranks are in calls over links, whose queues change continuously.
 void test_a_communicator_in_the_middle_of_calls() {
   constexpr int kForks = 20;
   Communicator* forked = nullptr;
@@ -68,7 +68,7 @@ void test_a_communicator_in_the_middle_of_calls() {
     for (; forks.load() < kForks; ++forks) {
       in_child([&] {
         forked->abandon();
-        forked->abandon();  // a child's child does so again
+        forked->abandon();  // as a child's child does
         float x = 0;
         CHECK_THROWS(forked->allreduce(&x, &x, 1, DType::kFloat32, ReduceOp::kSum), UsageError);
         forked->shutdown();

@@ -100,7 +100,7 @@ void test_moves(int size, size_t staging_bytes, size_t count) {
     for (int rank = 0; rank < size; ++rank) {
       for (size_t i = 0; i < count; ++i) CHECK(all[static_cast<size_t>(rank) * count + i] == value_of(rank, i));
     }
-    // Rank r gives rank p the part number p of its own values.
+    // Rank r sends rank p part number p of its values.
     const std::vector<float> given = values_of(group.index(), ranks * count);
     std::vector<float> taken(ranks * count);
     group.deal(call_of(Kind::kAlltoall, 0), given.data(), {sizes, offsets}, taken.data(), {sizes, offsets});

@@ -1,4 +1,4 @@
-// What every link must do, whatever carries it: the conformance suite of link.h.
+// The conformance suite of link.h, which every link passes.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ inline void finish(Mesh& mesh, int peer, Ticket sent, Ticket received) {
   mesh.wait_until([&] { return link.sent() >= sent && link.received() >= received; });
 }
 
-// Many messages of all sizes in both directions at once, queued before any is waited for.
+// Many messages of all sizes in both directions at once, all queued before the first wait.
 inline void check_fifo_both_ways(Wire wire, int streams, Seals seals) {
   const std::vector<size_t> sizes = {0,      1,       4,       4032,          4033,           0, 65537, 262144,
                                      262145, 1 << 20, 3000001, (1 << 20) - 1, 5 * 262144 + 3, 2};
@@ -31,7 +31,7 @@ inline void check_fifo_both_ways(Wire wire, int streams, Seals seals) {
         sent = link.send(kSum10, out.back().data(), bytes);
         received = link.recv(kSum10, in.back().data(), bytes);
         CHECK(sent == out.size() && received == in.size());
-        if (round == 2) finish(mesh, peer, sent, received);  // and one by one
+        if (round == 2) finish(mesh, peer, sent, received);  // one by one
       }
     }
     CHECK(link.pending() == false);
@@ -39,7 +39,7 @@ inline void check_fifo_both_ways(Wire wire, int streams, Seals seals) {
   });
 }
 
-// A message waits in the link until somebody asks for it.
+// A message waits in the link until its receiver queues a receive.
 inline void check_late_receiver(Wire wire, int streams, Seals seals) {
   Ranks ranks(2, wire, streams, {}, seals);
   std::atomic<bool> sent_all{false};
@@ -79,18 +79,18 @@ inline void check_mismatch(Wire wire, int streams, Seals seals) {
       const Ticket ticket = link.recv(kSum10, in.data(), in.size());
       const auto error = thrown_by<MismatchError>([&] { finish(mesh, 0, 0, ticket); });
       CHECK(contains(error, words));
-      CHECK(in == std::vector<unsigned char>(40, 0));  // not a byte of it was accepted
+      CHECK(in == std::vector<unsigned char>(40, 0));  // no byte was accepted
     });
   }
 }
 
-// Another thread fails the communicator while this rank sleeps in a receive that nobody will serve.
+// Another thread fails the communicator while this rank sleeps in a receive without a sender.
 inline void check_failure_wakes_sleeper(Wire wire, int streams, Seals seals) {
   Ranks ranks(2, wire, streams, {}, seals);
   std::atomic<bool> asleep{false};
   std::thread aborter([&] {
     asleep.wait(false);
-    usleep(20'000);  // gives it the time to fall asleep; the test is right without it, too
+    usleep(20'000);  // so that it probably sleeps; the test is correct without it
     ranks.failure(0).set(Failure(FailureKind::kAborted, 1, "rank 1 called abort()"));
     ranks.rope(0).ring();
   });

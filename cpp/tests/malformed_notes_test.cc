@@ -1,5 +1,5 @@
-// One rank sends the others' engines notes that no engine sends: the communicator fails on all ranks, names the sender,
-// and nobody reads or writes where it must not.
+// One rank sends the others' engines notes that no engine sends: the communicator fails on all ranks and names the
+// sender, and no rank accesses memory out of bounds.
 #include <barrier>
 #include <cstring>
 #include <functional>
@@ -30,7 +30,7 @@ struct Case {
   Watch::Channel channel = Watch::Channel::kEngine;
 };
 
-// Three hosts with a rank each, in a line: rank 0 decides, rank 1 reports to it, rank 2 to rank 1.
+// Three hosts with a rank each, in a line: rank 2 reports to rank 1, and rank 1 to rank 0, which decides.
 void check(const Case& each) {
   std::barrier ready(3);
   run({0, 1, 2}, {}, [&](Communicator& communicator) {
@@ -58,7 +58,7 @@ void check(const Case& each) {
 
 constexpr uint32_t kReady = 1, kWant = 2, kEntry = 3;
 
-// Rows and shapes come with the coordinator's stream.
+// Rows and shapes of the coordinator's stream.
 void test_rows_that_fit_no_tensor() {
   Signature signature;
   signature.kind = Kind::kAllgather;
@@ -86,7 +86,7 @@ void test_rows_that_fit_no_tensor() {
   refuses({});
 }
 
-// The same where a cold round takes them over: it is rank 0 that everybody blames.
+// The same in a cold round, in which all ranks blame rank 0.
 void test_a_stream_that_fits_no_tensor() {
   Signature gathered, reduced;
   gathered.kind = Kind::kAllgather;
@@ -118,7 +118,7 @@ void test_a_stream_that_fits_no_tensor() {
   }
 }
 
-// Shared memory of a host is trusted no more than it must be: its leader's log may be nonsense, too.
+// The log of a host's leader, in shared memory, may be malformed, too.
 void test_a_log_of_nonsense() {
   for (const uint32_t words : {uint32_t{kCapacity} + 1, uint32_t{1}}) {
     run({0}, {}, [&](Communicator& communicator) {

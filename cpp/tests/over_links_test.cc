@@ -1,3 +1,4 @@
+// The algorithms over links with threads as ranks: compares every collective with plain loops, and checks failures.
 #include "algorithms/over_links.h"
 
 #include <cmath>
@@ -31,7 +32,7 @@ Call call_of(Kind kind, size_t count, ReduceOp op = ReduceOp::kSum, DType dtype 
 
 Reduction reduction_of(const Call& call, int size) { return {call.dtype, call.op, size}; }
 
-// Values whose sum depends on the order.
+// Values whose sum depends on the order of addition.
 Values values_of(int rank, size_t count) {
   Values values(count);
   for (size_t i = 0; i < count; ++i) {
@@ -95,7 +96,7 @@ void check_allreduce_dtypes(Ranks& ranks) {
   const int size = ranks.size();
   ranks.run([&](Mesh& mesh) {
     Scratch scratch;
-    std::vector<uint16_t> halves(501, static_cast<uint16_t>(0x3f80 + mesh.rank())), out(501);  // bfloat16: 1 and a bit
+    std::vector<uint16_t> halves(501, static_cast<uint16_t>(0x3f80 + mesh.rank())), out(501);  // bfloat16 from 1 on
     std::vector<std::vector<uint16_t>> all;
     std::vector<const void*> sources;
     for (int rank = 0; rank < size; ++rank) all.emplace_back(501, static_cast<uint16_t>(0x3f80 + rank));
@@ -264,7 +265,7 @@ void check_all(Wire wire, int streams) {
   }
 }
 
-// Two groups of one mesh work at the same time and know nothing of each other.
+// Two groups of one mesh work independently at the same time.
 void check_groups() {
   constexpr size_t kCount = 10'007;
   Ranks ranks(5, Wire::kUnix);
@@ -299,7 +300,7 @@ void check_groups() {
   });
 }
 
-// Runs `body` on every rank; the first to fail tells all the others, as a communicator does.
+// Runs `body` on every rank; the first failure is announced to all others, as a communicator does.
 template <class Body>
 std::vector<std::string> failures_of(Ranks& ranks, Body&& body) {
   std::vector<std::string> texts(ranks.size());
@@ -341,7 +342,7 @@ void check_mismatch(Wire wire, size_t count, size_t other_count, ReduceOp other_
   }
 }
 
-// A rank leaves in the middle: all others hear who it was.
+// A rank leaves in the middle of a call: the failures of all others name it.
 void check_lost_peer(Wire wire, int streams) {
   for (const Allreduce allreduce : {Allreduce{allreduce_direct}, Allreduce{allreduce_ring}, Allreduce{doubling}}) {
     Ranks ranks(4, wire, streams);
@@ -350,7 +351,7 @@ void check_lost_peer(Wire wire, int streams) {
       Values data(3'000'000);
       const Call call = call_of(Kind::kAllreduce, data.size());
       if (mesh.rank() == 1) {
-        // A part of what it would send, then the end.
+        // A part of the message, then the end.
         for (const int peer : {0, 2, 3}) {
           mesh.link(peer).send(call, data.data(), data.size());
           mesh.link(peer).progress();

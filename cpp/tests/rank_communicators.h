@@ -1,4 +1,4 @@
-// Whole communicators with threads as ranks, on hosts as the test likes.
+// Whole communicators with threads as ranks, on any number of simulated hosts.
 #pragma once
 
 #include <netinet/in.h>
@@ -48,8 +48,8 @@ inline std::vector<std::string> names_of(const std::vector<std::string>& hosts) 
   return names;
 }
 
-// What bootstrap.py does with real connections, for ranks that are threads. host_of[rank] says who shares a host.
-// The threads of a host share one mapping, so that a thread sanitizer sees what they do to each other.
+// Connects ranks that are threads, as bootstrap.py connects processes. Ranks with the same host_of[rank] share a host.
+// The threads of a host share one mapping, so that ThreadSanitizer sees their accesses as one memory.
 inline std::vector<Wiring> wire(const std::vector<int>& host_of, const Options& options) {
   const int size = static_cast<int>(host_of.size());
   std::vector<Wiring> wirings(size);

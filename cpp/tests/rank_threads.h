@@ -1,4 +1,4 @@
-// Threads that play the ranks of one communicator, each with a mesh of its own, over sockets or pipes in memory.
+// Threads as the ranks of one communicator, each with its own mesh, over sockets or pipes in memory.
 #pragma once
 
 #include <arpa/inet.h>
@@ -50,13 +50,13 @@ inline std::string host_of(int rank) { return "host-" + std::string(1, static_ca
 
 enum class Wire { kUnix, kTcp, kShm };
 
-// What travels between hosts carries tags: by choice the payload, too, and by choice it is encrypted.
+// Options of connections between hosts, whose frames always carry tags: tags on the payload, and encryption.
 struct Seals {
   bool payload = false;
   bool conceals = false;
 };
 
-// All that the ranks share: bells, eventfds, pipes, and one failure state per rank.
+// Everything that the ranks share: bells, eventfds, pipes, and one failure state per rank.
 class Ranks {
  public:
   Ranks(int size, Wire wire, int streams = 1, WaitPolicy policy = {}, Seals seals = {})
@@ -128,7 +128,7 @@ inline std::vector<unsigned char> pattern(size_t bytes, unsigned seed) {
   return data;
 }
 
-// The exception that `body` throws, as its kind and text; fails the test if it throws none.
+// The exception that `body` throws. Fails the test if it throws none.
 template <class Exception>
 Exception thrown_by(const std::function<void()>& body) {
   try {

@@ -1,4 +1,4 @@
-// What reductions ought to give: one number at a time, in the types of the language. For reduce_test.cc.
+// The reference for reduce_test.cc: reduces one number at a time, in the types of the language.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace ronde {
 
 using Bytes = std::vector<char>;
 
-// A 16-bit float with so many bits of mantissa, converted by arithmetic on exact doubles.
+// A 16-bit float with kMantissaBits bits of mantissa, converted by arithmetic on exact doubles.
 template <int kMantissaBits>
 struct Small {
   static constexpr int kBias = (1 << (14 - kMantissaBits)) - 1;
@@ -34,7 +34,7 @@ struct Small {
     int encoded = kInfinity;
     if (magnitude < largest + std::ldexp(1, kBias - kMantissaBits - 1)) {
       const int exponent = magnitude > 0 ? std::max(std::ilogb(magnitude), 1 - kBias) : 1 - kBias;
-      // nearbyint() rounds to nearest even; a carry into the exponent is right as it is.
+      // nearbyint() rounds to nearest even; a carry into the exponent gives the correct number.
       encoded = static_cast<int>(std::nearbyint(std::ldexp(magnitude, kMantissaBits - exponent))) +
                 ((exponent + kBias - 1) << kMantissaBits);
     }
@@ -64,7 +64,7 @@ constexpr bool kIsComplex = std::is_same_v<T, std::complex<float>> || std::is_sa
 template <class T>
 constexpr bool kIsInteger = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 
-// What is accumulated for an element of type T.
+// The accumulator's type for elements of type T.
 template <class T>
 struct AccumulatorOf {
   using Type = T;
@@ -78,7 +78,7 @@ struct AccumulatorOf<Truth> {
   using Type = bool;
 };
 
-// Wraps: 64-bit unsigned numbers hold the low bits of every integer type's sum and product.
+// Wraps around: 64-bit unsigned numbers hold the low bits of every integer type's sum and product.
 template <class T>
 T add(T a, T b) {
   if constexpr (kIsInteger<T>) return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
@@ -158,7 +158,7 @@ Bytes expected_of(ReduceOp op, const std::vector<Bytes>& sources, int divisor) {
   return result;
 }
 
-// Added up where nothing wraps, cut off towards zero.
+// Sums without wrapping around, then rounds towards zero.
 template <class T>
 Bytes average_of_integers(const std::vector<Bytes>& sources, int divisor) {
   Bytes result(sources[0].size());
@@ -236,7 +236,7 @@ bool same_numbers(const char* a, const char* b, size_t bytes) {
   return true;
 }
 
-// Bit by bit; but any NaN equals any other, since which of two NaN an addition passes on is left to the compiler.
+// Compares bits, except that any NaN equals any other: the compiler may choose which of two NaN an addition returns.
 inline bool same(DType dtype, const char* a, const char* b, size_t bytes) {
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);

@@ -1,4 +1,4 @@
-// Every kernel of every instruction set this machine has, against a plain scalar computation.
+// Compares every kernel of every instruction set of this machine with a plain scalar computation.
 #include "reduce.h"
 
 #include <sys/mman.h>
@@ -27,7 +27,7 @@ namespace {
 
 std::mt19937_64 generator(20240607);
 
-// Half of the numbers are of the size of one, the others any bits at all: infinities, NaN, subnormals.
+// Half of the numbers are of magnitude 1, the others have random bits: infinities, NaN, subnormals.
 template <class T>
 T random_element() {
   const uint64_t random = generator();
@@ -64,7 +64,8 @@ std::string describe(const Kernels& kernels, DType dtype, ReduceOp op, size_t co
          std::to_string(count) + " " + name_of(dtype);
 }
 
-// Buffer b's contents start at byte `skew + b` of an allocation that ends with them, for the address sanitizer to see.
+// Buffer b's contents start at byte `skew + b` of an allocation that ends with them, so that AddressSanitizer detects
+// accesses behind them.
 struct Buffers {
   Buffers(const std::vector<Bytes>& contents, size_t skew) : skew(skew) {
     for (const Bytes& bytes : contents) {
@@ -80,7 +81,8 @@ struct Buffers {
   std::vector<Bytes> buffers;
 };
 
-// Reduces the sources into destinations[d]: one of the sources, or, from source_count on, a buffer of its own.
+// Reduces the sources into the buffers destinations[d]: a number below source_count is a source, others are separate
+// buffers.
 void check_reduction(const Kernels& kernels, DType dtype, ReduceOp op, const std::vector<Bytes>& sources,
                      const Bytes& expected, const std::vector<int>& destinations, size_t skew) {
   const int source_count = static_cast<int>(sources.size());
@@ -102,12 +104,12 @@ void check_reduction(const Kernels& kernels, DType dtype, ReduceOp op, const std
       std::exit(1);
     }
   }
-  for (int source = 0; source < source_count; ++source) {  // what is no destination is left alone
+  for (int source = 0; source < source_count; ++source) {  // sources that are not destinations do not change
     if (!contents[source].empty()) CHECK(std::memcmp(buffers[source], contents[source].data(), expected.size()) == 0);
   }
 }
 
-// No destination is a source; one is, whichever; the first and the last are, as two destinations; all are.
+// No destination is a source; one is; two are, the first and the last; all are.
 std::vector<std::vector<int>> destination_choices(int source_count) {
   std::vector<std::vector<int>> choices = {{source_count}, {source_count - 1, source_count, source_count + 1}};
   std::vector<int> all;
@@ -151,7 +153,7 @@ Bytes bytes_of(const std::vector<uint16_t>& numbers) {
   return bytes;
 }
 
-// All 65536 numbers: read and written unchanged (a NaN at most becomes quiet); combined with others and divided.
+// All 65536 numbers: loaded and stored unchanged (except that a NaN becomes quiet); combined with others and divided.
 void test_every_small_float(DType dtype, int infinity, int quiet) {
   std::vector<uint16_t> every(65536), unchanged(65536);
   for (int bits = 0; bits < 65536; ++bits) {
@@ -170,7 +172,7 @@ void test_every_small_float(DType dtype, int infinity, int quiet) {
       CHECK(same(dtype, bytes_of(result).data(), expected.data(), expected.size()));
     }
   }
-  for (const int other_of : {1, 257, 4099, 32771, 64037}) {  // odd, so that all others come
+  for (const int other_of : {1, 257, 4099, 32771, 64037}) {  // odd, so that every number occurs as the other
     std::vector<uint16_t> others(65536);
     for (int bits = 0; bits < 65536; ++bits) others[bits] = static_cast<uint16_t>(bits * other_of + other_of);
     const std::vector<Bytes> sources = {bytes_of(every), bytes_of(others)};
@@ -193,7 +195,7 @@ uint16_t sum_of(const Kernels& kernels, DType dtype, std::vector<uint16_t> numbe
   return result;
 }
 
-// Numbers worked out by hand, in case the reference errs like the kernels.
+// Numbers computed by hand, in case the reference has the same error as the kernels.
 void test_small_float_rounding() {
   for (const Kernels* kernels : available_kernels()) {
     const auto half = [&](std::vector<uint16_t> numbers) { return sum_of(*kernels, DType::kFloat16, numbers); };
@@ -218,7 +220,7 @@ void test_small_float_rounding() {
   }
 }
 
-// What is passed on between the stages of a reduction: float32 sums of 16-bit floats, rounded when they are complete.
+// Partial sums between the stages of a reduction: float32 sums of 16-bit floats, rounded when they are complete.
 void test_partial_sums(DType dtype) {
   const DType wide = DType::kFloat32;
   for (const size_t count : {0, 1, 7, 15, 16, 31, 32, 33, 100, 1001}) {
@@ -230,7 +232,7 @@ void test_partial_sums(DType dtype) {
       const ReduceOp part = op == ReduceOp::kAverage ? ReduceOp::kSum : op;
       const Bytes expected = expected_of(dtype, op, sources, 5);
       for (const Kernels* kernels : available_kernels()) {
-        // Two, then the others one by one, which is rank order: the same bits as at once.
+        // Two sources, then the others one by one, in rank order: the same bits as all at once.
         Bytes sum(count * size_of(wide)), next(sum.size()), result(count * size_of(dtype));
         void* to = sum.data();
         const int row = static_cast<int>(dtype);
@@ -286,7 +288,7 @@ void test_public_functions() {
   CHECK(a[0] == 2.75f && b[0] == 2.75f && a[4] == 13.75f && b[4] == 13.75f);
 }
 
-// More than 2^32 elements, in a few MiB of memory: one piece mapped again and again, and at the end one of its own.
+// More than 2^32 elements, in a few MiB of memory: one piece mapped repeatedly, and a separate one at the end.
 void test_huge_count() {
   constexpr size_t kPieceBytes = size_t{4} << 20;
   constexpr size_t kPieces = (size_t{1} << 32) / kPieceBytes;

@@ -1,3 +1,4 @@
+// The link in shared memory: the conformance suite of links, and counters that only a broken peer writes.
 #include "shm_link.h"
 
 #include "link_suite.h"
@@ -17,7 +18,7 @@ void check_zero_memory_is_an_empty_pipe() {
   CHECK(!link.progress() && link.pending() && link.received() == 0);
 }
 
-// Counters that no honest peer can produce are refused before a byte is copied.
+// Refuses impossible counters before it copies a byte.
 void check_wild_counters() {
   for (const uint64_t wild : {uint64_t{ShmPipe::kCapacity + 1}, uint64_t{1} << 63}) {
     auto pipes = std::make_unique<ShmPipe[]>(2);

@@ -1,5 +1,5 @@
-// Questions and answers about stalls, with threads as ranks: who has submitted what and how far everybody is, in one
-// note or many; stacks by the interpreter or without it; a sleep that ends with a submission.
+// The stall inspection with threads as ranks: the submissions and the progress of all ranks, in one note or several;
+// stacks with and without the interpreter; a sleep that ends with a submission.
 #include "stalls.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ Signature one_float() {
   return signature;
 }
 
-// One rank: its cycle, without the engine's thread, and who inspects it.
+// One rank: its cycle, without the engine's thread, and its stall inspection.
 class Rank {
  public:
   explicit Rank(Communicator& communicator) : communicator_(communicator) {
@@ -55,7 +55,7 @@ class Rank {
     for (const auto& item : stalls_->look(INT64_MAX, {}).items) ids.push_back(item.id);
     return ids;
   }
-  // The next events of this type, one from each of so many ranks.
+  // The next events of this type, one from each of `count` ranks.
   std::vector<Stalls::Event> events(Stalls::Event::Type type, size_t count) {
     std::vector<Stalls::Event> found;
     while (found.size() < count) {
@@ -79,7 +79,7 @@ class Rank {
 using Type = Stalls::Event::Type;
 const std::vector<std::vector<int>> kHosts = {{0, 1, 2}, {0, 1}};
 
-// Rank 0 has submitted all and one miss, the others every other tensor; so many ids take several notes.
+// Rank 0 has submitted all tensors and one miss, the others every other tensor. Their ids need several notes.
 void test_who_has_submitted_what() {
   for (const auto& host_of : kHosts) {
     std::barrier step(static_cast<ptrdiff_t>(host_of.size()));
@@ -115,7 +115,8 @@ void test_who_has_submitted_what() {
   }
 }
 
-// A long text arrives whole. And who does not answer in time is answered for: without a handler, with nothing.
+// A long text arrives completely. If the interpreter does not answer in time, the watch's thread does: with an empty
+// text here, because there is no signal handler.
 void test_stacks() {
   run({0, 1}, {}, [&](Communicator& communicator) {
     Rank rank(communicator);
@@ -141,7 +142,7 @@ void test_a_sleep_ends_with_a_submission() {
     for (uint32_t slot = 0; slot < kCapacity; ++slot) {
       const auto seen = rank.stalls().look(0, {});
       CHECK(seen.items.empty() && (seen.next_ns >= 0) == (slot > 0));
-      if (slot > 0) {  // something is pending: the next one wakes nobody
+      if (slot > 0) {  // something is pending, so the next submission wakes no thread
         CHECK(!rank.cycle().pending().is_armed());
         rank.submit(slot);
         continue;

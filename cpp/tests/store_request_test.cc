@@ -1,4 +1,4 @@
-// A client's request and the answers that a server may send: in pieces, long, none, nonsense, late; and signals.
+// A client's request and a server's answers: in pieces, long, missing, malformed, late; and signals.
 #include "store_request.h"
 
 #include <pthread.h>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr uint64_t kMinute = 60'000'000'000;
 
-// A server that takes one request and then does what it is told with its end of the connection.
+// A server that receives one request and then calls a function with its end of the connection.
 class Server {
  public:
   explicit Server(size_t request_bytes, std::function<void(int fd, const std::string& request)> act) {
@@ -114,7 +114,7 @@ void a_silent_server_is_given_up() {
   StoreAnswer answer;
   Server server(kRequestBytes, [](int fd, const std::string&) {
     char byte;
-    CHECK(recv(fd, &byte, 1, 0) <= 0);  // until the client hangs up
+    CHECK(recv(fd, &byte, 1, 0) <= 0);  // until the client closes the connection
   });
   const uint64_t patience_ns = 50'000'000;
   try {
@@ -159,14 +159,14 @@ void what_is_no_whole_frame_is_not_read() {
   for (size_t size = 0; size < frame.size(); ++size) CHECK(!read_copy(frame.substr(0, size)));
   CHECK(!read_copy(frame + "more"));
   std::string long_key = frame;
-  long_key[22] = 6;  // longer than all that follows
+  long_key[22] = 6;  // longer than the rest of the frame
   CHECK(!read_copy(long_key));
   long_key[22] = 5;
   CHECK(read_request(long_key)->argument.empty());
   CHECK(!read_copy(std::string("\xff\xff\xff\xff", 4) + frame.substr(4)));
 }
 
-// A server that reads one sealed request, and answers it as sealed as it should be, or changed by `alter`.
+// A server that reads one sealed request and sends a sealed answer, which `alter` may change.
 void ask_sealed(bool conceals, size_t value_bytes, const std::function<void(std::string&)>& alter,
                 StoreAnswer& answer) {
   const std::string value(value_bytes, 'v');

@@ -1,3 +1,4 @@
+// The link over sockets: the conformance suite of links, ends of connections, and altered streams.
 #include "tcp_link.h"
 
 #include <limits.h>
@@ -20,7 +21,7 @@ std::vector<Connection> streams_of(int end, std::initializer_list<int> sockets, 
   return streams;
 }
 
-// The peer dies with half a message under way: the waiter hears of it, by name.
+// The peer dies with half a message in flight: the waiting rank's failure names it.
 void check_end_of_file_in_mid_message(int streams) {
   Ranks ranks(2, Wire::kTcp, streams);
   constexpr size_t kBytes = 64 << 20;
@@ -84,7 +85,7 @@ void check_no_frame_at_all() {
   close(there);
 }
 
-// A frame that comes byte by byte is a frame.
+// A frame may arrive byte by byte.
 void check_slow_frame() {
   const auto [here, there] = unix_socket_pair();
   TcpLink link(1, 0, "host-b", streams_of(0, {here}));
@@ -106,7 +107,7 @@ void check_slow_frame() {
   close(there);
 }
 
-// A small message costs one system call per side; poll is asked only about what can move.
+// A small message costs one system call per side; the poll set contains only descriptors that can make progress.
 void check_poll_set() {
   const auto [here, there] = tcp_socket_pair();
   const auto [here2, there2] = tcp_socket_pair();
@@ -128,7 +129,7 @@ void check_poll_set() {
   CHECK(in == 5);
 }
 
-// What one link has to say, taken off the wire.
+// The bytes that one link sends, captured from its socket.
 struct Spoken {
   std::string bytes;
 
@@ -146,7 +147,7 @@ struct Spoken {
   }
 };
 
-// Whether a link that waits for messages of these sizes takes these bytes for them; fails the test if it takes others.
+// Whether a link that expects these messages accepts `bytes` as them. Fails the test if it accepts others.
 bool believes(const std::string& bytes, const std::vector<std::string>& expected, Seals seals) {
   const auto [here, there] = unix_socket_pair();
   TcpLink link(1, 0, "host-b", streams_of(0, {here}, seals.conceals), seals.payload);
@@ -164,7 +165,7 @@ bool believes(const std::string& bytes, const std::vector<std::string>& expected
   return link.received() == expected.size();
 }
 
-// Somebody in between alters a stream, without the keys: whatever counts as received is what was sent.
+// An attacker without the keys alters a stream: the link accepts only bytes that the peer has sent.
 void check_altered_streams(Seals seals) {
   const std::vector<std::string> messages = {std::string(100, 'a'), "", std::string(300, 'b')};
   const std::string bytes = Spoken(messages, seals).bytes;
@@ -179,8 +180,8 @@ void check_altered_streams(Seals seals) {
   if (!seals.payload) return;
   const size_t first = frame + 100 + tag;
   CHECK(!believes(bytes.substr(0, first) + bytes, messages, seals));                       // repeated
-  CHECK(!believes(bytes.substr(first), messages, seals));                                  // left out
-  CHECK(!believes(bytes.substr(first, frame) + bytes.substr(0, first), messages, seals));  // exchanged
+  CHECK(!believes(bytes.substr(first), messages, seals));                                  // omitted
+  CHECK(!believes(bytes.substr(first, frame) + bytes.substr(0, first), messages, seals));  // reordered
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ std::string text_of(const std::string& path) {
   return text.str();
 }
 
-// The records of a file, of which each has to be one line; none of them torn. `may_lack_bracket`: it was killed.
+// The records of a file. Checks that each is one complete line. `may_lack_bracket`: the writer was killed.
 std::vector<std::string> records_of(const std::string& text, bool may_lack_bracket = false) {
   std::string body = text;
   body.erase(body.find_last_not_of(" \n") + 1);
@@ -117,7 +117,7 @@ void test_file_is_whole_after_every_flush() {
       CHECK(file.flush());
       CHECK(records_of(text_of(path)).size() == count);
     }
-    for (const size_t length : {4072u, 4060u, 4040u, 9000u}) {  // nearly a page; the last one is longer than that
+    for (const size_t length : {4072u, 4060u, 4040u, 9000u}) {  // nearly a page; the last one is longer than a page
       file.add(record(count, length));
       CHECK(file.flush());
       count += length < 5000 ? 1 : 0;
@@ -139,8 +139,7 @@ void test_empty_file() {
   CHECK_THROWS(TraceFile("/nonexistent/folder/file"), std::system_error);
 }
 
-// A process that does nothing but write is killed, again and again.
-// As another user may have put it there, where others may write.
+// Another user may put such a link into a directory where all users may write.
 void test_draft_is_not_written_through_a_link() {
   const std::string path = scratch_path(), ours = scratch_path(), draft = path + ".new";
   std::ofstream(ours) << "precious";
@@ -154,6 +153,7 @@ void test_draft_is_not_written_through_a_link() {
   unlink(ours.c_str());
 }
 
+// Kills a process that only writes, repeatedly.
 void test_kill_while_writing() {
   const std::string path = scratch_path();
   for (int attempt = 0; attempt < 60; ++attempt) {
@@ -168,7 +168,7 @@ void test_kill_while_writing() {
     }
     usleep(static_cast<useconds_t>(2000 + attempt * 331));
     CHECK(kill(writer, SIGKILL) == 0 && waitpid(writer, nullptr, 0) == writer);
-    if (text_of(path).empty()) continue;  // it had not even begun
+    if (text_of(path).empty()) continue;  // killed before it began to write
     const std::vector<std::string> records = records_of(text_of(path), /*may_lack_bracket=*/true);
     for (size_t i = 0; i < records.size(); ++i) CHECK(records[i].starts_with("{\"n\":" + std::to_string(i) + ","));
   }
@@ -176,7 +176,7 @@ void test_kill_while_writing() {
   unlink((path + ".new").c_str());
 }
 
-// The records that the events make, those that describe the rank and its tracks left out.
+// The records of the events, without those that describe the rank and its tracks.
 std::vector<std::string> records_for(const std::vector<Event>& events, int64_t open_before_ns = INT64_MIN) {
   const std::string path = scratch_path();
   TraceFile file(path);
@@ -230,7 +230,7 @@ void test_phases_of_a_fused_pair() {
   CHECK(records.size() == 4 + 2 * 5 + 3);
 }
 
-// A group of two tensors has one name; and a rank that has not submitted it has an old stamp.
+// A group of two tensors has one name, and a rank that has not submitted it has an old stamp.
 void test_two_tensors_of_one_name() {
   const std::vector<std::string> records = records_for({{2000, 0, 1, What::kSubmitted, kAllreduce},
                                                         {2000, 1, 1, What::kDecided, 0},
@@ -268,7 +268,7 @@ void test_what_lasts_is_opened_and_closed() {
   unlink(path.c_str());
 }
 
-// Whatever was lost, and of a timeline that began in the middle: nothing is made up.
+// Lost events, or a timeline that begins in the middle, cause missing records but never wrong ones.
 void test_events_out_of_nowhere() {
   CHECK(records_for({{2000, 0, 0, What::kFused, 0},
                      {2000, 0, 0, What::kRan, 0},
@@ -279,7 +279,7 @@ void test_events_out_of_nowhere() {
                      {2000, 0, 1, What::kRoundEnded, 0},
                      {500, 0, 1, What::kTick, 0}})
             .empty());
-  // Submitted twice, because what came between was lost.
+  // Submitted twice, because the events in between were lost.
   CHECK(records_for({{2000, 0, 1, What::kSubmitted, kAllreduce},
                      {3000, 0, 1, What::kSubmitted, kAllreduce},
                      {4000, 0, 1, What::kDecided, 0}})

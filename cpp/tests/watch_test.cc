@@ -1,5 +1,5 @@
-// What a watch makes of what comes from a peer: messages in pieces, a death in the middle of one, and messages that no
-// rank sends. The test plays the peer, on the other end of a socket.
+// A watch's reaction to a peer: messages in pieces, a death in the middle of one, and malformed messages. The test is
+// the peer at the other end of a socket.
 #include "watch.h"
 
 #include <netinet/in.h>
@@ -24,7 +24,7 @@
 namespace ronde {
 namespace {
 
-// Rank 0 of three; the test is rank 1 and rank 2 at the other ends.
+// Rank 0 of three; the test is ranks 1 and 2 at the other ends.
 class Watched {
  public:
   explicit Watched(bool seals = false) {
@@ -51,7 +51,7 @@ class Watched {
     while (!watch_->failure().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return watch_->failure().failure();
   }
-  // The failure that rank 2 hears of.
+  // The message that rank 2 receives, which announces a failure.
   WatchMessage told() {
     WatchMessage message;
     CHECK(recv(peers_[2].get(), &message, sizeof(message), MSG_WAITALL) == sizeof(message));
@@ -85,7 +85,7 @@ WatchMessage failure_message() {
   return message;
 }
 
-// Each message, with one field wrong: its sender is lost, and the others hear why.
+// Each message has one wrong field: its sender counts as lost, and the others learn the reason.
 void test_malformed_messages() {
   using Type = WatchMessage::Type;
   struct Case {
@@ -159,7 +159,7 @@ void test_a_death_in_the_middle_of_a_message() {
   }
 }
 
-// poll() refuses more descriptors than the soft limit, whatever they are: a watch that cannot watch says so.
+// poll() refuses more descriptors than the soft limit: a watch that cannot poll fails its communicator and says why.
 void test_a_watch_that_cannot_poll() {
   rlimit limit{};
   CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -174,7 +174,7 @@ void test_a_watch_that_cannot_poll() {
   CHECK(contains(failure.what(), "rank 0 on a cannot watch the other ranks any more: poll: Invalid argument"));
 }
 
-// Between hosts a message carries a tag: an altered one, or one that comes again, is not acted upon.
+// Between hosts a message carries a tag: the watch ignores an altered or repeated message and fails.
 void test_altered_messages() {
   for (const bool comes_again : {false, true}) {
     Watched watched(true);
@@ -199,8 +199,8 @@ void test_altered_messages() {
   }
 }
 
-// Far more notes than a receive buffer holds, to a rank that is stopped for longer than the time after which a silent
-// host is given up: it is waited for, and gets all of them in order when it goes on.
+// Far more notes than a receive buffer holds, to a rank that is stopped for longer than the time-out of a silent host:
+// the sender waits for it, and the rank gets all notes in order when it continues.
 void test_a_stopped_rank_that_has_many_notes_to_read() {
   constexpr uint32_t kNotes = 3000;
   const auto [here, there] = testing::tcp_socket_pair();
@@ -237,8 +237,8 @@ void test_a_stopped_rank_that_has_many_notes_to_read() {
   CHECK(contains(failure.failure().what(), "rank 1 on b sent an impossible number of messages read"));
 }
 
-// Two processes with communicators of different ranks: each hears of its own failure and its own goodbyes, a message
-// for one that this process has left is dropped, and the end of the connection concerns all that have not parted.
+// Two processes with communicators of different ranks: each communicator gets only its failure and goodbyes, a message
+// for one that this process has left is dropped, and the end of the connection fails all that are still open.
 void test_communicators_that_share_connections() {
   int ends[2];
   CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);

@@ -1,4 +1,4 @@
-// The parsers under libFuzzer (clang): inputs that reach new branches are kept and mutated further.
+// The parsers under libFuzzer (clang), which keeps and mutates inputs that reach new branches.
 #include <cstdint>
 
 #include "parsers.h"

@@ -1,7 +1,7 @@
-// The parsers without libFuzzer: random mutations of the seeds, the same for the same number.
+// The parsers without libFuzzer: random mutations of the seeds. The same number gives the same input.
 //
-//   fuzz_parsers SECONDS [NUMBER]   fuzzes for so long; a fault names the number to begin with to find it again
-//   fuzz_parsers --seeds FOLDER     writes the seeds there, as a corpus for libFuzzer
+//   fuzz_parsers SECONDS [NUMBER]   fuzzes from NUMBER on; a fault prints the number that reproduces it
+//   fuzz_parsers --seeds FOLDER     writes the seeds to FOLDER, as a corpus for libFuzzer
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -23,7 +23,7 @@ using Random = std::mt19937_64;
 constexpr size_t kLongest = 2048;
 uint64_t current = 0;
 
-// Numbers at which comparisons go wrong.
+// Numbers at the limits of comparisons.
 uint64_t interesting(Random& random) {
   const uint64_t edges[] = {0, 1, 2, 63, 64, 99, 100, 101, 0x7fffffff, 0x80000000, 0xffffffff, UINT64_MAX, INT64_MAX};
   return edges[random() % std::size(edges)];
@@ -60,7 +60,7 @@ void run_number(uint64_t number, const std::vector<Input>& all) {
   Random random(number);
   Input input = all[random() % all.size()];
   for (uint64_t left = random() % 8; left > 0; --left) mutate(input, random);
-  // A block of its own, so that a sanitizer sees a read behind its end.
+  // A block of exactly this size, so that AddressSanitizer detects a read behind its end.
   input.shrink_to_fit();
   run_one(input);
 }

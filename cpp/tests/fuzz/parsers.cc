@@ -1,5 +1,5 @@
-// Every parser of what one rank's native code hears from another, for a fuzzer: the first byte chooses the parser, the
-// rest is what it gets. A parser may throw ProtocolError and the like; whatever it accepts must be within its bounds.
+// Every parser of messages between ranks' native code, for a fuzzer: the first byte of an input chooses the parser, the
+// rest is its argument. A parser may throw ProtocolError and similar; an accepted message must be within its bounds.
 #include "parsers.h"
 
 #include <cstdlib>

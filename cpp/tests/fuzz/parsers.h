@@ -1,4 +1,4 @@
-// See parsers.cc.
+// The interface between a fuzzer and the parsers (parsers.cc).
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 
 namespace ronde::fuzz {
 
-// Returns, or the process aborts: then the input has found a fault.
+// Runs one input. The process aborts if the input finds a fault.
 void run_one(std::span<const std::byte> input);
 
-// For each parser inputs that it accepts, to begin with.
+// Initial inputs, some for each parser, which the parser accepts.
 std::vector<std::vector<std::byte>> seeds();
 
 }  // namespace ronde::fuzz
