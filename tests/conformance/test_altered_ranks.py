@@ -11,9 +11,9 @@ import pytest
 from tests.conformance.altering_relay import Alter, AlteringRelay
 
 from ronde.comm.bootstrap import exchange_through
+from ronde.comm.byte_exchange import broadcast_bytes
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
-from ronde.engine.negotiation_rounds import share_bytes
 from ronde.errors import PeerLostError
 from ronde.net.addresses import parse
 from ronde.net.connections import Channel
@@ -153,7 +153,7 @@ def assert_noticed(results: list[object]) -> None:
 )
 def test_through_a_relay_all_arrives_and_secrets_stay_secret(protection: str, is_read: bool) -> None:
     def program(comm: Communicator) -> tuple[bytes, bytes]:
-        return send_tensor(comm), share_bytes(comm, TEXT * 1000)
+        return send_tensor(comm), broadcast_bytes(comm, TEXT * 1000)
 
     results, seen = run(program, Channel.DATA, untouched, protection)
     assert results == [(TENSOR.tobytes(), TEXT * 1000)] * 2

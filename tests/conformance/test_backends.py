@@ -181,7 +181,7 @@ def disagree() -> str:
 
 def test_all_ranks_want_the_same() -> None:
     for answer in ranks.run(disagree, 2):
-        assert "it is 'native' on rank 0 and 'native;barrier=native' on rank 1" in answer
+        assert "backends is 'native' on rank 0 and 'native;barrier=native' on rank 1" in answer
 
 
 # Backends of others

@@ -75,7 +75,7 @@ FAILURES = [
     mismatch(
         "different process sets",
         "ronde.add_process_set([rank])",
-        r"all ranks add the same process set: rank 0 says ranks \[0\], but rank 1 \[1\]",
+        r"the process set to add is \[0\] on rank 0 and \[1\] on rank 1: it must be the same on all ranks",
     ),
     Failure(
         "one call more on one rank",

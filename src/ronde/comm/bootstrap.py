@@ -13,19 +13,21 @@ has opened. So of the steps only the part is left that is about data connections
 from __future__ import annotations
 
 import functools
-import json
 import operator
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
+from ronde.comm.byte_exchange import Exchange
+from ronde.comm.equal_values import as_texts, check_equal
 from ronde.core.placement import Topology, place
-from ronde.errors import MismatchError, PeerLostError, ProtocolError, TimeoutError, VersionError
+from ronde.core.typed_json import TypedJson
+from ronde.errors import PeerLostError, ProtocolError, TimeoutError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse
 from ronde.net.authentication import PROTOCOL_VERSION
@@ -37,10 +39,7 @@ from ronde.net.stores.base import Store
 from ronde.process.process_groups import usable_core_numbers
 from ronde.settings import Settings
 
-__all__ = ["Exchange", "Wiring", "exchange_through", "wire", "wire_again"]
-
-# Gives every rank the bytes of all ranks, in their order; all ranks call it alike.
-Exchange = Callable[[bytes], list[bytes]]
+__all__ = ["Wiring", "exchange_through", "wire", "wire_again"]
 
 RECORD_LIMIT_BYTES = 4096
 MUST_AGREE = (
@@ -267,48 +266,47 @@ class _RankRecord:
     `cores`: those on which it may run, as bits of a number. `alike`: what must be the same on all ranks, by name.
     """
 
-    version: int
     key: str
     name: str
     unix: str
     address: str
-    cores: int
-    alike: dict[str, Any]
+    cores: Annotated[int, range(1, 1 << 4096)]
+    alike: Mapping[str, str]
 
     @classmethod
     def of(cls, rank: int, size: int, settings: Settings, address: str) -> _RankRecord:
         key = host_key(settings.host_id)
         return cls(
-            version=PROTOCOL_VERSION,
             key=f"{key}/{rank}" if settings.transport == "tcp" else key,
             name=host_name(),
             unix=f"unix:@ronde-{secrets.token_hex(8)}",
             address=address,
             cores=_usable_cores(),
-            alike={"size": size, **{name: getattr(settings, name) for name in MUST_AGREE}},
+            alike=as_texts({"size": size, **{name: getattr(settings, name) for name in MUST_AGREE}}),
         )
+
+    def encode(self) -> bytes:
+        """Return the version of the protocol, and the record in it."""
+        return b"%d " % PROTOCOL_VERSION + _RECORD.encode(self)
 
     @classmethod
     def decode(cls, payload: bytes, rank: int) -> _RankRecord:
         """Return the record of a rank. Raises VersionError or ProtocolError."""
+        version, _, text = payload.partition(b" ")
+        if version.isdigit() and version != b"%d" % PROTOCOL_VERSION:
+            raise VersionError(
+                f"rank {rank} speaks version {version[:20].decode()} of Ronde's protocol, this one "
+                f"{PROTOCOL_VERSION}; install the same Ronde everywhere"
+            )
+        if len(payload) > RECORD_LIMIT_BYTES:
+            raise _malformed(rank)
         try:
-            if len(payload) > RECORD_LIMIT_BYTES:
-                raise ValueError
-            content = json.loads(payload)
-            version = content["version"]
-            if version == PROTOCOL_VERSION:
-                record = cls(**content)
-                texts = (record.key, record.name, record.unix, record.address)
-                others = isinstance(record.alike, dict) and isinstance(record.cores, int) and record.cores > 0
-                if others and all(isinstance(text, str) for text in texts):
-                    return record
-                raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
+            return _RECORD.decode(text)
+        except ProtocolError:
             raise _malformed(rank) from None
-        raise VersionError(
-            f"rank {rank} speaks version {version} of Ronde's protocol, this one {PROTOCOL_VERSION}; "
-            "install the same Ronde everywhere"
-        )
+
+
+_RECORD: TypedJson[_RankRecord] = TypedJson(_RankRecord, "start-up record")
 
 
 @dataclass(frozen=True)
@@ -326,9 +324,9 @@ def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStac
     """Do step 1. The sockets that listen belong to `listeners`."""
     unix, _ = listen(parse(mine.unix))
     listeners.enter_context(unix)
-    told = exchange(json.dumps(asdict(mine)).encode())
+    told = exchange(mine.encode())
     records = [_RankRecord.decode(payload, peer) for peer, payload in enumerate(told)]
-    _check_alike(records)
+    check_equal([record.alike for record in records])
     topology = place(rank, [record.key for record in records], [record.name for record in records])
     cores = functools.reduce(operator.or_, (records[each].cores for each in topology.local_ranks))
     targets = [_address_from(peer, record.unix.encode()) for peer, record in enumerate(records)]
@@ -353,16 +351,6 @@ def _address_from(peer: int, told: bytes) -> Address:
 
 def _malformed(rank: int) -> ProtocolError:
     return ProtocolError(f"the start-up record of rank {rank} is malformed")
-
-
-def _check_alike(records: list[_RankRecord]) -> None:
-    for rank, record in enumerate(records):
-        for name, value in records[0].alike.items():
-            other = record.alike.get(name)
-            if other != value:
-                raise MismatchError(
-                    f"{name} is {value!r} on rank 0 and {other!r} on rank {rank}: it must be the same on all ranks"
-                )
 
 
 def _offered(mine: _RankRecord, records: list[_RankRecord]) -> str:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ronde import _native
 from ronde.comm.affinity import core_of, starting_threads_on
-from ronde.comm.bootstrap import RECORD_LIMIT_BYTES, Exchange, Wiring, wire, wire_again
+from ronde.comm.bootstrap import Wiring, wire, wire_again
+from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator import Communicator
 from ronde.comm.shared_memory import share_bells, share_segment
 from ronde.core.placement import Topology
@@ -25,8 +24,6 @@ __all__ = ["CommunicatorFactory"]
 # The numbers of cpp/algorithms/select.h.
 _ALGORITHMS = ("auto", "direct", "ring", "doubling", "hierarchical")
 _MAX_LOCAL_SIZE = 256  # kMaxLocalSize of cpp/host_segment.h
-_TAG = 2**31 - 1  # of the messages that wire a new communicator
-_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ class _Splitter:
         if not is_twin:
             label += f" ({ranks_text(names)})"
         topology = parent._topology.of(ranks)
-        return self._factory.make_child(topology, _exchange_among(parent, ranks), purpose, twin, label, names)
+        return self._factory.make_child(topology, exchange_among(parent, ranks), purpose, twin, label, names)
 
 
 def _join_watch(
@@ -168,30 +165,3 @@ def _join_watch(
 ) -> _native.JoinedWatch:
     """Return the watch of a communicator that is being made, to which its ranks may send from here on."""
     return _native.JoinedWatch(connections, purpose, topology.rank, list(topology.hosts), list(names))
-
-
-def _exchange_among(parent: Communicator, ranks: list[int]) -> Exchange:
-    """Return an exchange among some ranks of a communicator; the first of them collects and hands out."""
-    first, *others = ranks
-
-    def exchange(mine: bytes) -> list[bytes]:
-        rows = np.zeros((len(ranks), _LENGTH_BYTES + RECORD_LIMIT_BYTES), np.uint8)
-        row = rows[ranks.index(parent.rank)]
-        row[:_LENGTH_BYTES] = np.frombuffer(len(mine).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
-        row[_LENGTH_BYTES : _LENGTH_BYTES + len(mine)] = np.frombuffer(mine, np.uint8)
-        if parent.rank != first:
-            parent._send_sealed(row, first, _TAG)
-            parent._recv_sealed(rows, first, _TAG)
-        else:
-            for index, rank in enumerate(others, start=1):
-                parent._recv_sealed(rows[index], rank, _TAG)
-            for rank in others:
-                parent._send_sealed(rows, rank, _TAG)
-        return [_payload_of(row.tobytes()) for row in rows]
-
-    return exchange
-
-
-def _payload_of(row: bytes) -> bytes:
-    length = int.from_bytes(row[:_LENGTH_BYTES], "little")
-    return row[_LENGTH_BYTES : _LENGTH_BYTES + length]

@@ -7,23 +7,22 @@ side.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 import ronde.backends.exit  # noqa: F401 (before the engine registers what it does at the end of the process)
 from ronde import _native
 from ronde.backends.base import Backend, BackendContext, DeviceBackend
 from ronde.backends.carrier import Carrier, DeviceCarrier
 from ronde.backends.choice import NATIVE, OPERATIONS, backend_class, wishes
+from ronde.comm.byte_exchange import allgather_bytes, broadcast_bytes
 from ronde.comm.communicator import Communicator
 from ronde.comm.world import meeting
-from ronde.errors import MismatchError, UsageError
+from ronde.core.typed_json import TypedJson
+from ronde.errors import UsageError
 from ronde.settings import Settings
 from ronde.types import Allreduce, Average, DType, Kind, ReduceOp, Reducescatter
 
@@ -36,12 +35,17 @@ _NOBODY = 255
 # So ends the device of a tensor that a backend takes where it is (cpp/engine/signature.h).
 DEVICE_MEMORY = " memory"
 
+# What a rank lacks for each backend, or None, and what it claims of its host.
+_LACKS_AND_CLAIMS: TypedJson[tuple[tuple[str | None, str], ...]] = TypedJson(
+    tuple[tuple[str | None, str], ...], "list of what a rank lacks"
+)
+
 
 class Carriers:
     """The backends of one engine, in use from now on. All ranks make it alike.
 
-    `members`: the ranks of the job that take part, by their rank in `comm`; None: all of them. Raises UsageError, on
-    all ranks, if nobody is left to carry an operation; MismatchError if they want different ones.
+    `members`: the ranks of the job that take part, by their rank in `comm`; None: all of them. The setting `backends`
+    is the same on all ranks (`equal_settings`). Raises UsageError, on all ranks, if an operation has no carrier.
     """
 
     def __init__(
@@ -57,12 +61,10 @@ class Carriers:
         self._opened: list[Backend] = []
         self._lacks: list[str] = []  # by whom and why a backend cannot be used
         self._table = [0] * _ON_DEVICE + [_NOBODY] * _ON_DEVICE
-        told = _exchange(comm, {"wish": settings.backends, "token": secrets.token_hex(8)})
-        _check_alike([each["wish"] for each in told])
         classes = _needed(self._wishes)
         if not classes:
             return
-        token = told[0]["token"]
+        token = broadcast_bytes(comm, secrets.token_hex(8).encode()).decode()
         candidates = [
             kind(_place(comm, self._members, settings, f"{name} {token}")) for name, kind in classes.items()
         ]
@@ -106,7 +108,8 @@ class Carriers:
         """Return the names of those for which no rank lacks anything."""
         lacking = [backend.missing() for backend in candidates]
         claims = [backend.claim() if lack is None else "" for backend, lack in zip(candidates, lacking)]
-        everyones = _exchange(self._comm, list(zip(lacking, claims)))
+        mine = _LACKS_AND_CLAIMS.encode(tuple(zip(lacking, claims)))
+        everyones = [_LACKS_AND_CLAIMS.decode(told) for told in allgather_bytes(self._comm, mine)]
         usable = []
         for index, backend in enumerate(candidates):
             reasons = _reasons([told[index] for told in everyones])
@@ -207,24 +210,3 @@ def _place(comm: Communicator, members: tuple[int, ...], settings: Settings, pur
         start_timeout_ns=settings.start_timeout_ns,
         has_failed=comm._native.has_failed,
     )
-
-
-def _exchange(comm: Communicator, mine: Any) -> list[Any]:
-    """Return what every rank has to say, which JSON can say."""
-    encoded = json.dumps(mine).encode()
-    lengths = comm.allgather(np.array([len(encoded)])).tolist()
-    everything = comm.allgather(np.frombuffer(encoded, np.uint8)).tobytes()
-    told, begin = [], 0
-    for length in lengths:
-        told.append(json.loads(everything[begin : begin + length]))
-        begin += length
-    return told
-
-
-def _check_alike(texts: Sequence[str]) -> None:
-    for rank, text in enumerate(texts):
-        if text != texts[0]:
-            raise MismatchError(
-                f"the setting backends must be the same on all ranks: it is {texts[0]!r} on rank 0 and {text!r} on "
-                f"rank {rank}"
-            )

@@ -21,6 +21,7 @@ import numpy as np
 
 from ronde import _native
 from ronde._native import Handle
+from ronde.comm.byte_exchange import broadcast_bytes
 from ronde.comm.communicator import Communicator
 from ronde.comm.stacks import call_site
 from ronde.core.messages import (
@@ -47,7 +48,7 @@ from ronde.core.negotiation import (
     Requester,
 )
 from ronde.engine.fresh_errors import fresh
-from ronde.engine.negotiation_rounds import Collector, sent_by, share_bytes
+from ronde.engine.negotiation_rounds import Collector, sent_by
 from ronde.engine.submission import Submission, address, result_rows, signature_of
 from ronde.engine.tuner import Tuner, take_over
 from ronde.errors import MismatchError, PeerLostError, UsageError
@@ -201,7 +202,7 @@ class Negotiator:
             for warning in self._coordinator.take_warnings():
                 _log.warning("%s", warning)
         with sent_by(self._comm, 0):
-            self._apply_stream(decode_stream(share_bytes(self._comm, stream)))
+            self._apply_stream(decode_stream(broadcast_bytes(self._comm, stream)))
         self._run_decided()
         self._cycle.end_cold()
 

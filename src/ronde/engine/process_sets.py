@@ -9,11 +9,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
+from ronde.comm.byte_exchange import framed, unframed
 from ronde.comm.communicator import Communicator
+from ronde.comm.equal_values import require_equal
 from ronde.engine.engine import Engine
-from ronde.errors import MismatchError, NotInitializedError, UsageError
+from ronde.errors import NotInitializedError, UsageError
 from ronde.settings import Settings
 from ronde.types import Allgather, ReduceOp
 
@@ -130,7 +130,8 @@ class ProcessSets:
         """
         if wanted.process_set_id is not None:
             raise UsageError(f"{wanted!r} is added already")
-        ranks = self._agreed_ranks("add", wanted.ranks)
+        self._require_equal("add", wanted.ranks)
+        ranks = list(wanted.ranks)
         if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < self._world.size:
             raise UsageError(
                 f"a process set needs distinct ranks from 0 to {self._world.size - 1}, at least one, not {ranks}"
@@ -153,14 +154,14 @@ class ProcessSets:
         number = unwanted.process_set_id
         if number == 0:
             raise UsageError("the process set of all ranks cannot be removed")
-        ranks = self._agreed_ranks("remove", unwanted.ranks)
+        self._require_equal("remove", unwanted.ranks)
         if number is None or self._sets.get(number) is not unwanted:
             return False
         del self._sets[number]
         engine = unwanted.mark_removed()
         if engine is not None:
             engine.close()
-        self._agreed_ranks("remove", ranks)  # nobody goes on before all are through
+        self._require_equal("remove", unwanted.ranks)  # nobody goes on before all are through
         return True
 
     def close(self) -> None:
@@ -179,29 +180,17 @@ class ProcessSets:
                 engine.abandon()
         self._sets.clear()
 
-    def _agreed_ranks(self, verb: str, ranks: Sequence[int]) -> list[int]:
-        """Return the ranks if they are the same everywhere. Raises MismatchError on all ranks otherwise."""
-        counts = self._gather_numbers([len(ranks)], f"ronde.process_set.{verb}.count")
-        flat = self._gather_numbers(ranks, f"ronde.process_set.{verb}")
-        first = flat[: counts[0]]
-        begin = 0
-        for rank, count in enumerate(counts):
-            theirs = flat[begin : begin + count]
-            if theirs != first:
-                raise MismatchError(
-                    f"all ranks {verb} the same process set: rank 0 says ranks {first}, but rank "
-                    f"{rank} {theirs}"
-                )
-            begin += count
-        return first
+    def _require_equal(self, verb: str, ranks: Sequence[int]) -> None:
+        """Wait for all ranks to call it. Raises MismatchError on all of them if they name different sets."""
 
-    def _gather_numbers(self, numbers: Sequence[int], name: str) -> list[int]:
-        mine = np.array(numbers, np.int64)
-        handle = self._of_all.submit(
-            Allgather, mine, name, ReduceOp.Sum, -1, 1.0, 1.0, None, None, waits=True
-        )
-        values: list[int] = handle.wait().tolist()
-        return values
+        def exchange(mine: bytes) -> list[bytes]:
+            name = f"ronde.process_set.{verb}"
+            handle = self._of_all.submit(
+                Allgather, framed(mine), name, ReduceOp.Sum, -1, 1.0, 1.0, None, None, waits=True
+            )
+            return unframed(handle.wait())
+
+        require_equal(exchange, {f"the process set to {verb}": list(ranks)})
 
 
 def _whole_numbers(ranks: Iterable[int]) -> list[int]:

@@ -24,6 +24,7 @@ from dataclasses import astuple, replace
 from typing import Any, TextIO
 
 from ronde import _native
+from ronde.comm.byte_exchange import broadcast_bytes
 from ronde.comm.communicator import Communicator
 from ronde.core.messages import Tune
 from ronde.core.negotiation import Coordinator
@@ -41,7 +42,6 @@ from ronde.core.tuning import (
     Tuning,
     knobs_for,
 )
-from ronde.engine.negotiation_rounds import share_bytes
 from ronde.engine.search import HINT, BayesianSearch, is_installed
 from ronde.errors import UsageError
 from ronde.new_files import open_for_writing
@@ -79,7 +79,7 @@ def begin_tuning(
             log = None if problem else _Log(settings.autotune_log, space)
         except OSError as error:
             problem = f"autotune_log: {error}"
-    problem = share_bytes(comm, problem.encode()).decode()
+    problem = broadcast_bytes(comm, problem.encode()).decode()
     if problem:
         raise UsageError(problem)
     if log is None:

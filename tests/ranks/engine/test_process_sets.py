@@ -125,6 +125,8 @@ def misuse() -> list[str]:
 def test_misuse_is_told_to_all() -> None:
     first, *others = ranks.run(misuse, 3)
     assert all(other == first for other in others)
-    assert first[0] == "all ranks add the same process set: rank 0 says ranks [0, 0], but rank 1 [0, 1]"
+    assert first[0] == (
+        "the process set to add is [0, 0] on rank 0 and [0, 1] on rank 1: it must be the same on all ranks"
+    )
     assert first[1] == "a process set needs distinct ranks from 0 to 2, at least one, not [0, 3]"
     assert first[4] == "there is a process set of ranks [0, 1, 2] already, with id 0"

@@ -161,5 +161,5 @@ def differ() -> str:
 def test_ranks_that_differ_in_what_must_be_alike_hear_of_it() -> None:
     for answer in ranks.run(differ, 2):
         assert answer == (
-            "the setting batch_bytes must be the same on all ranks: it is 4096 on rank 0 and 8192 on rank 1"
+            "batch_bytes is 4096 on rank 0 and 8192 on rank 1: it must be the same on all ranks"
         )

@@ -105,12 +105,13 @@ def check_connected(here: Wire, there: Wire) -> None:
     "spoil",
     [
         lambda mine: b"",
-        lambda mine: b"[" * 4000,
-        lambda mine: mine.replace(b"{", b"[", 1),
+        lambda mine: b"[" * 100_000,
+        lambda mine: mine.replace(b"]", b"}", 1),
+        lambda mine: mine.replace(b" ", b" [0,", 1).replace(b"]]]", b"]]]]"),
         lambda mine: mine.replace(b'"unix:@', b'"unix@'),
         lambda mine: mine.replace(b'"unix:@', b'"unix:@' + b"a" * 200),
     ],
-    ids=["empty", "deep", "not JSON", "not an address", "too long an address"],
+    ids=["empty", "deep", "not JSON", "nested", "not an address", "too long an address"],
 )
 def test_a_malformed_record_names_its_rank(spoil: Callable[[bytes], bytes]) -> None:
     def exchange(mine: bytes) -> list[bytes]:

@@ -1,0 +1,136 @@
+"""Bytes of any length between the ranks of a communicator: what ranks tell each other beside tensors.
+
+A function of the type `Exchange` gives every rank the bytes of all. There are three: `exchange_through` a store, while
+there is no communicator (`comm/bootstrap`); `allgather_bytes` of all ranks; and `exchange_among` some of them.
+
+Messages from one rank, to another or to all, carry tags between hosts, whatever the setting `protection` says. What is
+gathered from all at once does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ronde.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from ronde.comm.communicator import Communicator
+
+__all__ = [
+    "Exchange",
+    "allgather_bytes",
+    "broadcast_bytes",
+    "exchange_among",
+    "framed",
+    "gather_bytes",
+    "receive_bytes",
+    "send_bytes",
+    "unframed",
+]
+
+# Gives every rank the bytes of all ranks, in their order; all ranks call it alike.
+Exchange = Callable[[bytes], list[bytes]]
+
+_LENGTH_BYTES = 8
+_FIRST_BYTES = 2048  # what nearly always suffices; a longer message follows in a second part
+_ROOM = _FIRST_BYTES - _LENGTH_BYTES
+_MOST_BYTES = 1 << 30  # of one message: bounds the memory that a peer can ask for
+_TAG = 2**31 - 1  # of the messages of `exchange_among`
+
+
+def framed(message: bytes) -> np.ndarray:
+    """Return the message after its length, so that `unframed` can take several apart."""
+    return np.frombuffer(len(message).to_bytes(_LENGTH_BYTES, "little") + message, np.uint8)
+
+
+def unframed(gathered: np.ndarray) -> list[bytes]:
+    """Return the messages that were framed and then gathered. Raises ProtocolError if one is cut off."""
+    data = gathered.tobytes()
+    messages, begin = [], 0
+    while begin < len(data):
+        first = begin + _LENGTH_BYTES
+        begin = first + int.from_bytes(data[begin:first], "little")
+        messages.append(data[first:begin])
+    if begin != len(data):
+        raise ProtocolError(f"a message ends {begin - len(data)} bytes after what was gathered")
+    return messages
+
+
+def allgather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
+    """Return what every rank passes. All ranks call it."""
+    return unframed(comm.allgather(framed(mine)))
+
+
+def gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
+    """Return what every rank passes on rank 0, an empty list on the others. All ranks call it."""
+    gathered = comm.gather(framed(mine), 0)
+    return [] if gathered is None else unframed(gathered)
+
+
+def broadcast_bytes(comm: Communicator, message: bytes) -> bytes:
+    """Return rank 0's message on every rank. All ranks call it; what the others pass does not matter."""
+    first = _first_part(message)
+    comm._broadcast_sealed(first, 0)
+    rest = np.empty(_length_of_rest(first), np.uint8)
+    if rest.size:
+        if comm.rank == 0:
+            rest[:] = np.frombuffer(message, np.uint8)[_ROOM:]
+        comm._broadcast_sealed(rest, 0)
+    return _joined(first, rest)
+
+
+def send_bytes(comm: Communicator, message: bytes, dest: int, tag: int = 0) -> None:
+    """Send the message to rank `dest`, which calls `receive_bytes`."""
+    comm._send_sealed(_first_part(message), dest, tag)
+    if len(message) > _ROOM:
+        comm._send_sealed(np.frombuffer(message, np.uint8)[_ROOM:], dest, tag)
+
+
+def receive_bytes(comm: Communicator, source: int, tag: int = 0) -> bytes:
+    """Return the next message from rank `source`."""
+    first = np.empty(_FIRST_BYTES, np.uint8)
+    comm._recv_sealed(first, source, tag)
+    rest = np.empty(_length_of_rest(first), np.uint8)
+    if rest.size:
+        comm._recv_sealed(rest, source, tag)
+    return _joined(first, rest)
+
+
+def exchange_among(comm: Communicator, ranks: Sequence[int]) -> Exchange:
+    """Return an exchange among some ranks of a communicator; the first of them collects and hands out."""
+    first, *others = ranks
+
+    def exchange(mine: bytes) -> list[bytes]:
+        if comm.rank != first:
+            send_bytes(comm, mine, first, _TAG)
+            return unframed(np.frombuffer(receive_bytes(comm, first, _TAG), np.uint8))
+        told = [mine, *(receive_bytes(comm, rank, _TAG) for rank in others)]
+        everything = b"".join(framed(message).tobytes() for message in told)
+        for rank in others:
+            send_bytes(comm, everything, rank, _TAG)
+        return told
+
+    return exchange
+
+
+def _first_part(message: bytes) -> np.ndarray:
+    head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[:_ROOM]
+    return np.frombuffer(head.ljust(_FIRST_BYTES, b"\0"), np.uint8).copy()
+
+
+def _length(first: np.ndarray) -> int:
+    length = int.from_bytes(first[:_LENGTH_BYTES].tobytes(), "little")
+    if length > _MOST_BYTES:
+        raise ProtocolError(f"a message of {length} bytes, where at most {_MOST_BYTES} are allowed")
+    return length
+
+
+def _length_of_rest(first: np.ndarray) -> int:
+    return max(0, _length(first) - _ROOM)
+
+
+def _joined(first: np.ndarray, rest: np.ndarray) -> bytes:
+    return (first[_LENGTH_BYTES:].tobytes() + rest.tobytes())[: _length(first)]
