@@ -1,1 +1,1 @@
-"""How workers are started: the plan, and the shells that perform it."""
+"""The launcher: it plans which workers run on a machine, starts them and supervises them."""

@@ -1,14 +1,14 @@
-"""A program, not a module: one worker that calls a Python function and hands back what it returns.
+"""A program, not a module: one worker that calls a Python function and stores its result.
 
     python callable_worker.py CALL_FD RESULT_FD[,RESULT_FD]... LOCAL_RANK
 
-The descriptors are memory files (memfd) that `ronde.launch.callables` has made, one for the call and one for the
-result of each local rank: they hold anything of any size, nobody has to read while the other writes, and they are gone
-with the last process that has them open.
+The descriptors are memory files (memfd) that `ronde.launch.callables` creates, one for the call and one for the result
+of each local rank. They hold values of any size, need no reader while the other side writes, and vanish with the last
+process that has them open.
 
-CALL_FD holds two pickles, one after the other: what makes this process like the caller's (paths, the main module), and
-then the function with its arguments, as bytes: what is in them can only be found once the first has been done.
-The result is a letter and a pickle: R and the result, or E and the texts of an exception and its traceback.
+CALL_FD holds two pickles. The first makes this process like the caller's (paths, the main module); the second, kept as
+bytes until then, is the function with its arguments. The result is a letter and a pickle: R and the result, or E and
+the texts of an exception and its traceback.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
     try:
         result = call(int(words[0]))
     except Exception as error:
-        # What stands above is ours and says nothing.
+        # The frames above are Ronde's.
         ours = error.__traceback__
         failed(result_fd, error.with_traceback(ours and ours.tb_next and ours.tb_next.tb_next))
         return 1
@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
 
 def call(fd: int) -> Any:
     """Return what the function returns."""
-    with open(f"/proc/self/fd/{fd}", "rb") as file:  # an offset of our own: all workers read this
+    with open(f"/proc/self/fd/{fd}", "rb") as file:  # a separate file offset: all workers read this
         os.close(fd)
         preparation, packed = pickle.load(file), pickle.load(file)
     sys.path[:] = preparation["sys_path"]
@@ -59,7 +59,7 @@ def call(fd: int) -> Any:
 
 
 def prepare(preparation: dict[str, Any]) -> None:
-    """Become like the caller's process. Its main module is imported here if functions of it are to be found."""
+    """Copy the caller's paths, and import its main module if the function needs it."""
     from multiprocessing import spawn
 
     from ronde.launch import callables
@@ -72,14 +72,14 @@ def prepare(preparation: dict[str, Any]) -> None:
 
 
 def pickler() -> Any:
-    """Return what makes bytes of results: cloudpickle if it is there, for the sake of types of a notebook."""
+    """Return the module that pickles results: cloudpickle, which knows a notebook's types, if it is installed."""
     from ronde.launch import callables
 
     return callables.pickler()
 
 
 def failed(fd: int, error: Exception) -> None:
-    """Tell the caller, the launcher and whoever reads along."""
+    """Report the exception to the caller, to the launcher and on stderr."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     from ronde.process.error_file import described
@@ -90,7 +90,7 @@ def failed(fd: int, error: Exception) -> None:
 
 
 def write(fd: int, kind: bytes, data: bytes) -> None:
-    """Put the result in place."""
+    """Write the result into the memory file."""
     with open(fd, "wb", closefd=False) as file:
         file.write(kind)
         file.write(data)

@@ -1,9 +1,8 @@
 """Python functions as workers: `ronde.run(fn, np=4)`, from a script or a notebook.
 
-The function and its arguments are pickled, and called in new processes (`callable_worker.py`) that the launcher's agent
-starts, watches and ends like any other workers. Functions that only exist in the main module of a notebook, or within
-another function, need cloudpickle; without it a function must be one that another process can import, as with
-multiprocessing.
+The launcher's agent starts processes (`callable_worker.py`) that unpickle the function and its arguments and call it. It
+supervises them like other workers. A function in a notebook's main module, or within another function, needs
+cloudpickle; without it, another process must be able to import the function, as with multiprocessing.
 """
 
 from __future__ import annotations
@@ -137,9 +136,7 @@ class ElasticLaunch(Generic[P, R]):
 
 
 def _loaded_here() -> tuple[str, ...]:
-    """Return what a template of workers should import: what `callable_worker.py` needs, and what the function may
-    use.
-    """
+    """Return the modules for a template: those that `callable_worker.py` needs and those that the function may use."""
     return ("multiprocessing.spawn", __name__, *(name for name in (*WORTH_IT, *LATER) if name in sys.modules))
 
 
@@ -159,8 +156,7 @@ def _pack(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     data = get_preparation_data("worker")
     preparation = {key: data[key] for key in _LIKE_THE_CALLER if key in data}
     main = {key: data[key] for key in _MAIN_MODULE if key in data}
-    # In a child of multiprocessing, and in a worker, the main module has been imported under another name, by which
-    # cloudpickle too refers to what is in it.
+    # In a child of multiprocessing, and in a worker, the main module has another name, which cloudpickle uses, too.
     is_imported = getattr(sys.modules.get("__main__"), "__name__", "") == "__mp_main__"
     advice = (
         ""
@@ -191,7 +187,7 @@ def _memory_file(stack: ExitStack) -> int:
 
 
 def _read(fd: int) -> tuple[bytes, Callable[[], Any]]:
-    """Return the letter of a result, and what gives the rest."""
+    """Return the letter of a result, and the function that loads the rest."""
     with open(f"/proc/self/fd/{fd}", "rb") as file:
         return file.read(1), partial(_load, fd)
 
@@ -215,14 +211,14 @@ def _result(fd: int, rank: int) -> Any:
 
 
 def _raise(result: RunResult, fds: Sequence[int]) -> None:
-    """Raise what the caller should see of a job that did not succeed."""
+    """Raise the exception that a failed job means for the caller."""
     failure = next(iter(result.failures.values()), None)
     if failure is not None:
         raise _remote_error(result, failure, fds)
     if result.exit_code == INTERRUPTED:
         raise KeyboardInterrupt
     if result.exit_code in _SIGNALS:
-        os.kill(os.getpid(), _SIGNALS[result.exit_code])  # as if the workers had not been in between
+        os.kill(os.getpid(), _SIGNALS[result.exit_code])  # as if the signal had come to this process
     raise RemoteError(result.reason)
 
 

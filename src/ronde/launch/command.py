@@ -22,11 +22,11 @@ def find_command(
 ) -> list[str]:
     """Return the command whose first word is a path: `name` with its arguments.
 
-    A module (`module`), a directory with a __main__.py, a file ending in .py, .pyz or .zip and any file with `run_path`
-    run with this Python; with `no_python`, and whatever ends otherwise, is a program: a file of that name or, if there
-    is none and the name has no slash, the first in `search_path` (PATH). But a text that is not executable and names no
-    other interpreter is a script, too. Raises UsageError if it is not there, is another directory, or may not be read
-    or executed.
+    This Python runs a module (`module`), a directory with a __main__.py, a file that ends in .py, .pyz or .zip, and any
+    file with `run_path`. Everything else, and with `no_python` any file, is a program: a file of that name or, if there
+    is none and the name has no slash, the first one in `search_path` (PATH). A text file that is not executable and
+    names no other interpreter is a script, too. Raises UsageError if the file does not exist, is another directory, or
+    may not be read or executed.
     """
     if module:
         return [sys.executable, "-m", name, *arguments]
@@ -36,7 +36,7 @@ def find_command(
         _check_file(name, "script", os.R_OK, "it may not be read")
         return [sys.executable, name, *arguments]
     if os.sep not in name and not os.path.isfile(name):
-        import shutil  # only now: it takes long to load
+        import shutil  # slow to load
 
         if found := shutil.which(name, path=search_path):
             return [found, *arguments]
@@ -70,7 +70,7 @@ def _check_file(name: str, kind: str, right: int, without: str) -> None:
 
 
 def _check_program(name: str) -> None:
-    """Raise UsageError if it is a text, and names nobody who could run it; if it may not be read, it is tried."""
+    """Raise UsageError if it is a text file that names no existing interpreter. An unreadable file passes."""
     if not os.access(name, os.R_OK) or not os.path.isfile(name):
         return
     with open(name, "rb") as file:

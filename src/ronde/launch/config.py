@@ -1,4 +1,4 @@
-"""What is to be launched, and how: the contract between those who ask (the command line, Python) and the launchers."""
+"""The configuration of a launch: the contract between the command line or `ronde.run` and the launchers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_SIGNALS = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT and SIGTERM, as torch
 
 
 class Std(Enum):
-    """Which of a worker's streams."""
+    """A selection of a worker's two output streams."""
 
     NONE = 0
     OUT = 1
@@ -36,9 +36,9 @@ class Std(Enum):
 
 
 def parse_streams(text: str) -> dict[int, Std]:
-    """Return what --redirects and --tee mean: one of 0 to 3 for all workers (key -1), or as in 0:1,1:3 by local rank.
+    """Return the streams of --redirects or --tee: `3` is for all workers (key -1), `0:1,1:3` by local rank.
 
-    Raises ValueError if it means nothing.
+    Raises ValueError for any other text.
     """
     values = {str(std.value): std for std in Std}
     if text in values:
@@ -53,7 +53,7 @@ def parse_streams(text: str) -> dict[int, Std]:
 
 
 class Binding(Enum):
-    """To which processors each worker is bound."""
+    """The processors to which each worker is bound."""
 
     NONE = "none"
     CORES = "cores"  # an equal share of the usable cores each
@@ -64,13 +64,13 @@ class Binding(Enum):
 class Outputs:
     """Where the workers' output goes.
 
-    `log_dir`: a directory that gets one subdirectory for each run, attempt and local rank, as torchrun lays them out.
-    `redirects`, `tee`: by local rank, which streams go into files there, and which of those onto the screen too; the
-    entry -1 is for all others. `filter`: the local ranks whose output is shown, None for all. `prefix`: the template of
-    what stands before each line on the screen, with {rank}, {local_rank}, {host}, {role}; None for the default.
-    `timestamps`: every line on the screen begins with the time. `by_rank`: the directory gets horovodrun's layout
-    instead, a subdirectory for each rank. `duplicates`: for OUT and ERR, texts; lines of any worker that contain one of
-    them are collected in a file of the attempt, too.
+    `log_dir`: the directory of the logs, with a subdirectory for each run, attempt and local rank, as in torchrun.
+    `redirects`: the streams that go into files there instead of onto the screen, by local rank; the key -1 is for all
+    others. `tee`: the streams that go to both. `filter`: the local ranks whose output is shown; None: all. `prefix`:
+    the template of the text before each line on the screen, with {rank}, {local_rank}, {host}, {role}; None: the
+    default. `timestamps`: each line on the screen begins with the time. `by_rank`: `log_dir` has horovodrun's layout, a
+    subdirectory for each rank. `duplicates`: for OUT and ERR, the texts that select lines of all workers for a
+    collecting file of the attempt.
     """
 
     log_dir: str | None = None
@@ -87,13 +87,13 @@ class Outputs:
 class WorkerSpec:
     """What each worker of this node runs.
 
-    `argv`: the command, whose first word is a path; macros in the arguments stay as they are until a worker is started.
-    `environment`: what goes before the launcher's own environment; `exported`: the variables of it that the user named,
-    whose values are shown to nobody. `preload`: modules that a template process has
-    imported before workers are started again; None: chosen by looking at the script; empty: no template. `fork`:
-    workers come from the template the first time too, which waits for its imports. `key_by_descriptor`: workers get the
-    job key in a memory file instead of their environment. `signals`: those that we pass on to
-    the workers, and that end them. `virtual_local_rank`: each worker sees one GPU, as its first, and local rank 0.
+    `argv`: the command, whose first word is a path; the launcher replaces macros in it when it starts a worker.
+    `environment`: variables that override the launcher's environment; `exported`: those of them that the user named,
+    whose values are never shown. `preload`: modules that a template process imports before workers are started again;
+    None: chosen from the script's text; empty: no template. `fork`: the first workers come from the template, too, and
+    wait for its imports. `key_by_descriptor`: workers get the job key in a memory file instead of their environment.
+    `signals`: those that the launcher passes on to the workers, and that end the job. `virtual_local_rank`: each worker
+    sees one GPU, as device 0, and local rank 0.
     """
 
     argv: tuple[str, ...]
@@ -107,21 +107,21 @@ class WorkerSpec:
     fork: bool = False
     binding: Binding = Binding.NONE
     stop_signal: int = 15
-    grace_ns: int = GRACE_NS  # for workers to notice a failure by themselves
-    patience_ns: int = PATIENCE_NS  # for each signal to work
-    farewell_ns: int = FAREWELL_NS  # for what was told to end by a signal from outside, not typed
+    grace_ns: int = GRACE_NS  # for workers to notice a failure and end
+    patience_ns: int = PATIENCE_NS  # from one signal to the next, stronger one
+    farewell_ns: int = FAREWELL_NS  # ... if a signal from outside, not a typed one, ends the job
     signals: tuple[int, ...] = DEFAULT_SIGNALS
     virtual_local_rank: bool = False
     key_by_descriptor: bool = False
 
     def longest_end_ns(self, farewell: bool = True) -> int:
-        """Return how long it may take at most until workers that are to end are gone; `farewell`: by a signal."""
+        """Return the longest time that the end of the workers takes; `farewell`: a signal from outside ends them."""
         return self.grace_ns + (self.farewell_ns if farewell else self.patience_ns) + self.patience_ns
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """How other machines are reached; None leaves it to the user's own configuration of ssh."""
+    """How ssh reaches other machines; None: as the user's configuration of ssh says."""
 
     port: int | None = None
     identity_file: str | None = None
@@ -129,10 +129,10 @@ class Ssh:
 
 @dataclass(frozen=True)
 class Discovery:
-    """A program that prints the hosts that are there now, one in a line, as `name` or `name:slots`.
+    """A program that prints the available hosts, one per line, as `name` or `name:slots`.
 
-    `script`: a file, or a command with arguments. `slots`: of a host without a number. `first_workers`: the job does
-    not begin before there is room for so many.
+    `script`: a file, or a command with arguments. `slots`: of a host without a number. `first_workers`: the number of
+    workers for which the hosts must have room before the job begins.
     """
 
     script: str
@@ -142,15 +142,16 @@ class Discovery:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Everything that the agent of one node needs to know.
+    """The configuration of one node's agent.
 
-    `master_addr`, `master_port`: given by the user for workers, else the agents agree on them. `local_addr`: the
-    address by which other nodes reach this one, else it is found out. `interface`: the network interface that has that
-    address, on every host. `hosts`: (name, slots) of machines on which to start agents by SSH, and `discovery`: what
-    finds them; neither for this machine only. `min_workers`, `max_workers`: with these two, how many workers of all
-    hosts together the job needs and takes; 0: as many as there are slots, no limit. `cooldown_ns`: how long a host that
-    failed is left alone, at first and at most; None: for good. `start_timeout_ns`: until all nodes have been reached
-    and the store has answered. `insecure_job_key`: nodes without a key take one that follows from the job's name.
+    `master_addr`, `master_port`: the user's values for workers; None: the agents agree on them. `local_addr`: the
+    address by which other nodes reach this one; None: the agent finds it. `interface`: the network interface that has
+    this address on every host. `hosts`: name and slots of each machine on which to start an agent by SSH; `discovery`:
+    the program that finds them; without both, the job runs on this machine. `min_workers`, `max_workers`: how many
+    workers on all these hosts together the job needs and takes; 0: as many as there are slots, no limit. `cooldown_ns`:
+    the shortest and longest time for which a failed host is not used; None: for ever. `start_timeout_ns`: the time
+    within which all nodes are reached and the store answers. `insecure_job_key`: nodes without a key take one that
+    follows from the job's name.
     """
 
     worker: WorkerSpec

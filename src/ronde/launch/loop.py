@@ -1,4 +1,4 @@
-"""Where the launcher's one thread waits: for descriptors, in a fixed order within a turn, and for times."""
+"""The launcher's event loop: waits for descriptors, which a turn serves in a fixed order, and for timers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Loop", "Order"]
 
 
 class Order(IntEnum):
-    """Who is served first within a turn.
+    """The order in which a turn serves descriptors.
 
-    A signal sent to the whole job is known before the deaths that it causes; what a worker said, and that it has raised
-    an exception, before its death; and the deaths of our own workers before what other nodes tell.
+    The launcher learns of a signal to the whole job before the deaths that it causes, of a worker's output and uncaught
+    exception before its death, and of deaths on this node before the news of other nodes.
     """
 
     SIGNALS = 0
@@ -35,7 +35,7 @@ class _Watch:
 
 
 class Loop:
-    """Descriptors and timers, each with whoever serves it. Nothing is polled."""
+    """Descriptors and timers, each with the function that serves it."""
 
     def __init__(self) -> None:
         self._selector = selectors.PollSelector()
@@ -51,7 +51,7 @@ class Loop:
         wanted: bool = True,
         events: int = selectors.EVENT_READ,
     ) -> None:
-        """Serve the descriptor whenever it is ready, or not any more if that is not `wanted`."""
+        """Serve the descriptor whenever it is ready; stop if `wanted` is false."""
         if wanted and fd not in self._watched:
             self._watched[fd] = _Watch(order, fd, serve)
             self._selector.register(fd, events, self._watched[fd])
@@ -59,22 +59,22 @@ class Loop:
             self.unwatch(fd)
 
     def unwatch(self, fd: int) -> None:
-        """Let go of the descriptor, before it is closed."""
+        """Stop serving the descriptor. Call this before you close it."""
         if fd in self._watched:
             self._selector.unregister(fd)
             del self._watched[fd]
 
     def set_timer(self, owner: object, at_ns: int | None, ring: Callable[[], None]) -> None:
-        """Call `ring` at this time of the monotonic clock, once; it replaces the owner's earlier time. None: never."""
+        """Call `ring` once, at this time of the monotonic clock, instead of the owner's earlier time. None: never."""
         self._timers.pop(owner, None)
         if at_ns is not None:
             self._timers[owner] = at_ns, ring
 
     def turn(self) -> None:
-        """Wait until somebody is to be served, and serve all who are."""
+        """Wait until a descriptor is ready or a timer rings, and serve all that are."""
         ready: list[_Watch] = [key.data for key, _ in self._selector.select(self._timeout_s())]
         for watch in sorted(ready, key=lambda each: each.order):
-            if self._watched.get(watch.fd) is watch:  # else let go of earlier in this turn
+            if self._watched.get(watch.fd) is watch:  # else unwatched earlier in this turn
                 watch.serve()
         now_ns = time.monotonic_ns()
         for owner, (at_ns, ring) in list(self._timers.items()):
@@ -83,7 +83,7 @@ class Loop:
                 ring()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the selector; watched descriptors stay open."""
         self._selector.close()
 
     def _timeout_s(self) -> float | None:

@@ -1,7 +1,7 @@
-"""The launcher that leaves the launching to MPI: `mpirun` takes the place of this process.
+"""`--launcher mpi`: this process becomes `mpirun`, which starts the workers.
 
-Its ranks find each other by what mpirun tells them (core/identity), and mpi4py, if they use it, loads the library that
-belongs to this mpirun. Output, signals and the exit code are mpirun's own.
+The ranks find each other by mpirun's variables (core/identity), and their mpi4py loads the library that belongs to this
+mpirun. Output, signals and the exit code are mpirun's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ronde.process.process_groups import usable_cores
 
 __all__ = ["MpiPlan", "plan_here", "plan_mpi", "run_here"]
 
-# What another launcher, around us, may have said to us and not to these ranks.
+# Variables that an outer launcher set for this process, and that the ranks must not see.
 _OF_OTHERS = (
     "RANK",
     "WORLD_SIZE",
@@ -36,13 +36,13 @@ _OF_OTHERS = (
 
 @dataclass(frozen=True)
 class MpiPlan:
-    """The command that starts all workers, and what it finds in its environment beyond the launcher's own."""
+    """The command that starts all workers, and the variables that it gets beyond the launcher's environment."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)  # the job key is in it
 
     def describe(self) -> str:
-        """Return the plan as text that can be shown to anybody: the job key is hidden."""
+        """Return the plan as text, without the job key."""
         lines = ["workers started by mpirun", "", "its environment:"]
         lines += [f"    {text}" for text in assignments(set(self.environment.items()))]
         lines += ["", "its command:", f"    {shlex.join(self.argv)}"]
@@ -63,13 +63,13 @@ def plan_mpi(
 ) -> MpiPlan:
     """Return the plan for `workers` processes of the command `argv`.
 
-    `version` is what `mpirun --version` says. `libraries` are the libmpi.so.* beside it (without a number it may be
-    text for the linker). `environment` is the launcher's own, to see what the user has set; `cores` is how many the
-    workers share.
+    `version`: the output of `mpirun --version`. `libraries`: the files libmpi.so.* beside it (the one without a number
+    may be a text for the linker). `environment`: the launcher's, in which the user may have set variables. `cores`: the
+    number that the workers share.
     """
     options: list[str] = []
     if "Open MPI" in version or "OpenRTE" in version:
-        # By name only: where mpirun starts ranks on other hosts, it sends the key itself by its own connections.
+        # By name only: to ranks on other hosts mpirun sends the key by its own connections.
         options = ["--oversubscribe", *(["--allow-run-as-root"] if is_root else []), "-x", "RONDE_JOB_KEY"]
     wishes = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "PYTHONUNBUFFERED": "1"}
     if libraries:
@@ -80,7 +80,7 @@ def plan_mpi(
 
 
 def plan_here(argv: Sequence[str], workers: int, environment: Mapping[str, str]) -> MpiPlan:
-    """Return the plan with the mpirun beside this Python, or else the first in PATH. Raises UsageError."""
+    """Return the plan with the mpirun beside this Python, else the first in PATH. Raises UsageError without one."""
     beside = shutil.which("mpirun", path=str(Path(sys.executable).parent))
     found = beside or shutil.which("mpirun", path=environment.get("PATH"))
     if found is None:

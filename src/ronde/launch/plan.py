@@ -1,4 +1,4 @@
-"""The launch plan: exactly which processes run, with what in their environment. Pure and printable; nothing is done."""
+"""The launch plan: the command and environment of each worker. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ronde.light_dataclasses import dataclass, field
 __all__ = ["OURS", "LaunchPlan", "WorkerPlan", "assignments", "own_gpus", "plan_workers"]
 
 JOB_KEY, JOB_KEY_FD = "RONDE_JOB_KEY", "RONDE_JOB_KEY_FD"
-# What says who a worker is and where it finds the others. Nobody can give it another value.
+# The variables of a worker's ranks and meeting point. The user cannot override them.
 OURS = frozenset((
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
@@ -29,7 +29,7 @@ LOCAL_RANK_MACRO = "${local_rank}"
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """One worker: its command, and what it finds in its environment beyond the launcher's own."""
+    """One worker: its command, and the variables that it gets beyond the launcher's environment."""
 
     rank: int
     local_rank: int
@@ -42,10 +42,10 @@ class LaunchPlan:
     """All workers of the job, by rank."""
 
     workers: tuple[WorkerPlan, ...]
-    hidden: frozenset[str] = frozenset()  # variables whose values are shown to nobody, beside the job key
+    hidden: frozenset[str] = frozenset()  # variables whose values are never shown; nor is the job key
 
     def describe(self) -> str:
-        """Return the plan as text that can be shown to anybody: secrets are hidden."""
+        """Return the plan as text, without secrets."""
         count = len(self.workers)
         lines = [
             f"{count} worker{'s' if count > 1 else ''} on this machine",
@@ -63,7 +63,7 @@ class LaunchPlan:
 
 
 def assignments(variables: set[tuple[str, str]], hidden: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Return variables as a shell would set them, sorted; values of the job key and of those `hidden` are not shown."""
+    """Yield the assignments of variables for a shell, sorted, without the values of the job key and of `hidden`."""
     for name, value in sorted(variables):
         yield f"{name}={HIDDEN if name == JOB_KEY or name in hidden else shlex.quote(value)}"
 
@@ -83,11 +83,11 @@ def plan_workers(
 ) -> LaunchPlan:
     """Return the plan for the workers of this node in the round.
 
-    `environment` is the launcher's own, to see what the user has set; `cores` is how many the workers share; with
-    `key_fd` they inherit that descriptor of a memory file with the key, and do not have it in their environment;
-    `master` is where the user's rank 0 serves what it wants, if that is given and not up to the node of rank 0;
-    `columns` is the width of the terminal that shows the output, None if there is none; each line there begins with the
-    `host`, if any.
+    `environment`: the launcher's, in which the user may have set variables. `cores`: the number that the workers share.
+    `key_fd`: the workers inherit this memory file with the key, instead of finding the key in their environment.
+    `master`: the MASTER_ADDR and MASTER_PORT that the user gave; None: the node of rank 0 chooses. `columns`: the width
+    of the terminal that shows the output, None without one. `host`: the name at the beginning of each line there, if
+    any.
     """
     workers = ranks_of(round.nodes, round.group_rank)
     leader = round.nodes[0]
@@ -116,16 +116,14 @@ def plan_workers(
         "HOROVOD_HOSTNAME": round.nodes[round.group_rank].host,
     }
     wishes = {
-        "OMP_NUM_THREADS": str(
-            max(1, cores // len(workers))
-        ),  # else every worker has a thread for every core
-        "PYTHONUNBUFFERED": "1",  # lines appear when they are printed, and are there after a death
-        "PYTHONFAULTHANDLER": "1",  # a fatal signal shows where each thread was; set but empty, it does not
+        "OMP_NUM_THREADS": str(max(1, cores // len(workers))),  # else each worker starts a thread per core
+        "PYTHONUNBUFFERED": "1",  # lines appear at once, and survive a killed worker
+        "PYTHONFAULTHANDLER": "1",  # a fatal signal prints the stacks of all threads
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     if columns is not None:
         prefix = len(f"[{host}:{workers[-1].rank}] " if host else f"[{workers[-1].rank}] ")
-        wishes["COLUMNS"] = str(max(1, columns - prefix))  # so that a progress bar fits
+        wishes["COLUMNS"] = str(max(1, columns - prefix))  # a progress bar fits beside the prefix
     defaults |= {name: value for name, value in wishes.items() if name not in environment}
     wanted = {name: value for name, value in spec.environment.items() if name not in OURS}
     shared = {**defaults, **wanted, **ours}
@@ -135,7 +133,7 @@ def plan_workers(
 
 
 def own_gpus(spec: WorkerSpec, environment: Mapping[str, str]) -> Sequence[str]:
-    """Return the GPU that each worker of this node is to see alone, nothing if they see all.
+    """Return the one GPU that each worker of this node sees, by local rank; empty if workers see all GPUs.
 
     Raises UsageError if the environment names too few.
     """

@@ -1,4 +1,4 @@
-"""The launcher's own two streams: they take the workers' lines, and those of the launcher itself, without blocking."""
+"""The launcher's stdout and stderr, which take lines of the workers and of the launcher without blocking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OURSELVES = Source(-1, "ronde", b"")
 
 
 class Screen:
-    """Standard output and standard error; `broken` is called once for each that cannot be written any more."""
+    """Standard output and standard error; `broken` is called once for each that becomes unwritable."""
 
     def __init__(self, loop: Loop, broken: Callable[[], None]) -> None:
         self._loop = loop
@@ -24,11 +24,11 @@ class Screen:
         self._gone: set[Sink] = set()
 
     def say(self, line: bytes) -> None:
-        """Show a line of the launcher's own."""
+        """Show a line of the launcher."""
         self.err.show(_OURSELVES, [Piece(line, b"\n")])
 
     def balance(self) -> None:
-        """Before each turn: write to what is behind, and look for what has broken."""
+        """Watch the streams that have unwritten lines, and report the broken ones. Call this before each turn."""
         for sink in self._sinks:
             self._loop.watch(
                 sink.fileno(), Order.SINKS, sink.flush, wanted=sink.waiting, events=selectors.EVENT_WRITE
@@ -39,11 +39,11 @@ class Screen:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to write."""
+        """Whether lines are still unwritten."""
         return any(sink.waiting for sink in self._sinks)
 
     def close(self) -> None:
-        """Let go of the streams, which stay open."""
+        """Stop writing to the streams, which stay open."""
         for sink in self._sinks:
             self._loop.unwatch(sink.fileno())
             sink.close()

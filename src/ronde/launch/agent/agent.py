@@ -1,9 +1,9 @@
 """The agent of one node: performs what `ronde.core.agent` decides, in one thread with one loop.
 
-What it watches: the signals sent to us, the rendezvous, and for each run of the workers what their supervisor watches.
-The workers of a round meet in a store that the agent of group rank 0 serves. Every agent opens a new one before it
-joins and closes it when the round is over: so the keys of a round end with it, and workers of an earlier one, which
-may still run on a node that was cut off, cannot get in their successors' way.
+The loop watches this process's signals, the rendezvous, and the descriptors of the supervisor of each run of the
+workers. The workers of a round meet in a store that the agent of group rank 0 serves. Every agent opens a new store
+before it joins and closes it after the round: the keys of a round end with the round, and workers of an earlier round,
+which may still run on a disconnected node, cannot disturb their successors.
 """
 
 from __future__ import annotations
@@ -56,11 +56,10 @@ LATE_LOGS_NS = 2 * 10**9
 class RunResult:
     """How the job ended, as this node knows it.
 
-    `exit_code`: 0 if all workers of all nodes succeeded. `failures`: by rank, the first failure, on whatever node, and
-    then the workers of this node that failed by themselves in the last round.
-    `returncodes`: of this node's workers in the last round, by rank; minus the signal where one killed it. `restarts`
-    and `changes`: how many rounds a failed worker, and a lost or new node, have ended. `gave_way`: the job may go on
-    without this node.
+    `exit_code`: 0 if all workers of all nodes succeeded. `failures`: the failures by rank: the first one of the job, on
+    any node, and those of this node's workers in the last round that the launcher did not end. `returncodes`: of this
+    node's workers in the last round, by rank; minus the signal for a killed worker. `restarts`, `changes`: how many
+    rounds ended by a failed worker, and by a lost or new node. `gave_way`: the job may go on without this node.
     """
 
     exit_code: int
@@ -81,12 +80,12 @@ def run_agent(
     reads: bool = False,
     meaning: Callable[[int], int] = int,
 ) -> RunResult:
-    """Run this node's part of the job, showing the workers' output, until the job is over or we are told to go.
+    """Run this node's part of the job, and show the workers' output, until the job ends or a signal ends this agent.
 
-    `environment` is the whole environment of the launcher; workers inherit the descriptors `keep`, and with `reads` the
-    one of local rank 0 our standard input; without `report` what went wrong is only in the result. Raises UsageError if
-    the configuration is invalid or the rendezvous cannot be reached. Signals are heeded in the main thread only;
-    `meaning` says as what.
+    `environment`: the whole environment of the launcher. `keep`: descriptors that all workers inherit. `reads`: local
+    rank 0 inherits standard input. `report`: print a report of a failure; the result has it in any case. `meaning`:
+    returns the signal for which a received signal stands; only the main thread receives signals. Raises UsageError if
+    the configuration is invalid or the rendezvous cannot be reached.
     """
     claim_standard_streams()
     with ExitStack() as stack:
@@ -95,7 +94,7 @@ def run_agent(
 
 
 def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPlan:
-    """Return the plan for this machine as it is now, as if no other node took part; store and key are made up."""
+    """Return the plan for this machine as the only node, with a made-up store and key."""
     address = own_address(config)
     node = describe_node(config, address, "unix:@ronde", "")
     some_fd = 3 if config.worker.key_by_descriptor else None
@@ -125,12 +124,12 @@ def _plan(
 
 
 def _terminal_columns() -> int | None:
-    """Return the width of the terminal that shows progress bars; None if there is none, or it does not say."""
+    """Return the width of the terminal on stderr; None if there is none or its width is unknown."""
     return (os.get_terminal_size(2).columns or None) if os.isatty(2) else None
 
 
 def _prefixed_host(config: LaunchConfig) -> str:
-    """Return what lines of output say of the host: nothing if there is only one."""
+    """Return the host in the prefix of output lines; empty in a job of one node."""
     return host_name() if config.rendezvous.max_nodes > 1 else ""
 
 
@@ -179,9 +178,9 @@ class _Shell:
         )
         self._events: deque[machine.Event] = deque()
         self._round: Round | None = None
-        self._supervisor: Supervisor | None = None  # of the workers that run, or that were the last to run
-        self._alive = False  # whether they run
-        self._finish: Finish | None = None  # how they ended
+        self._supervisor: Supervisor | None = None  # of the present or last workers
+        self._alive = False  # whether workers run
+        self._finish: Finish | None = None  # how the last workers ended
         self._exit: machine.Exit | None = None
         self._hurry = False  # a signal came after the end
         self._loop = Loop()
@@ -198,7 +197,7 @@ class _Shell:
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
     def run(self, report: bool) -> RunResult:
-        """See the job to its end, report, and return the result."""
+        """Run the job to its end, report, and return the result."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._loop.watch(self._rendezvous.fileno(), Order.NODES, self._read_rendezvous)
         self._loop.watch(self._starter.announcements.fileno(), Order.RAISED, self._read_announcements)
@@ -224,7 +223,7 @@ class _Shell:
                 self._supervisor.close()
 
     def _await_logs(self) -> None:
-        """What is wrong with them comes before the report; but a disk that hangs does not keep that back."""
+        """Wait for the logs, whose errors precede the report; a hanging disk delays it by `LATE_LOGS_NS` at most."""
         logs, is_late = self._starter.logs, False
 
         def say() -> None:
@@ -299,7 +298,7 @@ class _Shell:
     # What is to be done
 
     def _tell(self, event: machine.Event) -> None:
-        """Step the machine, one event after the other, also if performing one brings the next."""
+        """Step the machine by one event after the other, including those that arise while it performs effects."""
         self._events.append(event)
         if len(self._events) > 1:
             return
@@ -342,7 +341,7 @@ class _Shell:
         self._screen.say(f"ronde: {text}".encode(errors="backslashreplace"))
 
     def _join(self) -> None:
-        if self._round:  # the store is that of a round that is over
+        if self._round:  # the store belongs to the last round
             self._close_store()
             self._store = self._open_store()
         node = describe_node(self._config, self._address, self._store.address, self._id)
@@ -366,7 +365,7 @@ class _Shell:
         self._starter.await_template(plan.workers[0], self._inbox)
         self._read_signals()
         if not self._alive:
-            return  # one came, so nobody is started
+            return  # a signal ended the run
         self._frozen.begin(self._supervisor.pids)
         self._supervisor.start()
         nodes = self._config.rendezvous
@@ -383,7 +382,7 @@ class _Shell:
     # The end
 
     def _report(self, exit: machine.Exit) -> list[bytes]:
-        """Return the last lines: the first failure, wherever it was, and last of all what its worker said."""
+        """Return the report: the first failure, on any node, and at the end the last output of its worker."""
         used = self._round.restarts if self._round else 0
         times = "once" if used == 1 else f"{used} times"
         remark = f"; the workers had been started again {times} before" if used else ""
@@ -397,7 +396,7 @@ class _Shell:
     def _first_failure(self, exit: machine.Exit) -> Failure | None:
         if self._is_ours(exit) and self._finish:
             failed = self._finish.failed_rank
-            # What has been told at once may not be what turned out to be first.
+            # The failure that `exit` carries was reported at once; another may have turned out to be the first.
             return None if failed is None else self._describe_failure(failed)
         return exit.failure
 
@@ -410,7 +409,7 @@ class _Shell:
         return {first.rank: first, **{rank: self._describe_failure(rank) for rank in others}}
 
     def _hand_up(self, exit: machine.Exit) -> None:
-        """Tell whoever has started us, and named an error file, why the job failed."""
+        """Write why the job failed into the error file that this agent's own launcher named."""
         path = self._environment.get(ERROR_FILE)
         failure = self._first_failure(exit) if path and exit.code else None
         if path and failure is not None:
@@ -422,7 +421,7 @@ class _Shell:
                 self._say(f"cannot write the error file {path}: {error.strerror or error}")
 
     def _is_ours(self, exit: machine.Exit) -> bool:
-        """Return whether it is over because of what our workers did last."""
+        """Return whether the last run of this node's workers ended the job."""
         if self._finish is None or self._supervisor is None or self._finish.exit_code != exit.code:
             return False
         if exit.failure is None:

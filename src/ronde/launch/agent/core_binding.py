@@ -15,9 +15,9 @@ _CORES = "/sys/devices/system/cpu"
 
 
 class Core(NamedTuple):
-    """A processor of the kernel's, in the order in which they are given away: near ones are neighbours.
+    """A processor as the kernel counts them; sorted, those that are near each other are neighbours.
 
-    Hardware threads of one `physical` core share its caches, and the cores of a NUMA `node` its memory.
+    Hardware threads of one `physical` core share its caches; cores of one NUMA `node` share its memory.
     """
 
     node: int
@@ -29,8 +29,8 @@ class Core(NamedTuple):
 def shares(binding: Binding, workers: int, cores: Sequence[Core]) -> list[frozenset[int] | None]:
     """Return the processors of each local rank; None for all.
 
-    CORES: an equal share each, as far as they can be divided; where there are more workers than processors, several
-    have the same. NUMA: all processors of one node each; neighbours in rank are on the same node.
+    CORES: shares as equal as possible; if there are more workers than processors, several workers share one. NUMA: all
+    processors of one node; neighbouring ranks are on the same node.
     """
     if binding is Binding.NONE:
         return [None] * workers
@@ -54,7 +54,7 @@ def usable_machine() -> list[Core]:
 
 
 def _node_of(number: int) -> int:
-    """Return the NUMA node of a processor; 0 where the kernel does not say."""
+    """Return the NUMA node of a processor; 0 if the kernel does not report it."""
     try:
         names = os.listdir(f"{_CORES}/cpu{number}")
     except OSError:

@@ -13,7 +13,7 @@ __all__ = ["report", "report_elsewhere"]
 def report(
     finish: Finish, workers: Mapping[int, Worker], failure: Failure | None, remark: str = ""
 ) -> list[bytes]:
-    """Return the lines: the reason, what became of the others, and last what the failed worker had to say."""
+    """Return the lines: the reason, how the other workers ended, and the last output of the failed worker."""
     if finish.exit_code == 0:
         return []
     lines = [f"ronde: {finish.reason}{remark}".encode()]
@@ -24,7 +24,7 @@ def report(
 
 
 def report_elsewhere(reason: str, failure: Failure | None, remark: str = "") -> list[bytes]:
-    """Return the lines of a job that ended because of something on another node."""
+    """Return the lines of a job that another node's failure ended."""
     if failure is None:
         return [f"ronde: {reason}{remark}".encode(errors="backslashreplace")]
     return [
@@ -42,7 +42,7 @@ def _words(failure: Failure) -> list[bytes]:
 
 
 def _without_bystanders(lines: list[bytes]) -> list[bytes]:
-    """Leave out what faulthandler writes, after a fatal signal, of threads other than the one that it came from."""
+    """Leave out the stacks that faulthandler prints of threads that did not cause the fatal signal."""
     if not any(line.startswith(b"Current thread 0x") for line in lines):
         return lines
     kept, is_bystander = [], False
@@ -57,7 +57,7 @@ def _without_bystanders(lines: list[bytes]) -> list[bytes]:
 
 
 def _fates(workers: Iterable[Worker]) -> str:
-    """Return how these workers ended; ranks with the same fate together."""
+    """Return how these workers ended, one text for all ranks that ended the same way."""
     ranks_by_fate: dict[str, list[int]] = {}
     for worker in workers:
         ranks_by_fate.setdefault(_fate(worker), []).append(worker.rank)

@@ -1,7 +1,4 @@
-"""What this node says about itself to the others: its address and a port; and the key that all share.
-
-And where the user wants rank 0 of the script to serve what it wants, if he says so.
-"""
+"""What a node offers when it joins: its addresses, a free port and the user's MASTER_ADDR; and the key of the job."""
 
 from __future__ import annotations
 
@@ -26,17 +23,17 @@ __all__ = [
 ]
 
 ALONE = "alone"
-SERVED = ("tcp", "c10d", "static")  # where a node serves the store: the others come to its address
+SERVED = ("tcp", "c10d", "static")  # a node serves the store at the endpoint
 LOOPBACK = "127.0.0.1"
-LAST_MOMENTS_NS = 2 * 10**9  # of workers whose agent was killed: they may still serve there
+LAST_MOMENTS_NS = 2 * 10**9  # workers of a killed agent may still use the port
 LOOK_AGAIN_S = 0.05
-SOMEWHERE_ELSE = "192.0.2.1"  # belongs to nobody (RFC 5737): asking for the way there sends nothing
+SOMEWHERE_ELSE = "192.0.2.1"  # reserved (RFC 5737): finding the route there sends nothing
 
 
 def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
-    """Return the key of the job: a new one for a single node, and for several the one that they all have.
+    """Return the key of the job: a new one for a single node without a given key, else the one that all nodes share.
 
-    A node that meets nobody takes a new one in any case. Raises UsageError if there is none that all can have.
+    The rendezvous `alone` always gets a new one. Raises UsageError if the nodes have no key to share.
     """
     given, file = environment.get("RONDE_JOB_KEY"), environment.get("RONDE_JOB_KEY_FILE", "")
     if config.rendezvous.backend == ALONE or not (_has_others(config) or given or file):
@@ -59,13 +56,13 @@ def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
 
 
 def _has_others(config: LaunchConfig) -> bool:
-    """Return whether the job may have several nodes, of which one may only wait to take the place of another."""
+    """Return whether the job may have several nodes, including spares."""
     meeting = config.rendezvous
     return meeting.backend != ALONE and meeting.max_nodes + meeting.spares > 1
 
 
 def _is_one_machine(config: LaunchConfig) -> bool:
-    """Return whether all nodes are on this machine: nothing leads from where they meet to another one."""
+    """Return whether all nodes are on this machine, because they meet at a loopback address."""
     from ronde.net.addresses import is_loopback
 
     host = _host_of(config.rendezvous.endpoint)
@@ -73,7 +70,7 @@ def _is_one_machine(config: LaunchConfig) -> bool:
 
 
 def has_insecure_key(config: LaunchConfig, environment: Mapping[str, str]) -> bool:
-    """Return whether the user wants the job's name to stand for a key that nobody has given."""
+    """Return whether the key follows from the job's name, because the user allows it and gives no key."""
     if environment.get("RONDE_JOB_KEY") or environment.get("RONDE_JOB_KEY_FILE") or not _has_others(config):
         return False
     if config.insecure_job_key:
@@ -85,7 +82,7 @@ def has_insecure_key(config: LaunchConfig, environment: Mapping[str, str]) -> bo
 def own_address(config: LaunchConfig) -> str:
     """Return the numeric address by which other nodes reach this one.
 
-    That is what the user says, or else where packets to the rendezvous leave. Raises UsageError if there is none.
+    It is the user's choice, else the address from which packets to the rendezvous leave. Raises UsageError without one.
     """
     if config.rendezvous.max_nodes == 1:
         return LOOPBACK
@@ -97,14 +94,14 @@ def own_address(config: LaunchConfig) -> str:
         return address_of_interface(config.interface)
     host = _host_of(config.rendezvous.endpoint)
     towards = _towards(host, config.start_timeout_ns)
-    # A host may know its own name as a loopback address, by which no other host reaches it.
+    # A host may resolve its own name to a loopback address, at which no other host reaches it.
     if is_loopback(towards) and host != "localhost" and host != towards:
         return _towards("")
     return towards
 
 
 def _host_of(endpoint: str) -> str:
-    """Return the host of the first place of an endpoint; nothing if it is a path."""
+    """Return the host of the endpoint's first address; empty if the endpoint is a path."""
     first = endpoint.split(",")[0].rpartition("://")[2]
     if "/" in first:
         return ""
@@ -135,7 +132,7 @@ def _numeric(name: str, within_ns: int) -> str:
 
 
 def describe_node(config: LaunchConfig, address: str, store: str, id: str) -> Node:
-    """Return what this node says of itself when it joins; the port is free at this moment."""
+    """Return this node as it joins, with a port that is free now."""
     return Node(
         id=id,
         host=host_name(),
@@ -149,9 +146,9 @@ def describe_node(config: LaunchConfig, address: str, store: str, id: str) -> No
 
 
 def given_master(config: LaunchConfig) -> tuple[str | None, int | None]:
-    """Return the MASTER_ADDR and MASTER_PORT that the user gave; None where the node of rank 0 is to choose.
+    """Return the MASTER_ADDR and MASTER_PORT that the user gave; None: the node of rank 0 chooses.
 
-    With the rendezvous `static` that is its endpoint, as under torchrun: node 0 has rank 0 in every round.
+    For the rendezvous `static` they are its endpoint, as in torchrun: node 0 has rank 0 in every round.
     """
     if config.rendezvous.backend != "static":
         return config.master_addr, config.master_port
@@ -162,7 +159,7 @@ def given_master(config: LaunchConfig) -> tuple[str | None, int | None]:
 
 
 def require_free_master_port(config: LaunchConfig) -> None:
-    """Where rank 0 is to be and its port is given: raise UsageError if somebody else serves there."""
+    """Raise UsageError if the user gives a MASTER_PORT for rank 0 on this node and another process uses it."""
     host, port = given_master(config)
     if port is None or config.rendezvous.node_rank > 0:
         return
@@ -170,7 +167,7 @@ def require_free_master_port(config: LaunchConfig) -> None:
 
     address = Address(host=host or LOOPBACK, port=port)
     try:
-        # It may be ours for others only, behind a NAT or a service.
+        # Behind a NAT or a service, the address may be this node's for others only.
         if not is_ours(resolve(address, config.start_timeout_ns)[0]):
             address = Address(host=everywhere(), port=port)
     except OSError as error:

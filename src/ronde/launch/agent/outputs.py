@@ -1,20 +1,20 @@
-"""Sends each worker's output to the screen, to files of a log directory, or both; and names its error file.
+"""Sends each worker's output to the screen, to files of a log directory, or both, and chooses its error file.
 
-The directory is laid out as torchrun does it:
+The directory has torchrun's layout:
 
     LOG_DIR/RUN_random/attempt_N/LOCAL_RANK/stdout.log, stderr.log, error.json
     LOG_DIR/RUN_random/attempt_N/filtered_stdout.log, filtered_stderr.log
 
-or as horovodrun does it, with a directory `rank.R.attempt_N` for each further attempt:
+or horovodrun's, with a directory `rank.R.attempt_N` for each further attempt:
 
     LOG_DIR/rank.R/stdout, stderr
     LOG_DIR/rank.R/filtered_stdout.log, filtered_stderr.log     where R is the first rank of a machine
 
-1. What is redirected is written by the worker itself, without a way through us. What is tee'd comes to us, who copy it.
-2. Standard error comes to us even if it is not to be shown, unless a file takes it: the report needs its last words.
-3. Error files are needed even without a log directory: then they are in a temporary one, which goes with the launcher.
-4. Whether there can be a log directory is found out before anything starts. What goes wrong with it later (a disk that
-   is full, or that does not answer) is told, and costs output but no job.
+1. A worker writes redirected streams into their files. The launcher reads the others and copies those with --tee.
+2. The launcher reads standard error even if the user filters it out, unless a file takes it: the report shows its end.
+3. Without a log directory, error files are in a temporary directory that the launcher removes at its end.
+4. The launcher creates the log directory before it starts a worker. Later problems (a disk that is full, or that does
+   not answer) cost output, with a message, but do not end the job.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ Complain = Callable[[str], None]
 
 
 def fill_prefix(template: str, rank: int, local_rank: int, host: str, role: str) -> str:
-    """Return what stands before each line: the template with {rank}, {local_rank}, {host} and {role} replaced.
+    """Return the prefix of lines: the template with {rank}, {local_rank}, {host} and {role} replaced.
 
-    torchrun's way of writing them, ${rank} and ${role_name}, is right too. Raises UsageError for any other name.
+    torchrun's ${rank} and ${role_name} work, too. Raises UsageError for any other name.
     """
     values = dict(zip(_FIELDS, (str(rank), str(local_rank), host, role))) | {"role_name": role}
 
@@ -65,10 +65,10 @@ def fill_prefix(template: str, rank: int, local_rank: int, host: str, role: str)
 
 
 class RunOutputs:
-    """The output of everything that one launcher starts, in all attempts.
+    """The output of all workers that one launcher starts, in all attempts.
 
-    `host` is this machine's name, and `several` says that the job may have others. Raises UsageError if there can be no
-    log directory. Close it when all workers are gone.
+    `host`: this machine's name. `several`: the job may have other machines. Raises UsageError if the log directory
+    cannot be created. Close it when all workers are gone.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RunOutputs:
         self._host = host
         default = "[{host}:{rank}] " if several else "[{rank}] "
         self._template = default if outputs.prefix is None else outputs.prefix
-        fill_prefix(self._template, 0, 0, host, role)  # so that it is refused here
+        fill_prefix(self._template, 0, 0, host, role)  # raises for an invalid template
         self._disk = Disk()
         wants_files = any(
             std is not Std.NONE for each in (outputs.redirects, outputs.tee) for std in each.values()
@@ -97,7 +97,7 @@ class RunOutputs:
         self.directory = "" if outputs.log_dir == os.devnull else self._make_directory(run_id)
         if outputs.log_dir is None and wants_files:
             complain(f"the logs are in {self.directory}")
-        self.logs = LogWriter()  # of what is tee'd
+        self.logs = LogWriter()  # for --tee
 
     def _make_directory(self, run_id: str) -> str:
         log_dir = self._outputs.log_dir
@@ -114,7 +114,7 @@ class RunOutputs:
             return self._disk.ask(make, os.rmdir if log_dir is None else None)
         except OSError as error:
             if self._is_temporary:
-                return ""  # nobody has asked for files
+                return ""  # the user did not ask for files
             where = log_dir or f"{_temporary_place()}, where they would be without --log-dir"
             option = "--output-filename" if self._outputs.by_rank else "--log-dir"
             raise UsageError(
@@ -152,32 +152,32 @@ class RunOutputs:
         )
 
     def _make_folder(self, folder: str) -> None:
-        """Make it anew. Where the name is the user's there may be other things in it, which stay."""
+        """Make an empty folder. With horovodrun's layout, other files of the user's stay in it."""
         if self._outputs.by_rank:
             os.makedirs(folder, exist_ok=True)
             for name in (
                 ERROR_NAME,
                 *_COLLECTED.values(),
-            ):  # of an earlier run, which are not begun anew by themselves
+            ):  # of an earlier run
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(folder, name))
             return
-        _remove(folder)  # of the same attempt, as torchrun does
+        _remove(folder)  # an earlier one of this attempt, as torchrun does
         os.makedirs(folder)
 
     @property
     def temporary(self) -> str:
-        """The directory that is only needed while workers run; empty if there is none."""
+        """The directory that exists only while workers run; empty if there is none."""
         return self.directory if self._is_temporary else ""
 
     def close(self) -> None:
-        """Remove what was only needed while workers ran."""
+        """Close the logs, and remove the temporary directory."""
         self.logs.close()
         if self.temporary:
             _remove(self.temporary)
 
 
-# The modules tempfile and shutil do this too, but take longer to load than a worker takes to start.
+# Like functions of tempfile and shutil, which take longer to load than a worker takes to start.
 
 
 def _temporary_place() -> str:
@@ -186,14 +186,14 @@ def _temporary_place() -> str:
 
 
 def _new_directory(place: str, prefix: str) -> str:
-    """Make a directory that is ours alone. Raises OSError."""
+    """Make a directory that only this user can read. Raises OSError."""
     path = os.path.join(place, prefix + os.urandom(6).hex())
     os.mkdir(path, 0o700)
     return path
 
 
 def _remove(folder: str) -> None:
-    """Remove a directory with everything in it, as far as that is possible."""
+    """Remove a directory with everything in it, as far as possible."""
     for path, folders, files in os.walk(folder, topdown=False):
         for name in files + folders:
             inner = os.path.join(path, name)
@@ -204,7 +204,7 @@ def _remove(folder: str) -> None:
 
 
 class WorkerOutput:
-    """The output of one worker: `environment` and `files` to start it with, then its `streams`, at last its words."""
+    """The output of one worker: `environment` and `files` for its start, then `streams`, at the end `last_words`."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class WorkerOutput:
         self._prefix = prefix
         self._timestamps = outputs.timestamps
         self._folder = folder
-        self._collection = collection  # the directory of the lines that are collected from all workers
+        self._collection = collection  # the directory of the collecting files
         self._ending = "" if outputs.by_rank else ".log"
         self._complain = complain
         self._duplicates = outputs.duplicates if folder else {}
@@ -233,14 +233,14 @@ class WorkerOutput:
         shown = outputs.filter is None or local_rank in outputs.filter
         self._shown = Std.ALL.value & ~redirected if shown else 0
         collected = sum(std.value for std in self._duplicates)
-        self._tee |= redirected & collected  # what lines are collected from, we must read
+        self._tee |= redirected & collected  # the launcher reads the streams whose lines it collects
         self._redirected = redirected & ~collected
         self._tail = Tail()
         self.error_file = os.path.join(folder, ERROR_NAME) if folder else ""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the worker finds in its environment."""
+        """The variables for the worker."""
         return {ERROR_FILE: self.error_file}
 
     @property
@@ -253,7 +253,7 @@ class WorkerOutput:
 
     @contextmanager
     def files(self) -> Iterator[tuple[int | None, int | None]]:
-        """The descriptors to which the worker writes; None: a pipe to us. Start it within; then ours are closed."""
+        """The descriptors to which the worker writes; None: a pipe to the launcher. Start the worker within."""
         with ExitStack() as stack:
             fds = []
             for std in _STREAMS:
@@ -282,7 +282,7 @@ class WorkerOutput:
         )
 
     def streams(self, process: GroupLeader, out: Sink, err: Sink) -> set[OutputStream]:
-        """Return what is to be read of the process that was started with `files`; `out` and `err` show it."""
+        """Return the streams to read of a process that was started with `files`; `out` and `err` show them."""
         return {
             OutputStream(
                 pipe,
@@ -311,7 +311,7 @@ class WorkerOutput:
         return Digest(file, tuple(os.fsencode(needle) for needle in self._duplicates[std]))
 
     def error(self) -> ErrorReport | None:
-        """Return what the worker has written about its exception; None if it has not."""
+        """Return the worker's error file; None if it wrote none."""
         if not self.error_file:
             return None
         try:
@@ -320,7 +320,7 @@ class WorkerOutput:
             return None
 
     def last_lines(self) -> list[bytes]:
-        """Return the last lines of its standard error, wherever that goes."""
+        """Return the last lines of its standard error, from the pipe or the file."""
         if not self._redirected & Std.ERR.value:
             return self._tail.lines()
         try:
@@ -329,12 +329,12 @@ class WorkerOutput:
             return []
 
     def last_words(self) -> list[bytes]:
-        """Return what to show of a worker that has failed; its traceback comes last."""
+        """Return the last output of a failed worker for the report, the traceback at the end."""
         lines = self.last_lines()
         error = self.error()
         if self._folder and (trouble := self._trouble()):
             lines.insert(0, os.fsencode(f"(the disk of {self._folder} {trouble}: output may be missing)"))
-        # Python writes to standard error with backslashes, too, what has no other form.
+        # Python, too, escapes characters that stderr cannot encode.
         if error is not None and error.message.partition("\n")[0].encode(
             errors="backslashreplace"
         ) not in b"\n".join(lines):
@@ -342,7 +342,7 @@ class WorkerOutput:
         return lines
 
     def _trouble(self) -> str:
-        """Return what is wrong with the disk, as far as that costs output."""
+        """Return the problem of the disk that may have cost output; empty if there is none."""
         is_full = False
         if self._redirected:
             with suppress(OSError):

@@ -1,7 +1,7 @@
 """The store in which the workers of one round meet, if this node has group rank 0.
 
-It has its address from the beginning. What serves it is loaded when the first worker calls, or a moment after the
-start: short jobs that need no store shall not wait for one.
+It has an address at once. The server is loaded when the first worker connects, or shortly after the start: a short job
+that needs no store does not wait for one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ BACKLOG = 4096
 
 
 class RoundStore:
-    """A store at a numeric TCP address of this host, or at an abstract Unix socket if that is empty.
+    """A store at a numeric TCP address of this host, or at an abstract Unix socket if `host` is empty.
 
-    Every one has an address that none had before. `give_up` gets a sentence when workers cannot connect any more.
-    Raises UsageError if the address is not ours.
+    Each store has a new address. `give_up` gets a sentence when workers can no longer connect. Raises UsageError if
+    this machine does not have the address.
     """
 
     def __init__(self, host: str, key: JobKey, loop: Loop, give_up: Callable[[str], object]) -> None:
         self._key = key
         self._loop = loop
         self._give_up = give_up
-        self._problem = ""  # set by the server's thread before it writes to the eventfd
+        self._problem = ""  # the server's thread sets it before it writes to the eventfd
         self._problem_fd = -1
         self._server: StoreServer | None = None
         self._listener, self.address = _listen_tcp(host) if host else _listen_unix()
@@ -63,7 +63,7 @@ class RoundStore:
         self._loop.set_timer(self, None, self._serve)
 
     def close(self) -> None:
-        """End it, with all that is in it."""
+        """End the store; its content is lost."""
         if self._server:
             self._server.close()
             self._loop.unwatch(self._problem_fd)

@@ -1,7 +1,7 @@
-"""How the workers of one node are started: with which output, on which cores, and from what.
+"""Starts the workers of one node: with their output, on their cores, as new processes or from a template.
 
-One for the life of an agent. Whoever supervises asks it for one worker after the other. Where they may have to be
-started again, `prepare` makes a template meanwhile; without one that can be used, each worker is a fresh process.
+An agent has one starter, and its supervisors ask it for one worker after the other. If workers may have to start again,
+`prepare_template` makes a template meanwhile; without a usable template each worker is a new process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Starter"]
 
-IMPORTS_NS = 120 * 10**9  # for which workers that are to come from a template wait for it
-HEAD_START_NS = 5 * 10**9  # for which others wait at most
+IMPORTS_NS = 120 * 10**9  # how long workers wait for a template that --start-method asks for
+HEAD_START_NS = 5 * 10**9  # how long others wait at most
 
 
 class _Wishes(TypedDict):
@@ -38,9 +38,9 @@ class _Wishes(TypedDict):
 class Starter:
     """Starts workers.
 
-    `environment` is the launcher's own; `complain` shows what the user should know. Every worker inherits the
-    descriptors `keep`, and with `reads` the first one our standard input. Raises UsageError if the configuration cannot
-    be followed here. Close it when all workers are gone.
+    `environment`: the launcher's. `complain`: shows the user a problem. `keep`: descriptors that all workers inherit;
+    with `reads` the first one inherits standard input, too. Raises UsageError if this machine cannot do what the
+    configuration says. Close it when all workers are gone.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Starter:
 
             self._cores = shares(config.worker.binding, config.worker.slots, usable_machine())
         self._template: Template | None = None
-        self._said = False  # why it cannot be used
+        self._said = False  # whether the user knows why the template cannot be used
         self._outputs = RunOutputs(
             config.outputs,
             run_id,
@@ -79,9 +79,9 @@ class Starter:
     def start(
         self, worker: WorkerPlan, attempt: int, signals: SignalInbox
     ) -> tuple[GroupLeader, WorkerOutput]:
-        """Start a worker in this attempt, which counts the rounds.
+        """Start a worker; `attempt` is the number of the round.
 
-        Raises OSError if that is not possible, and InterruptedError if one of the `signals` comes first.
+        Raises OSError if the worker cannot start, and InterruptedError if one of the `signals` comes first.
         """
         size = int(worker.environment["WORLD_SIZE"])
         output = self._outputs.worker(attempt, worker.rank, worker.local_rank, size)
@@ -97,28 +97,28 @@ class Starter:
             wishes = _Wishes(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores[worker.local_rank])
             process = self._from_template(worker.argv, environment, wishes, signals)
             if process is None:
-                wishes["keep"] = (*keep, self.announcements.worker_fd)  # a template has it already
+                wishes["keep"] = (*keep, self.announcements.worker_fd)  # a template has this descriptor
                 process = Process(worker.argv, environment, **wishes)
         process.guard = self._guard
         self._guard.add(process.pid)
         return process, output
 
     def await_template(self, worker: WorkerPlan, signals: SignalInbox) -> None:
-        """Before the first worker of a round: wait for the template, where that is sooner than to import anew.
+        """Wait for the template as long as that is faster than importing anew. Call this before each round.
 
-        The wait is over when one of the `signals` comes.
+        The wait ends when one of the `signals` comes.
         """
         waits_ns = 0
         if self._spec.fork and self._template is None:
             self.prepare(worker)
             waits_ns = IMPORTS_NS
-        elif self._template is not None:  # fresh workers would have to do first what it has done since
+        elif self._template is not None:  # a new process would need at least this time
             waits_ns = min(time.monotonic_ns() - self._template.begun_ns, HEAD_START_NS)
         if self._template is not None:
             self._template.is_ready(time.monotonic_ns() + waits_ns, signals)
 
     def prepare(self, worker: WorkerPlan) -> None:
-        """Begin to make a template of such workers, if that is wanted and possible."""
+        """Begin to make a template for such workers, if the user wants one and the command allows it."""
         if self._template is not None or self._spec.preload == ():
             return
         from ronde.launch.templates.template import Template, command_of  # only for jobs that may need it
@@ -147,11 +147,11 @@ class Starter:
 
     @property
     def logs(self) -> LogWriter:
-        """Who writes the files of what is tee'd."""
+        """The writer of the files of --tee."""
         return self._outputs.logs
 
     def close(self) -> None:
-        """Let go of what was only needed while workers ran."""
+        """End the template and the guard, and close the outputs."""
         if self._template is not None:
             self._template.close()
         self.announcements.close()

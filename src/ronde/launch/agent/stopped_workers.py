@@ -1,6 +1,6 @@
-"""Notices workers that somebody has stopped (SIGSTOP, Ctrl-Z in a debugger). They are alive, so they are waited for.
+"""Reports workers that a signal has stopped (SIGSTOP, Ctrl-Z in a debugger). They live, so the job waits for them.
 
-A stopped process tells nobody, so this looks once in a while: one short file of /proc for each worker.
+The kernel does not announce a stopped process, so this reads a short file of /proc for each worker now and then.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ronde.launch.loop import Loop
 
 __all__ = ["FrozenWatch"]
 
-LEAST_NS = 10**9  # between two looks: who is frozen, is so for longer
+LEAST_NS = 10**9  # the shortest interval between two looks
 
 
 class FrozenWatch:
-    """Looks at the workers between `begin` and `end`, and says once when one is stopped, and when it goes on."""
+    """Watches workers between `begin` and `end`; reports once that a worker is stopped, and that it goes on."""
 
     def __init__(self, loop: Loop, interval_ns: int, say: Callable[[str], None]) -> None:
         self._loop = loop
@@ -25,13 +25,13 @@ class FrozenWatch:
         self._frozen: set[int] = set()
 
     def begin(self, pids: Callable[[], Mapping[int, int]]) -> None:
-        """Look at these processes from now on; `pids` gives those that run, by rank."""
+        """Watch these processes from now on; `pids` returns those that run, by rank."""
         self._pids = pids
         self._frozen.clear()
         self._set_timer()
 
     def end(self) -> None:
-        """Look at nobody any more."""
+        """Stop watching."""
         self._loop.set_timer(self, None, self._look)
 
     def _set_timer(self) -> None:
@@ -54,7 +54,7 @@ class FrozenWatch:
 
 
 def _state(pid: int) -> bytes:
-    """Return the letter of the state of a process, nothing if there is none."""
+    """Return the letter of the state of a process, empty if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0]

@@ -1,8 +1,8 @@
 """One run of the workers of this node: performs what `ronde.core.worker_group` decides.
 
-It lives in the launcher's loop and watches the pipes of the workers, and a pidfd of every worker (and, once a worker
-has exited, of every process that it left). What comes of it is told to whoever started it: THE failure, as soon as it
-is known, and the end, when no process is left.
+In the launcher's loop it watches the pipes of the workers, and a pidfd of every worker and of every process that an
+exited worker left behind. It reports the cause of a failure as soon as that is known, and the end when no process is
+left.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from ronde.process.process_groups import GroupLeader
 __all__ = ["Supervisor"]
 
 MOST_OF_ERROR = 200  # characters of an exception, in a sentence
-PROMPT_NS = 10**8  # what stands still for so long in the middle of a line may be waiting for an answer
+PROMPT_NS = 10**8  # after this pause in the middle of a line, the line may be a question
 
 
 class Supervisor:
     """The shell around one `WorkerGroup`.
 
-    `failing` hears which worker is THE failure, as soon as that is known, and `ended` how it ended, when no process is
-    left; both in the loop's thread. After that only `close` may be called, and what the workers were is still there.
-    `heed` is called between two starts, which may take long: it passes on the signals that we got meanwhile. `start`
-    raises InterruptedError where there are any.
+    `failing` gets the rank whose failure is the cause, as soon as that is known; `ended` gets the end, when no process
+    is left. Both run in the loop's thread. After the end, only `close` may be called, and the workers' data stay.
+    `heed` handles the signals that came in meanwhile; the supervisor calls it between two starts, which may take long.
+    `start` raises InterruptedError if a signal has come.
     """
 
     def __init__(
@@ -73,28 +73,28 @@ class Supervisor:
         self._failing = failing
         self._ended = ended
         self._heed = heed
-        self._cause: int | None = None  # as far as it has been told
+        self._cause: int | None = None  # the rank that `failing` got
         self.group = WorkerGroup((worker.rank for worker in plan.workers), policy)
         self._processes: dict[int, GroupLeader] = {}
         self._outputs: dict[int, WorkerOutput] = {}
-        self._streams: dict[int, set[OutputStream]] = {}  # by rank; those not at their end
+        self._streams: dict[int, set[OutputStream]] = {}  # by rank; open ones
         self._leftovers: dict[int, set[int]] = {}  # by rank: pidfds of processes that outlived their worker
         self._finished = False
         self._is_interactive = os.isatty(0)  # then local rank 0 reads what is typed
 
     def start(self) -> None:
-        """Start everybody, until one cannot be started or a signal comes."""
+        """Start all workers, until one cannot start or a signal comes."""
         waiting = deque(self._plan.workers)
         while waiting and not (self._finished or self.group.phase):
             try:
                 self._start(waiting[0])
                 waiting.popleft()
             except InterruptedError:
-                pass  # by a signal: once it is heeded nobody is started any more
+                pass  # once `heed` has handled the signal, no further worker starts
             self._heed()
 
     def interrupt(self, signum: int) -> None:
-        """Pass on a signal that we got."""
+        """Pass a signal on to the workers."""
         self._tell(InterruptGroup(signum))
 
     def stop(self, reason: str, at_once: bool = False) -> None:
@@ -102,7 +102,7 @@ class Supervisor:
         self._tell(StopGroup(reason, at_once))
 
     def raised(self, rank: int) -> None:
-        """Hear that a worker has raised an exception that nobody catches, and is going to end."""
+        """Note that a worker has an uncaught exception and is about to end."""
         if rank not in self._outputs:
             return
         for stream in self._streams[rank]:
@@ -113,7 +113,7 @@ class Supervisor:
         self._tell(WorkerRaised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0))
 
     def local_rank(self, rank: int) -> int:
-        """Return the place of a worker among those of this node."""
+        """Return a worker's local rank."""
         return rank - self._plan.workers[0].rank
 
     def has(self, rank: int, pid: int) -> bool:
@@ -121,28 +121,28 @@ class Supervisor:
         return rank in self.group.workers and self.group.workers[rank].pid == pid
 
     def last_words(self, rank: int | None) -> list[bytes]:
-        """Return what a worker that failed has said last, with its traceback at the end; nothing without a rank."""
+        """Return a failed worker's last output, the traceback at the end; empty without a rank."""
         output = self._outputs.get(rank) if rank is not None else None
         return output.last_words() if output else []
 
     def error_file(self, rank: int) -> str:
-        """Return where a worker writes the exception that ends it; nothing if that cannot be read."""
+        """Return the path of a worker's error file; empty if its disk does not answer."""
         output = self._outputs.get(rank)
         return output.error_file if output and not output.is_silent else ""
 
     def pids(self) -> dict[int, int]:
-        """Return the process of each rank whose own process runs."""
+        """Return the process id of each rank whose process runs."""
         return {rank: worker.pid for rank, worker in self.group.workers.items() if worker.returncode is None}
 
     def balance(self) -> None:
-        """Before each turn: read from the workers as long as our own streams take it."""
+        """Read from the workers only while the launcher's streams accept output. Call this before each turn."""
         for rank, streams in self._streams.items():
             for stream in streams:
                 pump = partial(self._pump, rank, stream)
                 self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.held_up)
 
     def close(self) -> None:
-        """Let go of everything; who is still there, because he could not be killed or we leave early, is killed."""
+        """Kill the workers that are left, and close everything."""
         self._loop.set_timer(self, None, self._ring)
         for rank, process in self._processes.items():
             worker = self.group.workers[rank]
@@ -162,13 +162,13 @@ class Supervisor:
         except InterruptedError:
             raise
         except OSError as error:
-            from ronde.process.shortages import shortage  # only now: it costs every start
+            from ronde.process.shortages import shortage  # slow to load
 
             return self._tell(NotStarted(rank, shortage(error) or error.strerror or str(error)))
         self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()
         self._loop.watch(process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
         self._tell(Started(rank, process.pid))
-        # Last, so that `close` ends the worker if there is no room for this.
+        # Last, so that `close` ends the worker if this fails.
         self._streams[rank] = output.streams(process, self._screen.out, self._screen.err)
         return None
 
@@ -201,13 +201,13 @@ class Supervisor:
         self._tell(Exited(rank, returncode, blames_peer, leftovers, error.time_ns if error else 0))
 
     def _watch_leftovers(self, rank: int) -> bool:
-        """Watch what is left of the group of a worker that has exited; False if that is nothing."""
+        """Watch the processes that an exited worker left behind. Return whether there are any."""
         pidfds = self._processes[rank].open_group()
         for pidfd in pidfds:
             self._loop.watch(pidfd, Order.EXITS, partial(self._leftover_exited, rank, pidfd))
         self._leftovers[rank] = set(pidfds)
         if not pidfds:
-            self._close_streams(rank)  # a daemon may still hold the other end
+            self._close_streams(rank)  # a daemon may still hold the other end open
         return bool(pidfds)
 
     def _leftover_exited(self, rank: int, pidfd: int) -> None:
@@ -220,7 +220,7 @@ class Supervisor:
             if not self._watch_leftovers(rank):  # they may have started others
                 self._tell(Vacated(rank))
 
-    # What the machine wants.
+    # Effects
 
     def _ring(self) -> None:
         self._tell(GroupTimer())
@@ -239,7 +239,9 @@ class Supervisor:
                     )
                     for rank in ranks:
                         self._processes[rank].signal_group(signum)
-                        self._processes[rank].signal_group(signal.SIGCONT)  # who is stopped would not heed it
+                        self._processes[rank].signal_group(
+                            signal.SIGCONT
+                        )  # a stopped process would not receive the signal
                 case SetGroupTimer(at_ns):
                     self._loop.set_timer(self, at_ns, self._ring)
                 case Finish():

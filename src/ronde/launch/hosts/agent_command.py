@@ -1,8 +1,8 @@
-"""How the agent of another host is reached: the command that starts it, and what it is told.
+"""The command that starts an agent on another host, and the assignment that the agent gets.
 
-Nothing secret and nothing long stands on the command line: it starts this Python with
-`ronde.launch.hosts.remote_agent`, which says hello and then reads one line, its `Assignment`, from its standard input.
-That stays open for as long as the agent is wanted.
+The command line carries nothing secret and nothing long: it starts this Python with
+`ronde.launch.hosts.remote_agent`, which says hello and then reads one line, its `Assignment`, from standard input.
+Standard input stays open until the launcher no longer needs the agent.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ __all__ = [
 ]
 
 HELLO = b"ronde agent "
-NAME_NS = 2 * 10**9  # for a name server to say whether a name is ours
+NAME_NS = 2 * 10**9  # how long a name server may take to resolve a host's name
 
-# What an agent elsewhere gets of our environment. What belongs to this machine or this process alone (devices,
-# addresses) does not travel, and a prefix counts only where all that bears it is a setting: other programs keep secrets
-# under theirs.
+# The variables that agents on other hosts get. Those that describe this machine or process (devices, addresses) do not
+# travel. A prefix is listed only if all variables with it are settings: other programs keep secrets under theirs.
 _TRAVELS = frozenset((
     "PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
     "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH",
@@ -68,10 +67,10 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?KEY|K
 
 @dataclass(frozen=True)
 class Assignment:
-    """What an agent is told once it has said hello.
+    """The assignment that an agent gets after its hello.
 
-    `agent` names it; `stores` are the addresses at which the job's store may be reached, the likely ones first;
-    `environment` goes before what the host itself has.
+    `agent`: its name. `stores`: the addresses at which the job's store may be reached, the likely ones first.
+    `environment`: variables that override the host's.
     """
 
     agent: str
@@ -82,12 +81,12 @@ class Assignment:
     config: LaunchConfig
 
     def encode(self) -> bytes:
-        """Return it as one line."""
+        """Return the assignment as one line."""
         return _ASSIGNMENT.encode(self) + b"\n"
 
     @classmethod
     def decode(cls, line: bytes) -> Assignment:
-        """Return what `encode` wrote. Raises UsageError, which shows none of it: it has the job key."""
+        """Return the assignment in a line of `encode`. Raises UsageError, without the content, which has the job key."""
         try:
             return _ASSIGNMENT.decode(line)
         except ProtocolError:
@@ -114,7 +113,7 @@ LAST_WORD: TypedJson[LastWord] = TypedJson(LastWord, "last word of an agent")
 
 
 def hello() -> bytes:
-    """Return the line by which an agent says that it is there, and which Ronde it has."""
+    """Return an agent's greeting, with its version of Ronde."""
     try:
         version = metadata.version("ronde")
     except metadata.PackageNotFoundError:
@@ -123,23 +122,23 @@ def hello() -> bytes:
 
 
 def ended_key(agent: str) -> str:
-    """Return the key under which an agent leaves its last word in the job's store."""
+    """Return the key of an agent's last word in the job's store."""
     return f"agents/{agent}/ended"
 
 
 def is_here(name: str, own_addresses: list[str]) -> bool:
-    """Return whether a host in a list is this machine: by its own name, an address of its own, or localhost."""
+    """Return whether a host in a list is this machine, by its name, one of its addresses, or as localhost."""
     own_name = socket.gethostname()
     if name in ("localhost", "127.0.0.1", "::1", own_name, *own_addresses):
         return True
-    if name.partition(".")[0] != own_name.partition(".")[0]:  # nobody waits for the names of other machines
+    if name.partition(".")[0] != own_name.partition(".")[0]:  # other names need no name server
         return False
     (endpoints,) = resolve_all([Address(host=name, port=9)], NAME_NS)  # with its domain, or without it
     return any(is_ours(endpoint) for endpoint in endpoints)
 
 
 def travelling(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what of our environment an agent on another host gets; nothing that is named like a secret."""
+    """Return the variables that an agent on another host gets; none that is named like a secret."""
     return {name: value for name, value in environment.items() if _travels(name)}
 
 
@@ -152,7 +151,7 @@ def _travels(name: str) -> bool:
 def agent_command() -> list[str]:
     """Return the command that starts an agent on this machine.
 
-    With -P, since modules are not to come from the directory in which it happens to start.
+    -P keeps the directory in which it starts out of its module path.
     """
     return [sys.executable, "-P", "-m", "ronde.launch.hosts.remote_agent"]
 
@@ -162,8 +161,8 @@ def ssh_command(
 ) -> list[str]:
     """Return the command that starts an agent on another host. Raises UsageError if there is no `ssh`.
 
-    It asks nothing, checks host keys as the user has configured it, and ends by itself when the host is silent for as
-    long as a node may be. It lends the host neither our ssh agent (-a) nor our display (-x).
+    ssh asks no questions, checks host keys as the user configured it, and ends when the host is silent for longer than
+    a node may be. It forwards neither the user's ssh agent (-a) nor the display (-x).
     """
     program = shutil.which("ssh", path=environment.get("PATH"))
     if program is None:
@@ -182,6 +181,6 @@ def ssh_command(
         words.append(f"-p{ssh.port}")
     if ssh.identity_file is not None:
         words.append(f"-i{ssh.identity_file}")
-    # Before Python runs, only what it needs to find us; any shell understands this much.
+    # Before Python runs: only the variables that it needs to find Ronde, in a form that any shell understands.
     python = [f"{key}={environment[key]}" for key in ("PYTHONPATH", "PYTHONHOME") if key in environment]
     return [*words, "--", name, "exec " + shlex.join(["env", *python, *agent_command()])]

@@ -1,9 +1,9 @@
-"""One agent that we have started, by ssh or as a child: its greeting, its assignment, its output, its end.
+"""One agent that the launcher started, by ssh or as a child: its greeting, assignment, output and end.
 
     WAITING --its hello--> RUNNING --it, or its ssh, exits--> ENDED
 
-While we wait, what its standard output says is not shown: login scripts print what they like. Standard error is kept
-for the reason, should no agent come of it.
+Until the greeting, the launcher does not show standard output, because login scripts may print anything. It keeps
+standard error, which explains why an agent did not start.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from ronde.process.output import LineSplitter, OutputStream, Piece, Sink, Source
 
 __all__ = ["AgentProcess", "Chorus", "AgentPhase"]
 
-MOST_UNREAD = 1 << 20  # of what we write: an agent that lets more wait does not listen
+MOST_UNREAD = 1 << 20  # an agent with more unread input does not read any
 READ_BYTES = 64 * 1024
 ECHO_NS = 10 * 10**9
-LAST_WAIT_S = 5  # for what has been killed
+LAST_WAIT_S = 5  # how long a killed process may take to end
 LAST_WORD_NS = 20 * 10**9  # for an agent that ends its workers and leaves
 SSH_FAILED, NOT_FOUND = 255, 127
 
 
 class Chorus:
-    """What the agents of a job say all at once is shown once: lines of their own, not those of their workers."""
+    """Shows a message that several agents print at the same time once; workers' lines are not its concern."""
 
     def __init__(self) -> None:
         self._said: deque[tuple[int, str, bytes]] = deque(maxlen=100)
 
     def is_echo(self, agent: str, line: bytes) -> bool:
-        """Return whether another agent has just said the same; this one has now said it, too."""
+        """Return whether another agent has just printed this line, and remember it."""
         if not line.startswith(b"ronde: "):
             return False
         since_ns = time.monotonic_ns() - ECHO_NS
@@ -55,7 +55,7 @@ class Chorus:
 
 
 class _Complaints(OutputStream):
-    """Standard error of an agent, without what it only echoes."""
+    """Standard error of an agent, without messages that another agent printed."""
 
     def __init__(self, pipe: IO[bytes], agent: str, chorus: Chorus, sink: Sink, tail: Tail) -> None:
         super().__init__(pipe, Source(0, f"stderr of {agent}", b""), sink, tail)
@@ -74,10 +74,10 @@ class AgentPhase(Enum):
 
 
 class AgentProcess:
-    """An agent on the host `name`, started by `argv`; `by_ssh` says whether that is an ssh.
+    """An agent on the host `name`, started by `argv`; `by_ssh`: the command is an ssh.
 
-    `began` is called when it has said hello and has its assignment, `ended` when its process, or the ssh to it, has
-    exited; then `why` says what was wrong, if anything was. Raises OSError if it cannot be started.
+    `began` is called when the agent has said hello and got its assignment, `ended` when its process or the ssh has
+    exited; `why` is then the problem, or empty. Raises OSError if the process cannot start.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class AgentProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for us, who tell the agent
+            start_new_session=True,  # the launcher gets Ctrl-C and passes it on
         )
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
@@ -117,7 +117,7 @@ class AgentProcess:
         for pipe in (self._stdin, self._stdout, self._stderr):
             os.set_blocking(pipe.fileno(), False)
         self._unwritten = b""  # an ordinary user's pipes may hold as little as 4 KiB
-        self._leaving = False  # its input ends as soon as all is written
+        self._leaving = False  # its input ends once everything is written
         self._greeting = b""
         self._complaints, self._splitter = Tail(), LineSplitter()
         self._streams: set[OutputStream] = set()
@@ -132,19 +132,19 @@ class AgentProcess:
         self._loop.watch(self._stderr.fileno(), Order.OUTPUT, self._read_complaints)
 
     def signal(self, signum: int) -> None:
-        """Pass on a signal to the agent; one that has no assignment yet is just ended."""
+        """Pass on a signal to the agent; kill it if it has no assignment yet."""
         if self.phase is not AgentPhase.RUNNING:
             self.kill()
         elif not self._leaving:
             self._write(b"signal %d\n" % signum)
 
     def beat(self) -> None:
-        """Let the agent know that we are still there."""
+        """Send a heartbeat to the agent."""
         if self.phase is AgentPhase.RUNNING and not self._leaving:
             self._write(b"beat\n")
 
     def leave(self) -> None:
-        """Let the agent end its workers and leave in good order; one that has no assignment yet is just ended."""
+        """Let the agent end its workers and leave; kill it if it has no assignment yet."""
         if self.phase is not AgentPhase.RUNNING:
             self.kill()
         elif not self._leaving:
@@ -152,26 +152,28 @@ class AgentProcess:
             self._write_on()
 
     def kill(self, why: str = "") -> None:
-        """End our side at once; an agent elsewhere then notices that nobody is there."""
+        """Kill the process; an agent at the other end of an ssh notices that its input has ended."""
         self.why = self.why or why
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
 
     def balance(self) -> None:
-        """Before each turn: read from the agent as long as our own streams take it."""
+        """Read from the agent only while the launcher's streams accept output. Call this before each turn."""
         for stream in self._streams:
             pump = partial(self._pump, stream)
             self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.held_up)
 
     def close(self) -> None:
-        """Let go of everything. An agent that runs is left to notice it."""
+        """Kill the process and close everything. A running agent on another host notices it."""
         if self.phase is not AgentPhase.ENDED:
             self.kill()
             self._let_go()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a hung mount holds it even now
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # a hung mount may hold even a killed process
                 self._popen.wait(timeout=LAST_WAIT_S)
 
-    # Until it is there
+    # Until the agent's greeting
 
     def _read_greeting(self) -> None:
         try:
@@ -193,7 +195,7 @@ class AgentProcess:
             there, here = (text[len(HELLO) :].split()[0].decode() for text in (line, hello()))
             self.kill(f"it has Ronde {there}, and this machine {here}: install the same on both")
             return
-        self._read_complaints()  # so that what was said before is not shown
+        self._read_complaints()  # earlier lines are not shown
         self.phase = AgentPhase.RUNNING
         self._loop.unwatch(self._stdout.fileno())
         self._loop.unwatch(self._stderr.fileno())
@@ -215,7 +217,7 @@ class AgentProcess:
         self._complaints.add(self._splitter.feed(data) if data else self._splitter.finish())
 
     def _write(self, data: bytes) -> None:
-        """Write it as far as it goes, and the rest when there is room."""
+        """Write the data, as much as the pipe takes now and the rest later."""
         if len(self._unwritten) > MOST_UNREAD:
             self.kill("it does not read its input")
         self._unwritten += data
@@ -227,7 +229,7 @@ class AgentProcess:
             self._unwritten = self._unwritten[os.write(fd, self._unwritten) :]
         except BlockingIOError:
             pass
-        except BrokenPipeError:  # it is about to end, and has some time to say why
+        except BrokenPipeError:  # the agent is about to end, and may still print the reason
             self._unwritten, self._leaving = b"", True
             deaf = partial(self.kill, "it does not read its input")
             self._loop.set_timer(self, time.monotonic_ns() + LAST_WORD_NS, deaf)
@@ -236,7 +238,7 @@ class AgentProcess:
         if self._leaving and not wanted:
             self._stdin.close()
 
-    # Its end
+    # The agent's end
 
     def _pump(self, stream: OutputStream) -> None:
         if stream.pump() is None:
@@ -274,7 +276,7 @@ class AgentProcess:
             pipe.close()
 
     def _reason(self, returncode: int) -> str:
-        """Return what was wrong, as far as one can tell from here."""
+        """Return the problem, as far as the exit code and the last line on stderr show it."""
         said = [line.decode(errors="replace").strip() for line in self._complaints.lines()]
         last = next((line for line in reversed(said) if line), "")
         if self.phase is AgentPhase.RUNNING:

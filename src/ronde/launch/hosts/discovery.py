@@ -1,8 +1,8 @@
 """Runs the user's discovery script every second to learn the available hosts.
 
-It is a program that prints one host on a line, as `name:slots` or `name`. While it fails, or prints something else,
-the hosts that it named last stay the ones that there are, and the user is told once. If it does so before it has ever
-named any, it is refused; a silent one is asked again.
+The script prints one host per line, as `name:slots` or `name`. If it fails or prints anything else, the last hosts
+stay valid and the user gets one message; before the first answer, this is an error. A silent script is ended and called
+again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ronde.launch.loop import Loop, Order
 
 __all__ = ["HostScript"]
 
-PAUSE_NS = 10**9  # between an answer and the next question
-PATIENCE_NS = 60 * 10**9  # with a script that gives no answer
+PAUSE_NS = 10**9  # from an answer to the next call
+PATIENCE_NS = 60 * 10**9  # how long a call may take
 MOST_BYTES = 1 << 20
 
 
 class HostScript:
-    """The script, run by the loop; `offered` gets what it prints whenever that changes, `complain` what is wrong.
+    """The script, called by the loop; `offered` gets the hosts whenever they change, `complain` gets problems.
 
-    The loop raises UsageError if the script is refused.
+    The loop raises UsageError if the first answer is invalid.
     """
 
     def __init__(
@@ -50,22 +50,20 @@ class HostScript:
         self._offered, self._complain = offered, complain
         self._running: subprocess.Popen[bytes] | None = None
         self._answer = b""
-        self._words = os.memfd_create(
-            "ronde host discovery", os.MFD_CLOEXEC
-        )  # what it writes to standard error
+        self._words = os.memfd_create("ronde host discovery", os.MFD_CLOEXEC)  # its standard error
         self._last: tuple[Host, ...] | None = None
         self._complaint = ""
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the script now, nothing if it has answered."""
+        """The present problem of the script; empty if there is none."""
         silent = f"{self._name} has not answered" if self._last is None else ""
         return self._complaint or silent
 
     def ask(self) -> None:
-        """Run the script, now and from now on. Raises UsageError if it cannot be run."""
+        """Call the script, now and repeatedly. Raises UsageError if it cannot run."""
         os.ftruncate(self._words, 0)
-        os.lseek(self._words, 0, os.SEEK_SET)  # the script writes where ours stands
+        os.lseek(self._words, 0, os.SEEK_SET)  # the script shares this offset
         try:
             self._running = self._start()
         except OSError as error:
@@ -96,10 +94,10 @@ class HostScript:
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-            return start(["/bin/sh", *self._command])  # it has no first line that says by what, as in a shell
+            return start(["/bin/sh", *self._command])  # without a #! line, as a shell does
 
     def close(self) -> None:
-        """Ask no more. A second call does nothing."""
+        """Stop calling the script. A second call does nothing."""
         if self._words >= 0:
             self._loop.set_timer(self, None, self._again)
             self._stop()
@@ -161,7 +159,7 @@ class HostScript:
             self._complain(text)
 
     def _stop(self, *, kill: bool = True) -> int:
-        """Wait for the script's end, which has come or is made to come; return its exit code."""
+        """End the script if it still runs; return its exit code."""
         if self._running is None:
             return 0
         assert self._running.stdout is not None
@@ -171,19 +169,21 @@ class HostScript:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._running.pid, signal.SIGKILL)
         try:
-            code = self._running.wait(timeout=1)  # who has closed its output is as good as gone
+            code = self._running.wait(timeout=1)  # a script that has closed its output is about to end
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._running.pid, signal.SIGKILL)
             code = -signal.SIGKILL
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a hung mount holds it even now
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # a hung mount may hold even a killed process
                 self._running.wait(timeout=1)
         self._running = None
         return code
 
 
 def _command(script: str) -> tuple[list[str], str]:
-    """Return what runs the script, a file or a command with arguments, and what it is called in messages.
+    """Return the words that run the script, a file or a command with arguments, and its name for messages.
 
     Raises UsageError.
     """
@@ -194,6 +194,6 @@ def _command(script: str) -> tuple[list[str], str]:
         except ValueError as error:
             raise UsageError(f"cannot run the host discovery script {script}: {error}") from None
     path = os.path.abspath(words[0])
-    if not os.path.exists(path):  # a program, then
+    if not os.path.exists(path):  # a program in PATH, then
         path = shutil.which(words[0]) or path
     return [path, *words[1:]], path if len(words) == 1 else script

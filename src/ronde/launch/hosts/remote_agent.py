@@ -3,9 +3,9 @@
     python -P -m ronde.launch.hosts.remote_agent
 
 It says hello, reads its assignment from standard input, finds the job's store at one of the addresses in it, and is
-then an agent like any other. What still comes on standard input are signals, as `signal 2`, and a `beat` in between.
-When that ends or falls silent, because the launcher is gone or the connection to it is, the agent leaves: nothing goes
-on running that nobody watches. Its last word is in the store, because the exit code of an ssh says little.
+then an agent like any other. Afterwards standard input brings signals, as `signal 2`, and heartbeats, as `beat`. When
+it ends or falls silent, because the launcher or the connection is lost, the agent leaves, so no unsupervised process
+goes on. The agent leaves its result in the store, because the exit code of an ssh says little.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ronde.net.stores.tcp import StoreClient
 __all__ = ["main"]
 
 READ_BYTES = 64 * 1024
-TRY_NS = 2 * 10**9  # for one of several addresses
-PAUSE_S = 0.2  # after all of them
-GOODBYE_NS = 15 * 10**9  # to end, beyond the patience with workers
+TRY_NS = 2 * 10**9  # per address
+PAUSE_S = 0.2  # after a try of all addresses
+GOODBYE_NS = 15 * 10**9  # how long the agent may take to end after its workers
 USAGE_ERROR, INTERRUPTED = 2, 130
 
 
 def main() -> int:
-    """Be the agent; return the exit code."""
+    """Run the agent; return the exit code."""
     sys.stdout.buffer.write(hello())
     sys.stdout.buffer.flush()
     line = _LifeLine(0)
@@ -52,24 +52,24 @@ def main() -> int:
 
 
 class _LifeLine:
-    """Standard input: the assignment, then signals to pass on, and at its end or in a long silence our own end."""
+    """Standard input: the assignment, then signals to pass on; its end, or a long silence, ends this agent."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._rest = b""
         self.has_ended = False
-        self.why = ""  # if that was a silence, and not its end
-        self._is_unread = False  # what we write
+        self.why = ""  # why this agent leaves, after a silence
+        self._is_unread = False  # whether the launcher's output is broken
 
     def read_line(self) -> bytes:
-        """Return the first line, or what there is of it."""
+        """Return the first line, incomplete if standard input ends."""
         while b"\n" not in self._rest and (data := os.read(self._fd, READ_BYTES)):
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
     def follow(self, silence_ns: int, patience_ns: int) -> None:
-        """Heed it from now on, in a thread. After its end or a silence we may take `patience_ns` to end."""
+        """Read the rest in a thread. After the end or a silence, this process has `patience_ns` to end."""
         arguments = (silence_ns, patience_ns)
         threading.Thread(target=self._follow, args=arguments, name="ronde-launcher", daemon=True).start()
 
@@ -90,15 +90,15 @@ class _LifeLine:
         self.has_ended = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(patience_ns / 1e9)
-        os.kill(os.getpid(), signal.SIGKILL)  # our workers die with us
+        os.kill(os.getpid(), signal.SIGKILL)  # the workers die with their agent
 
     def _pass_on(self, signum: int) -> None:
-        """Send it to ourselves; but a SIGPIPE of the launcher's could not be told from one of a connection of ours."""
+        """Send the signal to this process; SIGPIPE as SIGTERM, because a connection, too, may raise a SIGPIPE."""
         self._is_unread = self._is_unread or signum == signal.SIGPIPE
         os.kill(os.getpid(), signal.SIGTERM if signum == signal.SIGPIPE else signum)
 
     def meaning(self, signum: int) -> int:
-        """Return what a signal that has come means."""
+        """Return the signal of the launcher for which a received signal stands."""
         return signal.SIGPIPE if self._is_unread and signum == signal.SIGTERM else signum
 
 
@@ -128,10 +128,10 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
             result = RunResult(USAGE_ERROR, str(error))
         failure = next(iter(result.failures.values()), None)
         word = LastWord(result.exit_code, result.reason, failure, result.gave_way)
-        if not line.has_ended:  # there is somebody to tell
+        if not line.has_ended:  # the launcher can read the result
             with contextlib.suppress(RondeError):
                 store.set(ended_key(assignment.agent), LAST_WORD.encode(word))
-        elif line.why:  # it may only have been asleep, and then finds this
+        elif line.why:  # a launcher that was only stopped will find this line
             with contextlib.suppress(OSError):
                 os.write(2, f"ronde: {line.why}\n".encode())
         return result.exit_code
@@ -140,9 +140,10 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
 
 
 def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) -> StoreClient:
-    """Return the store at the first address that answers and knows the key; the address that ssh came from goes first.
+    """Return the store at the first address that answers and knows the key; tries the address of the ssh client first.
 
-    An address of the launcher's machine may mean another machine here, and its services refuse us or never answer.
+    On this host, an address of the launcher may belong to another machine, which refuses the connection or never
+    answers.
     """
     candidates = sorted(
         assignment.stores, key=lambda text: addresses.parse(text).host not in ssh_connection.split()[:1]
@@ -161,11 +162,11 @@ def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) ->
                 "cannot reach the launcher; name the network interface that reaches this host "
                 f"(--network-interfaces): {'; '.join(reasons.values())}"
             )
-        time.sleep(PAUSE_S)  # they may all have refused us at once
+        time.sleep(PAUSE_S)  # all addresses may refuse at once
 
 
 def _placed(config: LaunchConfig, store_address: str) -> LaunchConfig:
-    """Return the configuration of the agent on this host, which reaches the store there."""
+    """Return the configuration for the agent on this host, with this store."""
     store = addresses.parse(store_address)
     own = (
         addresses.address_of_interface(config.interface)
@@ -175,7 +176,7 @@ def _placed(config: LaunchConfig, store_address: str) -> LaunchConfig:
     endpoint = config.rendezvous.endpoint or store_address.removeprefix("tcp:")
     outputs = config.outputs
     if outputs.prefix is None:
-        outputs = replace(outputs, prefix=f"[{host_name()}:{{rank}}] ")  # for one host too: others may come
+        outputs = replace(outputs, prefix=f"[{host_name()}:{{rank}}] ")  # also with one host, because others may join
     rendezvous = replace(config.rendezvous, endpoint=endpoint)
     return replace(config, local_addr=own, rendezvous=rendezvous, outputs=outputs)
 

@@ -1,13 +1,13 @@
-"""The launcher of a job on several hosts: starts an agent on each, keeps their store, and sees them to their end.
+"""The launcher of a job on several hosts: it serves their store, starts an agent on each, and waits for their end.
 
     this process --- store of the job: the agents meet in it
         |-- ssh a --- agent on a --- its workers
         |-- ssh b --- agent on b --- its workers
         '-- agent on this machine, if it is in the list
 
-One thread, one loop; the store has a thread of its own. Which hosts take part, `core/host_health` decides; when workers
-start and stop, the agents among themselves. An agent's standard input is its life line: it leaves when that ends, so
-nothing runs on after us, whatever becomes of us.
+One thread runs one loop, and the store has another thread. `core/host_health` decides which hosts take part; the agents
+decide among themselves when workers start and stop. An agent leaves when its standard input ends, so nothing outlives
+the launcher.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ __all__ = ["run_hosts"]
 
 SECOND = 10**9
 FAILED, USAGE_ERROR = 1, 2
-LAST_CALL_NS = SECOND  # hosts that start together arrive together; later ones make a new round
+LAST_CALL_NS = SECOND  # hosts that start together arrive together; later ones need a new round
 MOST_NODES = 10_000
-SOMEWHERE_ELSE = "192.0.2.1"  # belongs to nobody (RFC 5737): asking for the way there sends nothing
-GOODBYE_NS = 15 * SECOND  # for agents to end after the job has, beyond the patience with their workers
+SOMEWHERE_ELSE = "192.0.2.1"  # reserved (RFC 5737): finding the route there sends nothing
+GOODBYE_NS = 15 * SECOND  # how long agents may take to end after their workers
 
 
 def run_hosts(config: LaunchConfig, environment: Mapping[str, str]) -> int:
-    """Run the job on the hosts of `config` to its end, showing its output; return the exit code.
+    """Run the job on the hosts of `config` and show its output; return the exit code.
 
-    `environment` is the whole environment of the launcher. To be called in the main thread. Raises UsageError.
+    `environment`: the whole environment of the launcher. Call this in the main thread. Raises UsageError.
     """
     claim_standard_streams()
     with ExitStack() as stack:
@@ -86,15 +86,15 @@ class _Launcher:
         self._agents: dict[str, AgentProcess] = {}
         self._chorus = Chorus()
         self._events: deque[health.Event] = deque()
-        self._reached = False  # whether as many as the job needs have answered, and none has refused
-        self._word: LastWord | None = None  # how the job ended, in the words of an agent
-        self._reason = ""  # ... or why we ended it
-        # The words of the last agent whose host is no longer needed.
+        self._reached = False  # whether the job has had all hosts that it needs, and none refused
+        self._word: LastWord | None = None  # an agent's result that ended the job
+        self._reason = ""  # ... or why the launcher ended it
+        # The result of the last agent that gave way.
         self._gave_way: LastWord | None = None
         self._code = 0
         self._over = False
         self._hurry = False  # a signal came after the end
-        self._typed = 0  # how often the user has typed a signal
+        self._typed = 0  # how many times the user typed a signal
         self._stores, server = _serve(config, self._all_here(), self._own_addresses, self._key)
         stack.callback(server.close)
         raise_descriptor_limit()  # four for each agent
@@ -112,12 +112,12 @@ class _Launcher:
         stack.callback(self._close_agents)
 
     def run(self) -> int:
-        """See the job to its end, report, and return the exit code."""
+        """Run the job to its end, report, and return the exit code."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._beat()
         if self._script:
             self._script.ask()
-            self._offered(())  # so that the patience begins now, whatever the script may do
+            self._offered(())  # starts the timeout for hosts, even if the script never answers
         else:
             self._offered(self._hosts)
         while self._agents or not self._over:
@@ -164,7 +164,7 @@ class _Launcher:
         self._tell(health.Offered(hosts))
 
     def _tell(self, event: health.Event) -> None:
-        """Step the machine, one event after the other, also if performing one brings the next."""
+        """Step the machine by one event after the other, including those that arise while it performs effects."""
         self._events.append(event)
         if len(self._events) > 1:
             return
@@ -205,7 +205,7 @@ class _Launcher:
                 slots=host.slots,
                 environment={**self._config.worker.environment, "HOROVOD_HOSTNAME": host.name},
             ),
-            # Ranks are in the order of the list.
+            # The order of the list is that of the ranks.
             rendezvous=replace(
                 self._config.rendezvous, node_rank=listed.index(host.name) if host.name in listed else -1
             ),
@@ -263,14 +263,14 @@ class _Launcher:
             self._tell(health.HostEnded(agent.name))
         elif word is None or (word.exit_code not in (0, FAILED) and not word.failure):
             if word and word.exit_code == USAGE_ERROR:
-                self._reached = False  # what is asked for is at fault, not the host
+                self._reached = False  # the configuration is at fault, not the host
             self._tell(health.HostFailed(agent.name, word.reason if word else agent.why))
         elif word.gave_way and any(host.name != agent.name for host in self._health.running()):
             self._gave_way = word
             self._tell(health.HostFailed(agent.name, word.reason))
         else:
             self._word, self._code = word, word.exit_code
-            self._finish(farewell=True)  # a worker of another host may still be ending after its exception
+            self._finish(farewell=True)  # a worker on another host may still end after its exception
 
     def _last_word(self, agent: AgentProcess) -> LastWord | None:
         try:
@@ -285,14 +285,14 @@ class _Launcher:
     # The end
 
     def _end(self, reason: str, code: int, signum: int) -> None:
-        """End the job, wherever it runs."""
+        """End the job on all hosts."""
         self._reason, self._code = reason, code
         for agent in list(self._agents.values()):
             agent.signal(signum)
         self._finish(farewell=signum not in HASTY)
 
     def _finish(self, farewell: bool = False) -> None:
-        """The job has ended; those agents that do not know it yet have some time to learn of it and end."""
+        """Note the job's end, and give the remaining agents time to learn of it and end."""
         self._over = True
         self._tell(health.JobOver())
         if self._script:
@@ -313,7 +313,7 @@ class _Launcher:
         self._screen.say(f"ronde: {text}".encode(errors="backslashreplace"))
 
     def _report(self) -> None:
-        """Show why the job failed: the first failure, wherever it was, and last of all what its worker said."""
+        """Show why the job failed: the first failure, on any host, and at the end the last output of its worker."""
         if self._code:
             failure = self._word.failure if self._word else None
             if failure is not None and (path := self._environment.get(ERROR_FILE)):
@@ -327,14 +327,14 @@ class _Launcher:
 
 
 def _knows_better(failure: Failure, known: LastWord | None) -> bool:
-    """Return whether an agent that ends later knows more of the cause: its own worker's, and not only a lost peer."""
+    """Return whether an agent's later result names the cause of a failure where the known one blames a lost peer."""
     if known is None or known.failure is None:
         return True
     return known.failure.blames_peer and not failure.blames_peer
 
 
 def _is_fixed(config: LaunchConfig, hosts: tuple[Host, ...]) -> bool:
-    """Return whether the job needs all hosts, from the first moment to the last."""
+    """Return whether the job needs all hosts all the time."""
     return not config.discovery and not 0 < config.min_workers < sum(host.slots for host in hosts)
 
 
@@ -357,7 +357,7 @@ def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
 
 
 def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
-    """Return the configuration of all agents; each gets its slots, and finds out the addresses by itself."""
+    """Return the configuration of all agents; each one adds its slots and addresses."""
     limits = _limits(config, hosts)
     is_fixed = _is_fixed(config, hosts)
     rendezvous = replace(
@@ -369,7 +369,7 @@ def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
         supply=len(hosts) if is_fixed else None,
-        options={"is_host": "false", "rehost": "false", **config.rendezvous.options},  # we are
+        options={"is_host": "false", "rehost": "false", **config.rendezvous.options},  # the launcher is the host
         gives_way=not is_fixed,
     )
     return replace(config, rendezvous=rendezvous, hosts=(), discovery=None)
@@ -386,7 +386,7 @@ def _serve(
 ) -> tuple[tuple[str, ...], StoreServer]:
     """Serve the job's store; return the addresses by which hosts may reach it, and the server.
 
-    It is served on the interface that the user names. Otherwise on all, because each host may reach us by another one.
+    It listens on the interface that the user names, else on all, because each host may use another one.
     """
     if given := config.interface or config.local_addr:
         reachable = [address_of_interface(given)]
@@ -406,9 +406,9 @@ def _serve(
 
 
 def _towards_others(config: LaunchConfig, own_addresses: list[str]) -> list[str]:
-    """Return the likely address by which other hosts reach this one, if there is any."""
+    """Return the address by which other hosts probably reach this one, if there is one."""
     others = [name.rpartition("@")[2] for name, _ in config.hosts if not is_here(name, own_addresses)]
-    for name in (*others[:1], SOMEWHERE_ELSE):  # a name may be known to ssh alone
+    for name in (*others[:1], SOMEWHERE_ELSE):  # only ssh may know the name
         with contextlib.suppress(UsageError):
             return [address_towards(name, config.start_timeout_ns)]
     return []
@@ -419,7 +419,7 @@ def _listen(addresses: list[str], key: JobKey) -> StoreServer:
     for address in others:
         try:
             return StoreServer(_tcp(address, "0"), key)
-        except UsageError:  # no IPv6 here
+        except UsageError:  # this machine has no IPv6
             continue
     return StoreServer(_tcp(last, "0"), key)
 

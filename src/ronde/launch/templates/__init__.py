@@ -1,1 +1,1 @@
-"""Workers that are forked from a process which has done their imports."""
+"""Workers forked from a process that has done their imports."""

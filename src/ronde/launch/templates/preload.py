@@ -1,7 +1,7 @@
-"""Which modules a template of a script should have imported: what the script imports of those that are worth it.
+"""Chooses the modules that a template imports: the large ones among those that the script imports.
 
-Only from the text of the script, and of its own modules beside it; nothing is imported here. Uses the standard library
-only, because the template runs it before anything else.
+It reads the text of the script and of the modules beside it, and imports nothing. It uses only the standard library,
+because the template runs it first.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 
 __all__ = ["LATER", "WORTH_IT", "modules_to_preload"]
 
-# Large, and known to start no threads and open nothing that a fork would break while they are imported.
+# Large modules whose import starts no thread and opens nothing that a fork would break.
 WORTH_IT = (
     "datasets", "matplotlib", "numpy", "pandas", "PIL", "pyarrow", "ronde", "safetensors", "scipy", "sklearn",
     "tokenizers", "torch", "torchaudio", "torchvision", "tqdm", "transformers", "yaml",
 )  # fmt: skip
-# What these import later, when they are first used.
+# Modules that these import later, when they are first used.
 LATER = {
     "ronde": ("ronde.comm.world", "ronde.engine.process"),
     "torch.distributed": ("torch.distributed.rendezvous",),
@@ -27,12 +27,12 @@ MOST_FILES = 200
 
 
 def modules_to_preload(script: str) -> list[str]:
-    """Return names of modules, in the order in which the script's text names them; none if it cannot be read."""
+    """Return the modules in the order of the script's text; none if the script cannot be read."""
     found: dict[str, None] = {}
     for name, names in _imports(script, os.path.dirname(os.path.realpath(script))):
         if name.partition(".")[0] in WORTH_IT:
             found[name] = None
-            # `from torch import optim` may name a module, or anything else.
+            # `from torch import optim` may name a module, or something else.
             found |= dict.fromkeys(f"{name}.{each}" for each in names if f"{name}.{each}" in LATER)
     for name in list(found):
         found |= dict.fromkeys(LATER.get(name, ()))
@@ -40,7 +40,7 @@ def modules_to_preload(script: str) -> list[str]:
 
 
 def _imports(script: str, folder: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the modules that the script and its own modules import, each with what is taken from it."""
+    """Yield the modules that the script and the modules beside it import, each with the imported names."""
     files, seen = [script], {script}
     while files and len(seen) < MOST_FILES:
         for name, names in _imports_of_file(files.pop()):
@@ -56,11 +56,9 @@ def _imports_of_file(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         with open(path, "rb") as file:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return  # the script itself will say so
+        return  # running the script will report the error
     imported = set()
-    for node in ast.walk(
-        tree
-    ):  # from the outside in, so that imports of the script come before what functions use
+    for node in ast.walk(tree):  # breadth first: the script's imports come before those in functions
         if isinstance(node, ast.Import):
             for alias in node.names:
                 imported.add(alias.name)

@@ -1,8 +1,7 @@
-"""Workers from a template: a process that has done the imports already, and forks (`zygote.py`).
+"""A template of workers: a process that has done their imports, and forks (`zygote.py`).
 
-A restart of workers then takes as long as the script itself takes, without its imports. The template serves commands
-that run Python on a script or module. It may turn out to be unfit (its imports start threads), slow, or broken; whoever
-uses it then starts a process of its own, as if there were no template.
+It spares restarted workers their imports. The template serves commands that run Python on a script or module. If it is
+unfit (its imports start threads), slow or broken, the caller starts a new process instead.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from ronde.process.process_groups import GroupLeader, Process, SignalInbox
 __all__ = ["Template", "command_of"]
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "zygote.py")
-START_NS = 15 * 10**9  # within which a fork must have happened, on however busy a machine
-LAST_WAIT_NS = 5 * 10**9  # for what has been killed
-# Read when the interpreter or a library starts, so that a fork cannot have others.
+START_NS = 15 * 10**9  # how long a fork may take on a busy machine
+LAST_WAIT_NS = 5 * 10**9  # how long a killed template may take to end
+# Variables that the interpreter or a library reads at its start, so a fork cannot have other values.
 _READ_EARLY = re.compile(
     r"PYTHON|LD_|(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB|MALLOC)_|GLIBC_TUNABLES$"
 )
@@ -32,9 +31,9 @@ _OF_ONE_WORKER = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOROVOD_RANK", "HOROVOD_LO
 
 
 def command_of(argv: Sequence[str]) -> int | None:
-    """Return where in a command line of Python the script, or -m, stands; None if it is something else.
+    """Return the index of the script, or of -m, in a Python command line; None for any other command.
 
-    What stands before are options for the interpreter.
+    The words before it are options of the interpreter.
     """
     if argv[0] != sys.executable:
         return None
@@ -51,10 +50,9 @@ def command_of(argv: Sequence[str]) -> int | None:
 class Template:
     """A process that becomes workers.
 
-    `argv` is a worker's command with `command_of` not None, `environment` a worker's. `modules` are to be imported;
-    None: those that the script's text names and that are worth it. It began at `begun_ns` (of `time.monotonic_ns()`).
-    Raises OSError if there is no room for a process. It dies with the thread that makes it; close it when it is not
-    needed any more.
+    `argv`: a worker's command, for which `command_of` is not None. `environment`: a worker's. `modules`: those to
+    import; None: the large ones that the script's text names. `begun_ns`: its start, by `time.monotonic_ns()`. Raises
+    OSError if the process cannot start. It dies with the thread that makes it; close it when no worker needs it.
     """
 
     def __init__(
@@ -67,11 +65,11 @@ class Template:
         at = command_of(argv)
         assert at is not None
         self._at = at
-        self._same = list(argv[: at + 1])  # of all commands that it serves
+        self._same = list(argv[: at + 1])  # the first words of all commands that it serves
         self._environment = {name: value for name, value in environment.items() if name not in _OF_ONE_WORKER}
         self._ready = False
         self.begun_ns = time.monotonic_ns()
-        self.problem = ""  # why it cannot be used
+        self.problem = ""  # why it cannot be used, if so
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         wanted = "?" if modules is None else ",".join(modules)
         command = [*argv[:at], _PROGRAM, str(theirs.fileno()), wanted, *argv[at:]]
@@ -90,7 +88,7 @@ class Template:
     def is_ready(self, deadline_ns: int = 0, signals: SignalInbox | None = None) -> bool:
         """Return whether it can fork now.
 
-        It is waited for until the deadline (of `time.monotonic_ns()`), or until one of the `signals` comes.
+        Waits until the deadline (of `time.monotonic_ns()`), or until one of the `signals` comes.
         """
         while not (self._ready or self.problem):
             try:
@@ -115,10 +113,10 @@ class Template:
         cores: Collection[int] | None = None,
         signals: SignalInbox | None = None,
     ) -> GroupLeader | None:
-        """Return a worker, as `Process` starts it; None if this template cannot, now or ever (`problem`).
+        """Fork a worker and return it, as `Process` does; None if the template cannot, now or ever (`problem`).
 
-        Raises InterruptedError if one of the `signals` comes before it has forked: then there is no worker, and this
-        template cannot be used any more.
+        Raises InterruptedError if one of the `signals` comes before the fork: then there is no worker, and the template
+        can no longer be used.
         """
         if not self._fits(argv, environment) or not self.is_ready():
             return None
@@ -131,7 +129,7 @@ class Template:
         }
         worker = _Forked(stdout, stderr)
         try:
-            import pickle  # only now: the first workers are not to wait for it
+            import pickle  # slow to load, and only restarts need it
 
             with _memory_file(pickle.dumps(request)) as body:
                 fds = [body.fileno(), *worker.theirs, *keep]
@@ -161,7 +159,7 @@ class Template:
         )
 
     def _receive(self, deadline_ns: int, signals: SignalInbox | None = None) -> str | None:
-        """Return the next message, empty at the end of the connection; None if there is none until the deadline.
+        """Return the next message, empty at the end of the connection; None if none comes until the deadline.
 
         Raises InterruptedError if one of the `signals` comes before.
         """
@@ -182,26 +180,26 @@ class Template:
             return ""
 
     def _give_up(self, problem: str) -> None:
-        # A fork that comes after all must not become a second worker of the same rank: it dies with the template.
+        # A late fork would be a second worker of the same rank; it dies with the template.
         self.problem, self._ready = problem, False
         self._process.signal_group(9)
 
     def close(self) -> None:
-        """End it, and whoever is left of its workers."""
+        """Kill the template and the workers that are left of it."""
         self._control.close()
         self._process.signal_group(9)
         poll = select.poll()
         poll.register(self._process.pidfd, select.POLLIN)
-        if poll.poll(LAST_WAIT_NS / 1e6):  # else a hung mount holds it even now
+        if poll.poll(LAST_WAIT_NS / 1e6):  # a hung mount may hold even a killed process
             self._process.reap()
 
 
 class _Forked(GroupLeader):
-    """A worker whose parent is the template. `pidfd` is the pipe through which that tells how it ended."""
+    """A worker whose parent is the template. `pidfd` is the pipe into which the template writes its status."""
 
     def __init__(self, stdout: int | None, stderr: int | None) -> None:
         self.pid = 0
-        self._made: list[int] = []  # by us, and only the worker's
+        self._made: list[int] = []  # ends of pipes that only the worker uses
         self.stdout, out = self._stream(stdout)
         self.stderr, err = self._stream(stderr)
         self.pidfd, status = os.pipe2(os.O_CLOEXEC)
@@ -220,14 +218,14 @@ class _Forked(GroupLeader):
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of a worker that there is not."""
+        """Close the pipes of a worker that did not start."""
         os.close(self.pidfd)
         for pipe in (self.stdout, self.stderr):
             if pipe:
                 pipe.close()
 
     def reap(self) -> int:
-        """Return the exit code, or minus the signal that killed it; only after the pidfd has become readable."""
+        """Return the exit code, or minus the signal of a killed worker. Call this once the pidfd is readable."""
         status = os.read(self.pidfd, 4)
         os.close(self.pidfd)
         return int.from_bytes(status, "little", signed=True) if status else -9  # it died with the template

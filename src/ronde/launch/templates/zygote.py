@@ -2,22 +2,22 @@
 
     python [options] zygote.py CONTROL_FD MODULE[,MODULE]...|? SCRIPT|-m MODULE [ARGUMENT]...
 
-What stands behind CONTROL_FD and the modules to import (?: those that the script's text names) is the command whose
-workers this is a template of; so it is also what `ps` shows. `ronde.launch.templates.template` starts it and holds the
-other end of CONTROL_FD, a socket whose messages are:
+CONTROL_FD and the modules to import (?: those that the script's text names) precede the workers' command, so `ps` shows
+that, too. `ronde.launch.templates.template` starts this program and holds the other end of CONTROL_FD, a socket for
+these messages:
 
-    here -> there   R and how it went, once everything is imported; or N and why this is no template
-    there -> here   a memory file with the pickled request, stdout, stderr, the status pipe, and what the worker keeps
-    here -> there   S and the worker's number, from the worker itself; or E and why there is none
+    zygote -> launcher   R and a summary after the imports; or N and why this process cannot be a template
+    launcher -> zygote   a memory file with the pickled request, stdout, stderr, the status pipe, descriptors to keep
+    worker -> launcher   S and the worker's process id
+    zygote -> launcher   E and why there is no worker
 
-1. No thread may run at a fork, since the child would lack it, and hold the locks that it held. Libraries that end
-   their threads before a fork (OpenBLAS) show it at a first fork, for a trial.
-2. The worker finds everything as it does in a process of its own: arguments, paths, environment, main module, the
-   interpreter's own end. What differs: the seed of string hashes is the same in all workers, and `ps` shows this
-   program.
-3. This process waits for its workers and writes each one's status into its pipe. They die with it, as it dies with the
-   launcher, so an early end of the pipe says that the worker was killed.
-4. Only the standard library before the fork, besides what is to be imported.
+1. No thread may run at a fork: the child would lack it, and inherit the locks that it held. A trial fork finds out
+   whether libraries (OpenBLAS) end their threads before a fork.
+2. A worker finds the same as in a new process: arguments, paths, environment, main module, the interpreter's end. Two
+   things differ: all workers have the same seed of string hashes, and `ps` shows this program.
+3. The zygote waits for its workers and writes each one's status into its pipe. Workers die with the zygote, which dies
+   with the launcher, so an early end of the pipe means that the worker was killed.
+4. Before the fork it uses only the standard library, and the modules to import.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def folder_of(command: list[str]) -> str:
-    """Return what a fresh process has as sys.path[0]."""
+    """Return sys.path[0] of a new process with this command."""
     return os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.realpath(command[0]))
 
 
 def prepare(wanted: str, command: list[str]) -> str:
-    """Import the modules; return how it went."""
+    """Import the modules; return a summary."""
     started = time.monotonic()
     if wanted != "?":
         names = wanted.split(",")
@@ -62,21 +62,21 @@ def prepare(wanted: str, command: list[str]) -> str:
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception:  # the worker will meet it in its own time
+        except Exception:  # the worker's import will raise it again
             failed.append(name)
     without = f" without {', '.join(failed)}" if failed else ""
     return f"{len(names) - len(failed)} modules{without} in {time.monotonic() - started:.1f} s"
 
 
 def _names(script: str) -> list[str]:
-    """Ask the neighbouring file, without making it a module that a script could find."""
+    """Ask preload.py, without making it a module that a script could find."""
     find = runpy.run_path(os.path.join(os.path.dirname(__file__), "preload.py"))["modules_to_preload"]
     names: list[str] = find(script)
     return names
 
 
 def unfit() -> str:
-    """Return why this process cannot be forked safely, nothing if it can."""
+    """Return why this process cannot fork safely; empty if it can."""
     trial = os.fork()
     if not trial:
         os._exit(0)
@@ -94,16 +94,16 @@ def unfit() -> str:
 
 
 class Zygote:
-    """Forks workers as it is asked to."""
+    """Forks workers on request."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
-        self._workers: dict[int, tuple[int, int]] = {}  # by pidfd: the process, and its status pipe
+        self._workers: dict[int, tuple[int, int]] = {}  # by pidfd: the process id and the status pipe
 
     def serve(self) -> dict[str, Any]:
-        """Return only in a worker, with its request."""
+        """Fork a worker for each request; return in the worker, with its request."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd != self._control.fileno():
@@ -119,7 +119,7 @@ class Zygote:
         try:
             os.write(status, code.to_bytes(4, "little", signed=True))
         except BrokenPipeError:
-            pass  # nobody wants to know
+            pass  # the launcher no longer reads it
         os.close(status)
 
     def _answer(self) -> dict[str, Any] | None:
@@ -149,17 +149,17 @@ class Zygote:
         return None
 
     def _check_room(self, numbers: list[int], received: list[int]) -> None:
-        """Raise OSError if a number that a worker's descriptor is to have belongs to an imported module."""
+        """Raise OSError if a module has opened a descriptor with a number that the worker needs."""
         ours = {self._control.fileno(), *received, *self._workers}
         ours |= {status for _, status in self._workers.values()}
-        for number in set(numbers) - ours - {0}:  # standard input is nothing here, and takes its place there
+        for number in set(numbers) - ours - {0}:  # this process has no use for standard input
             if os.path.exists(f"/proc/self/fd/{number}"):
                 raise OSError(f"the imports have opened descriptor {number}")
 
     def _become(
         self, zygote: int, request: dict[str, Any], ours: tuple[int, int, int], kept: list[int]
     ) -> None:
-        """Be a worker: a group and a life of our own, but no longer than the zygote's."""
+        """Become a worker: leave the zygote's process group, but die with it."""
         os.setsid()
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != zygote:
@@ -173,7 +173,7 @@ class Zygote:
             os.close(fd)
         self._control.send(b"S%d" % os.getpid())
         self._control.close()
-        # First out of each other's way, then to the numbers that they are to have.
+        # First above all wanted numbers, so that none overwrites another.
         above = max(request["keep"], default=0) + 1
         moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in kept]
         for fd in kept:
@@ -188,18 +188,18 @@ class Zygote:
             os.environ.update(request["environment"])
         time.tzset()
         if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed()  # else all workers draw the same numbers
+            sys.modules["numpy.random"].seed()  # else all workers draw the same random numbers
 
 
 def run(request: dict[str, Any]) -> None:
-    """Do what the interpreter does with its command."""
+    """Run the command as the interpreter does."""
     command: list[str] = request["command"]
     sys.orig_argv[:] = request["argv"]
     if not sys.flags.safe_path:
         sys.path[0] = folder_of(command)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
-    if "__annotations__" in sys.modules["__main__"].__dict__:  # which depends on the version of Python
+    if "__annotations__" in sys.modules["__main__"].__dict__:  # depends on the version of Python
         main.__dict__.update(__annotations__={})
     sys.modules["__main__"] = main
     if command[0] == "-m":
@@ -215,7 +215,7 @@ def run(request: dict[str, Any]) -> None:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """End as the interpreter does after an exception that nobody has caught."""
+    """End as the interpreter does after an uncaught exception."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -232,7 +232,7 @@ def fail(error: BaseException) -> NoReturn:
 
 
 if __name__ == "__main__":
-    ourselves = sys.modules["__main__"]  # is to stay when another one takes its place
+    ourselves = sys.modules["__main__"]  # keeps this module alive when another one takes its place
     control_fd, modules, *words = sys.argv[1:]
     if not sys.flags.safe_path:
         sys.path[0] = folder_of(words)
@@ -244,7 +244,7 @@ if __name__ == "__main__":
     if reason:
         os._exit(0)
     gc.collect()
-    gc.freeze()  # so that collections in the workers leave shared pages alone
+    gc.freeze()  # collections in the workers then leave shared pages alone
     wish = Zygote(control_socket).serve()
     try:
         run(wish)
