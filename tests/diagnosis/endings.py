@@ -288,7 +288,7 @@ FAILURES = [
         world.barrier()
         """,
         (
-            r"ronde: rank 1 \(pid (\d+)\) has been stopped by a signal, .*; it is waited for, and kill -CONT \1 lets",
+            r"ronde: rank 1 \(pid (\d+)\) is stopped by a signal .*, and the job waits for it: kill -CONT \1 ",
             r"ronde: rank 1 \(pid \d+\) was killed by SIGKILL",
         ),
         exit_code=137,

@@ -1,28 +1,28 @@
-r"""What a supervisor decides about its workers, from their start to the last of them being gone. Pure.
+r"""Decides about the workers of one run, from their start until the last one is gone. Pure.
 
 Rules
 
-1. If every worker ends with exit code 0, so does the job. Nothing is said.
-2. The first worker to fail is THE failure: its exit code is the job's (128 + signal if a signal killed it). A worker
-   that fails because it lost a peer is not the cause: it stands in until a worker fails for a reason of its own. Of
-   two that say when their exception was raised, the earlier one is the cause, whichever ends first. A worker has failed
-   as soon as it says that it has raised, even if it goes on to end successfully.
-3. After the first failure the others have a grace in which to notice by themselves: they do within a second, and what
-   they then say is worth having. Whoever is still there gets SIGTERM, and after the patience SIGKILL. Where all are to
-   be started again (`Policy.hurry`), nobody gets a grace once the cause has ended.
-   A worker that has raised and not yet ended joins threads and runs its exit handlers, which may save something. The
-   grace lasts until it has ended, but not beyond the farewell, and another reason to stop does not signal it.
-4. An interrupt (a signal that we got) is forwarded at once, with SIGKILL after the farewell, in which workers may save
-   what they have; after one that is typed at a terminal (Ctrl-C, Ctrl-\), where somebody waits, after the patience. A
-   typed one after another interrupt kills at once. The exit code is 128 + signal, unless a worker had failed before.
-   What fails afterwards is no failure. SIGPIPE (our output cannot be written) is forwarded as SIGTERM, because Python
+1. If every worker ends with exit code 0, so does the job, without a message.
+2. The first worker to fail is the cause: its exit code is the job's (128 + signal for a killed worker). A worker that
+   fails because it lost a peer is the cause only until another worker fails for another reason. If two failed workers
+   tell when they raised their exceptions, the earlier exception is the cause, whichever worker ends first. A worker has
+   failed as soon as it announces an exception, even if it then exits with 0.
+3. After the first failure the others have a grace period: most notice the failure within a second, and their output
+   helps to explain it. Those that remain get SIGTERM, and after the patience SIGKILL. If all workers start again
+   (`Policy.hurry`), the grace period ends with the cause.
+   A worker that has announced an exception joins threads and runs its exit handlers, which may save something. The
+   grace period lasts until it has ended, but not beyond the farewell, and another reason to stop does not signal it.
+4. An interrupt (a signal to the supervisor) is forwarded at once. SIGKILL follows after the farewell, in which workers
+   may save their state; after an interrupt typed at a terminal (Ctrl-C, Ctrl-\), where the user waits, it follows after
+   the patience. A second, typed interrupt kills at once. The exit code is 128 + signal, unless a worker failed before.
+   Later failures do not count. SIGPIPE (the supervisor's output is broken) is forwarded as SIGTERM, because Python
    ignores SIGPIPE.
-5. A worker is gone when its own process has exited and no process of its group is left. Processes that outlive the
-   last worker have a moment to end by themselves, as helpers of Python's multiprocessing do, and are then ended like
-   workers that outlive a failure. They decide nothing.
-6. A `StopGroup` ends everybody by SIGTERM, and after the patience by SIGKILL; one `at_once` by SIGKILL. What fails
-   afterwards is no failure.
-7. Every wait ends: what SIGKILL does not remove within the patience is reported and left.
+5. A worker is gone when its process has exited and no process of its group is left. Processes that outlive the last
+   worker have a second to end, as helpers of Python's multiprocessing do; then they are ended like workers that outlive
+   a failure. They do not affect the result.
+6. `StopGroup` ends all workers by SIGTERM, and after the patience by SIGKILL; with `at_once` by SIGKILL. Later failures
+   do not count.
+7. Every wait ends: processes that survive SIGKILL for the patience are reported and left.
 
 Theory of operation
 
@@ -32,9 +32,9 @@ The phase only moves forward, from any phase to any later one:
        |                   |                  ^ |                ^
        +-----interrupt-----+------------------+ +-second Ctrl-C--+
 
-and to FINISHED as soon as everybody is gone. What the last worker leaves behind begins a GRACE, too, or shortens it.
-GRACE, STOPPING and KILLING have one deadline each; a `GroupTimer` that comes early is answered with `SetGroupTimer`
-again, one that comes late acts at once. The shell tells what happened in the order in which it learned of it, performs
+and to FINISHED as soon as all workers are gone. Processes that the last worker leaves behind begin a GRACE, too, or
+shorten it. GRACE, STOPPING and KILLING have one deadline each; an early `GroupTimer` is answered with another
+`SetGroupTimer`, a late one acts at once. The shell reports events in the order in which it learned of them, performs
 the effects in order, and decides nothing.
 """
 
@@ -71,13 +71,13 @@ __all__ = [
 
 GRACE_NS, PATIENCE_NS, FAREWELL_NS = 3 * 10**9, 5 * 10**9, 30 * 10**9
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
-TYPED = (SIGINT, SIGQUIT)  # by a user at a terminal, who waits: Ctrl-C and Ctrl-\
-HASTY = (*TYPED, SIGPIPE)  # nobody waits for what workers would still save
-LEAVING_NS = 1_000_000_000  # for processes that end because their worker has
+TYPED = (SIGINT, SIGQUIT)  # Ctrl-C and Ctrl-\, by a user who waits at a terminal
+HASTY = (*TYPED, SIGPIPE)  # workers get no time to save their state
+LEAVING_NS = 1_000_000_000  # how long processes may take to end after their worker
 UNCAUGHT = 1  # the exit code of a Python process after an exception
-CANNOT_START = 126  # the exit code by which shells say that a command was found but could not be started
+CANNOT_START = 126  # the exit code of shells for a command that exists but cannot start
 
-# The same numbers on every Linux that we run on; the rest are called by number.
+# These have the same numbers on every supported Linux; messages give the others by number.
 _SIGNAL_NAMES = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
@@ -85,7 +85,7 @@ _SIGNAL_NAMES = {
 }  # fmt: skip
 
 
-# What happens.
+# Events
 
 
 class Started(NamedTuple):
@@ -96,7 +96,7 @@ class Started(NamedTuple):
 
 
 class NotStarted(NamedTuple):
-    """The worker's process could not be started; the shell starts no further ones."""
+    """The worker's process cannot start; the shell starts no further ones."""
 
     rank: int
     problem: str
@@ -105,9 +105,9 @@ class NotStarted(NamedTuple):
 class Exited(NamedTuple):
     """The worker's own process ended.
 
-    `returncode` is its exit code, or minus the signal that killed it. `blames_peer`: its last words were that it had
-    lost another rank. `leftovers`: processes of its group are still there; `Vacated` will tell when they are not.
-    `raised_ns`: when the exception that ended it was raised, on a clock that all workers share; 0: it does not say.
+    `returncode`: its exit code, or minus the signal that killed it. `blames_peer`: its error reports a lost rank.
+    `leftovers`: processes of its group are left, whose end `Vacated` reports. `raised_ns`: the time of the exception
+    that ended it, on a clock that all workers share; 0: unknown.
     """
 
     rank: int
@@ -118,9 +118,9 @@ class Exited(NamedTuple):
 
 
 class WorkerRaised(NamedTuple):
-    """The worker has raised an exception that nobody catches, so it is going to end; it may take its time.
+    """The worker has announced an uncaught exception and is about to end, which may take long.
 
-    `what` is the exception; the rest is as in `Exited`.
+    `what`: the exception; the rest is as in `Exited`.
     """
 
     rank: int
@@ -130,36 +130,36 @@ class WorkerRaised(NamedTuple):
 
 
 class Vacated(NamedTuple):
-    """The last process of the group of a worker that had exited is gone."""
+    """The last process of an exited worker's group is gone."""
 
     rank: int
 
 
 class InterruptGroup(NamedTuple):
-    """The supervisor itself got a signal that means: end the job."""
+    """The supervisor received a signal that ends the job."""
 
     signum: int
 
 
 class StopGroup(NamedTuple):
-    """Whoever supervises does not want these workers any more; `at_once`: not even for as long as SIGTERM takes."""
+    """The supervisor ends these workers; `at_once`: by SIGKILL, without SIGTERM."""
 
     reason: str
     at_once: bool = False
 
 
 class GroupTimer(NamedTuple):
-    """The time of the last `SetGroupTimer` has come, or the shell woke up for nothing."""
+    """The time of the last `SetGroupTimer` has come, or the shell woke up early."""
 
 
 Event = Started | NotStarted | WorkerRaised | Exited | Vacated | InterruptGroup | StopGroup | GroupTimer
 
 
-# What is to be done.
+# Effects
 
 
 class SignalWorkers(NamedTuple):
-    """Send the signal to all processes of the groups of these ranks; `reason` is for the user's eyes."""
+    """Send the signal to all processes of these ranks' groups; `reason` is for the user."""
 
     ranks: tuple[int, ...]
     signum: int
@@ -173,7 +173,7 @@ class SetGroupTimer(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The job is over. `failed_rank` is whose last words to show."""
+    """The run is over; the report shows the last output of `failed_rank`."""
 
     exit_code: int
     reason: str
@@ -184,10 +184,10 @@ Effect = SignalWorkers | SetGroupTimer | Finish
 
 
 class Policy(NamedTuple):
-    """How long to be patient: `grace_ns` for workers to notice a failure, `patience_ns` for each signal to work.
+    """Time limits: `grace_ns` for workers to notice a failure, `patience_ns` from SIGTERM to SIGKILL.
 
-    `hurry`: the workers are to be started again, so nobody waits for what they would say. `stop_signum` asks them to
-    end. `farewell_ns` is what workers have to end after a signal that came from outside and was not typed.
+    `hurry`: the workers start again, so the supervisor does not wait for their output. `stop_signum`: the signal that
+    asks them to end. `farewell_ns`: how long workers may take to end after a signal from outside that was not typed.
     """
 
     grace_ns: int = GRACE_NS
@@ -209,19 +209,19 @@ class GroupPhase(IntEnum):
 
 @dataclass(slots=True)
 class Worker:
-    """What is known of one worker."""
+    """The state of one worker."""
 
     rank: int
     pid: int
     started_ns: int
     ended_ns: int = 0
-    returncode: int | None = None  # None while its own process runs
+    returncode: int | None = None  # None while its process runs
     blames_peer: bool = False
     leftovers: bool = False
     raised_ns: int = 0
-    raised: str = ""  # the exception that it has told
-    signum: int = 0  # the last signal that we sent while its own process ran
-    problem: str = ""  # why it could not be started
+    raised: str = ""  # the exception that it announced
+    signum: int = 0  # the last signal that it got from the supervisor while its process ran
+    problem: str = ""  # why it could not start
 
     @property
     def gone(self) -> bool:
@@ -230,29 +230,29 @@ class Worker:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has raised an exception, and its process still runs."""
+        """Whether it has announced an exception and its process still runs."""
         return bool(self.raised) and self.returncode is None
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether it failed without having been told to end."""
+        """Whether it failed before the supervisor sent it a signal."""
         return bool(self.raised) or (self.returncode not in (None, 0) and not self.signum)
 
     @property
     def exit_code(self) -> int:
-        """Its exit code, or minus the signal that killed it; that of the exception if we had to end it after one."""
+        """Its exit code, or minus the signal that killed it; 1 if it raised and then ended with 0 or by a signal."""
         if self.raised and (self.signum or not self.returncode):
             return UNCAUGHT
         return self.returncode or 0
 
     def causes(self, other: Worker) -> bool:
-        """Whether it is rather the cause of the job's failure than another worker that failed before."""
+        """Whether it is the cause of the failure rather than a worker that failed before."""
         if self.blames_peer != other.blames_peer:
             return other.blames_peer
         return 0 < self.raised_ns < other.raised_ns
 
     def describe(self) -> str:
-        """Return who it was and how it ended, as the beginning of a sentence."""
+        """Return the beginning of a sentence: the rank and how it ended."""
         if self.problem:
             return f"rank {self.rank} could not be started: {self.problem}"
         took = f"after {(self.ended_ns - self.started_ns) / 1e9:.1f} s"
@@ -274,11 +274,11 @@ class WorkerGroup:
         self._unstarted = set(ranks)
         self._policy = policy or Policy()
         self._phase = GroupPhase.RUNNING
-        self._deadline_ns = 0  # of the phase, where it has one
-        self._given_ns = 0  # how long it may last
+        self._deadline_ns = 0  # of the phase, if it has one
+        self._given_ns = 0  # how long the phase may last
         self._grace_since_ns = 0
         self._failed: Worker | None = None
-        self._interrupt = 0  # the first one's signal
+        self._interrupt = 0  # the signal of the first interrupt
         self.workers: dict[int, Worker] = {}
 
     @property
@@ -287,7 +287,7 @@ class WorkerGroup:
 
     @property
     def cause(self) -> int | None:
-        """The rank of THE failure, as soon as there is one that has no other worker to blame."""
+        """The rank of the cause, once a worker has failed for another reason than a lost peer; else None."""
         return self._failed.rank if self._failed and not self._failed.blames_peer else None
 
     @property
@@ -296,7 +296,7 @@ class WorkerGroup:
         return self._phase
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
-        """Return what to do about the event, which the shell learned of at `now_ns` of its own monotonic clock."""
+        """Return the effects of the event, of which the shell learned at `now_ns` of its monotonic clock."""
         if self._phase == GroupPhase.FINISHED:
             return []
         match event:
@@ -346,7 +346,7 @@ class WorkerGroup:
         worker.returncode, worker.leftovers = event.returncode, event.leftovers
         if not worker.raised:
             worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
-        if not (worker.raised and worker.signum):  # else it tells when it raised
+        if not (worker.raised and worker.signum):  # else the announcement has the time
             worker.ended_ns = now_ns
         effects: list[Effect] = []
         if worker.failed_by_itself and not self._interrupt:
@@ -380,7 +380,7 @@ class WorkerGroup:
     def _interrupted(self, now_ns: int, signum: int) -> list[Effect]:
         again = self._interrupt != 0
         self._interrupt = self._interrupt or signum
-        self._unstarted.clear()  # nobody is started any more
+        self._unstarted.clear()  # no further worker starts
         if self._phase == GroupPhase.KILLING or not self.workers:
             return []
         if again and signum in TYPED:
@@ -416,9 +416,9 @@ class WorkerGroup:
     def _stop(
         self, now_ns: int, signum: int, reason: str, given_ns: int | None = None, *, spare: bool = False
     ) -> list[Effect]:
-        """Ask everybody to end, within the patience or `given_ns`. Asking again gives no more time.
+        """Signal all workers to end within the patience or `given_ns`. A second call does not extend the time.
 
-        `spare`: those that are ending by themselves need not be asked.
+        `spare`: do not signal those that are about to end after an exception.
         """
         spared = {rank for rank, worker in self.workers.items() if spare and worker.is_ending}
         effects = self._signal(signum, reason, spared)
@@ -457,7 +457,7 @@ class WorkerGroup:
 
 
 def describe_interrupt(signum: int) -> str:
-    """Return why the job ends, for a signal that the launcher got."""
+    """Return why the job ends after a signal to the launcher."""
     if signum == SIGPIPE:
         return "the output cannot be written any more"
     return "interrupted by Ctrl-C" if signum == SIGINT else f"ended by {signal_name(signum)}"

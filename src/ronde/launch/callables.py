@@ -1,7 +1,7 @@
 """Python functions as workers: `ronde.run(fn, np=4)`, from a script or a notebook.
 
-The launcher's agent starts processes (`callable_worker.py`) that unpickle the function and its arguments and call it. It
-supervises them like other workers. A function in a notebook's main module, or within another function, needs
+The launcher's agent starts processes (`callable_worker.py`) that unpickle the function and its arguments and call it.
+It supervises them like other workers. A function in a notebook's main module, or within another function, needs
 cloudpickle; without it, another process must be able to import the function, as with multiprocessing.
 """
 

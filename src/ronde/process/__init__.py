@@ -1,1 +1,1 @@
-"""Processes of this machine: started, watched, ended as groups, and what they write and leave behind."""
+"""Processes of this machine: how they start, end and are watched as groups, and their output and error files."""

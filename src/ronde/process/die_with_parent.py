@@ -1,13 +1,13 @@
-"""A program, not a module: becomes the command that follows, which the kernel kills when our parent dies.
+"""A program, not a module: becomes a command that the kernel kills when its parent dies.
 
     python -I -S die_with_parent.py PARENT_PID CORES COMMAND [ARGUMENT]...
 
-The program start_worker (cpp/start_worker.cc) does the same, faster, where it was built.
+The program start_worker (cpp/start_worker.cc) does the same faster; this one replaces it where it was not built.
 
-CORES are numbers with commas between them, to which the command is bound, or "any". COMMAND is a path. This runs
-between fork and exec of every worker, as a program of its own because Python code between the two is unsafe where
-threads run. The wish to die with the parent survives exec. It is bound to the *thread* that forked: the launcher starts
-workers from its main thread.
+CORES are the numbers of the cores to which the command is bound, with commas between them, or "any". COMMAND is a path.
+This program runs between fork and exec of every worker, because Python code there is unsafe in a process with threads.
+The request to die with the parent survives exec. It concerns the *thread* that forked: the launcher starts workers from
+its main thread.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CANNOT_START = 126
 if __name__ == "__main__":
     parent, cores, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we could say so
+    if os.getppid() != parent:  # the parent died before the request
         os.kill(os.getpid(), signal.SIGKILL)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and exec would pass that on
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec would keep that
         signal.signal(ignored, signal.SIG_DFL)
     try:
         if cores != "any":

@@ -1,7 +1,7 @@
-"""A disk that may not answer (a network file system whose server is away), asked by threads with a time limit.
+"""A disk that may not answer (a network file system without its server): threads do its operations in a limited time.
 
-There is one question at a time. While it is open, every other one fails at once: so many workers together are held up
-once, and not once each. What is answered too late is taken back.
+There is one operation at a time. After one has timed out, others fail at once until it ends, so many workers together
+wait once and not once each. An operation that ends too late is undone.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ __all__ = ["Disk"]
 
 T = TypeVar("T")
 
-PATIENCE_NS = 10 * 10**9  # well below the silence after which other nodes give this one up
+PATIENCE_NS = 10 * 10**9  # well below the silence after which a node counts as lost
 
 
 class Disk:
-    """Where some files are. Questions come from one thread."""
+    """The disk of some files. One thread asks for operations."""
 
     def __init__(self, patience_ns: int = PATIENCE_NS) -> None:
         self._patience_ns = patience_ns
-        self._open: threading.Thread | None = None  # with a question that was given up
+        self._open: threading.Thread | None = None  # with an operation that timed out
 
     @property
     def is_silent(self) -> bool:
-        """Whether a question is still open."""
+        """Whether an operation has timed out and not ended since."""
         return self._open is not None and self._open.is_alive()
 
     def ask(self, do: Callable[[], T], take_back: Callable[[T], object] | None = None) -> T:
-        """Return what `do` does, which touches the disk; if it is done too late, it is taken back.
+        """Return the result of `do`, which uses the disk; if that ends too late, it is undone.
 
-        Raises what it raises, and OSError if that takes too long.
+        Raises the exception of `do`, and OSError if `do` takes too long.
         """
         if not self.is_silent:
             question = _DiskRequest(do, take_back)
             thread = threading.Thread(target=question.perform, name="ronde-disk", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # there is no room for one
+            except RuntimeError:  # the process can start no thread
                 return do()
             thread.join(self._patience_ns / 1e9)
             if question.is_answered():
@@ -60,7 +60,7 @@ class _DiskRequest(Generic[T]):
         self._given_up = False
 
     def perform(self) -> None:
-        """In a thread: do it."""
+        """Do the operation. Runs in a thread."""
         try:
             answer = self._do()
         except Exception as problem:
@@ -75,13 +75,13 @@ class _DiskRequest(Generic[T]):
                 self._take_back(answer)
 
     def is_answered(self) -> bool:
-        """Return whether there is an answer; if there is not, there will be none."""
+        """Return whether there is a result; after False, a later result is undone."""
         with self._lock:
             self._given_up = not self._answers and self._problem is None
             return not self._given_up
 
     def answer(self) -> T:
-        """Return it, or raise what has happened."""
+        """Return the result, or raise the exception of the operation."""
         if self._problem is not None:
             raise self._problem.with_traceback(None)
         return self._answers[0]

@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the variable that names a worker's error file
-MOST_BYTES = 1 << 20  # of an error file that is read
+MOST_BYTES = 1 << 20  # how much of an error file is read
 _CONSEQUENCES = (PeerLostError, AbortedError, RemoteError)
 
-# How a traceback's last line begins if the worker died of what happened to another one: in our words, or Gloo's.
+# The beginning of a traceback's last line if the worker ended because of another one: in Ronde's words, or Gloo's.
 # torch puts its own prefix before each line of a traceback.
 _BLAME = re.compile(
     rb"(\[rank\d+\]: )?((ronde\.)?(errors\.)?(%s)\b"
@@ -53,7 +53,7 @@ def is_blame(line: bytes) -> bool:
 
 
 def _blames_peer(error: BaseException | None) -> bool:
-    """Return whether the exception is that of a lost peer, or was raised while one was handled."""
+    """Return whether the exception, or one that was being handled when it was raised, reports a lost peer."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         if isinstance(error, _CONSEQUENCES):
@@ -64,7 +64,7 @@ def _blames_peer(error: BaseException | None) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Return what the exception is and says. Its own code is asked, which may fail."""
+    """Return the type and text of the exception, even if its `__str__` fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as problem:
@@ -72,8 +72,8 @@ def described(error: BaseException) -> str:
 
 
 def write_error_file(path: str, error: BaseException) -> None:
-    """Write what the exception is, and where it was raised. Raises OSError."""
-    import json  # only in a worker that fails
+    """Write the exception and its traceback into an error file. Raises OSError."""
+    import json  # only failed workers need it
     import traceback
 
     text = "".join(traceback.format_exception(error))
@@ -88,9 +88,9 @@ def write_error_file(path: str, error: BaseException) -> None:
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """What an error file says: `message` is the exception, `time_ns` when it was raised, since 1970.
+    """The content of an error file: `message` is the exception, `time_ns` its time since 1970.
 
-    `blames_peer`: the exception is a consequence of what happened to another rank.
+    `blames_peer`: another rank's failure caused the exception.
     """
 
     message: str
@@ -100,7 +100,7 @@ class ErrorReport:
 
 
 def read_error_file(path: str) -> ErrorReport | None:
-    """Return what the file says; None if there is none. It is a worker's: whatever it contains, nothing is raised."""
+    """Return the content of an error file; None without a file. Raises nothing, because a worker wrote the content."""
     try:
         with open(path, "rb") as file:
             text = file.read(MOST_BYTES)
@@ -116,7 +116,7 @@ def read_error_file(path: str) -> ErrorReport | None:
         if not isinstance(message, dict):
             return ErrorReport(str(message), "", written_ns)
         info = message.get("extraInfo", {})
-        # torch writes whole seconds, which do not tell what came first.
+        # torch writes whole seconds, too coarse to tell the first exception.
         what = str(message["message"])
         return ErrorReport(
             what,
@@ -129,10 +129,10 @@ def read_error_file(path: str) -> ErrorReport | None:
 
 
 def hand_up(path: str, failure: Failure, error_file: str = "") -> None:
-    """Write the error file of the launcher itself, for whoever has started it and named one: why the job failed.
+    """Write the error file that this launcher's own launcher named: why the job failed.
 
-    As torchrun does, that is what the worker has written (`error_file`), with its exit code; else what we know of it.
-    Raises OSError if it cannot be written.
+    As in torchrun, it is the worker's own error file (`error_file`) with its exit code; without one, it has the
+    launcher's description of the failure. Raises OSError.
     """
     import json  # only after a failure
 
@@ -150,9 +150,9 @@ def hand_up(path: str, failure: Failure, error_file: str = "") -> None:
 
 
 def _write_whole(path: str, text: str) -> None:
-    """Write the file so that nobody ever finds half of it, as far as another file can take its place.
+    """Write the file atomically, by replacing it.
 
-    Not that of a link, a device, or a file that a container has mounted. Raises OSError.
+    A link, a device or a file that a container mounted cannot be replaced and is overwritten. Raises OSError.
     """
     draft = f"{path}.{os.getpid()}.new"
     try:

@@ -1,9 +1,9 @@
-"""Ends whole process groups after a launcher that was killed.
+"""Ends the process groups of a killed launcher.
 
-The kernel kills the workers of a launcher that dies (`die_with_parent.py`), but not what these have started: the
-training under a shell script, the loaders of a data set. A shell waits at a pipe that only the launcher holds open,
-and hears of each group that comes (`+4711`) and goes (`-4711`); when the pipe ends, it kills those that are left. What
-has left its group on purpose (setsid) stays.
+When a launcher dies, the kernel kills its workers (`die_with_parent.py`), but not the processes that they started: the
+training under a shell script, the loaders of a data set. A shell reads a pipe that only the launcher holds open, which
+brings it each new group (`+4711`) and each ended one (`-4711`); when the pipe ends, the shell kills the groups that are
+left. Processes that left their group (setsid) stay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 __all__ = ["Guard"]
 
 _SHELL = "/bin/sh"
-LAST_WAIT_S = 5  # for what has been killed: on a hung mount even that does not end it
+LAST_WAIT_S = 5  # how long a killed process may take to end; on a hung mount it does not
 _SCRIPT = """\
 trap '' HUP INT QUIT TERM
 groups=' '
@@ -32,15 +32,15 @@ for group in $groups; do kill -KILL "-$group"; done
 
 
 class Guard:
-    """A shell that outlives us, if we are killed. Whatever goes wrong with it is no harm. Close it.
+    """A shell that outlives a killed launcher. Its own errors are ignored. Close it.
 
-    It then also removes the directory `temporary`, if there is one, also if we are killed before anybody is started.
+    It also removes the directory `temporary`, if there is one.
     """
 
     def __init__(self, temporary: str = "") -> None:
         self._temporary = temporary
         self._groups: set[int] = set()
-        self._unwritten = b""  # what it is still to hear
+        self._unwritten = b""  # data that the pipe has not taken yet
         self._shell: subprocess.Popen[bytes] | None = None
         if temporary:
             self._tell("")
@@ -52,15 +52,15 @@ class Guard:
             self._tell(f"+{group}\n")
 
     def discard(self, group: int) -> None:
-        """Guard the group no longer, since it is gone: its number may soon be somebody else's."""
+        """Stop guarding a group that is gone, whose number may be used again."""
         if group in self._groups:
             self._groups.discard(group)
             self._tell(f"-{group}\n")
 
     def close(self) -> None:
-        """Let the shell go; nobody is guarded any more."""
+        """End the shell without killing any group."""
         if self._shell is not None:
-            self._shell.kill()  # before its pipe ends, which would be the sign
+            self._shell.kill()  # before its pipe ends, because then it kills the groups
             assert self._shell.stdin is not None
             self._shell.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -68,7 +68,7 @@ class Guard:
 
     def _tell(self, line: str) -> None:
         self._unwritten += line.encode()
-        with contextlib.suppress(OSError):  # no room for a process, or the shell has gone or been stopped
+        with contextlib.suppress(OSError):  # no process can start, or the shell has ended or is stopped
             if self._shell is None:
                 self._shell = subprocess.Popen(
                     [_SHELL, "-c", _SCRIPT, "guard of ronde", self._temporary],
@@ -82,5 +82,5 @@ class Guard:
                 assert self._shell.stdin is not None
                 os.set_blocking(self._shell.stdin.fileno(), False)
             assert self._shell.stdin is not None
-            # What does not fit is written the next time.
+            # The next call writes the rest.
             self._unwritten = self._unwritten[os.write(self._shell.stdin.fileno(), self._unwritten) :]

@@ -1,10 +1,11 @@
-"""Files that get copies of streams, written by a thread of their own: a disk that hangs holds up nobody who supervises.
+"""Copies of streams in files, written by a thread, so that a hanging disk does not delay the supervisor.
 
-1. Who has something to write leaves it here and goes on. What the disk does not take yet is kept; a file that is `full`
-   should get no more, until it is not.
-2. The descriptor becomes readable when a file is full no more, has ended or has failed; then `settle` is to be called.
-3. Nothing is lost while somebody waits for it: until `waiting` is false. Who does not want to wait closes, and what
-   the disk has not taken by then is lost.
+1. `write` returns at once and keeps the bytes that the disk has not taken yet. A caller should write no more to a file
+   that is `full`.
+2. The descriptor becomes readable when a file is no longer full, has ended or has failed; then the caller calls
+   `settle`.
+3. All bytes are in the files when `waiting` is false. A caller that does not wait for that closes the writer, and loses
+   the bytes that the disk has not taken.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BACKLOG_BYTES = 256 * 1024  # of each file
 
 
 class LogFile:
-    """A file that gets a copy of a stream, byte for byte, until that fails: then `complain` is told, once."""
+    """A file with a copy of a stream, byte for byte; `complain` gets the error that ends it."""
 
     def __init__(
         self, writer: LogWriter, path: str, complain: Callable[[OSError], None], shared: bool = False
@@ -34,12 +35,12 @@ class LogFile:
         self._fd: int | None = None
         self._closed = False
         self.complain = complain
-        self.backlog_bytes = 0  # guarded by the writer
+        self.backlog_bytes = 0  # the writer's lock guards it
         self.problem: OSError | None = None
 
     @property
     def full(self) -> bool:
-        """Whether those who feed this file should hold on."""
+        """Whether callers should pause writing to this file."""
         return self.backlog_bytes >= BACKLOG_BYTES
 
     def write(self, data: bytes) -> None:
@@ -48,13 +49,13 @@ class LogFile:
             self._writer.add(self, data)
 
     def close(self) -> None:
-        """End the file, once it has all its bytes. A second call does nothing."""
+        """End the file after its bytes. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._writer.add(self, None)
 
     def perform(self, data: bytes | None) -> None:
-        """In the writer's thread: make the file, write to it, or (None) close it. Raises OSError."""
+        """Make the file, write to it, or (None) close it. Runs in the writer's thread. Raises OSError."""
         if self._fd is None and data is not None:
             self._fd = open_for_writing(self._path, self._flags)
         while data:
@@ -66,21 +67,21 @@ class LogFile:
 
 
 class LogWriter:
-    """The thread that writes log files; it begins with the first of them. Close it at the end."""
+    """The thread that writes log files; it starts with the first one. Close it at the end."""
 
     def __init__(self) -> None:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._changed = threading.Condition()
         self._todo: deque[tuple[LogFile, bytes | None]] = deque()
         self._open = 0  # files that have not ended
-        self._failed: list[LogFile] = []  # whose failure has not been told
+        self._failed: list[LogFile] = []  # whose error is still to be reported
         self._over = False
         self._thread: threading.Thread | None = None
 
     def open(self, path: str, complain: Callable[[OSError], None], shared: bool = False) -> LogFile:
-        """Return a new file, which replaces an old one; if it cannot be made, `complain` is told.
+        """Return a new file, which replaces an old one; `complain` gets the error if that fails.
 
-        A `shared` one adds to what is there: others write it, too.
+        A `shared` file is appended to, because other processes write it, too.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ronde-logs", daemon=True)
@@ -91,7 +92,7 @@ class LogWriter:
         return file
 
     def add(self, file: LogFile, data: bytes | None) -> None:
-        """Have the bytes written; None: have the file closed."""
+        """Queue bytes to write; None: queue the end of the file."""
         with self._changed:
             file.backlog_bytes += len(data or b"")
             self._todo.append((file, data))
@@ -102,7 +103,7 @@ class LogWriter:
         return self._bell
 
     def settle(self) -> None:
-        """Tell of files that have failed."""
+        """Report the files that have failed."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         with self._changed:
@@ -113,12 +114,12 @@ class LogWriter:
 
     @property
     def waiting(self) -> bool:
-        """Whether a file has not ended, or its failure has not been told."""
+        """Whether a file has not ended, or its error is still to be reported."""
         with self._changed:
             return self._open > 0 or bool(self._failed)
 
     def close(self) -> None:
-        """Write no more. A second call does nothing."""
+        """Stop writing. A second call does nothing."""
         with self._changed:
             if self._over:
                 return
@@ -128,7 +129,7 @@ class LogWriter:
         if self._thread is None:
             os.close(self._bell)
         elif not is_busy:
-            self._thread.join()  # else the disk may hang: the thread ends when that does, or with the process
+            self._thread.join()  # else the disk may hang, and the thread ends with it or with the process
 
     def _run(self) -> None:
         while True:

@@ -2,19 +2,19 @@ r"""The output of many workers on the two streams of one launcher: bytes in, who
 
 Rules
 
-1. Lines of different workers are never mixed. A line without an end is passed on in pieces of 64 KiB; if somebody else
-   has something to say in between, it is broken there.
-2. Bytes are passed on as they are, whatever their encoding.
-3. What ends with a carriage return is an update of a line (a progress bar). In a file or pipe it keeps its carriage
-   return, so that the log stays as compact as the worker wrote it. On a terminal the last bar stays the bottom line;
-   lines of others appear above it.
-4. Memory is bounded: who may not write more than `BACKLOG_BYTES` ahead of the reader is the worker, by its full pipe.
-5. What stops in the middle of a line is shown only where somebody may have to answer it: on a terminal, if its worker
-   reads the terminal as well (`OutputStream.show_prompt`).
-6. Writing never blocks the supervisor: not with a paused terminal, nor a reader that does not read, nor (`log_files`) a
-   disk that hangs. Only what somebody's Python code does in the place of `sys.stdout` takes as long as it takes.
+1. Lines of different workers never mix. A line without an end is passed on in pieces of 64 KiB, and another worker's
+   line may break it between two pieces.
+2. Bytes are passed on unchanged, in any encoding.
+3. Text that ends with a carriage return updates a line (a progress bar). In a file or pipe it keeps its carriage
+   return, so the log is as compact as the worker wrote it. On a terminal the last bar stays the bottom line; lines of
+   other workers appear above it.
+4. Memory is bounded: a worker that is `BACKLOG_BYTES` ahead of the reader blocks on its full pipe.
+5. The beginning of a line is shown only if the user may have to answer it: on a terminal, if its worker also reads the
+   terminal (`OutputStream.show_prompt`).
+6. Writing never blocks the supervisor: neither a paused terminal, nor a reader that does not read, nor a hanging disk
+   (`log_files`). Only Python code that replaces `sys.stdout` may take any time.
 
-    worker's pipe -> Stream -> LineSplitter -> pieces -> LogView | TerminalView -> bytes -> Sink -> our own stream
+    worker's pipe -> Stream -> LineSplitter -> pieces -> LogView | TerminalView -> bytes -> Sink -> stream
                         \                           \-> Tail (the last words, for the report)
                          \-> LogFile (a copy)
 """
@@ -60,7 +60,7 @@ ERASE_TO_END = b"\x1b[K"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One stream of one worker, and what stands before each of its lines (for the moment, if that is the time)."""
+    """One stream of one worker, and the prefix of its lines (at this moment, if it has the time)."""
 
     rank: int
     name: str
@@ -68,7 +68,7 @@ class Source:
 
 
 class Piece(NamedTuple):
-    r"""A line with its end: \n or \r\n; an update with its end \r; or the beginning of a long line, without end."""
+    r"""A line with its end, \n or \r\n; an update with its end, \r; or the beginning of a long line, without end."""
 
     text: bytes
     end: bytes
@@ -80,21 +80,21 @@ class LineSplitter:
     def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
         self._piece_bytes = piece_bytes
         self._rest = b""
-        self._updating = False  # whether the last thing that ended was an update
+        self._updating = False  # whether the last piece that ended was an update
         self._midline = False  # whether the last piece was the beginning of a line
 
     @property
     def unfinished_line(self) -> bytes:
-        """What has come of a line that is no update."""
+        """The beginning of a line that is not an update."""
         return b"" if self._updating else self._rest
 
     @property
     def unfinished_update(self) -> bytes:
-        """The text after the last carriage return, as far as it has come."""
+        """The text so far after the last carriage return."""
         return self._rest if self._updating else b""
 
     def feed(self, data: bytes) -> list[Piece]:
-        """Return what `data` completes."""
+        """Return the pieces that `data` completes."""
         pieces = []
         lines = (self._rest + data).splitlines(keepends=True)  # bytes end at \n, \r and \r\n only
         self._rest = b""
@@ -109,7 +109,7 @@ class LineSplitter:
         return pieces
 
     def give_beginning(self) -> list[Piece]:
-        """Return what has come of a line, without waiting for its end."""
+        """Return the beginning of a line, without waiting for its end."""
         text = self.unfinished_line
         if not text:
             return []
@@ -117,25 +117,25 @@ class LineSplitter:
         return [Piece(text, b"")]
 
     def finish(self) -> list[Piece]:
-        """Return what is left at the end of the stream, as a line."""
+        """Return the rest as a line, at the end of the stream."""
         pieces = [Piece(self._rest, b"\n")] if self._rest or self._updating or self._midline else []
         self._rest, self._updating, self._midline = b"", False, False
         return pieces
 
 
 class View(Protocol):
-    """How pieces of several sources look on one stream."""
+    """Renders the pieces of several sources on one stream."""
 
     def render(self, source: Source, pieces: Iterable[Piece], unfinished_update: bytes) -> bytes:
         """Return the bytes that show the pieces."""
 
 
 class LogView:
-    """A file or pipe: everything is kept, in the order in which it came."""
+    """A file or pipe: shows everything, in order of arrival."""
 
     def __init__(self) -> None:
-        self._open: Source | None = None  # whose update or piece of a line stands last, without a newline
-        self._midline = False  # ... and it is a piece
+        self._open: Source | None = None  # the source of an update or piece at the end, without a newline
+        self._midline = False  # whether it is a piece
 
     def render(self, source: Source, pieces: Iterable[Piece], unfinished_update: bytes) -> bytes:
         """Return the bytes that show the pieces; an unfinished update waits for its end."""
@@ -145,7 +145,7 @@ class LogView:
                 out.append(b"\n")
                 self._open, self._midline = None, False
             if end == b"\r" and not text:
-                continue  # the return *before* an update, as tqdm writes it
+                continue  # the carriage return *before* an update, as tqdm writes it
             if self._midline or (self._open and not text):
                 out.append(text + end)
             else:
@@ -156,15 +156,15 @@ class LogView:
 
 
 class TerminalView:
-    """A terminal: the last update is the bottom line, and lines of others go above it."""
+    """A terminal: the last update is the bottom line, and lines of others appear above it."""
 
     def __init__(self) -> None:
-        self._bar = b""  # what the bottom line shows, with its prefix
+        self._bar = b""  # the bottom line, with its prefix
         self._bar_of: Source | None = None
-        self._midline_of: Source | None = None  # whose line was shown in part, with the cursor behind it
+        self._midline_of: Source | None = None  # the source of a partly shown line, with the cursor behind it
 
     def render(self, source: Source, pieces: Iterable[Piece], unfinished_update: bytes) -> bytes:
-        """Return the bytes that show the pieces and the update, as far as it has come."""
+        """Return the bytes that show the pieces and the update so far."""
         out = []
         for text, end in pieces:
             if end == b"\r":
@@ -188,7 +188,7 @@ class TerminalView:
         elif self._midline_of:
             before = b"\n" + source.prefix
         elif self._bar_of == source and not text:
-            before = b""  # the bar is to stay as it is
+            before = b""  # the bar stays as it is
         elif self._bar_of:
             before = b"\r" + ERASE_TO_END + source.prefix
         else:
@@ -200,7 +200,7 @@ class TerminalView:
 
 
 class Sink:
-    """One of our own streams: takes bytes at any time and writes them whenever that does not block."""
+    """A stream of the launcher: takes bytes at any time and writes them when that does not block."""
 
     def __init__(self, fd: int) -> None:
         self._fd = _own_description(fd)
@@ -209,17 +209,17 @@ class Sink:
         self._buffer = bytearray()
         self.is_terminal = os.isatty(fd)
         self._view: View = TerminalView() if self.is_terminal else LogView()
-        self.problem: OSError | None = None  # why nothing can be written any more; what comes is dropped
+        self.problem: OSError | None = None  # the error that broke the stream; further bytes are dropped
 
     def show(self, source: Source, pieces: Iterable[Piece], unfinished_update: bytes = b"") -> None:
-        """Write the pieces as the kind of stream wants them."""
+        """Write the pieces, rendered for this kind of stream."""
         if self.problem is None:
             self._buffer += self._view.render(source, pieces, unfinished_update)
             self.flush()
 
     def flush(self) -> None:
-        """Write as much as can be written without waiting."""
-        # Where the descriptor had to stay a blocking one, a write of PIPE_BUF does not block after poll() has said so.
+        """Write as much as possible without blocking."""
+        # If the descriptor blocks, poll() promises that a write of PIPE_BUF bytes does not.
         try:
             while self._buffer and self._poll.poll(0):
                 del self._buffer[: os.write(self._fd, self._buffer[: select.PIPE_BUF])]
@@ -231,12 +231,12 @@ class Sink:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to write."""
+        """Whether bytes are still unwritten."""
         return bool(self._buffer)
 
     @property
     def full(self) -> bool:
-        """Whether those who feed this sink should hold on."""
+        """Whether callers should pause writing to this sink."""
         return len(self._buffer) >= BACKLOG_BYTES
 
     def fileno(self) -> int:
@@ -244,14 +244,14 @@ class Sink:
         return self._fd
 
     def close(self) -> None:
-        """Close our description; the stream itself stays open."""
+        """Close this object's descriptor; the stream stays open."""
         os.close(self._fd)
 
 
 def _own_description(fd: int) -> int:
-    """Return a descriptor of the same stream; of a terminal or pipe one that does not block, if we may have one.
+    """Return a descriptor of the same stream; for a terminal or pipe one that does not block, if possible.
 
-    O_NONBLOCK belongs to the open description, which we share with the shell that started us: so we open our own.
+    O_NONBLOCK belongs to the open file description, which the shell shares, so this opens a new one.
     """
     if os.isatty(fd) or stat.S_ISFIFO(os.fstat(fd).st_mode):
         try:
@@ -262,7 +262,7 @@ def _own_description(fd: int) -> int:
 
 
 def claim_standard_streams() -> None:
-    """Open /dev/null for each of 0, 1 and 2 that is closed, before something else gets that number."""
+    """Open /dev/null for each of 0, 1 and 2 that is closed, before another file gets that number."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -271,7 +271,7 @@ def claim_standard_streams() -> None:
 
 
 class TextSink(Sink):
-    """What Python code has put in the place of one of our streams, as a notebook or a test does: it is written to."""
+    """A Python object in the place of `sys.stdout` or `sys.stderr`, as in a notebook or a test."""
 
     def __init__(self, fd: int, stream: TextIO) -> None:
         super().__init__(fd)
@@ -280,21 +280,21 @@ class TextSink(Sink):
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def flush(self) -> None:
-        """Write all that is there."""
+        """Write all bytes."""
         text = self._decoder.decode(bytes(self._buffer))
         self._buffer.clear()
         try:
             encoding = getattr(self._stream, "encoding", None) or "utf-8"
             self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             _flush(self._stream)
-        except Exception as error:  # it is anybody's code
+        except Exception as error:  # the object is the user's code
             self.problem = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
 
 
 def open_sinks() -> tuple[Sink, Sink]:
-    """Return the sinks of standard output and standard error: one and the same where both are the same file.
+    """Return the sinks of standard output and standard error: the same sink if both are the same file.
 
-    What this process itself has said so far comes first.
+    Flushes the output of this process first.
     """
     streams = (sys.stdout, sys.stderr)
     for stream in streams:
@@ -307,13 +307,13 @@ def open_sinks() -> tuple[Sink, Sink]:
 
 
 def _flush(stream: TextIO | None) -> None:
-    # There may be none, or it is broken or closed; and `print` does without a `flush`, too.
+    # The stream may be missing, broken or closed, or lack a `flush`.
     with contextlib.suppress(AttributeError, OSError, ValueError):
         stream.flush()  # type: ignore[union-attr]
 
 
 def _is_ours(stream: TextIO | None, fd: int) -> bool:
-    """Whether what is written to the stream, if there is one, goes where the descriptor leads."""
+    """Return whether the Python stream, if there is one, writes to this descriptor."""
     if stream is None or getattr(stream, "closed", False):
         return True
     try:
@@ -323,7 +323,7 @@ def _is_ours(stream: TextIO | None, fd: int) -> bool:
 
 
 class Tail:
-    """The last lines of a stream, bounded in number and in bytes; of updates only the last one."""
+    """The last lines of a stream, bounded in number and in bytes; only the last one of successive updates."""
 
     def __init__(self, lines: int = 40, size_bytes: int = 16 * 1024) -> None:
         self._lines: deque[bytes] = deque(maxlen=lines)
@@ -331,7 +331,7 @@ class Tail:
         self._end = b"\n"  # of the last piece
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """Remember the pieces and forget what is too old."""
+        """Add the pieces, and drop the oldest ones."""
         for text, end in pieces:
             if self._lines and self._end == b"\r":
                 last = self._lines.pop()
@@ -354,7 +354,7 @@ class Tail:
 
 
 def tail_of_file(path: str, size_bytes: int = 16 * 1024) -> list[bytes]:
-    """Return the last lines of what a worker has written into a file, the oldest first; none if it cannot be read."""
+    """Return the last lines of a file, the oldest first; none if it cannot be read."""
     tail, splitter = Tail(size_bytes=size_bytes), LineSplitter()
     try:
         with open(path, "rb") as file:
@@ -366,7 +366,7 @@ def tail_of_file(path: str, size_bytes: int = 16 * 1024) -> list[bytes]:
 
 
 class Digest:
-    """A file that gets those lines of a stream, with their prefix, in which one of the `needles` stands."""
+    """A file with the lines of a stream that contain one of the `needles`, each with its prefix."""
 
     def __init__(self, file: LogFile, needles: tuple[bytes, ...]) -> None:
         self.file = file
@@ -374,7 +374,7 @@ class Digest:
         self._beginning = b""  # of a line that was shown as a prompt
 
     def add(self, prefix: bytes, pieces: Iterable[Piece]) -> None:
-        """Write what belongs there."""
+        """Write the matching lines."""
         lines = []
         for text, end in pieces:
             line = self._beginning + text
@@ -386,7 +386,7 @@ class Digest:
 
 
 class OutputStream:
-    """One output pipe of one worker, on its way to a sink (None: it is not shown) and to files."""
+    """One output pipe of one worker, passed on to a sink (None: not shown) and to files."""
 
     def __init__(
         self,
@@ -411,7 +411,7 @@ class OutputStream:
 
     @property
     def held_up(self) -> bool:
-        """Whether nothing should be read for now, because what it feeds is full."""
+        """Whether the reader should pause, because the sink or a file is full."""
         fed = (self._sink, self._copy, self._digest.file if self._digest else None)
         return any(each is not None and each.full for each in fed)
 
@@ -420,7 +420,7 @@ class OutputStream:
         return self._pipe.fileno()
 
     def pump(self) -> int | None:
-        """Pass on what can be read at once, at most 64 KiB; return its length, or None at the end of the stream."""
+        """Pass on the bytes in the pipe, at most 64 KiB; return their number, or None at the end of the stream."""
         try:
             data = os.read(self._pipe.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -432,15 +432,15 @@ class OutputStream:
 
     @property
     def may_be_prompt(self) -> bool:
-        """Whether it has stopped in the middle of a line, on its way to a terminal."""
+        """Whether the output stopped in the middle of a line, on its way to a terminal."""
         return self._sink is not None and self._sink.is_terminal and self._splitter.unfinished_line != b""
 
     def show_prompt(self) -> None:
-        """Pass on what has come of a line: nothing more may come of it before somebody answers."""
+        """Pass on the beginning of a line, which may be a question that the user has to answer."""
         self._pass_on(self._splitter.give_beginning())
 
     def drain(self) -> None:
-        """Pass on what the pipe holds: all that a worker can have written before it exited."""
+        """Pass on everything in the pipe, which includes all that an exited worker wrote."""
         left = fcntl.fcntl(self._pipe, fcntl.F_GETPIPE_SZ)
         while left > 0 and (got := self.pump()):
             left -= got

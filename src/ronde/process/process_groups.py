@@ -1,8 +1,7 @@
-"""Processes of this machine: started in a session of their own, watched without polling, ended as a whole group.
+"""Processes of this machine: each starts in a new session, is watched by a pidfd, and ends with its whole group.
 
-A process is noticed to end through a pidfd, which becomes readable at once. Its group is everything that it started
-and that did not leave on purpose (setsid, a daemon); a group lives on while one member does, and the kernel gives its
-number to nobody else until then.
+A pidfd becomes readable as soon as its process ends. The group of a process is everything that it started and that did
+not leave (setsid, a daemon). A group exists while one member does, and the kernel does not reuse its number until then.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = [
 _HERE = os.path.dirname(__file__)
 _START_WORKER = os.path.join(
     _HERE, "start_worker"
-)  # a program of the wheel; the other one is for where it is missing
+)  # a program of the wheel; the other one replaces it if it is missing
 _STARTER = (
     (_START_WORKER,)
     if os.access(_START_WORKER, os.X_OK)
@@ -56,22 +55,22 @@ class GroupLeader(ABC):
     pidfd: int
     stdout: IO[bytes] | None
     stderr: IO[bytes] | None
-    guard: Guard | None = None  # that has been told of it
+    guard: Guard | None = None  # the guard that knows this group
 
     @abstractmethod
     def reap(self) -> int:
         """Return the exit code, or minus the signal that killed it; only after the pidfd has become readable."""
 
     def signal_group(self, signum: int) -> None:
-        """Send the signal to every process of the group; nothing happens if none is left."""
-        # Nobody is left, or only processes that took another user's identity.
+        """Send the signal to every process of the group, if any is left."""
+        # No process is left, or only some of another user.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
 
     def open_group(self) -> list[int]:
-        """Return a pidfd of every living process in the group, to be closed by the caller.
+        """Return a pidfd of every living process in the group; the caller closes them.
 
-        After `reap()`: if there is none, the group is gone for good, and not guarded any more.
+        Call this after `reap()`. If there is none, the group is gone and no longer guarded.
         """
         pidfds = []
         try:
@@ -90,12 +89,12 @@ class GroupLeader(ABC):
 
 
 class Process(GroupLeader):
-    """A command that we start, with nothing to read unless 0 is among the descriptors that it is to `keep`.
+    """A command, started with an empty standard input unless `keep` contains 0.
 
-    `argv[0]` is a path, `environment` the whole environment. `stdout` and `stderr` are descriptors to which it writes;
-    None is a pipe to us. It also inherits the descriptors `keep`, under their numbers. `cores` are those on which it
-    may run, None for ours. The kernel kills the process when the *thread* that called this ends, kill -9 included.
-    Raises OSError if there is no room for another process.
+    `argv[0]`: a path. `environment`: the whole environment. `stdout`, `stderr`: the descriptors to which it writes;
+    None: a pipe to this process. `keep`: further descriptors that it inherits under their numbers. `cores`: those on
+    which it may run; None: those of this process. The kernel kills the process when the *thread* that called this ends,
+    even by kill -9. Raises OSError if no further process can start.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Process(GroupLeader):
 
 
 def _living_in_group(pid: int) -> int | None:
-    """Return the process group of a process that is not yet dead."""
+    """Return the process group of a living process; None for a dead one."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -149,8 +148,8 @@ def _living_in_group(pid: int) -> int | None:
 class SignalInbox:
     """While it is open, some signals (Ctrl-C, SIGTERM, ...) make a descriptor readable and do nothing else.
 
-    A hang-up that somebody asked to ignore (nohup) stays ignored. Python heeds signals in the main thread: in any other
-    one this stays silent.
+    A hang-up that nohup made this process ignore stays ignored. Python handles signals in the main thread; in any other
+    thread this receives none.
     """
 
     def __init__(self, signums: Collection[int] = INTERRUPTS) -> None:
@@ -186,7 +185,7 @@ class SignalInbox:
         return self._reader.fileno()
 
     def has_mail(self) -> bool:
-        """Return whether `read` would give one. What other handlers of this program hear is forgotten."""
+        """Return whether `read` would return a signal. Discards those of other handlers."""
         try:
             while came := self._reader.recv(4096, socket.MSG_PEEK):
                 if any(signum in self._old_handlers for signum in came):
@@ -205,18 +204,18 @@ class SignalInbox:
 
 
 def _heed(signum: int, frame: FrameType | None) -> None:
-    """Leave the signal to the wakeup descriptor."""
+    """Do nothing; the wakeup descriptor has the signal."""
 
 
 def is_in_background(fd: int) -> bool:
-    """Return whether the descriptor is our terminal, but what is typed there is meant for its shell or another job.
+    """Return whether the descriptor is this process's terminal, but another job is in its foreground.
 
-    The kernel stops a job that reads then, but only processes of our session: not workers, which have one of their own.
+    The kernel stops a background job that reads, but not workers, because they have other sessions.
     """
     try:
         return os.tcgetpgrp(fd) != os.getpgrp()
     except OSError:
-        return False  # no terminal, or not the one that controls us
+        return False  # not a terminal, or not the controlling one
 
 
 def usable_cores() -> int:
@@ -225,7 +224,7 @@ def usable_cores() -> int:
 
 
 def usable_core_numbers() -> set[int]:
-    """Return the cores on which this process may run: all there are if the kernel or a container does not tell."""
+    """Return the cores on which this process may run; all cores if the kernel or a container does not tell."""
     try:
         return os.sched_getaffinity(0)
     except OSError:
@@ -233,7 +232,7 @@ def usable_core_numbers() -> set[int]:
 
 
 def free_port(address: str) -> int:
-    """Return a TCP port on which nobody listens at this numeric address."""
+    """Return a TCP port that is free at this numeric address."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         try:
             probe.bind((address, 0))

@@ -1,9 +1,8 @@
-"""The first process of a container inherits every orphan there, and should reap them.
+"""Reaps the orphans of a container, if this is its first process, which inherits them.
 
-What nobody reaps keeps its number for ever, until no process can be started any more. Who supervises cannot do it on
-the side without taking the status of its own children away. So where we are that process, a child does the work, and
-this one only reaps and passes on signals, which the kernel would keep from the first process where it does not heed
-them.
+Unreaped processes keep their numbers until no process can start. A supervisor that reaped orphans would also take the
+status of its own children. So a child does the work of the first process, which only reaps, and passes on signals; the
+kernel drops those that the first process does not handle.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import signal
 
 __all__ = ["leave_work_to_child"]
 
-# Those of the kernel for the process itself, and those by which a terminal holds on.
+# Signals of the kernel to the process itself, and those by which a terminal stops it.
 _OUR_OWN = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL,
     signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT, signal.SIGPIPE, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
@@ -21,12 +20,12 @@ _OUR_OWN = {
 
 
 def leave_work_to_child() -> int | None:
-    """Fork. Return None in the child, at once, and its exit code in the parent, when it has ended.
+    """Fork. Return None in the child, and in the parent the exit code of the child at its end.
 
-    To be called before there are threads.
+    Call this before there are threads.
     """
     passed_on = signal.valid_signals() - _OUR_OWN
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would reap the child, too
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # SIG_IGN would reap the child, too
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *passed_on})
     child = os.fork()
     if child == 0:
@@ -34,14 +33,14 @@ def leave_work_to_child() -> int | None:
         return None
     while (code := _reap(child)) is None:
         came = signal.sigwaitinfo({signal.SIGCHLD, *passed_on})
-        # What is typed at a terminal the child gets, too; of its end only we hear.
+        # The terminal sends typed signals to the child, too, but SIGHUP only to this process.
         if came.si_signo in passed_on and (came.si_code <= 0 or came.si_signo == signal.SIGHUP):
             os.kill(child, came.si_signo)
     return code
 
 
 def _reap(child: int) -> int | None:
-    """Reap whoever has ended. Return the exit code of the child if that was among them."""
+    """Reap all ended processes. Return the exit code of the child if it is one of them."""
     code = None
     while True:
         try:

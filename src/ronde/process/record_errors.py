@@ -1,4 +1,4 @@
-"""`ronde.record`: an exception that leaves a function is written into the error file that the launcher has named."""
+"""`ronde.record`: writes an exception that leaves a function into the error file that the launcher named."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ErrorHandler:
 
     def initialize(self) -> None:
         """Prepare for exceptions to come: a fatal signal prints where each thread was."""
-        import faulthandler  # only in a worker that records
+        import faulthandler  # only workers that record need it
 
         try:
             faulthandler.enable(all_threads=True)
         except (OSError, ValueError, RuntimeError, AttributeError):
-            pass  # standard error is no file
+            pass  # standard error is not a file
 
     def record_exception(self, error: BaseException) -> None:
         """Write the error file. What goes wrong with it is printed: the exception itself matters more."""

@@ -17,13 +17,13 @@ _LACKING = {
     errno.ENOMEM: _MEMORY,
     errno.EAGAIN: _THREADS,
 }
-# What Ronde cannot do without, and the first Linux that has all of it.
+# The system calls that Ronde needs, and the first Linux that has all of them.
 _CALLS = ("memfd_create", "pidfd_open", "eventfd")
 _KERNEL = "5.4"
 
 
 def shortage(error: BaseException) -> str:
-    """Return the sentence, or an empty one if the error is about anything else."""
+    """Return the sentence; empty for any other error."""
     if isinstance(error, MemoryError):
         return f"this process gets no more {_MEMORY}"
     if isinstance(error, OSError):
@@ -34,7 +34,7 @@ def shortage(error: BaseException) -> str:
 
 
 def _of_the_native_part(message: str) -> str:
-    """Its errors end with the words of the C library; Python has its own for threads."""
+    """Return the sentence for an error of the native part, which ends with the C library's text, or of a thread."""
     if "can't start new thread" in message:
         return f"this process gets no more {_THREADS}"
     found = [what for number, what in _LACKING.items() if message.endswith(os.strerror(number))]
@@ -57,7 +57,7 @@ def _of_the_kernel(error: OSError) -> str:
 
 
 def _failed_call(error: OSError) -> str:
-    """Return the function of the module os that raised, as far as the source is there."""
+    """Return the function of the module os that raised, if the source is available."""
     frames = traceback.extract_tb(error.__traceback__)
     found = re.search(r"\bos\.(\w+)\(", (frames[-1].line or "") if frames else "")
     return found[1] if found else ""

@@ -1,10 +1,10 @@
 """Reports an uncaught exception of a worker to its launcher at once, before the worker ends.
 
-Between the two may lie seconds: Python joins threads and runs the handlers of `atexit`, and among the first things that
-go are the connections to other ranks. Those fail, end sooner, and would be taken for the cause.
+The end of a worker may take seconds: Python joins threads and runs the handlers of `atexit`, and closes the connections
+to other ranks early. Those ranks fail, end sooner, and would look like the cause.
 
-The launcher gives all its workers one pipe. The variable `_RONDE_UNCAUGHT` holds its descriptor, device and inode: a
-process that has inherited the variable, but not the descriptor, leaves alone what has that number there. A worker first
+All workers of a launcher share one pipe. The variable `_RONDE_UNCAUGHT` holds its descriptor, device and inode, so a
+process that inherits the variable without the descriptor does not write to another file of that number. A worker first
 writes its error file, then its rank into the pipe.
 """
 
@@ -32,7 +32,7 @@ class Announcements:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What workers find in their environment."""
+        """The variables for workers."""
         return {_VARIABLE: _identify(self.worker_fd)}
 
     def fileno(self) -> int:
@@ -45,7 +45,7 @@ class Announcements:
         return [int(line) for line in lines if line.isdigit()]
 
     def close(self) -> None:
-        """Let go of both ends."""
+        """Close both ends."""
         os.close(self._fd)
         os.close(self.worker_fd)
 
@@ -56,19 +56,19 @@ def _identify(fd: int) -> str:
 
 
 class _Hook:
-    """What comes after the `sys.excepthook` that it finds."""
+    """A `sys.excepthook` that calls the previous one first."""
 
     pid = 0  # the process whose exceptions it announces
 
     def install(self) -> None:
-        """Begin in this process; a forked child has its parent's already."""
+        """Install the hook in this process; a forked child inherits its parent's."""
         if not self.pid:
             self._previous, sys.excepthook = sys.excepthook, self._see
         self.pid = os.getpid()
 
     def _see(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._previous(kind, error, trace)
-        # A prompt goes on after an exception, a forked child is not the worker, and Ctrl-C is no failure.
+        # An interactive prompt survives an exception, a forked child is not the worker, and Ctrl-C is not a failure.
         if isinstance(error, Exception) and self.pid == os.getpid() and not sys.flags.interactive:
             announce(error)
 
@@ -77,7 +77,7 @@ _hook = _Hook()
 
 
 def follow() -> None:
-    """Announce the exception that ends this process, if there will be one. Without a launcher nothing happens."""
+    """Announce a future uncaught exception of this process. Does nothing without a launcher."""
     if _hook.pid != os.getpid() and _descriptor() is not None:
         _hook.install()
 
@@ -95,12 +95,12 @@ def announce(error: Exception) -> None:
 
 
 def mark_recorded(error: BaseException) -> None:
-    """Remember that the exception is in the error file already, perhaps in the user's own way."""
+    """Note that the error file has this exception, perhaps written by the user's code."""
     error._ronde_recorded = True  # type: ignore[attr-defined]
 
 
 def _descriptor() -> int | None:
-    """Return the worker's end of the pipe, which what it starts does not inherit; None if there is none here."""
+    """Return the worker's end of the pipe, and make it non-inheritable; None if this process has none."""
     told = environment().get(_VARIABLE, "")
     try:
         fd = int(told.partition(":")[0])

@@ -166,9 +166,9 @@ def test_a_frozen_worker_is_reported_and_waited_for(launcher: Launcher) -> None:
     os.kill(pid, signal.SIGSTOP)
     assert process.stderr is not None
     line = process.stderr.readline().decode()
-    assert f"ronde: rank 0 (pid {pid}) has been stopped by a signal" in line
+    assert f"ronde: rank 0 (pid {pid}) is stopped by a signal" in line
     os.kill(pid, signal.SIGCONT)
-    assert process.stderr.readline().decode() == f"ronde: rank 0 (pid {pid}) goes on\n"
+    assert process.stderr.readline().decode() == f"ronde: rank 0 (pid {pid}) continues\n"
     (launcher.folder / "done").touch()
     code, _, err = end(process)
     assert (code, err) == (0, "")

@@ -43,12 +43,12 @@ class FrozenWatch:
             if stopped and rank not in self._frozen:
                 now = time.strftime("%H:%M:%S")
                 self._say(
-                    f"rank {rank} (pid {pid}) has been stopped by a signal, seen at {now}; it is waited for, and "
-                    f"kill -CONT {pid} lets it go on"
+                    f"rank {rank} (pid {pid}) is stopped by a signal (noticed at {now}), and the job waits for it: "
+                    f"kill -CONT {pid} continues it"
                 )
                 self._frozen.add(rank)
             elif not stopped and rank in self._frozen:
-                self._say(f"rank {rank} (pid {pid}) goes on")
+                self._say(f"rank {rank} (pid {pid}) continues")
                 self._frozen.discard(rank)
         self._set_timer()
 
