@@ -86,7 +86,7 @@ class Assignment:
 
     @classmethod
     def decode(cls, line: bytes) -> Assignment:
-        """Return the assignment in a line of `encode`. Raises UsageError, without the content, which has the job key."""
+        """Return the assignment in a line of `encode`. Raises UsageError, without the line, which has the job key."""
         try:
             return _ASSIGNMENT.decode(line)
         except ProtocolError:
