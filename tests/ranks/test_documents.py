@@ -1,36 +1,67 @@
-"""What the pages promise: their programs run, their links lead somewhere."""
+"""What the pages promise: their programs run, their command lines are valid, their links lead somewhere."""
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
+import shlex
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ranks.pages import PAGES, ROOT, blocks, programs, run_program
 
-ROOT = Path(__file__).parents[2]
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-}
-PROGRAMS = [
-    pytest.param(block, id=page)
-    for page, text in PAGES.items()
-    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    if "ronde.init()\n" in block
-]
+from ronde import cli
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_run(program: str, ranks: int, tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(program)
-    command = [sys.executable, "-m", "ronde", "run", "-n", str(ranks), str(script)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+@pytest.mark.parametrize(("program", "command"), programs(with_pytorch=False))
+def test_programs_run(program: str, command: str, tmp_path: Path) -> None:
+    run_program(program, command, tmp_path)
+
+
+def command_lines() -> Iterator[object]:
+    """What follows `ronde run` in blocks, and in sentences where a script follows."""
+    for page, text in PAGES.items():
+        lines = "".join(blocks(page, "", "sh")).replace("\\\n", " ").splitlines()
+        lines += re.findall(r"`(ronde run -(?!n N)[^`.]*\.py)`", text)
+        for line in lines:
+            if start := re.search(r"^[^#]*\bronde run ", line):
+                words = shlex.split(line[start.end() :].rstrip('"'), comments=True)
+                yield pytest.param(words, id=f"{page}: {' '.join(words)}")
+
+
+@pytest.fixture
+def folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the command lines name."""
+    scripts = ("train.py", "mean.py", "examples/digits.py", "examples/digits_torch.py", "package/module.py")
+    for script in scripts:
+        (tmp_path / script).parent.mkdir(exist_ok=True)
+        (tmp_path / script).touch()
+    (tmp_path / "hosts").write_text("node1 slots=4\nnode2 slots=4\n")
+    for program in ("program", "hosts.sh"):
+        (tmp_path / program).write_text("#!/bin/sh\necho node1:4\n")
+        (tmp_path / program).chmod(0o700)
+    for name in [name for name in os.environ if name.startswith(("PET_", "RONDE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", list(command_lines()))
+@pytest.mark.usefixtures("folder_of_a_user")
+def test_command_lines_are_valid(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if "--autotune" in words:
+        pytest.importorskip("bayes_opt")
+    assert cli.main(["run", "--dry-run", *words]) == 0, capsys.readouterr().err
+
+
+def test_configuration_files_are_valid(folder_of_a_user: Path) -> None:
+    for block in [block for page in PAGES for block in blocks(page, "toml")]:
+        assert tomllib.loads(block)
+    for block in [block for page in PAGES for block in blocks(page, "yaml")]:
+        (folder_of_a_user / "config.yaml").write_text(block)
+        assert cli.main(["run", "--dry-run", "--config-file", "config.yaml", "train.py"]) == 0
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -41,7 +72,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_the_first_two_shell_blocks_are_one_line_each() -> None:
     """Scripts, .ci/run among them, take the demo from the first and the quick tests from the second."""
-    demo, tests = re.findall(r"^```sh\n(.*?)^```", PAGES["README.md"], re.DOTALL | re.MULTILINE)
+    demo, tests = blocks("README.md", "sh")
     assert demo.count("\n") == 1
     assert "examples/" in demo
     assert tests.count("\n") == 1

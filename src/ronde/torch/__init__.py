@@ -6,7 +6,7 @@
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-docs/torch.md says what differs.
+docs/from-horovod.md says what differs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""The programs in the pages: what stands in blocks of `python`.
+
+1. A block that imports Ronde begins a program. A block that does not continues the program above it on the page.
+2. A program may begin with a comment that says how to start it: `# train.py: ronde run -n 3 train.py`. It is started
+   so, and any other one with one rank and with two.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+}
+COMMANDS = {"ronde": (sys.executable, "-m", "ronde"), "python": (sys.executable,)}
+
+
+def blocks(page: str, *languages: str) -> list[str]:
+    """Return the blocks of a page in one of the languages."""
+    found = re.findall(r"^```(\S*)\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
+    return [text for language, text in found if language in languages]
+
+
+def programs(*, with_pytorch: bool) -> list[object]:
+    """Return program and command line for each run of each program that does, or does not, import PyTorch."""
+    found: list[object] = []
+    for page in PAGES:
+        texts: list[str] = []
+        for block in blocks(page, "python"):
+            if not texts or re.search(r"^(import|from) ronde\b", block, re.MULTILINE):
+                texts.append(block)
+            else:
+                texts[-1] += block
+        for text in texts:
+            if with_pytorch == bool(re.search(r"^import (torch|ronde\.torch)\b", text, re.MULTILINE)):
+                found += [pytest.param(text, command, id=f"{page}: {command}") for command in _commands(text)]
+    return found
+
+
+def run_program(program: str, command: str, folder: Path) -> str:
+    """Run the program in the folder and return its output. Fails if it fails, or prints less than it should."""
+    verb, *words = shlex.split(command)
+    (script,) = (word for word in words if word.endswith(".py"))
+    (folder / script).write_text(program)
+    done = subprocess.run([*COMMANDS[verb], *words], check=False, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout or "print(" not in program
+    return done.stdout
+
+
+def _commands(program: str) -> list[str]:
+    if named := re.match(r"# \S+\.py: (.+)\n", program):
+        return [named[1]]
+    return [f"ronde run -n {ranks} program.py" for ranks in (1, 2)]
