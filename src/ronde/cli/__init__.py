@@ -12,7 +12,7 @@ from ronde.errors import UsageError
 __all__ = ["main", "show", "version"]
 
 USAGE_ERROR, INTERRUPTED = 2, 130
-VERBS = ("run", "store", "trace")  # the modules that do it, each loaded when it is asked for
+VERBS = ("run", "store", "trace")  # each is a module, loaded on demand
 
 HELP = """\
 usage: ronde run -n N [options] script.py [arguments]
@@ -26,7 +26,7 @@ usage: ronde run -n N [options] script.py [arguments]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line says (default: that of this process) and return the exit code."""
+    """Run a command line (default: that of this process) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     verb = words[0] if words else "--help"
     name = "ronde"
@@ -57,12 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"{name}: {sentence}", file=sys.stderr)
         return USAGE_ERROR
-    except KeyboardInterrupt:  # before or after the part that takes care of it
+    except KeyboardInterrupt:  # outside of the part that handles it
         return INTERRUPTED
 
 
 def _run_in_child() -> int | None:
-    """Return the exit code if a child has done it all: orphans come to us, who are the first process of a container."""
+    """Return the exit code if a child has done the work, because this is the first process of a container."""
     if os.getpid() != 1:
         return None
     from ronde.process.reaper import leave_work_to_child
@@ -78,7 +78,7 @@ def _require_directory() -> None:
 
 
 def show(text: str) -> None:
-    """Print the text. Raises UsageError if it cannot be written; that nobody reads it is no error."""
+    """Print the text. Raises UsageError if it cannot be written; a closed pipe is not an error."""
     try:
         print(text, end="", flush=True)
     except OSError as error:
@@ -90,7 +90,7 @@ def show(text: str) -> None:
 
 
 def version() -> str:
-    """Return the version that is installed."""
+    """Return the installed version."""
     from importlib import metadata  # slow to load, and only needed here
 
     try:

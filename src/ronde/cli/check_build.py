@@ -1,4 +1,4 @@
-"""`ronde run --check-build`: what is here, laid out as horovodrun does it. Libraries are asked, not only looked for."""
+"""`ronde run --check-build`: lists the available libraries in horovodrun's layout, after loading each of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 __all__ = ["check_build"]
 
-Probe = Callable[[], str]  # what it found; raises whatever it likes if it is not there
+Probe = Callable[[], str]  # returns a description; raises any exception if the thing is missing
 
 
 def check_build() -> str:
-    """Return the text. Loads frameworks, so nothing can be started in this process afterwards."""
+    """Return the text. Loads frameworks, so this process can start no workers afterwards."""
     from ronde.cli import version as ours
 
     groups: dict[str, dict[str, Probe]] = {
@@ -54,7 +54,7 @@ def _line(name: str, probe: Probe) -> str:
         mark, found = "X", probe()
     except PackageNotFoundError as error:
         mark, found = " ", f"{error.name} is not installed"
-    except Exception as error:  # libraries fail to load in many ways, and this is about telling so
+    except Exception as error:  # libraries fail to load in many ways
         mark, found = " ", str(error).strip().partition("\n")[0] or type(error).__name__
     return f"    [{mark}] {name}: {found}"
 

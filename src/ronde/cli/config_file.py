@@ -22,7 +22,7 @@ __all__ = ["read_config_file"]
 SECTIONS = ("params", "autotune", "timeline", "stall_check", "library_options", "logging")
 CONTROLLERS = ("gloo", "mpi")
 NOT_IN_FILES = ("config_file", "help", "h", "version", "check_build")
-# What some of horovodrun's entries were called before, and one that said the opposite.
+# Former names of some entries of horovodrun, one of which had the opposite meaning.
 FORMER = {
     "library_options.ccl_bgt_affinity": "library_options.thread_affinity",
     "logging.hide_timestamp": "logging.with_timestamp",

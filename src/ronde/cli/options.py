@@ -1,7 +1,7 @@
 """Parses a command line by a table of options, and prints the table as help.
 
-argparse would not do: options end at the script, whose own options are left alone; `-np 4`, `-n4` and
-`--nproc_per_node=4` are all valid; and the error for an unknown option names the nearest known one.
+Unlike argparse: options end at the script, whose own options stay untouched; `-np 4`, `-n4` and `--nproc_per_node=4`
+are all valid; and the error for an unknown option names the nearest known one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Option(NamedTuple):
 
     `kind`: reads the value. `words`: how many words the option takes; `kind` gets them joined by spaces. `adds`: the
     option may occur several times, and `kind` gets all its values joined by commas; of other options the last value
-    counts. `off`: names that negate a flag.
-    `common`: the short help shows the option. `variable`: the workers' variable that gets the value, a text or a flag.
-    `place`: its key in a configuration file. `idle`: why the option has no effect; `refused`: why it is an error.
+    counts. `off`: names that negate a flag. `common`: the short help shows the option. `variable`: the workers'
+    variable that gets the value. `place`: its key in a configuration file. `idle`: why the option has no effect.
+    `refused`: why it is an error.
     """
 
     group: str
@@ -56,7 +56,7 @@ class Given(NamedTuple):
 
 
 def parse(argv: Sequence[str], table: Sequence[Option]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values by each option's last name, and what follows the options (after a `--`, if there is one).
+    """Return the values by each option's last name, and the words after the options (and after a `--`).
 
     Raises UsageError for an unknown option, or a missing or invalid value.
     """
@@ -65,10 +65,10 @@ def parse(argv: Sequence[str], table: Sequence[Option]) -> tuple[dict[str, Any],
 
 
 def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given], list[str]]:
-    """Return the same as `parse`, and what each option was called."""
+    """Return the same as `parse`, with the origin of each value."""
     by_name = {name: option for option in table for name in option.names + option.off}
     given: dict[str, Given] = {}
-    said: dict[str, str] = {}  # of options that add up
+    said: dict[str, str] = {}  # of options with several values
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
@@ -98,14 +98,14 @@ def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given]
 
 
 def admit(option: Option, origin: str, text: str, joint: str = " ") -> Given:
-    """Return the value that a text means. Raises UsageError, with `joint` between the origin and the text."""
+    """Return the value of a text. Raises UsageError, with `joint` between the origin and the text."""
     if option.refused:
         raise UsageError(f"{origin} is not supported: {option.refused}")
     return Given(option.kind.read(text, f"{origin}{joint}{text}"), origin)
 
 
 def _find(word: str, by_name: dict[str, Option]) -> tuple[Option, str, str | None]:
-    """Return the option that a word names, the name as it was written, and the value if it is in the same word."""
+    """Return the option that a word names, the name as the user wrote it, and the value if the word contains it."""
     name, equals, text = word.partition("=")
     known = name if name in by_name else name.replace("_", "-")
     if known in by_name:
@@ -117,18 +117,18 @@ def _find(word: str, by_name: dict[str, Option]) -> tuple[Option, str, str | Non
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Return "; did you mean ...?" if something known looks like the word."""
-    import difflib  # only after a mistake: it takes longer to load than all the rest
+    """Return "; did you mean ...?" if a known word resembles this one; else an empty text."""
+    import difflib  # slow to load, and only mistakes need it
 
-    # A mistyped word may also be the beginning of a longer one: --nmu of --num-proc, the first that begins so. Dashes
-    # make nothing similar.
+    # A mistyped word may be the beginning of a longer one: --nmu of --num-proc. All options share the dashes, which
+    # therefore do not count.
     meant = {form.lstrip("-"): name for name in reversed(known) for form in (name[: len(word)], name)}
     near = difflib.get_close_matches(word.lstrip("-"), meant, n=1)
     return f"; did you mean {meant[near[0]]}?" if near else ""
 
 
 def describe(table: Sequence[Option]) -> str:
-    """Return the options for a help text, by group; not those that are refused."""
+    """Return the options for a help text, by group, without refused ones."""
     lines: list[str] = []
     shown = [option for option in table if not option.refused]
     for group in dict.fromkeys(option.group for option in shown):

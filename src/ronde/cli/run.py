@@ -1,4 +1,4 @@
-"""`ronde run`: start a program in several processes, here and on other machines."""
+"""`ronde run`: starts a program in several processes, on this and other machines."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def short_help() -> str:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the words after `ronde run` ask for and return the exit code. Raises UsageError."""
+    """Run the words after `ronde run` and return the exit code. Raises UsageError."""
     words, _ = read(argv, OPTIONS)
     for option, text in {"--help": full_help, "-h": short_help, "--version": _version}.items():
         if option in words:
             show(text())
             return 0
-    # Only now: help and mistakes in words are answered before anything else is loaded.
+    # Imports from here on, because help and mistakes in words do not need them.
     from ronde.environment import environment
 
     variables = environment()
@@ -96,7 +96,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     if protection := config.worker.environment.get("RONDE_PROTECTION"):
         from ronde.environment import set_variable
 
-        set_variable("RONDE_PROTECTION", protection)  # our own connections follow the environment
+        set_variable("RONDE_PROTECTION", protection)  # the launcher's connections follow its environment
     if config.hosts or config.discovery:
         from ronde.launch.hosts.ssh_launcher import run_hosts
 

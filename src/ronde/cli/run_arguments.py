@@ -1,9 +1,9 @@
 """Reads the options of `ronde run`: from the command line, `PET_*` variables and a configuration file.
 
-What comes first in that list goes before the rest, also where two options exclude each other: they contradict each
-other only if they were given in the same place. `PET_` and an option's name in capitals is the variable that torchrun
-reads for it (`PET_RDZV_ENDPOINT`); an empty one counts as not set. Variables of settings (`RONDE_*`, `HOROVOD_*`) are
-not read here: workers read them, and options of all three sorts go before them, as horovodrun has it.
+The command line overrides the variables, and both override the file. Of two options that exclude each other, too, the
+one from the earlier source counts; they contradict each other only within one source. As in torchrun, the variable of
+an option is `PET_` and its name in capitals (`PET_RDZV_ENDPOINT`); an empty one counts as not set. Workers read the
+variables of settings (`RONDE_*`, `HOROVOD_*`), which all three sources override, as in horovodrun.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _EXCLUSIVE = (
 )
 
 
-# ... which torchrun takes together, the first one going before: so do we, and say it (`idle_options`).
+# torchrun accepts these two together and ignores the second; so does Ronde, with a message (`idle_options`).
 _TOLERATED = ("--standalone", "--rdzv-endpoint")
 
 
 class RunArguments(NamedTuple):
-    """What to run, with which arguments, and the options by their last names."""
+    """The program to run, its arguments, and the options by their last names."""
 
     name: str
     arguments: tuple[str, ...]
@@ -67,14 +67,14 @@ class RunArguments(NamedTuple):
         return name if each is None else each.origin
 
     def has(self, *names: str) -> bool:
-        """Whether any of the options was given, and is not a flag with a no."""
+        """Return whether any of the options was given, other than as a negated flag."""
         return any(self.value(name) is not None and self.value(name) is not False for name in names)
 
 
 def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> RunArguments:
-    """Return what is asked for by the words after `ronde run`, `environment` being the whole one of this process.
+    """Return the arguments in the words after `ronde run` and in `environment`, the whole one of this process.
 
-    Reads the configuration file if one is named. Raises UsageError for invalid values and contradictions.
+    Reads the configuration file if the arguments name one. Raises UsageError for invalid values and contradictions.
     """
     words, rest = read(argv, OPTIONS)
     variables = _from_environment(environment)
@@ -86,7 +86,7 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> RunA
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
-    if not any(name.startswith("PET_") for name in environment):  # as a rule: spares looking for each option
+    if not any(name.startswith("PET_") for name in environment):  # the usual case, which is faster
         return {}
     given = {}
     for option in OPTIONS:
@@ -107,13 +107,13 @@ def _from_file(words: Mapping[str, Given], variables: Mapping[str, Given]) -> di
     named = words.get("--config-file") or variables.get("--config-file")
     if named is None:
         return {}
-    from ronde.cli.config_file import read_config_file  # only now: it needs PyYAML
+    from ronde.cli.config_file import read_config_file  # needs PyYAML
 
     return read_config_file(named.value, OPTIONS)
 
 
 def _settle(*levels: Mapping[str, Given]) -> dict[str, Given]:
-    """Return the options of all levels; an earlier level goes before a later one."""
+    """Return the options of all levels; an earlier level overrides a later one."""
     given: dict[str, Given] = {}
     level_of: dict[str, int] = {}
     for number, level in enumerate(levels):

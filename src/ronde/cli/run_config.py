@@ -1,8 +1,8 @@
 """Converts the options of `ronde run` to a launch configuration. Pure; each contradiction is one sentence.
 
-Four sorts of jobs: of this machine alone; of machines that each have a `ronde run` of their own and meet somewhere
-(`--nnodes`, `--rdzv-...`, `--master-addr`); the same under Slurm, which says where that is; of hosts on which this
-command starts agents by SSH (`-H`).
+There are four sorts of jobs: on this machine alone; on machines that each run `ronde run` and meet at an endpoint
+(`--nnodes`, `--rdzv-...`, `--master-addr`); the same under Slurm, whose variables give the endpoint; on hosts where
+this command starts agents by SSH (`-H`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ BINDINGS = {
     "exclusive": Binding.CORES,
     "core-complex": Binding.CORES,
 }
-# Of torchrun's agent, with what they switch on there.
+# Variables of torchrun's agent, and why they have no effect here.
 _TORCHRUNS_VARIABLES = {
     "TORCHELASTIC_ENABLE_FILE_TIMER": (
         "there is no watchdog for torch's file timer; RONDE_STALL_SHUTDOWN ends jobs that hang"
     ),
     "TORCHELASTIC_HEALTH_CHECK_PORT": "there is no health check server",
 }
-NEVER = str(2**31)  # no tensor is so large: the most that the setting takes
+NEVER = str(2**31)  # larger than any tensor: the limit of the setting
 
 
 def configure(asked: RunArguments, command: Sequence[str], here: Here) -> LaunchConfig:
@@ -61,7 +61,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
     is_alone = rendezvous.backend == ALONE
     worker = _worker(asked, command, slots, here)
     if not by_ssh:
-        own_gpus(worker, here.environment)  # before anybody waits for the others
+        own_gpus(worker, here.environment)  # raises before this node waits for others
     return LaunchConfig(
         worker=worker,
         rendezvous=rendezvous,
@@ -83,7 +83,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
 
 
 def _master_addr(asked: RunArguments, rendezvous: RendezvousConfig, by_ssh: bool) -> str | None:
-    """Return the MASTER_ADDR that the user gave for a job of this machine; in any other the machines agree on it."""
+    """Return the user's MASTER_ADDR for a job of this machine; the nodes of any other job agree on one."""
     if by_ssh or rendezvous.max_nodes > 1 or rendezvous.backend == STATIC:
         return None
     given = asked.value("--master-addr") if rendezvous.backend == ALONE else None
@@ -91,15 +91,15 @@ def _master_addr(asked: RunArguments, rendezvous: RendezvousConfig, by_ssh: bool
 
 
 def _bare(host: str | None) -> str | None:
-    """Return the host as programs want it: brackets around an IPv6 address are for a port behind it."""
+    """Return the host without the brackets of an IPv6 address."""
     return host and host.removeprefix("[").removesuffix("]")
 
 
-# How many workers
+# The number of workers
 
 
 def _number(asked: RunArguments, option: str, here: Here) -> int:
-    """Return a number of workers, 0 if it was not given."""
+    """Return an option's number of workers, 0 if it was not given."""
     wanted = asked.value(option, 0)
     if wanted == "auto":
         wanted = "gpu" if here.gpus else "cpu"
@@ -112,7 +112,7 @@ def _number(asked: RunArguments, option: str, here: Here) -> int:
 
 
 def _slots(asked: RunArguments, here: Here) -> int:
-    """Return how many workers this machine gets."""
+    """Return the number of workers on this machine."""
     number, each = _number(asked, "--num-proc", here), _number(asked, "--nproc-per-node", here)
     if number and each and number != each:
         raise UsageError(
@@ -166,9 +166,7 @@ def _hosts(asked: RunArguments, here: Here) -> tuple[tuple[str, int], ...]:
                 )
         hosts = tuple(host._replace(slots=each) for host in hosts)
     placed = place(hosts, _number(asked, "--num-proc", here) or None)
-    if asked.has(
-        "--min-num-proc"
-    ):  # an elastic job: all slots are its, and the number is that with which it begins
+    if asked.has("--min-num-proc"):  # an elastic job may use all slots, and begins with this number
         placed = hosts
     return tuple((host.name, host.slots) for host in placed)
 
@@ -224,7 +222,7 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
 
 
 def _patience(asked: RunArguments, here: Here) -> dict[str, int]:
-    """Return how long workers may take to end, if anybody has said so."""
+    """Return how long workers may take to end, if an option or torchrun's variable says so."""
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     text = here.environment.get(variable, "").strip()
     if asked.has("--shutdown-timeout"):
@@ -251,7 +249,7 @@ def _exports(asked: RunArguments, here: Here) -> dict[str, str]:
 
 
 def _outputs(asked: RunArguments, slots: int, here: Here) -> Outputs:
-    """Return where output goes; `slots` is 0 if other machines may have other numbers of workers."""
+    """Return the outputs; `slots` is 0 if other machines may have other numbers of workers."""
     tee = asked.value("--tee", {-1: Std.ALL} if asked.has("--output-filename") else {})
     which = {"--redirects": asked.value("--redirects", {}), "--tee": tee}
     for option, streams in which.items():
@@ -297,7 +295,7 @@ def _interface(asked: RunArguments) -> str | None:
 
 
 def worker_settings(asked: RunArguments, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables; `environment` is that of this process, to which some of them add."""
+    """Return the settings of the workers as variables; some of them extend those of `environment`, this process's."""
     settings = {}
     for option in ENGINE_OPTIONS:
         if option.variable and option.metavar and option.name in asked.given:
@@ -310,7 +308,7 @@ def worker_settings(asked: RunArguments, environment: Mapping[str, str]) -> dict
     if asked.has("--network-interfaces"):
         settings["RONDE_INTERFACE"] = asked.value("--network-interfaces")
         if not environment.get("NCCL_SOCKET_IFNAME"):
-            settings["NCCL_SOCKET_IFNAME"] = settings["RONDE_INTERFACE"]  # it makes connections of its own
+            settings["NCCL_SOCKET_IFNAME"] = settings["RONDE_INTERFACE"]  # NCCL makes its own connections
     if asked.has("--horovod"):
         from ronde.compat import PACKAGES
 
@@ -325,7 +323,7 @@ def _variable_text(kind: ValueKind, value: Any) -> str:
 
 
 def _flags(asked: RunArguments) -> dict[str, str]:
-    """Return what the options say that are yes or no, and that do not simply become 1 or 0."""
+    """Return the variables of flags."""
     found = {}
     for option in ENGINE_OPTIONS:
         if option.variable and not option.metavar and option.name in asked.given:
@@ -336,7 +334,7 @@ def _flags(asked: RunArguments) -> dict[str, str]:
                 case "--hierarchical-allreduce":
                     found["RONDE_HIERARCHICAL_BYTES"] = NEVER
                 case "--stall-check" if yes:
-                    found["HOROVOD_STALL_CHECK_DISABLE"] = "0"  # the environment may say otherwise
+                    found["HOROVOD_STALL_CHECK_DISABLE"] = "0"  # overrides the environment
                 case "--stall-check":
                     found[option.variable] = "0"
                 case "--no-log-hide-timestamp":
@@ -347,7 +345,7 @@ def _flags(asked: RunArguments) -> dict[str, str]:
 
 
 def idle_options(asked: RunArguments) -> list[str]:
-    """Return a sentence for each option that was given, not only by the environment, and means nothing here."""
+    """Return a sentence for each option without effect that a command line or file sets."""
     why = {option.name: option.idle for option in ENGINE_OPTIONS if option.idle}
     if asked.has("--standalone"):
         why["--rdzv-endpoint"] = "with --standalone one machine runs without a rendezvous"
@@ -359,7 +357,7 @@ def idle_options(asked: RunArguments) -> list[str]:
 
 
 def idle_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable that switches something on in torchrun's agent, and nothing here."""
+    """Return a sentence for each variable that torchrun's agent would follow and Ronde does not."""
     return [
         f"{name} has no effect: {reason}"
         for name, reason in _TORCHRUNS_VARIABLES.items()

@@ -17,9 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "Here", "check_tuning", "look_at_machine", "usable_gpus"]
 
-BACKENDS = ("alone", "c10d", "etcd", "etcd-v2", "file", "static", "tcp")  # those of net/rendezvous/registry
+BACKENDS = (
+    "alone",
+    "c10d",
+    "etcd",
+    "etcd-v2",
+    "file",
+    "static",
+    "tcp",
+)  # the built-in ones of net/rendezvous/registry
 
-# The first of these variables that is set restricts programs to some GPUs; the list ends at the first -1 or nonsense.
+# The first of these variables that is set lists the visible GPUs; the list ends at the first invalid entry, like -1.
 _NVIDIA, _AMD = (
     ("CUDA_VISIBLE_DEVICES",),
     ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
@@ -27,10 +35,10 @@ _NVIDIA, _AMD = (
 
 
 class Here(NamedTuple):
-    """What has to be known of this machine: `gpus` and `hostfile` (its text) only if they are asked for.
+    """Facts about this machine; `gpus` and `hostfile` (its text) only if the options need them.
 
-    `backends`: the names of all rendezvous that are known; `torchruns_handlers`: of those that only torchrun can use.
-    `step`: what Slurm says, if it has started us, as `uid`.
+    `backends`: the names of all known rendezvous; `torchruns_handlers`: of those that only torchrun can use. `step`:
+    Slurm's step of which this process, with the user `uid`, is a task.
     """
 
     environment: Mapping[str, str]
@@ -44,7 +52,7 @@ class Here(NamedTuple):
 
 
 def look_at_machine(asked: RunArguments, variables: Mapping[str, str]) -> Here:
-    """Look at this machine, as far as the options ask for it. Raises UsageError for a file that cannot be read."""
+    """Return the facts that the options need. Raises UsageError for a file that cannot be read."""
     from ronde.process.process_groups import usable_cores
 
     counts = {asked.value("--num-proc"), asked.value("--nproc-per-node")}
@@ -65,14 +73,14 @@ def look_at_machine(asked: RunArguments, variables: Mapping[str, str]) -> Here:
         variables, usable_cores(), gpus, _hostfile(asked.value("--hostfile")), step=step, uid=os.geteuid()
     )
     if asked.value("--rdzv-backend", "tcp") not in here.backends:
-        from ronde.net.rendezvous.registry import names, torchruns_names  # which take a while
+        from ronde.net.rendezvous.registry import names, torchruns_names  # slow to load
 
         here = here._replace(backends=names(), torchruns_handlers=torchruns_names())
     return here
 
 
 def check_tuning(asked: RunArguments, config: LaunchConfig) -> None:
-    """Raise UsageError if the workers would run here, with this Python, and lack what --autotune needs."""
+    """Raise UsageError if workers here, with this Python, would lack the package that --autotune needs."""
     option = "--autotune" if asked.has("--autotune") else "--autotune-log"
     is_wanted = asked.value("--autotune", asked.has("--autotune-log"))
     is_here = config.rendezvous.backend == BACKENDS[0] and config.worker.argv[0] == sys.executable
@@ -96,11 +104,11 @@ def _hostfile(path: str | None) -> str:
 
 
 def usable_gpus(environment: Mapping[str, str], root: str = "/") -> int:
-    """Return how many GPUs of NVIDIA or AMD this machine has and the environment lets programs see.
+    """Return the number of GPUs of NVIDIA or AMD that this machine has and that the environment shows to programs.
 
-    `root`: where the machine's files are.
+    `root`: the directory of the machine's files.
     """
-    import glob  # few jobs ask
+    import glob  # few jobs need it
 
     if nvidia := len(glob.glob(f"{root}dev/nvidia[0-9]*")):
         return _visible(nvidia, _NVIDIA, environment)

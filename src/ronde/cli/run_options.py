@@ -39,7 +39,7 @@ HOSTS, OUTPUT, INFORMATION = "several machines by SSH", "output", "information"
 
 
 def _streams(text: str) -> Any:
-    from ronde.launch.config import parse_streams  # only now: help needs none of it
+    from ronde.launch.config import parse_streams  # help does not need it
 
     return parse_streams(text)
 

@@ -16,7 +16,7 @@ __all__ = ["BEGIN", "END", "HOROVODRUN", "TORCHRUN", "document", "update"]
 
 BEGIN, END = "<!-- options: printed by python -m ronde.cli.run_page -->\n", "<!-- end of options -->\n"
 
-# Who else has an option of this (last) name or of one beside it.
+# The options, by their last names, that the other two launchers have.
 _TORCHRUN = """
 --nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --max-restarts
 --monitor-interval --start-method --event-log-handler --role --module --no-python --run-path --log-dir

@@ -15,7 +15,7 @@ STREAMS = {Std.NONE: "nothing", Std.OUT: "stdout", Std.ERR: "stderr", Std.ALL: "
 
 
 def describe_launch(config: LaunchConfig, environment: Mapping[str, str]) -> str:
-    """Return the plan: exactly for a job of this machine, and as far as it is known beforehand for any other."""
+    """Return the plan as text: complete for a job of this machine, the known part for any other."""
     is_alone = config.rendezvous.backend == "alone"
     about = [*_hosts(config), *([] if is_alone else _rendezvous(config.rendezvous)), *_policy(config)]
     about += _outputs(config.outputs)

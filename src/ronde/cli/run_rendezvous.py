@@ -22,10 +22,10 @@ __all__ = ["ALONE", "STATIC", "rendezvous_of", "start_timeout", "step_of", "with
 SECOND = 10**9
 ALONE, STATIC, TCP, FILE = "alone", "static", "tcp", "file"
 TCP_PORT, STATIC_PORT = 29400, 29500  # torchrun's
-MANY_NODES = 1 << 16  # as many as a script may find
+MANY_NODES = 1 << 16  # no limit for hosts of a discovery script
 BY_HOST_AND_PORT = (STATIC, TCP, "c10d")
 
-_SOON = seconds_from("a number of seconds, 0.1 or more", 10**8)  # less is too short for anything to happen
+_SOON = seconds_from("a number of seconds, 0.1 or more", 10**8)  # a shorter time is a mistake
 _POSITIVE = seconds_from("a number of seconds above 0", 1)
 
 # The keys of --rdzv-conf: how a value is read, and the field of RendezvousConfig that it sets, if any.
@@ -50,7 +50,7 @@ _CONF_KEYS = {
 
 
 def with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
-    """Return the rendezvous of agents that are started from here; `hosts` is 0 if a script finds them."""
+    """Return the rendezvous of agents that this command starts; `hosts` is 0 if a script finds the hosts."""
     for name in ("--node-rank", "--master-addr", "--master-port"):
         if asked.has(name):
             raise UsageError(
@@ -71,7 +71,7 @@ def with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
 
 
 def step_of(asked: RunArguments, here: Here) -> Step | None:
-    """Return the step of Slurm whose tasks are the agents of this job, None if the user has something else in mind."""
+    """Return the step of Slurm whose tasks are the agents of this job; None if options choose another rendezvous."""
     otherwise = ("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--launcher")
     return None if asked.has(*otherwise) or asked.value("--node-rank") is not None else here.step
 
@@ -116,7 +116,7 @@ def rendezvous_of(asked: RunArguments, here: Here) -> RendezvousConfig:
     elif backend is None:
         backend = STATIC if is_numbered or not has_place else TCP
     if most == 1 and backend in BY_HOST_AND_PORT and asked.value("--rdzv-endpoint", "").endswith(":0"):
-        backend = ALONE  # as torchrun's own examples have it, with localhost:0
+        backend = ALONE  # torchrun's examples use localhost:0
     rank = asked.value("--node-rank")
     if rank is not None and rank >= most:
         raise UsageError(
@@ -143,7 +143,7 @@ def _meeting(
         "join_timeout_ns", _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", 600 * SECOND)
     )
     _fit_last_call(timed, least < most and "join_timeout" not in conf and "timeout" in conf)
-    if backend in (TCP, "c10d") and _store_type(asked, conf) == FILE:  # as torchrun has it
+    if backend in (TCP, "c10d") and _store_type(asked, conf) == FILE:  # like torchrun
         backend = FILE
     rank = asked.value("--node-rank")
     return RendezvousConfig(
@@ -190,9 +190,9 @@ def _store_type(asked: RunArguments, conf: Mapping[str, str]) -> str:
 
 
 def _fit_last_call(timed: dict[str, Any], adds: bool) -> None:
-    """See to it that the wait for others is longer than the last call for more of them.
+    """Make the time for joining longer than the last call for more nodes.
 
-    torchrun's `timeout` says nothing about the last call, so that `adds` to it; else that is made shorter.
+    torchrun's `timeout` does not include the last call, so that `adds` to it; otherwise the last call becomes shorter.
     """
     default = RendezvousConfig.last_call_ns
     if adds:
@@ -231,7 +231,7 @@ def _endpoint(asked: RunArguments, backend: str, nodes: int) -> str:
         return _static_endpoint(asked, place, nodes)
     if not place:
         if asked.has("--hosts", "--hostfile", "--host-discovery-script") and backend in BY_HOST_AND_PORT:
-            return ""  # here
+            return ""  # this machine
         form = {FILE: "the path of a file that all machines see"}.get(backend, "HOST:PORT")
         raise UsageError(f"the rendezvous {backend} needs an endpoint: give --rdzv-endpoint {form}")
     if backend in BY_HOST_AND_PORT:
@@ -277,7 +277,7 @@ def _is_ipv6(text: str) -> bool:
 def _host_and_port(origin: str, place: str, port: int) -> str:
     """Return HOST:PORT, with this port if the place has none.
 
-    Of several places each could gather a part of the machines, which would be as many jobs; an etcd agrees with itself.
+    Several places are an error: at each, a part of the machines could meet and start a job. An etcd is consistent.
     """
     if "," in place:
         raise UsageError(
@@ -302,7 +302,7 @@ def _host_and_port(origin: str, place: str, port: int) -> str:
 
 
 def _timeout(asked: RunArguments, here: Here, option: str, variable: str, default: int) -> int:
-    """Return the time of an option, or of a variable that is ours or Horovod's."""
+    """Return the time of an option, or else of Ronde's or Horovod's variable."""
     if asked.has(option):
         return int(asked.value(option))
     for name in (f"RONDE_{variable}", f"HOROVOD_{variable}"):
@@ -312,5 +312,5 @@ def _timeout(asked: RunArguments, here: Here, option: str, variable: str, defaul
 
 
 def start_timeout(asked: RunArguments, here: Here) -> int:
-    """Return how long everything may take that comes before the workers."""
+    """Return the time limit for everything before the start of the workers."""
     return _timeout(asked, here, "--start-timeout", "START_TIMEOUT", 300 * SECOND)

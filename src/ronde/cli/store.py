@@ -1,4 +1,4 @@
-"""`ronde store`: serve a store from the command line, for agents and ranks to meet."""
+"""`ronde store`: serves a store in which agents and ranks meet."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ or with --seed and a copy of it.
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the words after `ronde store` ask for and return the exit code. Raises UsageError."""
+    """Run the words after `ronde store` and return the exit code. Raises UsageError."""
     values, rest = parse(argv, OPTIONS)
     if "--help" in values:
         show(HELP)
@@ -90,7 +90,7 @@ def run(argv: Sequence[str]) -> int:
     port = values.get("--port")
     if port is None:
         raise UsageError("--port is missing: ronde store --port 29500, or --port 0 for any free one")
-    # Only now: help and mistakes are answered before the server is loaded.
+    # Imports from here on, because help and mistakes do not need them.
     from ronde.net.addresses import Address, everywhere
     from ronde.net.host import host_name
     from ronde.net.stores.server import StoreServer
@@ -101,7 +101,7 @@ def run(argv: Sequence[str]) -> int:
     journal, seed = (
         None if values.get(name) is None else Path(str(values[name])) for name in ("--journal", "--seed")
     )
-    # Before the server's thread begins, so that a signal that comes at once ends it in good order.
+    # Before the server's thread begins, so that an early signal ends it in order, too.
     endings = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, endings)
     try:
@@ -119,7 +119,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _wait_for_the_end(server: StoreServer, endings: set[signal.Signals]) -> bool:
-    """Return when one of the signals has come, or the server has failed: whether it has."""
+    """Wait for a signal or a failure of the server; return whether it failed."""
     has_failed, is_told = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -135,7 +135,7 @@ def _wait_for_the_end(server: StoreServer, endings: set[signal.Signals]) -> bool
 
 
 def _find_key(file: str) -> JobKey:
-    """Return the key in the file, or the one that the environment gives. Raises UsageError."""
+    """Return the key in the file, else that of the environment. Raises UsageError."""
     from ronde.environment import environment
     from ronde.net.key_files import read_key_file
     from ronde.settings import resolve

@@ -37,11 +37,11 @@ ranks measured while they recorded. If a rank was killed, its timeline ends at i
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the words after `ronde trace` ask for and return the exit code. Raises UsageError."""
+    """Run the words after `ronde trace` and return the exit code. Raises UsageError."""
     values: dict[str, object] = {}
     words: list[str] = []
     rest = list(argv)
-    while rest:  # options may stand between the files and behind them
+    while rest:  # options may come between and after the files
         more, rest = parse(rest, OPTIONS)
         values |= more
         if rest:
@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def merge(files: Sequence[Path], output: Path) -> None:
-    """Write the merged trace and say what is in it. Raises UsageError."""
+    """Write the merged trace, and print a summary. Raises UsageError."""
     surveys: list[Survey] = []
     for path in files:
         with _open(path) as lines:

@@ -3,8 +3,8 @@
 Three ways: `ronde run --horovod -n 4 script.py`; under other launchers `python -m ronde.compat script.py`; or
 `import ronde.compat` before the first import of Horovod.
 
-The folder `packages` has a package named horovod, whose modules hand on the names of `ronde.torch`. To answer means to
-have this folder in Python's search path: at its end, where an installed Horovod goes before it, or by force in front.
+The folder `packages` has a package named horovod, whose modules export the names of `ronde.torch`. `install` adds this
+folder to Python's search path: at the end, so that an installed Horovod precedes it, or with force at the front.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def install(force: bool = False) -> bool:
         return is_ours
     others = [folder for folder in sys.path if folder != PACKAGES]
     found = PathFinder.find_spec("horovod", others)
-    # A mere folder of that name, which has no origin, would not stand in the way.
+    # A plain folder of that name, which has no origin, does not count as an installed Horovod.
     if found is not None and found.origin is not None and not force:
         _log.info("Horovod is installed in %s, so Ronde does not replace it", found.origin)
         return False

@@ -20,7 +20,7 @@ installed. With several processes, and in the processes that the script itself s
 
 
 def main(words: list[str]) -> int:
-    """Run what the words after `python -m ronde.compat` name."""
+    """Run the script or module that the words after `python -m ronde.compat` name."""
     is_module = words[:1] == ["-m"]
     if is_module:
         del words[0]

@@ -1,9 +1,9 @@
-"""A program: a cable that takes its time, between two network interfaces of this machine.
+"""A program: a slow cable between two network interfaces of this machine.
 
     python -m ronde.testing.delay INTERFACE INTERFACE MILLISECONDS
 
-Every frame that comes out of one interface goes into the other after that time, in order. It is for kernels without
-`netem`. It prints `ready`, and runs until it is killed.
+It passes every frame from one interface to the other after that time, in order, on kernels without `netem`. It prints
+`ready`, and runs until it is killed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BUFFER_BYTES = 8 << 20
 
 
 def open_interface(name: str) -> socket.socket:
-    """Return a socket that takes the frames of the interface before they are cut up and their checksums are made."""
+    """Return a socket for the frames of the interface before segmentation and checksums."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PROTOCOLS))
     sock.setsockopt(
         SOL_PACKET, PACKET_VNET_HDR, 1
-    )  # what the hardware would have to do travels with the frame
+    )  # a header with the work left to the hardware precedes each frame
     sock.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     sock.bind((name, ALL_PROTOCOLS))
@@ -35,10 +35,10 @@ def open_interface(name: str) -> socket.socket:
 
 
 def relay(names: list[str], delay_ns: int) -> None:
-    """Pass frames on, for ever."""
+    """Pass frames on until this process is killed."""
     ends = [open_interface(name) for name in names]
     other = {ends[0]: ends[1], ends[1]: ends[0]}
-    # The delay is the same for all, so the order is too.
+    # All frames have the same delay, so they keep their order.
     waiting: deque[tuple[int, socket.socket, bytes]] = deque()
     print("ready", flush=True)
     while True:
@@ -54,7 +54,7 @@ def relay(names: list[str], delay_ns: int) -> None:
             _, sock, data = waiting.popleft()
             try:
                 sock.send(data)
-            except OSError:  # lost, as on any network
+            except OSError:  # the frame is lost
                 continue
 
 

@@ -1,4 +1,4 @@
-"""Faults of a rank, on purpose: each takes the process id of a rank (`Job.pids`)."""
+"""Injects faults into a rank, given its process id (`Job.pids`)."""
 
 from __future__ import annotations
 

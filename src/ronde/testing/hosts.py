@@ -1,12 +1,12 @@
-"""Network namespaces that stand for hosts: real TCP between them, with addresses, links and cables of their own.
+"""Network namespaces that stand for hosts, each with its address, and real TCP between them.
 
     reason = hosts.require()            # "" or why it cannot be done here: not root, no `ip`
     with Hosts(2, ranks_per_host=2) as two:
         two.run(program)                # on 4 ranks; ronde.local_size() is 2
 
 Each host is a namespace `ronde-PID-INDEX` with one interface, `eth0`, plugged into the bridge `ronde-PID`, which is
-the switch between them and belongs to the machine itself, as the store does where the ranks meet. Everything is taken
-down when the `with` block ends; what a killed process has left behind is taken down by the next one.
+the switch between them and belongs to the machine itself, like the store in which the ranks meet. The end of the `with`
+block removes everything; the next process removes the remains of a killed one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ronde.testing.ranks import Job, Place, start
 __all__ = ["Hosts", "require"]
 
 MOST_HOSTS = 9  # an interface name has 15 characters
-SWITCH = 254  # the bridge's own number in the network
+SWITCH = 254  # the bridge's number in the network
 
 Result = TypeVar("Result")
 
@@ -87,28 +87,28 @@ class Hosts:
         self._undo.close()
 
     def command(self, host: int) -> tuple[str, ...]:
-        """What a command line has to begin with to run on that host."""
+        """Return the beginning of a command line that runs on this host."""
         return ("ip", "netns", "exec", self._name(host))
 
     def processes(self, host: int) -> list[int]:
-        """The ids of the processes that run on that host now."""
+        """Return the ids of the processes that run on this host now."""
         return [int(pid) for pid in _ip("netns", "pids", self._name(host)).split()]
 
     def ipv4(self, host: int) -> str:
-        """The host's IPv4 address; of the machine itself for SWITCH."""
-        number = os.getpid() % 512  # 198.18.0.0/15 is set aside for tests of networks
+        """Return the host's IPv4 address; that of the machine itself for SWITCH."""
+        number = os.getpid() % 512  # 198.18.0.0/15 is reserved for tests of networks
         return f"198.{18 + number // 256}.{number % 256}.{host + 1 if host != SWITCH else SWITCH}"
 
     def ipv6(self, host: int) -> str:
-        """The host's IPv6 address; of the machine itself for SWITCH."""
+        """Return the host's IPv6 address; that of the machine itself for SWITCH."""
         return f"fd72:6f6e:6465:{os.getpid() % 65536:x}::{host + 1:x}"
 
     def store_address(self, ipv6: bool = False) -> str:
-        """Where a store of this process can be reached by all hosts; its port is still to be chosen (0)."""
+        """Return an address, with port 0, at which all hosts reach a store of this process."""
         return f"tcp:[{self.ipv6(SWITCH)}]:0" if ipv6 else f"tcp:{self.ipv4(SWITCH)}:0"
 
     def places(self) -> list[Place]:
-        """One place per rank, host by host."""
+        """Return a place for each rank, host by host."""
         places = []
         for host in range(self.count):
             for local_rank in range(self.ranks_per_host):
@@ -141,7 +141,7 @@ class Hosts:
             return job.results(timeout_s)
 
     def disconnect(self, host: int) -> None:
-        """Pull the host's cable: nothing arrives any more, and nobody is told."""
+        """Pull the host's cable: frames are lost without an error."""
         _ip("link", "set", self._name(host), "nomaster")
 
     def reconnect(self, host: int) -> None:
@@ -149,23 +149,23 @@ class Hosts:
         _ip("link", "set", self._name(host), "master", self._switch)
 
     def block(self, sender: int, receiver: int) -> None:
-        """Lose all that one host sends to the other, and tell nobody; the other way it still works.
+        """Lose all frames from one host to the other without an error; the other direction works.
 
         Either may be SWITCH, the machine itself.
         """
-        # Frames go to an address that no interface has.
+        # Frames go to a hardware address that no interface has.
         for address in self._addresses(receiver):
             nowhere = ("lladdr", "02:00:00:00:00:00", "dev", self._interface(sender), "nud", "permanent")
             _ip(*self._inside(sender), "neigh", "replace", address, *nowhere)
 
     def unblock(self, sender: int, receiver: int) -> None:
-        """Let what one host sends reach the other again."""
+        """Let frames from one host reach the other again."""
         for address in self._addresses(receiver):
             _ip(*self._inside(sender), "neigh", "delete", address, "dev", self._interface(sender))
 
     @contextlib.contextmanager
     def delayed(self, host: int, delay_ms: int) -> Iterator[None]:
-        """Make everything that the host sends or gets take so much longer, for the length of a `with` block."""
+        """Delay all frames from and to the host, for the length of a `with` block."""
         name, ends = self._name(host), (f"{self._name(host)}a", f"{self._name(host)}b")
         with contextlib.ExitStack() as undo:
             _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
@@ -192,7 +192,7 @@ class Hosts:
         return self.ipv4(host), self.ipv6(host)
 
     def _name(self, host: int) -> str:
-        """Of the host's namespace, and of its socket in the switch."""
+        """Return the name of the host's namespace, and of its port in the switch."""
         return f"{self._switch}-{host}"
 
     def _plug_in(self, host: int) -> None:
@@ -223,7 +223,7 @@ def _command(*command: str) -> str:
 
 
 def _take_down(pid: int) -> None:
-    """Remove all that the process has made, complete or not."""
+    """Remove everything that the process has made, complete or not."""
     for name in _namespaces_of(pid):
         _ip("netns", "delete", name)
         with contextlib.suppress(subprocess.CalledProcessError):  # usually gone together with its other end

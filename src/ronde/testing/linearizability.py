@@ -1,16 +1,16 @@
-"""Whether what concurrent clients saw of a store can be explained: that every call took effect at one moment within it.
+"""Checks a history of calls of a store by concurrent clients: each call must take effect at one moment within it.
 
     events = []
     clients = [Recorder(store.fork(), f"client {n}", events.append) for n in range(4)]
     ...                                   # each in a thread: clients[n].set("a", b"1"), .get("a", 0), .add("n", 1), ...
-    check(history(events))                # raises NotLinearizableError, which says what cannot be explained
+    check(history(events))                # raises NotLinearizableError, which shows the calls that do not fit
 
 `exercise(stores, seed)` does all of that with random calls. Clients may be in several processes of one machine, whose
-clocks agree, and may die: a call that was never answered may have happened, at any time after it was made, or not.
+clocks agree, and may die: a call without an answer may have taken effect at any time after it was made, or never.
 
-The method is Wing and Gong's search ("Testing and verifying concurrent objects", 1993) with Lowe's memory of what has
-been tried ("Testing for linearizability", 2017), for each group of names that calls have in common by itself: a history
-is linearizable if that of each object is (Herlihy and Wing, "Linearizability", 1990).
+The method is Wing and Gong's search ("Testing and verifying concurrent objects", 1993) with Lowe's memory of visited
+states ("Testing for linearizability", 2017). It checks each group of names that calls share on its own: a history is
+linearizable if that of each object is (Herlihy and Wing, "Linearizability", 1990).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class CallOutcome(Enum):
-    """What a call can end with instead of a value."""
+    """The end of a call without a value."""
 
     ABSENT = "nothing there"
     REFUSED = "refused"
@@ -79,7 +79,7 @@ class Operation:
 
 
 class NotLinearizableError(AssertionError):
-    """A history that no order of its calls explains; the message has the calls among which it fails."""
+    """No order of its calls explains the history; the message has the calls at which the search fails."""
 
 
 # Recording
@@ -88,11 +88,11 @@ LOOKS = {"get": 1, "multi_get": 1, "queue_pop": 1}  # methods with a timeout, an
 
 
 class Recorder:
-    """A client of a store that tells of each call before and after it.
+    """A client of a store that reports each call before and after it.
 
-    Has the methods that a history can have: set, get, add, compare_set, delete_key, append, check, multi_get,
-    multi_set, queue_push, queue_pop and queue_len. They return the answer or an `CallOutcome`; after UNKNOWN (the store
-    was lost in the middle) use another client.
+    It has the methods that a history may contain: set, get, add, compare_set, delete_key, append, check, multi_get,
+    multi_set, queue_push, queue_pop and queue_len. They return the answer or a `CallOutcome`; after UNKNOWN (the store
+    was lost during the call) use another client.
     """
 
     def __init__(self, store: Store, client: str, tell: Callable[[Event], object]) -> None:
@@ -125,7 +125,7 @@ class Recorder:
 
 
 def history(events: Iterable[Event]) -> list[Operation]:
-    """Return the calls of which the events tell, in any order."""
+    """Return the calls of the events, in any order."""
     made: dict[tuple[str, int], Event] = {}
     answered: dict[tuple[str, int], Event] = {}
     for event in events:
@@ -170,7 +170,7 @@ def random_calls(
 ) -> None:
     """Make so many random calls with one client, but none of those methods; fewer if it loses the store."""
     chance = random.Random(seed)
-    last: dict[str, bytes] = {}  # seen under a name, to have something to expect
+    last: dict[str, bytes] = {}  # the last value of a name, for compare_set
     for number in range(calls):
         name, value = chance.choice(names), f"{seed}.{number}".encode()
         arguments: dict[str, tuple[Any, ...]] = {
@@ -195,7 +195,7 @@ def random_calls(
             return
 
 
-# What a store is: for each method, what it does to the value of each of its names (None or an empty queue at first)
+# The model of a store: what each method does to the values of its names (None or an empty queue at first)
 
 State = tuple[Any, ...]
 _NUMBER = re.compile(rb"-?\d{1,40}")
@@ -247,7 +247,7 @@ _OF_MANY = {"check", "multi_get", "multi_set"}
 
 
 def _names(operation: Operation) -> list[str]:
-    """Return which objects the call is about; a queue and a key of one name are two."""
+    """Return the objects of the call; a queue and a key of the same name are two."""
     if operation.method in _OF_MANY:
         return [f"key {name}" for name in operation.arguments[0]]
     kind = "queue" if operation.method.startswith("queue_") else "key"
@@ -255,7 +255,7 @@ def _names(operation: Operation) -> list[str]:
 
 
 def _step(state: State, operation: Operation, places: list[int]) -> State | None:
-    """Return the state after the call, or None if it would not have got this answer."""
+    """Return the state after the call, or None if the call would have got another answer."""
     values = [state[place] for place in places]
     many = operation.method in _OF_MANY
     after, answer = _STEPS[operation.method](values if many else values[0], *operation.arguments)
@@ -273,15 +273,14 @@ def _step(state: State, operation: Operation, places: list[int]) -> State | None
 def check(operations: Iterable[Operation]) -> None:
     """Raise NotLinearizableError unless there is an order of the calls that explains all answers.
 
-    The names are without a value at first. It takes a time that grows with how many calls overlap, not how many
-    there are.
+    At first the names have no value. The time grows with the number of overlapping calls, not with that of all calls.
     """
     for group in _groups(list(operations)):
         _search(group)
 
 
 def _groups(operations: list[Operation]) -> list[list[Operation]]:
-    """Return the calls by the names that they have in common, directly or through others."""
+    """Return groups of the calls that share names, directly or through others."""
     leader: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -302,13 +301,13 @@ def _groups(operations: list[Operation]) -> list[list[Operation]]:
 
 @dataclass(eq=False)
 class _Entry:
-    """A call, or its end, in a list in the order of time. `index` is that of the operation."""
+    """A call, or its end, in a list ordered by time. `index` is that of the operation."""
 
     index: int
     is_call: bool
     before: _Entry | None = field(default=None, repr=False)
     after: _Entry | None = field(default=None, repr=False)
-    end: _Entry | None = field(default=None, repr=False)  # of a call; None if it was never answered
+    end: _Entry | None = field(default=None, repr=False)  # of a call; None without an answer
 
     def take_out(self) -> None:
         assert self.before is not None
@@ -341,7 +340,7 @@ def _entries(operations: list[Operation]) -> _Entry:
 
 
 def _search(operations: list[Operation]) -> None:
-    """Take one call after the other that could have been the next; go back when the next end is of a call not taken."""
+    """Take one call after the other that could be the next; backtrack when a call that was not taken ends."""
     places: dict[str, int] = {}
     where = [[places.setdefault(name, len(places)) for name in _names(operation)] for operation in operations]
     head = _entries(operations)
@@ -382,7 +381,7 @@ def _search(operations: list[Operation]) -> None:
 def _explain(
     operations: list[Operation], names: list[str], order: list[int], state: State, stuck: int
 ) -> str:
-    """Return where the search came furthest: the last calls that could be explained, and what could not follow."""
+    """Return the furthest point of the search: the last calls that it explains, and those that cannot follow."""
     end_ns = operations[stuck].returned_ns or 0
     begun = [
         index

@@ -1,4 +1,4 @@
-"""Runs a function on n ranks, each a process of its own, and returns what they returned.
+"""Runs a function in n processes, the ranks of a job, and returns their results.
 
     from ronde.testing import ranks
 
@@ -9,10 +9,10 @@
     assert ranks.run(program, 4, 10) == [40, 40, 40, 40]
 
 The rules:
-  1. Whatever happens, no process is left behind: leaving the `with` block of a Job kills what still lives, and a rank
-     dies with the process that started it.
-  2. A wait that ends by its time limit shows the stacks of all threads of all ranks that were still busy.
-  3. Ranks are fresh interpreters, but for those within `copies_of(template)`, which have its imports already.
+  1. No process is left behind: leaving the `with` block of a Job kills the remaining ranks, and a rank dies with the
+     process that started it.
+  2. The error of a wait that times out has the stacks of all threads of all busy ranks.
+  3. Ranks are new interpreters, except within `copies_of(template)`, where they start with its imports.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from ronde.testing.worker import FunctionRaised, Returned, ToldValue, refuse_whi
 __all__ = ["Job", "Outcome", "Place", "copies_of", "run", "run_script", "start", "tell", "template"]
 
 IMPORTS_TIMEOUT_NS = 60 * 10**9  # how long ranks wait for the imports of their template
-STACKS_TIMEOUT_S = 10.0  # how long a rank that is asked for its stacks may take to write them
+STACKS_TIMEOUT_S = 10.0  # how long a rank may take to write its stacks
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank runs: what its command line begins with, and its own part of the environment."""
+    """Where one rank runs: the beginning of its command line, and its part of the environment."""
 
     prefix: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rank ended: `value` is what it returned, `error` (None: all went well) what it raised or died of."""
+    """How a rank ended: `value` is its result, `error` (None: it succeeded) the exception or the cause of its death."""
 
     rank: int
     value: Any = None
@@ -92,8 +92,8 @@ def start(
 ) -> Job:
     """Start `fn(*args)` on n ranks and return the job, to be used in a `with` statement.
 
-    `places` (one per rank) puts the ranks elsewhere than on this machine's network; then `store_address`
-    (`tcp:host:port`) is one that they reach. Raises UsageError if `fn` has no name that other processes can import.
+    `places` (one per rank) puts the ranks into other networks, from which they reach `store_address`
+    (`tcp:host:port`). Raises UsageError if `fn` has no name that other processes can import.
     """
     refuse_while_importing()
     if n < 1:
@@ -116,11 +116,11 @@ def template(*modules: str) -> contextlib.closing[Template]:
 
 @contextlib.contextmanager
 def copies_of(template: Template) -> Iterator[None]:
-    """Let ranks that are started inside be copies of the template, which takes milliseconds.
+    """Make ranks that are started within this context copies of the template, which takes milliseconds.
 
-    Ranks elsewhere than on this machine's network are fresh interpreters all the same, and so are those whose
-    environment differs in what an interpreter or a library reads when it starts, and all if the imports do not allow
-    copies (because they start threads, for example).
+    Some ranks are new interpreters even so: those in other networks, those whose environment differs in variables that
+    an interpreter or a library reads at its start, and all ranks if the imports do not allow copies (because they start
+    threads, for example).
     """
     before, _This.template = _This.template, template
     try:
@@ -132,14 +132,14 @@ def copies_of(template: Template) -> Iterator[None]:
 class _This:
     """This process."""
 
-    template: Template | None = None  # of which ranks are copies
+    template: Template | None = None  # its copies are the ranks
 
 
 _COMMAND = (sys.executable, "-P", "-m")
 
 
 def _environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """What a rank's environment is, before it has a place."""
+    """Return a rank's environment, without that of its place."""
     paths = os.pathsep.join(path for path in sys.path if path)
     return {**settings.environment(), "OMP_NUM_THREADS": "1", **changes, "PYTHONPATH": paths}
 
@@ -149,7 +149,7 @@ def _local_place(rank: int, n: int) -> Place:
 
 
 class Job:
-    """Ranks at work. Leaving its `with` block kills those that still live."""
+    """Running ranks. Leaving its `with` block kills those that still live."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Job:
         return it.told.popleft()
 
     def outcomes(self, timeout_s: float = 120.0) -> list[Outcome]:
-        """Wait until every rank has ended, in whatever way, and return how, in the order of ranks.
+        """Wait until every rank has ended, by success or failure, and return how, in the order of ranks.
 
         Raises TimeoutError after `timeout_s` seconds.
         """
@@ -217,7 +217,7 @@ class Job:
         """
         self._wait(lambda: bool(self._failures()) or all(rank.ended for rank in self._ranks), timeout_s)
         if self._failures():
-            self._listen(0.0)  # what else has happened by now
+            self._listen(0.0)  # other ends until now
             raise self._failure(self._failures())
         return [rank.outcome.value for rank in self._ranks if rank.outcome is not None]
 
@@ -225,7 +225,7 @@ class Job:
         return [it.outcome for it in self._ranks if it.outcome is not None and it.outcome.error is not None]
 
     def _failure(self, outcomes: list[Outcome]) -> RemoteError:
-        """The error for the cause: that a peer is lost or gave up is a consequence if anything else happened."""
+        """Return the error of the cause: a rank that lost a peer is the cause only if no other rank failed."""
         cause = min(
             outcomes, key=lambda it: isinstance(it.error, PeerError) and not isinstance(it.error, RemoteError)
         )
@@ -261,12 +261,12 @@ class Job:
 
 
 class _Copy:
-    """A rank that is a copy of the template, with what we use of `subprocess.Popen`."""
+    """A rank that is a copy of the template, with the methods of `subprocess.Popen` that this module uses."""
 
     def __init__(self, leader: GroupLeader) -> None:
         self.pid = leader.pid
         self._leader = leader
-        self._code: int | None = None  # once it has ended
+        self._code: int | None = None  # set once it has ended
 
     def wait(self) -> int:
         if self._code is None:
@@ -282,8 +282,7 @@ class _Copy:
 def _start(
     prefix: tuple[str, ...], environ: dict[str, str], keep: tuple[int, int]
 ) -> subprocess.Popen[bytes] | _Copy:
-    """Start a rank with the two descriptors that its command line names; it leads a session, so that kill() reaches
-    what it has started itself."""
+    """Start a rank, which inherits two descriptors and leads a session, so that kill() reaches its children."""
     command = [*_COMMAND, "ronde.testing", *map(str, keep)]
     if _This.template and not prefix and _This.template.is_ready(time.monotonic_ns() + IMPORTS_TIMEOUT_NS):
         copy = _This.template.start([*command, "0"], environ, stdout=1, stderr=2, keep=keep)
@@ -304,12 +303,14 @@ class _Rank:
     def __init__(self, rank: int, prefix: tuple[str, ...], environ: dict[str, str]) -> None:
         self.rank = rank
         self.told: deque[Any] = deque()
-        self.outcome: Outcome | None = None  # known once the function has ended
-        self.ended = False  # the process has, too
+        self.outcome: Outcome | None = None  # set once the function has ended
+        self.ended = False  # the process has ended, too
         self.connection: Connection[Any, Any]
         self.connection, theirs = multiprocessing.Pipe()
         self._stacks, stacks = os.pipe()
-        fcntl.fcntl(stacks, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads while a rank crashes
+        fcntl.fcntl(
+            stacks, fcntl.F_SETPIPE_SZ, 1 << 20
+        )  # room for the stacks of a crash, which are read later
         try:
             self.process = _start(prefix, environ, (theirs.fileno(), stacks))
         except BaseException:
@@ -322,12 +323,12 @@ class _Rank:
 
     def assign(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         file = getattr(sys.modules.get(fn.__module__), "__file__", None)
-        with contextlib.suppress(BrokenPipeError):  # it is dead already: hear() will tell
+        with contextlib.suppress(BrokenPipeError):  # it is dead, and hear() will notice
             self.connection.send((fn.__module__, file and os.path.abspath(file)))
             self.connection.send((fn.__qualname__, args))
 
     def hear(self) -> None:
-        """Take one message, or the end, from a connection that has one."""
+        """Read one message, or the end, from a connection that is ready."""
         try:
             message = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -359,7 +360,7 @@ class _Rank:
                 self.process.send_signal(what)
 
     def read_stacks(self, timeout_s: float) -> str:
-        """Everything that faulthandler wrote in the rank's last moments."""
+        """Return the stacks that faulthandler wrote at the rank's end."""
         deadline = time.monotonic() + timeout_s
         parts = []
         while wait([self._stacks], max(0.0, deadline - time.monotonic())):

@@ -1,11 +1,11 @@
-"""Hosts that can be reached by `ssh`: a server with a key of its own in each namespace, and a client that knows them.
+"""Hosts that `ssh` reaches: a server with its own key in each namespace, and a client that knows the keys.
 
     reason = ssh.require()
     with Hosts(3) as three, SshServers(three) as servers:
         subprocess.run([servers.client, three.ipv4(0), "hostname"])     # prints host-0
 
-Keys, configuration and logs are in one temporary directory; nothing of the user's own `~/.ssh` is read or written. The
-client is a script named `ssh` in `servers.bin`, so that it is found where that directory comes first in PATH.
+Keys, configuration and logs are in one temporary directory; the user's `~/.ssh` is neither read nor written. The client
+is a script named `ssh` in `servers.bin`, for programs that have that directory first in PATH.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class SshServers:
 
     def start(self, host: int) -> None:
         """Start the server of a host, and wait until it listens."""
-        os.makedirs("/run/sshd", exist_ok=True)  # sshd insists on it
+        os.makedirs("/run/sshd", exist_ok=True)  # sshd requires it
         script = 'hostname "$1" && exec "$2" -D -e -f "$3"'
         with open(self.folder / f"log-{host}", "ab") as log:
             self._servers[host] = subprocess.Popen(
@@ -131,13 +131,13 @@ class SshServers:
                 time.sleep(0.01)
 
     def stop(self, host: int) -> None:
-        """Stop the server; sessions that are open stay so."""
+        """Stop the server; open sessions stay."""
         server = self._servers.pop(host)
         server.terminate()
         server.wait()
 
     def change_key(self, host: int) -> None:
-        """Give the host another key than the one by which the client knows it; counts for the next `start`."""
+        """Give the host another key than the one that the client knows, from the next `start` on."""
         self._make_key(f"host-{host}")
 
     def _known_as(self, host: int) -> str:
@@ -151,7 +151,7 @@ class SshServers:
             self._end_sessions(host)
 
     def _end_sessions(self, host: int) -> None:
-        """One whose cable was pulled would wait for its other end, long after the host is gone."""
+        """End the open sessions; after a pulled cable they would outlive their host."""
         for pid in self._world.processes(host):
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):

@@ -1,7 +1,7 @@
-"""What one rank of `ronde.testing.ranks` does: import the function, call it, send what came of it.
+"""One rank of `ronde.testing.ranks`: imports the function, calls it, and sends the result.
 
-The process that started the rank holds the other end of `connection`, one of its own making. So pickles travel only
-between processes that trust each other anyway.
+The process that started the rank made `connection` and holds its other end, so pickles travel only between processes
+that trust each other.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class ToldValue:
 
 @dataclass(frozen=True)
 class Returned:
-    """What the function returned."""
+    """The function's result."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class FunctionRaised:
-    """What the function raised (None if it cannot be pickled), and its traceback as text."""
+    """The function's exception (None if it cannot be pickled), and its traceback as text."""
 
     error: BaseException | None
     traceback_text: str
@@ -69,7 +69,7 @@ def tell(value: object = None) -> None:
 
 
 def refuse_while_importing() -> None:
-    """Raise UsageError where starting ranks would start ranks without end."""
+    """Raise UsageError in a rank that imports its program, where starting ranks would never end."""
     if _ThisRank.is_importing:
         raise UsageError(
             "a rank that imports the program would start ranks again: start them in a function, or below "
@@ -93,9 +93,9 @@ def main(connection_fd: int, stacks_fd: int, parent_pid: int) -> None:
     if parent_pid:
         _die_with(parent_pid)
     for fd in (connection_fd, stacks_fd):
-        os.set_inheritable(fd, False)  # end of file on them has to mean the end of this process
+        os.set_inheritable(fd, False)  # their end of file must mean the end of this process
     faulthandler.enable(file=stacks_fd)
-    # Asked for its stacks, this rank writes them and ends (the default action of the signal): end of file on the
+    # On this signal the rank writes its stacks and ends (the signal's default action): end of file on the
     # pipe tells the reader that the stacks are complete.
     faulthandler.register(signal.SIGUSR1, file=stacks_fd, all_threads=True, chain=True)
     # A copy, because the interpreter closes its own connection before the process has ended.
@@ -112,12 +112,12 @@ def _serve(connection: Connection[Any, Any]) -> int:
         _ThisRank.is_importing = False
         qualname, arguments = connection.recv()
         answer = Returned(_attribute(module, qualname)(*arguments))
-    except BaseException as error:  # also SystemExit and KeyboardInterrupt: every end is reported
+    except BaseException as error:  # includes SystemExit and KeyboardInterrupt
         answer = FunctionRaised(_picklable(error), traceback.format_exc())
     try:
         connection.send(answer)
     except BrokenPipeError:
-        return 1  # nobody listens any more
+        return 1  # the reader is gone
     except Exception as error:
         answer = FunctionRaised(_picklable(error), "the result cannot be pickled: " + traceback.format_exc())
         connection.send(answer)
@@ -125,7 +125,7 @@ def _serve(connection: Connection[Any, Any]) -> int:
 
 
 def _import(name: str, file: str | None) -> ModuleType:
-    """Import the module by its name or, where that leads nowhere (a test file, a script), from its file."""
+    """Import the module by its name or else (a test file, a script) from its file."""
     if name != "__main__":
         try:
             return importlib.import_module(name)
@@ -162,5 +162,5 @@ def _picklable(error: BaseException) -> BaseException | None:
 
 def _die_with(parent_pid: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the line above
+    if os.getppid() != parent_pid:  # the parent died before the line above
         os._exit(1)

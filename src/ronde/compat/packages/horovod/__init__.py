@@ -1,4 +1,4 @@
-"""Horovod, as far as Ronde answers for it: `horovod.torch` and `horovod.run`. See ronde.compat."""
+"""Ronde under Horovod's name: `horovod.torch` and `horovod.run`. See ronde.compat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-__version__ = "0.28.1"  # the one whose names these are, for scripts that look
+__version__ = "0.28.1"  # the Horovod whose names these are, for scripts that check it
 
 
 def _missing(name: str) -> str:
@@ -18,7 +18,7 @@ def _missing(name: str) -> str:
 
 
 class _Last(MetaPathFinder):
-    """Asked when nobody has found a module."""
+    """The last finder of modules, which explains what Ronde lacks."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname.startswith("horovod."):
@@ -28,7 +28,7 @@ class _Last(MetaPathFinder):
 
 def __getattr__(name: str) -> Any:
     if name == "run":
-        return import_module("horovod.runner").run  # only now: it needs the launcher
+        return import_module("horovod.runner").run  # needs the launcher
     raise AttributeError(_missing(f"horovod.{name}"))
 
 

@@ -1,4 +1,4 @@
-"""What Horovod's frameworks have in common: the errors, process sets, and questions about the installation."""
+"""The part of Horovod that all frameworks share: errors, process sets, and functions about the installation."""
 
 from __future__ import annotations
 

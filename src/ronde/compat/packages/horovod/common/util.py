@@ -1,4 +1,4 @@
-"""Questions about the installation, as programs for Horovod ask them before they import a framework's part.
+"""Functions about the installation, which programs for Horovod call before they import a framework's part.
 
 Of the frameworks that Horovod calls extensions, Ronde has PyTorch.
 """

@@ -1,4 +1,4 @@
-"""`horovod.runner`: `horovod.run`, answered by `ronde.run`."""
+"""`horovod.runner`: `horovod.run` by `ronde.run`."""
 
 from __future__ import annotations
 

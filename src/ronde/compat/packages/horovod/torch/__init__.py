@@ -1,4 +1,4 @@
-"""`horovod.torch`: the names of `ronde.torch`, and Horovod's modules under it, which are loaded with it."""
+"""`horovod.torch`: the names of `ronde.torch`, and Horovod's submodules."""
 
 from __future__ import annotations
 

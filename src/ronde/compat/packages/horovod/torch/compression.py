@@ -1,4 +1,4 @@
-"""Horovod keeps fewer bytes on the way here; these are names of `ronde.torch`, and those of the compressors."""
+"""Horovod keeps compression here; these are names of `ronde.torch`, and the compressors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horovod keeps what ranks tell each other about models and optimizers here; these are all names of `ronde.torch`."""
+"""Horovod keeps the broadcasts of models, optimizers and objects here; these are all names of `ronde.torch`."""
 
 from __future__ import annotations
 
