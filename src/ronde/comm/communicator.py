@@ -29,8 +29,9 @@ from ronde.comm.arrays import Operand, late_target, operand, target
 from ronde.comm.communicator_help import complete_help_of_communicator
 from ronde.comm.shared_memory import share_segment
 from ronde.comm.stalls import StallWatch
+from ronde.core.splits import check_has_rows, even_split, row_counts
 from ronde.core.stall_report import CALLS
-from ronde.errors import MismatchError, RondeError, UnsupportedError, UsageError
+from ronde.errors import MismatchError, RondeError, UsageError
 from ronde.foreign_names import advice
 from ronde.types import DType, Kind, ReduceOp, Sum
 
@@ -164,7 +165,7 @@ class Communicator:
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
         given = self._with_axis(x, "reducescatter")
-        rows = _even_split(given.row_count, self.size)
+        rows = even_split(given.row_count, self.size)
         goal = target(given, (rows[self.rank], *given.row_shape), out)
         counts = [row * given.row_items for row in rows]
         self._native.reduce_scatter_as(given.memory, goal.memory, counts, given.dtype, op, given.shape)
@@ -216,7 +217,7 @@ class Communicator:
         at_root = self.rank == self._root(root)
         given = self._with_axis(x, "scatter") if at_root else None
         told = self._tell_shape(given, root)
-        rows = _even_split(told.row_count, self.size)
+        rows = even_split(told.row_count, self.size)
         with self._awaited("scatter"):
             goal = late_target(told, (rows[self.rank], *told.row_shape), out)
         memory = None if given is None else given.memory
@@ -227,7 +228,7 @@ class Communicator:
     def alltoall(self, x: Any, splits: Sequence[int] | None = None, *, out: Any = None) -> Any:
         """Send part p of the rows of `x` to rank p, and return the parts for this rank, concatenated in rank order."""
         given = self._with_axis(x, "alltoall")
-        sending = self._splits(given, splits)
+        sending = row_counts(splits, given.row_count, self.size)
         if out is not None and arrays.overlap(given.memory, operand(out).memory):
             raise UsageError("alltoall cannot work in place: out must be other memory than x")
         receiving = self._exchange_rows(given, sending)
@@ -406,27 +407,8 @@ class Communicator:
 
     def _with_axis(self, x: Any, operation: str) -> Operand:
         given = operand(x)
-        if not given.shape:
-            raise UnsupportedError(f"{operation} splits the first axis; a 0-d array has none")
+        check_has_rows(given.shape, operation)
         return given
-
-    def _splits(self, given: Operand, splits: Sequence[int] | None) -> list[int]:
-        if splits is None:
-            if given.row_count % self.size:
-                raise UsageError(
-                    f"alltoall without splits needs a first dimension divisible by {self.size}, not {given.row_count}"
-                )
-            return [given.row_count // self.size] * self.size
-        try:
-            rows = [operator.index(split) for split in splits]
-        except TypeError as error:
-            raise UsageError(f"splits needs {self.size} whole numbers, one for each rank: {error}") from None
-        if len(rows) != self.size or any(row < 0 for row in rows) or sum(rows) != given.row_count:
-            raise UsageError(
-                f"splits needs {self.size} numbers >= 0 that add up to {given.row_count} (the first dimension), "
-                f"not {rows}"
-            )
-        return rows
 
     def _exchange(self, kind: Kind, given: Operand, root: int = -1) -> list[int]:
         """Return how many rows each rank gives; type and shape of a row must agree."""
@@ -434,7 +416,7 @@ class Communicator:
             kind, given.dtype, root, given.row_items, given.row_count, given.row_shape
         )
 
-    def _exchange_rows(self, given: Operand, sending: list[int]) -> list[int]:
+    def _exchange_rows(self, given: Operand, sending: Sequence[int]) -> list[int]:
         """Tell every rank how many rows it gets; return how many this one gets. Type and shape of a row must agree."""
         telling = np.array(sending, np.uint64)
         told = np.empty_like(telling)
@@ -473,11 +455,6 @@ os.register_at_fork(after_in_child=_abandon_all)
 def _no_reduction(op: object) -> UsageError:
     names = ", ".join(f"ronde.{each.name}" for each in ReduceOp)
     return UsageError(f"op must be one of {names}, not {op!r}")
-
-
-def _even_split(rows: int, parts: int) -> list[int]:
-    base, extra = divmod(rows, parts)
-    return [base + 1] * extra + [base] * (parts - extra)
 
 
 def _tag(tag: int) -> int:

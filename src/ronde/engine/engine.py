@@ -21,6 +21,7 @@ from ronde.comm.arrays import Operand, operand
 from ronde.comm.communicator import Communicator
 from ronde.comm.stalls import StallWatch, hide_thread
 from ronde.core.messages import TensorType
+from ronde.core.splits import row_counts
 from ronde.core.stall_report import TENSORS, Subject
 from ronde.core.tuning import LARGEST_FUSION_BYTES
 from ronde.engine.arrivals import Arrivals, survey_arrivals
@@ -33,7 +34,6 @@ from ronde.engine.submission import (
     address,
     check,
     check_name,
-    normal_splits,
     normal_terms,
     prepare,
     signature_of,
@@ -165,7 +165,7 @@ class Engine:
         """
         given = () if kind is Barrier else (operand(x, device.endswith(DEVICE_MEMORY)),)
         dtype, shape = (given[0].dtype, given[0].shape) if given else (DType.uint8, ())
-        rows = () if kind is not Alltoall else normal_splits(splits, shape[0] if shape else 0, self._size)
+        rows = () if kind is not Alltoall else row_counts(splits, shape[0] if shape else 0, self._size)
         if name is not None:
             known = self._known.get(name)
             if known is not None:

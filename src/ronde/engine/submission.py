@@ -11,6 +11,7 @@ import numpy as np
 from ronde import _native
 from ronde.comm.arrays import Operand, Target, late_target, operand, overlap, target
 from ronde.core.messages import Request, TensorType
+from ronde.core.splits import check_has_rows, even_share
 from ronde.errors import UnsupportedError, UsageError
 from ronde.types import (
     Adasum,
@@ -30,7 +31,6 @@ __all__ = [
     "address",
     "check",
     "check_name",
-    "normal_splits",
     "normal_terms",
     "prepare",
     "result_rows",
@@ -154,13 +154,11 @@ def prepare(
         outs = [None] * len(given) if out is None else out
         return Submission(name, terms, given, None, tuple(map(_goal_like, given, outs)), True)
     if kind is Reducescatter:
-        goals = [target(each, (_share(each.shape[0], rank, size), *each.row_shape), out) for each in given]
+        goals = [
+            target(each, (even_share(each.shape[0], rank, size), *each.row_shape), out) for each in given
+        ]
         return Submission(name, terms, given, out, tuple(goals), is_group)
     return Submission(name, terms, given, out, None if given else (), is_group)
-
-
-def _share(rows: int, rank: int, size: int) -> int:
-    return rows // size + (rank < rows % size)
 
 
 def _goal_like(given: Operand, out: Any) -> Target:
@@ -225,8 +223,9 @@ def check(terms: RequestTerms, given: Sequence[Operand], out: Any, size: int) ->
             check_reduction(dtype, terms.op)
     if kind is Broadcast and not 0 <= terms.root < size:
         raise UsageError(f"root {terms.root} is not one of the ranks 0 to {size - 1}")
-    if kind in (Reducescatter, Alltoall) and not all(each.shape for each in given):
-        raise UnsupportedError(f"{kind.name} splits the first axis; a 0-d array has none")
+    if kind in (Reducescatter, Alltoall):
+        for each in given:
+            check_has_rows(each.shape, kind.name)
     if kind is Alltoall and out is not None and overlap(given[0].memory, operand(out).memory):
         raise UsageError("alltoall cannot work in place: out must be other memory than x")
 
@@ -241,25 +240,6 @@ def check_reduction(dtype: DType, op: ReduceOp) -> None:
         raise UnsupportedError("Adasum combines whole vectors: only allreduce has it")
     if not _native.is_supported(dtype, op):
         raise UsageError(f"{op.name} is not defined for {dtype.name} values")
-
-
-def normal_splits(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ...]:
-    """Return how many rows go to each rank. Raises UsageError."""
-    if splits is None:
-        if rows % size:
-            raise UsageError(
-                f"alltoall without splits needs a first dimension divisible by {size}, not {rows}"
-            )
-        return (rows // size,) * size
-    try:
-        counts = tuple(operator.index(split) for split in splits)
-    except TypeError as error:
-        raise UsageError(f"splits needs {size} whole numbers, one for each rank: {error}") from None
-    if len(counts) != size or any(count < 0 for count in counts) or sum(counts) != rows:
-        raise UsageError(
-            f"splits needs {size} numbers >= 0 that add up to {rows} (the first dimension), not {list(counts)}"
-        )
-    return counts
 
 
 def address(memory: Any) -> Any:
