@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -123,6 +123,30 @@ class Communicator:
     def hosts(self) -> tuple[str, ...]:
         """The name of each rank's host."""
         return self._topology.hosts
+
+    # For other parts of Ronde
+
+    @property
+    def topology(self) -> Topology:
+        """Where this rank stands among all."""
+        return self._topology
+
+    @property
+    def native(self) -> _native.Communicator:
+        """The native communicator, for native code that makes calls of it."""
+        return self._native
+
+    def has_failed(self) -> bool:
+        """Return whether the communicator has failed: every later call raises the same error."""
+        return self._native.has_failed()
+
+    def distrust(self, rank: int, what: str) -> NoReturn:
+        """Treat a rank as lost that has sent `what`, on all ranks. Raises PeerLostError."""
+        self._native.distrust(rank, what)
+
+    def check_adasum(self, dtype: DType) -> None:
+        """Raise UsageError if these ranks cannot combine values of this type by Adasum."""
+        self._native.check_adasum(dtype)
 
     # Collectives
 

@@ -151,12 +151,12 @@ class _Splitter:
     def __call__(self, parent: Communicator, ranks: list[int], number: int, is_twin: bool) -> Communicator:
         # Groups that are split off at once have the same number; their ranks tell them apart.
         purpose = f"{self._purpose} / {number} of {','.join(map(str, ranks))}"
-        twin = parent._native if is_twin else None
+        twin = parent.native if is_twin else None
         names = [parent.names[rank] for rank in ranks]
         label = f"{'duplicate' if is_twin else 'group'} {number} of {parent.label}"
         if not is_twin:
             label += f" ({ranks_text(names)})"
-        topology = parent._topology.of(ranks)
+        topology = parent.topology.of(ranks)
         return self._factory.make_child(topology, exchange_among(parent, ranks), purpose, twin, label, names)
 
 

@@ -208,5 +208,5 @@ def _place(comm: Communicator, members: tuple[int, ...], settings: Settings, pur
         store=met.store if met is not None else None,
         timeout_ns=settings.timeout_ns,
         start_timeout_ns=settings.start_timeout_ns,
-        has_failed=comm._native.has_failed,
+        has_failed=comm.has_failed,
     )

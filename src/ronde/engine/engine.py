@@ -77,7 +77,7 @@ class Engine:
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
         buffer = self._comm.empty(_fusion_buffer_bytes(settings, is_tuned), np.uint8)
         self._cycle = _native.Cycle(
-            self._comm._native,
+            self._comm.native,
             board,
             capacity,
             buffer,
@@ -105,7 +105,7 @@ class Engine:
             finite = FiniteCheck(comm, self._names[comm.rank], settings.check_finite == "raise")
             self._submit = finite.before(self._negotiator.submit)
         self._negotiator.on_resume = self._unnamed.clear
-        self._negotiator.on_failure = lambda: self._carriers.close(failed=self._comm._native.has_failed())
+        self._negotiator.on_failure = lambda: self._carriers.close(failed=self._comm.has_failed())
         with starting_threads_on(core):
             self._negotiator.thread.start()
         hide_thread(self._negotiator.thread)
@@ -262,7 +262,7 @@ class Engine:
     def _check(self, terms: RequestTerms, dtype: DType) -> None:
         """Raise UsageError if nobody here can do it."""
         if terms.op is Adasum:
-            self._comm._native.check_adasum(dtype)
+            self._comm.check_adasum(dtype)
         self._carriers.check(terms.kind, dtype, terms.op, terms.device)
 
     # Joining and leaving

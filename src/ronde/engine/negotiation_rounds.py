@@ -25,7 +25,7 @@ class Collector:
 
     def __init__(self, comm: Communicator, arity: int) -> None:
         self._comm = comm
-        topology = comm._topology
+        topology = comm.topology
         ranks_of_host: list[list[int]] = [[] for _ in range(max(topology.host_of) + 1)]
         for rank, host in enumerate(topology.host_of):
             ranks_of_host[host].append(rank)
@@ -79,4 +79,4 @@ def sent_by(comm: Communicator, rank: int) -> Iterator[None]:
     try:
         yield
     except ProtocolError as error:
-        comm._native.distrust(rank, f"what cannot be followed: {error}")
+        comm.distrust(rank, f"what cannot be followed: {error}")

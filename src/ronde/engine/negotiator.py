@@ -351,7 +351,7 @@ class Negotiator:
             self._joining.fail(error)
 
     def _fail_engine(self, error: BaseException) -> None:
-        if not self._comm._native.has_failed() and not isinstance(error, PeerLostError):
+        if not self._comm.has_failed() and not isinstance(error, PeerLostError):
             _log.error("the engine failed", exc_info=error)
             self._comm.abort(f"the engine failed: {error!r}")
         with self._lock:

@@ -66,7 +66,7 @@ def begin_tuning(
     cycle.tune(*astuple(start))
     if not is_tuned:
         return None
-    hosts = len(set(comm._topology.host_of))
+    hosts = len(set(comm.topology.host_of))
     space = Space(knobs_for(hosts, comm.size, settings.allreduce_algorithm, settings.given), start)
     log, problem = None, ""
     if not space.knobs:

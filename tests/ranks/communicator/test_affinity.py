@@ -97,11 +97,11 @@ def bound(choose: str) -> None:
     )
     ronde.init()
     world = ronde.world()
-    assert world._native.is_crowded() is (choose == "all on one")
+    assert world.native.is_crowded() is (choose == "all on one")
     assert ronde.allreduce(np.ones(3), name="x", op=ronde.Sum).tolist() == [2] * 3
     part = world.split(0, rank)
     assert part is not None
-    assert part._native.is_crowded() is (choose == "all on one")
+    assert part.native.is_crowded() is (choose == "all on one")
     part.shutdown()
     ronde.shutdown()
 
