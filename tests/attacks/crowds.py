@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ronde.net.addresses import parse, resolve
+from ronde.net.addresses import parse_address, resolve
 
 NOBODY = 65534
 
@@ -59,7 +59,7 @@ def crowd(
     address: str, count: int, again: bool = True, words: bytes = b""
 ) -> Iterator[subprocess.Popen[str]]:
     """Have so many connections to `address` made by a process, which goes on with that until the end."""
-    endpoint = resolve(parse(address))[0]
+    endpoint = resolve(parse_address(address))[0]
     if isinstance(endpoint.sockaddr, str):
         place = endpoint.sockaddr[1:]
     else:

@@ -17,7 +17,7 @@ from tests.other_user import NOBODY, start_as_nobody
 
 from ronde.errors import AuthenticationError, ProtocolError, TimeoutError, UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import listen, parse, resolve
+from ronde.net.addresses import listen, parse_address, resolve
 from ronde.net.stores.listeners import short_ways
 from ronde.net.stores.tcp import StoreClient, StoreServer
 
@@ -74,7 +74,7 @@ def service(listener: socket.socket, answer: Callable[[socket.socket], None]) ->
 
 
 def squat(path: str) -> None:
-    listener, _ = listen(parse(f"unix:{path}"))
+    listener, _ = listen(parse_address(f"unix:{path}"))
     with listener:
         print("listening", flush=True)
         sys.stdin.readline()
@@ -95,10 +95,10 @@ def squatter_of_another_user(path: str) -> Iterator[None]:
 @pytest.fixture
 def short_name() -> Iterator[tuple[str, socket.socket]]:
     """The address of a store that is still to come, and the listener of a squatter on its short way's name."""
-    probe, address = listen(parse("tcp:127.0.0.1:0"))
+    probe, address = listen(parse_address("tcp:127.0.0.1:0"))
     probe.close()
     name = str(next(iter(short_ways(resolve(address)[0], KEY))).sockaddr)
-    squatter, _ = listen(parse(f"unix:@{name[1:]}"))
+    squatter, _ = listen(parse_address(f"unix:@{name[1:]}"))
     yield str(address), squatter
     squatter.close()
 
@@ -134,14 +134,14 @@ def test_another_users_squatter_is_named() -> None:
 
 
 def test_a_server_that_speaks_first_is_known_at_once() -> None:
-    listener, address = listen(parse("tcp:127.0.0.1:0"))
+    listener, address = listen(parse_address("tcp:127.0.0.1:0"))
     with service(listener, say_garbage), pytest.raises(ProtocolError, match="an incompatible server answers"):
         StoreClient(str(address), KEY, LONG)
 
 
 @pytest.mark.slow
 def test_a_mute_server_is_mentioned_within_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    listener, address = listen(parse("tcp:127.0.0.1:0"))
+    listener, address = listen(parse_address("tcp:127.0.0.1:0"))
     with service(listener, say_nothing), pytest.raises(TimeoutError, match="has not answered our greeting"):
         StoreClient(str(address), KEY, 4 * SECOND)
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -175,7 +175,7 @@ def test_torchs_store_is_recognized_within_seconds(uses_libuv: bool) -> None:
 
 def test_a_client_of_torchs_is_recognized(caplog: pytest.LogCaptureFixture) -> None:
     server = StoreServer("tcp:127.0.0.1:0", KEY)
-    target = parse(server.address)
+    target = parse_address(server.address)
     with caplog.at_level(logging.WARNING, "ronde"):
         with socket.create_connection((target.host, target.port)) as sock:
             sock.send(b"\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04")  # its greeting, and a ping

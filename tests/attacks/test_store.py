@@ -14,7 +14,7 @@ import pytest
 from tests.attacks.crowds import crowd
 
 from ronde.job_key import JobKey
-from ronde.net.addresses import listen, parse, resolve
+from ronde.net.addresses import listen, parse_address, resolve
 from ronde.net.stores.tcp import StoreClient, StoreServer
 
 SECOND = 10**9
@@ -61,7 +61,7 @@ def test_ten_thousand_connections_cost_nobody_anything(words: bytes, monkeypatch
 def test_a_flood_of_strangers_makes_few_log_lines(
     server: StoreServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint = resolve(parse(server.address))[0]
+    endpoint = resolve(parse_address(server.address))[0]
     with caplog.at_level(logging.WARNING, "ronde"):
         for number in range(2000):
             with socket.socket(endpoint.family) as sock:
@@ -82,7 +82,7 @@ def test_a_flood_of_strangers_makes_few_log_lines(
 
 def test_a_listener_that_cannot_accept_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     """Every `accept` fails there, as where a sandbox forbids it; the store does not spin, serves others, and ends."""
-    listener, address = listen(parse("tcp:127.0.0.1:0"))
+    listener, address = listen(parse_address("tcp:127.0.0.1:0"))
     broken = listener.dup()
     server = StoreServer(str(address), KEY, listener=listener)
     client = StoreClient(server.address, KEY, LONG)

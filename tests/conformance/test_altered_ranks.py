@@ -15,7 +15,7 @@ from ronde.comm.byte_exchange import broadcast_bytes
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.errors import PeerLostError
-from ronde.net.addresses import parse
+from ronde.net.addresses import parse_address
 from ronde.net.connections import Channel
 from ronde.net.stores.memory import MemoryStore
 from ronde.settings import JobKey, Settings
@@ -80,7 +80,7 @@ def run(
         def exchange(mine: bytes) -> list[bytes]:
             told = through_store(mine)
             if told[0].startswith(b"tcp:") and rank == 1:
-                address = parse(told[0].decode())
+                address = parse_address(told[0].decode())
                 target.append((address.host, address.port))
                 told[0] = relay.address.encode()
             return told

@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.altering_relay import Alter, AlteringRelay
 
 from ronde.errors import PeerLostError
-from ronde.net.addresses import parse
+from ronde.net.addresses import parse_address
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
 
@@ -25,7 +25,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
 
 
 def relay_to(server: StoreServer, alter: Alter) -> AlteringRelay:
-    address = parse(server.address)
+    address = parse_address(server.address)
     return AlteringRelay(lambda: (address.host, address.port), alter)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.cutting_relay import CuttingRelay
 
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
-from ronde.net.addresses import parse
+from ronde.net.addresses import parse_address
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
 
@@ -30,7 +30,7 @@ class Place:
         self.address = self.server.address
 
     def target(self) -> tuple[str, int]:
-        address = parse(self.address)
+        address = parse_address(self.address)
         return address.host, address.port
 
     def stop(self) -> None:

@@ -150,7 +150,7 @@ def _check_workers(asked: RunArguments, by_ssh: bool) -> None:
 def _hosts(asked: RunArguments, here: Here) -> tuple[tuple[str, int], ...]:
     if not asked.has("--hosts", "--hostfile"):
         return ()
-    from ronde.core.host_list import parse_hostfile, parse_hosts, place
+    from ronde.core.host_list import parse_hostfile, parse_hosts, place_workers
 
     if asked.has("--hosts"):
         hosts = parse_hosts(asked.value("--hosts"), asked.origin("--hosts"))
@@ -165,7 +165,7 @@ def _hosts(asked: RunArguments, here: Here) -> tuple[tuple[str, int], ...]:
                     "the slots say how many workers a host gets"
                 )
         hosts = tuple(host._replace(slots=each) for host in hosts)
-    placed = place(hosts, _number(asked, "--num-proc", here) or None)
+    placed = place_workers(hosts, _number(asked, "--num-proc", here) or None)
     if asked.has("--min-num-proc"):  # an elastic job may use all slots, and begins with this number
         placed = hosts
     return tuple((host.name, host.slots) for host in placed)

@@ -25,11 +25,11 @@ from typing import Annotated, NamedTuple
 
 from ronde.comm.byte_exchange import Exchange
 from ronde.comm.equal_values import as_texts, check_equal
-from ronde.core.placement import Topology, place
+from ronde.core.placement import Topology, compute_topology
 from ronde.core.typed_json import TypedJson
 from ronde.errors import PeerLostError, ProtocolError, TimeoutError, VersionError
 from ronde.job_key import JobKey
-from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse
+from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse_address
 from ronde.net.authentication import PROTOCOL_VERSION
 from ronde.net.connections import Channel, Slot, named_ranks, open_connections
 from ronde.net.descriptor_limit import make_room
@@ -167,7 +167,7 @@ def wire(
     deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
     mine = _RankRecord.of(rank, size, settings, address)
     if size == 1:
-        return Wiring(place(0, [""], [host_name()]), mine.cores.bit_count(), {}, {})
+        return Wiring(compute_topology(0, [""], [host_name()]), mine.cores.bit_count(), {}, {})
     with ExitStack() as listeners:
         plan = _agree(mine, rank, exchange, listeners)
         slots = _slots(plan, settings.tcp_streams, has_controls=True)
@@ -199,7 +199,7 @@ def wire_again(
         cores = functools.reduce(operator.or_, (cores_of[each] for each in topology.local_ranks))
         if not target:
             return Wiring(topology, cores.bit_count(), {}, {})
-        plan = _Plan(topology, cores, [parse(each) for each in targets], [tcp], address)
+        plan = _Plan(topology, cores, [parse_address(each) for each in targets], [tcp], address)
         slots = _slots(plan, settings.tcp_streams, has_controls=False)
         return _connect(plan, slots, settings, key, purpose, deadline_ns, check)
 
@@ -322,12 +322,12 @@ class _Plan:
 
 def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStack) -> _Plan:
     """Do step 1. The sockets that listen belong to `listeners`."""
-    unix, _ = listen(parse(mine.unix))
+    unix, _ = listen(parse_address(mine.unix))
     listeners.enter_context(unix)
     told = exchange(mine.encode())
     records = [_RankRecord.decode(payload, peer) for peer, payload in enumerate(told)]
     check_equal([record.alike for record in records])
-    topology = place(rank, [record.key for record in records], [record.name for record in records])
+    topology = compute_topology(rank, [record.key for record in records], [record.name for record in records])
     cores = functools.reduce(operator.or_, (records[each].cores for each in topology.local_ranks))
     targets = [_address_from(peer, record.unix.encode()) for peer, record in enumerate(records)]
     if topology.local_size == topology.size:
@@ -344,7 +344,7 @@ def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStac
 
 def _address_from(peer: int, told: bytes) -> Address:
     try:
-        return parse(told.decode())
+        return parse_address(told.decode())
     except ValueError:
         raise _malformed(peer) from None
 

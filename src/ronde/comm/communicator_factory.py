@@ -156,7 +156,7 @@ class _Splitter:
         label = f"{'duplicate' if is_twin else 'group'} {number} of {parent.label}"
         if not is_twin:
             label += f" ({ranks_text(names)})"
-        topology = parent.topology.of(ranks)
+        topology = parent.topology.of_ranks(ranks)
         return self._factory.make_child(topology, exchange_among(parent, ranks), purpose, twin, label, names)
 
 

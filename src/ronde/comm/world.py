@@ -18,7 +18,7 @@ from ronde.comm.bootstrap import exchange_through
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.core.identity import Identity, MeetingPoint, identify
-from ronde.core.init_method import interpret
+from ronde.core.init_method import interpret_init_arguments
 from ronde.errors import NotInitializedError
 from ronde.job_key import JobKey
 from ronde.net.host import surroundings
@@ -73,7 +73,7 @@ def init(
         return
     uncaught.follow()
     environ = settings.environment()
-    wish = interpret(init_method, rank, size, world_size, store, environ)
+    wish = interpret_init_arguments(init_method, rank, size, world_size, store, environ)
     identity = identify(wish.environ, surroundings(environ), wish.rank, wish.size, wish.store)
     logs.log_as_rank(identity.rank)
     wanted = settings.resolve(environ, **overrides)

@@ -29,7 +29,7 @@ class AcceptFailures:
         self._since_ns: int | None = None
         self._pause_ns = FIRST_PAUSE_NS
 
-    def fail(self, is_shortage: bool, now_ns: int) -> Verdict:
+    def note_failure(self, is_shortage: bool, now_ns: int) -> Verdict:
         """`accept` has failed, and not just because one connection was broken."""
         is_new = self._since_ns is None
         if self._since_ns is None:
@@ -39,7 +39,7 @@ class AcceptFailures:
         self._pause_ns = min(2 * self._pause_ns, LONGEST_PAUSE_NS)
         return verdict
 
-    def succeed(self) -> None:
+    def note_success(self) -> None:
         """`accept` has worked."""
         self._since_ns = None
         self._pause_ns = FIRST_PAUSE_NS

@@ -50,18 +50,18 @@ class Strangers(Generic[Stranger]):
     def __len__(self) -> int:
         return len(self._source_of)
 
-    def enter(self, stranger: Stranger, source: str, now_ns: int) -> None:
+    def add_stranger(self, stranger: Stranger, source: str, now_ns: int) -> None:
         """It has been taken in, from this address."""
         self._source_of[stranger] = source
         self._sources.setdefault(source, _Source()).silent[stranger] = now_ns
 
-    def speak(self, stranger: Stranger, now_ns: int) -> None:
+    def note_hello(self, stranger: Stranger, now_ns: int) -> None:
         """It has sent a whole hello."""
         source = self._sources[self._source_of[stranger]]
         source.silent.pop(stranger, None)
         source.talking[stranger] = now_ns
 
-    def leave(self, stranger: Stranger) -> None:
+    def remove_stranger(self, stranger: Stranger) -> None:
         """It has been turned away, or is no stranger any more."""
         name = self._source_of.pop(stranger)
         source = self._sources[name]
@@ -70,7 +70,7 @@ class Strangers(Generic[Stranger]):
         if not source:
             del self._sources[name]
 
-    def room(self, now_ns: int, is_short: bool = False) -> Room[Stranger]:
+    def find_room(self, now_ns: int, is_short: bool = False) -> Room[Stranger]:
         """Return whether one more may come in; with `is_short` only in the place of another, of whom there is one."""
         if len(self._source_of) < self._capacity and not is_short:
             return Room()

@@ -158,25 +158,25 @@ class HostHealth:
     _records: dict[str, _HostRecord] = field(default_factory=dict)
     _last_failure: str = ""
     _starved_since_ns: int | None = None
-    _begun: bool = False
-    _over: bool = False
+    _has_begun: bool = False
+    _is_over: bool = False
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Take in what has happened, and return what is to be done, in this order."""
-        said: list[Effect] = []
+        effects: list[Effect] = []
         match event:
             case Offered(hosts):
                 self._offered = hosts
             case HostFailed(name, reason):
-                said += self._set_aside(now_ns, name, reason)
+                effects += self._set_aside(now_ns, name, reason)
             case HostEnded(name):
                 record = self._record(name)
                 record.running, record.stopping = None, False
             case JobOver():
-                self._over = True
+                self._is_over = True
             case HostTimer():
                 pass
-        return said if self._over else [*said, *self._settle(now_ns)]
+        return effects if self._is_over else [*effects, *self._decide(now_ns)]
 
     def running(self) -> tuple[Host, ...]:
         """Return the hosts that take part, those that were told to stop left out."""
@@ -189,7 +189,7 @@ class HostHealth:
         record = self._record(name)
         was_stopping = record.stopping
         record.running, record.stopping = None, False
-        if was_stopping or self._over:
+        if was_stopping or self._is_over:
             return
         self._last_failure = f"host {name}: {reason}"
         if self.limits.cooldown_ns is None:
@@ -205,9 +205,9 @@ class HostHealth:
         record.aside_until_ns = now_ns + wait_ns
         yield HostNotice(f"{self._last_failure}; it is set aside for {wait_ns / SECOND:g} s")
 
-    def _settle(self, now_ns: int) -> Iterator[Effect]:
-        yield from self._stop()
-        yield from self._start(now_ns)
+    def _decide(self, now_ns: int) -> Iterator[Effect]:
+        yield from self._stop_hosts()
+        yield from self._start_hosts(now_ns)
         running = sum(host.slots for host in self.running())
         wakes = [
             self._records[host.name].aside_until_ns
@@ -221,13 +221,13 @@ class HostHealth:
                 self._starved_since_ns = now_ns
             deadline_ns = self._starved_since_ns + self.limits.patience_ns
             if now_ns >= deadline_ns or not self._may_recover():
-                self._over = True
-                yield GiveUp(self._why())
+                self._is_over = True
+                yield GiveUp(self._reason())
                 return
             wakes.append(deadline_ns)
         yield SetHostTimer(min(wakes, default=None))
 
-    def _stop(self) -> Iterator[Effect]:
+    def _stop_hosts(self) -> Iterator[Effect]:
         offered = dict(self._offered)
         for name, record in self._records.items():
             if record.running and not record.stopping and record.of_slots != offered.get(name):
@@ -235,9 +235,11 @@ class HostHealth:
                 record.stopping = True
                 yield StopHost(name, f"{name} {now}")
 
-    def _start(self, now_ns: int) -> Iterator[Effect]:
-        self._begun = self._begun or sum(host.slots for host in self._offered) >= self.limits.first_slots
-        if not self._begun:
+    def _start_hosts(self, now_ns: int) -> Iterator[Effect]:
+        self._has_begun = (
+            self._has_begun or sum(host.slots for host in self._offered) >= self.limits.first_slots
+        )
+        if not self._has_begun:
             return
         room = None
         if self.limits.max_slots is not None:
@@ -261,11 +263,11 @@ class HostHealth:
             return True
         return sum(h.slots for h in self._offered if not self._record(h.name).is_out) >= self.limits.min_slots
 
-    def _why(self) -> str:
+    def _reason(self) -> str:
         if self._last_failure and not self._may_recover():
             return self._last_failure
-        hosts = self.running() if self._begun else self._offered
-        needed = self.limits.min_slots if self._begun else self.limits.first_slots
+        hosts = self.running() if self._has_begun else self._offered
+        needed = self.limits.min_slots if self._has_begun else self.limits.first_slots
         last = f"; the last failure was {self._last_failure}" if self._last_failure else ""
         waited = f" for {self.limits.patience_ns / SECOND:g} s" if self._may_recover() else ""
         return (

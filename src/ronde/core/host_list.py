@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ronde.errors import UsageError
 
-__all__ = ["Host", "describe", "parse_discovered", "parse_hostfile", "parse_hosts", "place"]
+__all__ = ["Host", "describe", "parse_discovered", "parse_hostfile", "parse_hosts", "place_workers"]
 
 MAX_SLOTS = 1 << 16
 
@@ -86,7 +86,7 @@ def parse_discovered(text: str, slots: int | None, script: str) -> tuple[Host, .
     return _distinct(found)
 
 
-def place(hosts: Iterable[Host], workers: int | None) -> tuple[Host, ...]:
+def place_workers(hosts: Iterable[Host], workers: int | None) -> tuple[Host, ...]:
     """Return the hosts that are used, with the slots used on each: filled in order, all of them if `workers` is None.
 
     Raises UsageError if there are too few slots.

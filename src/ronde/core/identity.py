@@ -95,37 +95,37 @@ def identify(
 
     Raises UsageError if they contradict each other, or do not make sense.
     """
-    place = _place(environ)
-    if place is None:
-        place = _explicit_place(rank, size, store)
+    launched = _from_launcher(environ)
+    if launched is None:
+        launched = _from_arguments(rank, size, store)
     else:
-        _check_contradiction(place, "rank", rank, place.names[0], place.rank)
-        _check_contradiction(place, "size", size, place.names[1], place.size)
-    if place.size == 1:
-        return Identity(0, 1, place.launcher, None)
-    meeting = _meeting(environ, here, place, store)
-    return Identity(place.rank, place.size, place.launcher, meeting)
+        _check_contradiction(launched, "rank", rank, launched.names[0], launched.rank)
+        _check_contradiction(launched, "size", size, launched.names[1], launched.size)
+    if launched.size == 1:
+        return Identity(0, 1, launched.launcher, None)
+    meeting = _meeting_point(environ, here, launched, store)
+    return Identity(launched.rank, launched.size, launched.launcher, meeting)
 
 
 def detect(environ: Environment, here: Surroundings) -> Identity | None:
     """Return the identity that the launcher's variables give, or None without a launcher. Raises UsageError."""
-    return identify(environ, here) if _place(environ) else None
+    return identify(environ, here) if _from_launcher(environ) else None
 
 
-def _place(environ: Environment) -> _Launched | None:
-    for look in (_from_rank, _from_open_mpi, _from_hydra, _from_slurm, _from_pmi):
-        place = look(environ)
-        if place:
-            if not 0 <= place.rank < place.size:
+def _from_launcher(environ: Environment) -> _Launched | None:
+    for find in (_from_rank, _from_open_mpi, _from_hydra, _from_slurm, _from_pmi):
+        launched = find(environ)
+        if launched:
+            if not 0 <= launched.rank < launched.size:
                 raise UsageError(
-                    f"{place.names[0]}={place.rank} does not fit {place.names[1]}={place.size}: "
+                    f"{launched.names[0]}={launched.rank} does not fit {launched.names[1]}={launched.size}: "
                     "ranks count from 0 to size - 1"
                 )
-            return place
+            return launched
     return None
 
 
-def _explicit_place(rank: int | None, size: int | None, store: str | None) -> _Launched:
+def _from_arguments(rank: int | None, size: int | None, store: str | None) -> _Launched:
     if rank is None and size is None:
         if store is None:
             return _Launched(0, 1, "nobody", ("rank", "size"))
@@ -141,10 +141,12 @@ def _explicit_place(rank: int | None, size: int | None, store: str | None) -> _L
     return _Launched(rank, size, ARGUMENTS, ("rank", "size"))
 
 
-def _check_contradiction(place: _Launched, name: str, given: int | None, variable: str, found: int) -> None:
+def _check_contradiction(
+    launched: _Launched, name: str, given: int | None, variable: str, found: int
+) -> None:
     if given is not None and given != found:
         raise UsageError(
-            f"{name}={given} contradicts {variable}={found} of the environment ({place.launcher}); "
+            f"{name}={given} contradicts {variable}={found} of the environment ({launched.launcher}); "
             f"leave {name} out, or start the job with {name} {given}"
         )
 
@@ -164,25 +166,25 @@ def _from_rank(environ: Environment) -> _Launched | None:
         launcher = "ronde run"
     elif environ.get("TORCHELASTIC_RUN_ID"):
         launcher = "torchrun"
-    return _counted(environ, "RANK", "WORLD_SIZE", launcher)
+    return _from_variables(environ, "RANK", "WORLD_SIZE", launcher)
 
 
 def _from_open_mpi(environ: Environment) -> _Launched | None:
     if not environ.get("OMPI_COMM_WORLD_RANK"):
         return None
-    place = _counted(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI")
+    launched = _from_variables(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI")
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
     local_size = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
-    return replace(place, job=job and f"openmpi {job}", is_one_host=local_size == str(place.size))
+    return replace(launched, job=job and f"openmpi {job}", is_one_host=local_size == str(launched.size))
 
 
 def _from_hydra(environ: Environment) -> _Launched | None:
     if not environ.get("PMI_RANK") or not environ.get("MPI_LOCALNRANKS"):
         return None
-    place = _counted(environ, "PMI_RANK", "PMI_SIZE", "MPICH")
+    launched = _from_variables(environ, "PMI_RANK", "PMI_SIZE", "MPICH")
     job = environ.get("PMI_JOBID") or environ.get("PMIX_NAMESPACE") or environ.get("PMI_PORT", "")
-    is_one_host = environ["MPI_LOCALNRANKS"] == str(place.size)
-    return replace(place, job=job and f"mpich {job}", is_one_host=is_one_host)
+    is_one_host = environ["MPI_LOCALNRANKS"] == str(launched.size)
+    return replace(launched, job=job and f"mpich {job}", is_one_host=is_one_host)
 
 
 def _from_slurm(environ: Environment) -> _Launched | None:
@@ -204,10 +206,10 @@ def _from_pmi(environ: Environment) -> _Launched | None:
     """Other launchers that speak PMI, which do not say how many ranks are on this host."""
     if not environ.get("PMI_RANK"):
         return None
-    return _counted(environ, "PMI_RANK", "PMI_SIZE", "an MPI launcher")
+    return _from_variables(environ, "PMI_RANK", "PMI_SIZE", "an MPI launcher")
 
 
-def _counted(environ: Environment, rank_name: str, size_name: str, launcher: str) -> _Launched:
+def _from_variables(environ: Environment, rank_name: str, size_name: str, launcher: str) -> _Launched:
     rank, size = _number(environ, rank_name), _number(environ, size_name)
     if size < 1:
         raise UsageError(f"{size_name}={size} is invalid: expected at least 1 rank")
@@ -226,31 +228,33 @@ def _number(environ: Environment, name: str) -> int:
 # Where to meet
 
 
-def _meeting(environ: Environment, here: Surroundings, place: _Launched, store: str | None) -> MeetingPoint:
+def _meeting_point(
+    environ: Environment, here: Surroundings, launched: _Launched, store: str | None
+) -> MeetingPoint:
     launcher_store = environ.get("RONDE_STORE")
     if store and store != launcher_store:
         return MeetingPoint(store, None if store.startswith("file:") else 0, store)
     if launcher_store:
         return MeetingPoint(launcher_store, None, launcher_store)
-    address = _master(environ)
+    address = _master_address(environ)
     if address and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         job = f"torchrun {environ.get('TORCHELASTIC_RUN_ID', '')} restart {attempt} at {address}"
         return MeetingPoint(address, None, job, is_torch=True)
     if address:
         return MeetingPoint(address, 0, address)
-    if place.launcher == "MPICH" and not place.job and here.hydra_pid:
-        place = replace(place, job=f"mpich {here.hydra_pid}")
-    if place.job and place.is_one_host:
-        name = hashlib.sha256(place.job.encode()).hexdigest()[:16]
-        return MeetingPoint(f"unix:@ronde-{here.uid}-{name}", 0, f"{place.job} of user {here.uid}")
-    if place.job and place.step and place.step.hosts:
-        host, port = place.step.endpoint()
-        return MeetingPoint(f"tcp:{host}:{port}", 0, f"{place.job} of user {here.uid}")
-    raise _nowhere(place)
+    if launched.launcher == "MPICH" and not launched.job and here.hydra_pid:
+        launched = replace(launched, job=f"mpich {here.hydra_pid}")
+    if launched.job and launched.is_one_host:
+        name = hashlib.sha256(launched.job.encode()).hexdigest()[:16]
+        return MeetingPoint(f"unix:@ronde-{here.uid}-{name}", 0, f"{launched.job} of user {here.uid}")
+    if launched.job and launched.step and launched.step.hosts:
+        host, port = launched.step.endpoint()
+        return MeetingPoint(f"tcp:{host}:{port}", 0, f"{launched.job} of user {here.uid}")
+    raise _no_meeting_point(launched)
 
 
-def _master(environ: Environment) -> str | None:
+def _master_address(environ: Environment) -> str | None:
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not host and not port:
         return None
@@ -264,15 +268,13 @@ def _master(environ: Environment) -> str | None:
     return f"tcp:[{host}]:{number}" if ":" in host else f"tcp:{host}:{number}"
 
 
-def _nowhere(place: _Launched) -> UsageError:
-    sentence = (
-        f"{place.launcher} started rank {place.rank} of {place.size}, but nothing says where the ranks meet"
-    )
-    if place.launcher == "Open MPI":
+def _no_meeting_point(launched: _Launched) -> UsageError:
+    sentence = f"{launched.launcher} started rank {launched.rank} of {launched.size}, but nothing says where the ranks meet"
+    if launched.launcher == "Open MPI":
         return UsageError(
             f"{sentence}: pass `-x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>` to mpirun"
         )
-    if place.launcher == ARGUMENTS:
+    if launched.launcher == ARGUMENTS:
         return UsageError(f"{sentence}: give store='tcp:<host of rank 0>:<free port>' too")
     return UsageError(
         f"{sentence}: set MASTER_ADDR (the host of rank 0) and MASTER_PORT (a free port there) for all ranks"

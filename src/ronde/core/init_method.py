@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from ronde.errors import UsageError
 
-__all__ = ["Wish", "interpret"]
+__all__ = ["InitArguments", "interpret_init_arguments"]
 
 FORMS = "expected env://, tcp://host:port or file:///path"
 
 
 @dataclass(frozen=True)
-class Wish:
+class InitArguments:
     """The arguments of `identify` that an `init_method` stands for."""
 
     environ: Mapping[str, str]
@@ -29,18 +29,18 @@ class Wish:
     store: str | None
 
 
-def interpret(
+def interpret_init_arguments(
     init_method: str | None,
     rank: int | None,
     size: int | None,
     world_size: int | None,
     store: str | None,
     environ: Mapping[str, str],
-) -> Wish:
+) -> InitArguments:
     """Return what the arguments of `ronde.init` mean together; -1 stands for not given. Raises UsageError."""
-    size = _one("size", size, "world_size", _unless_negative(world_size))
+    size = _agreed("size", size, "world_size", _unless_negative(world_size))
     if init_method is None:
-        return Wish(environ, rank, size, store)
+        return InitArguments(environ, rank, size, store)
     if not isinstance(init_method, str):
         raise UsageError(f"init_method={init_method!r} is invalid: {FORMS}")
     if store is not None:
@@ -51,37 +51,37 @@ def interpret(
     place, _, query = rest.partition("?")
     if not slashes or scheme not in ("env", "tcp", "file") or (scheme == "env") == bool(place):
         raise UsageError(f"init_method={init_method!r} is invalid: {FORMS}")
-    asked = _asked(init_method, query)
-    rank = _one("rank", _unless_negative(rank), "rank in init_method", asked.get("rank"))
-    size = _one("world_size", size, "world_size in init_method", asked.get("world_size"))
-    environ = _completed(environ, rank, size)
+    given = _query_arguments(init_method, query)
+    rank = _agreed("rank", _unless_negative(rank), "rank in init_method", given.get("rank"))
+    size = _agreed("world_size", size, "world_size in init_method", given.get("world_size"))
+    environ = _complete_environment(environ, rank, size)
     if scheme == "tcp":
-        return Wish(environ, rank, size, _tcp(init_method, place))
+        return InitArguments(environ, rank, size, _tcp_store(init_method, place))
     if scheme == "file":
         if not place.startswith("/") or place.endswith("/"):
             raise UsageError(
                 f"init_method={init_method!r} is invalid: expected file:///path, with three slashes"
             )
-        return Wish(environ, rank, size, f"file:{place}")
+        return InitArguments(environ, rank, size, f"file:{place}")
     if rank is None and not environ.get("RANK") and not _has_launcher(environ):
         raise UsageError(
             f"init_method={init_method!r} takes RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the environment, "
             "which does not have them: start the script by `ronde run`, or set them"
         )
-    return Wish(environ, rank, size, None)
+    return InitArguments(environ, rank, size, None)
 
 
 def _unless_negative(value: int | None) -> int | None:
     return None if value == -1 else value
 
 
-def _one(name: str, value: int | None, other: str, again: int | None) -> int | None:
+def _agreed(name: str, value: int | None, other: str, again: int | None) -> int | None:
     if value is not None and again is not None and value != again:
         raise UsageError(f"{name}={value} and {other}={again} contradict each other: give one of them")
     return again if value is None else value
 
 
-def _asked(init_method: str, query: str) -> dict[str, int]:
+def _query_arguments(init_method: str, query: str) -> dict[str, int]:
     found = {}
     for part in filter(None, query.split("&")):
         name, _, text = part.partition("=")
@@ -93,7 +93,9 @@ def _asked(init_method: str, query: str) -> dict[str, int]:
     return found
 
 
-def _completed(environ: Mapping[str, str], rank: int | None, size: int | None) -> Mapping[str, str]:
+def _complete_environment(
+    environ: Mapping[str, str], rank: int | None, size: int | None
+) -> Mapping[str, str]:
     """Return the environment with what an argument says and it does not, if it has the other half."""
     if rank is not None and environ.get("WORLD_SIZE") and not environ.get("RANK"):
         return {**environ, "RANK": str(rank)}
@@ -102,7 +104,7 @@ def _completed(environ: Mapping[str, str], rank: int | None, size: int | None) -
     return environ
 
 
-def _tcp(init_method: str, place: str) -> str:
+def _tcp_store(init_method: str, place: str) -> str:
     host, colon, port = place.rstrip("/").rpartition(":")
     is_right = bool(colon and host) and (":" in host) == (host.startswith("[") and host.endswith("]"))
     if not is_right or "/" in host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):

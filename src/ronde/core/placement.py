@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Topology", "place"]
+__all__ = ["Topology", "compute_topology"]
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Topology:
         """Whether the rank is on my host."""
         return self.host_of[rank] == self.host_of[self.rank]
 
-    def of(self, ranks: Sequence[int]) -> Topology:
+    def of_ranks(self, ranks: Sequence[int]) -> Topology:
         """The topology of some of the ranks, numbered in this order; I am one of them."""
         hosts = [self.hosts[rank] for rank in ranks]
-        return place(ranks.index(self.rank), [self.host_of[rank] for rank in ranks], hosts)
+        return compute_topology(ranks.index(self.rank), [self.host_of[rank] for rank in ranks], hosts)
 
 
-def place(rank: int, host_keys: Sequence[Hashable], hosts: Sequence[str]) -> Topology:
+def compute_topology(rank: int, host_keys: Sequence[Hashable], hosts: Sequence[str]) -> Topology:
     """Return the topology as `rank` sees it.
 
     `host_keys`, by rank: equal ones share a host. `hosts`, by rank: the names of their machines.

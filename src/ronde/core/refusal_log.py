@@ -34,7 +34,7 @@ class Refusals:
         self._tallies: dict[str, _Tally] = {}
         self.summary = ""
 
-    def note(self, reason: str, peer: str, now_ns: int) -> list[str]:
+    def note_refusal(self, reason: str, peer: str, now_ns: int) -> list[str]:
         """Count a connection from `peer`; return the lines to log now, about this and earlier ones."""
         self.summary = _line(reason, 1, peer)
         lines = self._take_lines(now_ns)
@@ -49,7 +49,7 @@ class Refusals:
         tally.peer = peer
         return lines
 
-    def close(self) -> list[str]:
+    def final_lines(self) -> list[str]:
         """Return the lines about what has been counted and not logged."""
         return self._take_lines(None)
 

@@ -27,7 +27,7 @@ __all__ = [
     "is_loopback",
     "is_ours",
     "listen",
-    "parse",
+    "parse_address",
     "parse_tcp",
     "resolve",
     "resolve_all",
@@ -70,7 +70,7 @@ class Endpoint:
     sockaddr: str | tuple[str, int] | tuple[str, int, int, int]
 
 
-def parse(text: str) -> Address:
+def parse_address(text: str) -> Address:
     """Return the address that a text means. Raises UsageError that says what an address looks like."""
     scheme, _, rest = text.partition(":")
     if scheme == "unix" and rest.startswith(("@", "/")) and len(rest) > 1:
@@ -109,9 +109,9 @@ def resolve(address: Address, within_ns: int | None = None) -> list[Endpoint]:
         path = "\0" + address.path[1:] if address.path.startswith("@") else address.path
         return [Endpoint(socket.AF_UNIX, path)]
     if within_ns is None or _is_numeric(address.host):
-        found: Answer = _ask(address.host, address.port)
+        found: Answer = _query_name_server(address.host, address.port)
     else:
-        found = _names.find(address.host, address.port, within_ns)
+        found = _resolver.find_addresses(address.host, address.port, within_ns)
     return [Endpoint(family, sockaddr) for family, _, _, _, sockaddr in found]
 
 
@@ -120,7 +120,7 @@ def resolve_all(addresses: Sequence[Address], within_ns: int) -> list[list[Endpo
     deadline_ns = time.monotonic_ns() + within_ns
     for address in addresses:
         if not (address.is_unix or _is_numeric(address.host)):
-            _names.begin(address.host, address.port)
+            _resolver.begin_query(address.host, address.port)
     found: list[list[Endpoint]] = []
     for address in addresses:
         try:
@@ -130,14 +130,14 @@ def resolve_all(addresses: Sequence[Address], within_ns: int) -> list[list[Endpo
     return found
 
 
-def _ask(host: str, port: int) -> Answer:
+def _query_name_server(host: str, port: int) -> Answer:
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:  # as with two dots behind each other
         raise socket.gaierror(socket.EAI_NONAME, "not a valid host name") from None
 
 
-_names = NameResolver(_ask)
+_resolver = NameResolver(_query_name_server)
 
 
 _HINTS = {
@@ -157,7 +157,7 @@ def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Addres
     try:
         endpoint = resolve(address)[0]
         if not address.is_unix and address.host != "localhost" and not _is_numeric(address.host):
-            endpoint = _reachable(endpoint)
+            endpoint = _reachable_endpoint(endpoint)
         listener = socket.socket(endpoint.family, socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(f"cannot serve at {address}: {error.strerror}") from None
@@ -173,14 +173,14 @@ def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Addres
         listener.close()
         hint = _HINTS.get(error.errno or 0, "")
         if address.is_unix and error.errno == errno.EADDRINUSE:
-            hint += _holder(endpoint)
+            hint += _describe_holder(endpoint)
         raise UsageError(f"cannot serve at {address}: {error.strerror}{hint}") from None
     if address.is_unix:
         return listener, address
     return listener, Address(host=address.host, port=listener.getsockname()[1])
 
 
-def _holder(endpoint: Endpoint) -> str:
+def _describe_holder(endpoint: Endpoint) -> str:
     """Return which process listens at a Unix socket, as far as that can be found out."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -210,7 +210,7 @@ def is_ours(endpoint: Endpoint) -> bool:
     return True
 
 
-def _reachable(endpoint: Endpoint) -> Endpoint:
+def _reachable_endpoint(endpoint: Endpoint) -> Endpoint:
     """Return the endpoint, or the wildcard with its port if others would not reach this machine by it."""
     if not is_loopback(str(endpoint.sockaddr[0])) and is_ours(endpoint):
         return endpoint

@@ -26,7 +26,7 @@ from ronde.net.accept import Caller, accept_caller, is_shortage
 from ronde.net.authentication import Handshake
 from ronde.net.descriptor_limit import raise_descriptor_limit
 
-__all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "Newcomer", "Reception"]
+__all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "AuthenticatedConnection", "Authenticator"]
 
 MAX_STRANGERS = 512  # of each listener
 HANDSHAKE_NS = 10 * 10**9
@@ -37,7 +37,7 @@ TOO_SLOW = f"it did not prove within {HANDSHAKE_NS // 10**9} s that it knows the
 _log = logging.getLogger(__name__)
 
 
-class Newcomer(NamedTuple):
+class AuthenticatedConnection(NamedTuple):
     """A connection whose other end has proved that it knows the key.
 
     Nothing beyond the handshake has been read, and the poll tells of what comes.
@@ -70,12 +70,12 @@ class _Stranger:
         self.since_ns = since_ns
 
 
-class Reception:
+class Authenticator:
     """The strangers of one service, which log lines call `owner`; its caller owns listeners and poll.
 
     `greet` begins the handshake on a new connection. `report` gets the OSError of a listener that cannot accept, once
-    until it works again; what it raises comes out of `serve`. `give_up` gets that of the last listener, when that is
-    closed for good.
+    until it works again; `handle_ready` passes on the exception that it raises. `give_up` gets the error of the last
+    listener, after that is closed for good.
     """
 
     def __init__(
@@ -96,32 +96,32 @@ class Reception:
         self._strangers: dict[int, _Stranger] = {}  # the oldest first
         self._is_full = False
         self.refusals = Refusals()
-        self.resume()
+        self.resume_accepting()
 
     def __contains__(self, fd: int) -> bool:
         return fd in self._strangers or fd in self._listeners
 
-    def serve(self, fd: int) -> Newcomer | None:
+    def handle_ready(self, fd: int) -> AuthenticatedConnection | None:
         """Do what a ready descriptor of ours wants; return the connection that has become a member's."""
         stranger = self._strangers.get(fd)
         if stranger is not None:
-            return self._advance(stranger)
+            return self._advance_handshake(stranger)
         listener = self._listeners[fd]
         if listener.is_open:
-            self._accept(listener)
+            self._accept_callers(listener)
         return None
 
-    def pause(self) -> None:
-        """Leave callers in the queues until `resume`: the store is full."""
+    def pause_accepting(self) -> None:
+        """Leave callers in the queues until `resume_accepting`: the store is full."""
         self._is_full = True
         for listener in self._listeners.values():
-            self._shut(listener, None)
+            self._pause_listener(listener, None)
 
-    def resume(self) -> None:
+    def resume_accepting(self) -> None:
         """Take callers in; to be called too when descriptors may have become free."""
         self._is_full = False
         for listener in self._listeners.values():
-            self._open(listener)
+            self._open_listener(listener)
 
     @property
     def wake_ns(self) -> int | None:
@@ -137,70 +137,70 @@ class Reception:
             oldest = next(iter(self._strangers.values()))
             if oldest.since_ns + HANDSHAKE_NS > now_ns:
                 break
-            self._turn_away(oldest, TOO_SLOW)
+            self._refuse_stranger(oldest, TOO_SLOW)
         for listener in self._listeners.values():
             if listener.reopen_ns is not None and listener.reopen_ns <= now_ns:
-                self._open(listener)
+                self._open_listener(listener)
 
     def close(self) -> None:
         """Hang up on all strangers."""
-        self._say(self.refusals.close())
-        self.let_go()
+        self._log_lines(self.refusals.final_lines())
+        self.close_sockets()
 
-    def let_go(self) -> None:
+    def close_sockets(self) -> None:
         """Close the strangers' sockets and do nothing else, as a forked child must."""
         for stranger in self._strangers.values():
             stranger.sock.close()
 
     # Listeners
 
-    def _open(self, listener: _Listener) -> None:
+    def _open_listener(self, listener: _Listener) -> None:
         listener.reopen_ns = None
         if not listener.is_open and not self._is_full:
             self._epoll.register(listener.fd, select.EPOLLIN)
             listener.is_open = True
 
-    def _shut(self, listener: _Listener, until_ns: int | None) -> None:
+    def _pause_listener(self, listener: _Listener, until_ns: int | None) -> None:
         listener.reopen_ns = until_ns
         if listener.is_open:
             self._epoll.unregister(listener.fd)
             listener.is_open = False
 
-    def _accept(self, listener: _Listener) -> None:
+    def _accept_callers(self, listener: _Listener) -> None:
         for _ in range(MOST_IN_A_TURN):
             now_ns = time.monotonic_ns()
-            room = listener.strangers.room(now_ns)
+            room = listener.strangers.find_room(now_ns)
             if room.wait_until_ns:
-                self._shut(listener, room.wait_until_ns)
+                self._pause_listener(listener, room.wait_until_ns)
                 return
             try:
                 caller = accept_caller(listener.sock, self._note_refusal)
             except OSError as error:
-                self._bear(listener, error, now_ns)
+                self._handle_accept_failure(listener, error, now_ns)
                 return
-            listener.failures.succeed()
+            listener.failures.note_success()
             if caller is None:
                 return
             if room.leaver is not None:
-                self._turn_away(room.leaver, CROWD)
-            self._take_in(listener, caller, now_ns)
+                self._refuse_stranger(room.leaver, CROWD)
+            self._begin_handshake(listener, caller, now_ns)
 
-    def _bear(self, listener: _Listener, error: OSError, now_ns: int) -> None:
+    def _handle_accept_failure(self, listener: _Listener, error: OSError, now_ns: int) -> None:
         """The listener cannot accept: let strangers make room if that helps, else try again later, or never."""
         if is_shortage(error) and raise_descriptor_limit():
             return
         crowded = max(self._listeners.values(), key=lambda each: len(each.strangers))
         if is_shortage(error) and crowded.strangers:
-            room = crowded.strangers.room(now_ns, is_short=True)
+            room = crowded.strangers.find_room(now_ns, is_short=True)
             if room.leaver is not None:
-                self._turn_away(room.leaver, CROWD)
+                self._refuse_stranger(room.leaver, CROWD)
             else:
-                self._shut(listener, room.wait_until_ns)
+                self._pause_listener(listener, room.wait_until_ns)
             return
-        verdict = listener.failures.fail(is_shortage(error), now_ns)
+        verdict = listener.failures.note_failure(is_shortage(error), now_ns)
         if verdict.is_new:
             self._report(error)
-        self._shut(listener, now_ns + verdict.pause_ns)
+        self._pause_listener(listener, now_ns + verdict.pause_ns)
         if verdict.is_final:
             _log.error("%s accepts no more connections: %s", self._owner, error.strerror)
             del self._listeners[listener.fd]
@@ -208,7 +208,7 @@ class Reception:
             if not self._listeners:
                 self._give_up(error)
 
-    def _take_in(self, listener: _Listener, caller: Caller, now_ns: int) -> None:
+    def _begin_handshake(self, listener: _Listener, caller: Caller, now_ns: int) -> None:
         try:
             handshake = self._greet(caller.sock)
         except OSError:  # it has broken meanwhile
@@ -216,13 +216,13 @@ class Reception:
             return
         stranger = _Stranger(caller, listener, handshake, now_ns)
         self._strangers[stranger.fd] = stranger
-        listener.strangers.enter(stranger, caller.source, now_ns)
+        listener.strangers.add_stranger(stranger, caller.source, now_ns)
         self._epoll.register(stranger.fd, select.EPOLLIN)
-        self._advance(stranger)  # who waited in the queue has spoken by now
+        self._advance_handshake(stranger)  # who waited in the queue has spoken by now
 
     # Strangers
 
-    def _advance(self, stranger: _Stranger) -> Newcomer | None:
+    def _advance_handshake(self, stranger: _Stranger) -> AuthenticatedConnection | None:
         """Read on in the handshake; return the connection if it is done."""
         handshake = stranger.handshake
         try:
@@ -240,31 +240,31 @@ class Reception:
         except BlockingIOError:
             return None
         except ProtocolError as error:
-            self._turn_away(stranger, str(error))
+            self._refuse_stranger(stranger, str(error))
             return None
         except OSError:  # such as that of one who only wanted to know whether we are here
-            self._remove(stranger).close()
+            self._remove_stranger(stranger).close()
             return None
         if handshake.wanted:
-            stranger.listener.strangers.speak(stranger, time.monotonic_ns())
+            stranger.listener.strangers.note_hello(stranger, time.monotonic_ns())
             return None
-        return Newcomer(self._remove(stranger), handshake)
+        return AuthenticatedConnection(self._remove_stranger(stranger), handshake)
 
-    def _turn_away(self, stranger: _Stranger, reason: str) -> None:
+    def _refuse_stranger(self, stranger: _Stranger, reason: str) -> None:
         self._note_refusal(reason, stranger.name)
-        self._remove(stranger).close()  # the poll forgets it with that
+        self._remove_stranger(stranger).close()  # the poll forgets it with that
 
-    def _remove(self, stranger: _Stranger) -> socket.socket:
+    def _remove_stranger(self, stranger: _Stranger) -> socket.socket:
         del self._strangers[stranger.fd]
         listener = stranger.listener
-        listener.strangers.leave(stranger)
+        listener.strangers.remove_stranger(stranger)
         if not listener.is_open and listener.fd in self._listeners:
-            self._open(listener)
+            self._open_listener(listener)
         return stranger.sock
 
     def _note_refusal(self, reason: str, name: str) -> None:
-        self._say(self.refusals.note(reason, name, time.monotonic_ns()))
+        self._log_lines(self.refusals.note_refusal(reason, name, time.monotonic_ns()))
 
-    def _say(self, lines: list[str]) -> None:
+    def _log_lines(self, lines: list[str]) -> None:
         for line in lines:
             _log.warning("%s %s", self._owner, line)

@@ -26,14 +26,14 @@ from typing import NamedTuple
 from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, TimeoutError
 from ronde.job_key import JobKey
 from ronde.net.addresses import LOOPBACK_REMEDY, Address, is_loopback, resolve
-from ronde.net.authenticating_listener import Newcomer, Reception
+from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
 from ronde.net.authentication import Handshake, Role
 from ronde.net.peers import check_user
 from ronde.net.protection import ConnectionKeys, protection_of
 
 __all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 
-FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 10 * 10**6, 500 * 10**6  # before a broken call is made again
+FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 10 * 10**6, 500 * 10**6  # before a broken attempt is made again
 CHECK_INTERVAL_NS = 100 * 10**6
 # What breaks a call that its peer may take when it is made again.
 _BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
@@ -64,7 +64,7 @@ class Connection(NamedTuple):
     keys: ConnectionKeys | None
 
 
-class _Dial:
+class _Attempt:
     """A slot that we open, and the connection on which the handshake for it is not done yet."""
 
     def __init__(self, slot: Slot, address: Address) -> None:
@@ -88,15 +88,15 @@ def open_connections(
     rank: int,
     hosts: list[str],
     listeners: Iterable[socket.socket],
-    calls: Mapping[Slot, Address],
-    answers: Iterable[Slot],
+    outgoing: Mapping[Slot, Address],
+    incoming: Iterable[Slot],
     key: JobKey,
     purpose: str,
     deadline_ns: int,
     is_secret: bool = False,
     check: Callable[[], None] | None = None,
 ) -> dict[Slot, Connection]:
-    """Return a non-blocking connection for every slot of `calls` (opened by us) and `answers` (by the peers).
+    """Return a non-blocking connection for every slot of `outgoing` (opened by us) and `incoming` (by the peers).
 
     `hosts` are the names of the ranks' machines, for messages; `listeners` listening, non-blocking sockets, which stay
     open; `deadline_ns` a value of `time.monotonic_ns()`; with `is_secret` they are encrypted. `check` is called now and
@@ -104,12 +104,12 @@ def open_connections(
     AuthenticationError or VersionError; then no connection is left open.
     """
     opening = _Opening(
-        rank, hosts, listeners, set(calls) | set(answers), key, purpose, deadline_ns, is_secret
+        rank, hosts, listeners, set(outgoing) | set(incoming), key, purpose, deadline_ns, is_secret
     )
     try:
-        for slot, address in calls.items():
-            opening.call(_Dial(slot, address))
-        opening.run(check)
+        for slot, address in outgoing.items():
+            opening.begin_attempt(_Attempt(slot, address))
+        opening.run_loop(check)
     except BaseException:
         for connection in opening.done.values():
             connection.sock.close()
@@ -141,20 +141,24 @@ class _Opening:
         self._deadline_ns = deadline_ns
         self._is_secret = is_secret
         self._started_ns = time.monotonic_ns()
-        self._calls: dict[int, _Dial] = {}  # under way, by descriptor
-        self._broken_calls: list[tuple[int, _Dial]] = []  # with the time when they are made again
+        self._attempts: dict[int, _Attempt] = {}  # under way, by descriptor
+        self._retries: list[tuple[int, _Attempt]] = []  # with the time when they are made again
         self._watched: dict[int, Slot] = {}
         self._epoll = select.epoll()
-        self._reception = Reception(
-            listeners, f"rank {rank}", lambda sock: self._handshake(Role.SERVER, sock), _raise, self._epoll
+        self._authenticator = Authenticator(
+            listeners,
+            f"rank {rank}",
+            lambda sock: self._handshake(Role.SERVER, sock),
+            _raise_error,
+            self._epoll,
         )
 
     def close(self) -> None:
         """Close what never became a connection, and the poll."""
-        for call in self._calls.values():
-            if call.sock:
-                call.sock.close()
-        self._reception.close()
+        for attempt in self._attempts.values():
+            if attempt.sock:
+                attempt.sock.close()
+        self._authenticator.close()
         self._epoll.close()
 
     def _handshake(self, role: Role, sock: socket.socket, slot: Slot | None = None) -> Handshake:
@@ -163,27 +167,27 @@ class _Opening:
 
     # Calls
 
-    def call(self, call: _Dial) -> None:
+    def begin_attempt(self, attempt: _Attempt) -> None:
         """Begin to connect."""
-        self._addresses[call.slot] = call.address
-        endpoint = resolve(call.address)[0]
+        self._addresses[attempt.slot] = attempt.address
+        endpoint = resolve(attempt.address)[0]
         sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
         try:
-            with self._described_errors(call.slot):
-                if call.address.is_unix:
+            with self._described_errors(attempt.slot):
+                if attempt.address.is_unix:
                     self._connect_unix(sock, endpoint.sockaddr)
                     check_user(sock)
                 sock.setblocking(False)
-                error = 0 if call.address.is_unix else sock.connect_ex(endpoint.sockaddr)
+                error = 0 if attempt.address.is_unix else sock.connect_ex(endpoint.sockaddr)
                 if error not in (0, errno.EINPROGRESS):
                     raise OSError(error, os.strerror(error))
         except BaseException:
             sock.close()
             raise
-        call.sock = sock
-        call.handshake = self._handshake(Role.CLIENT, sock, call.slot)
-        call.inbox = b""
-        self._calls[sock.fileno()] = call
+        attempt.sock = sock
+        attempt.handshake = self._handshake(Role.CLIENT, sock, attempt.slot)
+        attempt.inbox = b""
+        self._attempts[sock.fileno()] = attempt
         self._epoll.register(sock.fileno(), select.EPOLLOUT)
 
     def _connect_unix(self, sock: socket.socket, sockaddr: object) -> None:
@@ -195,27 +199,27 @@ class _Opening:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@qq", *divmod(left_us, 10**6)))
         sock.connect(sockaddr)  # type: ignore[arg-type]
 
-    def _advance(self, call: _Dial, events: int) -> None:
-        assert call.sock
-        assert call.handshake
-        with self._described_errors(call.slot):
+    def _advance_attempt(self, attempt: _Attempt, events: int) -> None:
+        assert attempt.sock
+        assert attempt.handshake
+        with self._described_errors(attempt.slot):
             try:
                 if events & select.EPOLLOUT:
-                    self._greet(call.sock, call.handshake)
+                    self._send_greeting(attempt.sock, attempt.handshake)
                 else:
-                    self._read(call, call.sock, call.handshake)
+                    self._read_handshake(attempt, attempt.sock, attempt.handshake)
             except BlockingIOError:
                 pass
             except _BROKEN:
-                self._forget(call).close()
-                self._broken_calls.append((time.monotonic_ns() + call.pause_ns, call))
-                call.pause_ns = min(2 * call.pause_ns, LONGEST_PAUSE_NS)
+                self._remove_attempt(attempt).close()
+                self._retries.append((time.monotonic_ns() + attempt.pause_ns, attempt))
+                attempt.pause_ns = min(2 * attempt.pause_ns, LONGEST_PAUSE_NS)
             except ProtocolError:
                 with suppress(OSError):
-                    call.sock.send(call.handshake.farewell())
+                    attempt.sock.send(attempt.handshake.farewell())
                 raise
 
-    def _greet(self, sock: socket.socket, handshake: Handshake) -> None:
+    def _send_greeting(self, sock: socket.socket, handshake: Handshake) -> None:
         """The connection stands, or has failed."""
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
@@ -223,33 +227,33 @@ class _Opening:
         sock.sendall(handshake.greeting())  # far smaller than an empty socket's buffer
         self._epoll.modify(sock.fileno(), select.EPOLLIN)
 
-    def _read(self, call: _Dial, sock: socket.socket, handshake: Handshake) -> None:
-        data = sock.recv(handshake.wanted - len(call.inbox))
+    def _read_handshake(self, attempt: _Attempt, sock: socket.socket, handshake: Handshake) -> None:
+        data = sock.recv(handshake.wanted - len(attempt.inbox))
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "it hung up")
-        call.inbox += data
-        if len(call.inbox) < handshake.wanted:
-            handshake.check_beginning(call.inbox)
+        attempt.inbox += data
+        if len(attempt.inbox) < handshake.wanted:
+            handshake.check_beginning(attempt.inbox)
             return
-        sock.sendall(handshake.advance(call.inbox))
-        call.inbox = b""
+        sock.sendall(handshake.advance(attempt.inbox))
+        attempt.inbox = b""
         if handshake.wanted:
             return
         peer = _LABEL.unpack(handshake.peer_label)[0]
-        if peer != call.slot.peer:
+        if peer != attempt.slot.peer:
             raise AuthenticationError(f"rank {peer} answered in its place")
-        self._establish(call.slot, self._forget(call), handshake)
+        self._establish(attempt.slot, self._remove_attempt(attempt), handshake)
 
-    def _forget(self, call: _Dial) -> socket.socket:
-        sock, call.sock = call.sock, None
+    def _remove_attempt(self, attempt: _Attempt) -> socket.socket:
+        sock, attempt.sock = attempt.sock, None
         assert sock
-        del self._calls[sock.fileno()]
+        del self._attempts[sock.fileno()]
         self._epoll.unregister(sock.fileno())
         return sock
 
     # All connections
 
-    def run(self, check: Callable[[], None] | None = None) -> None:
+    def run_loop(self, check: Callable[[], None] | None = None) -> None:
         while self._missing:
             now_ns = time.monotonic_ns()
             if now_ns >= self._deadline_ns:
@@ -259,27 +263,27 @@ class _Opening:
                 check()
                 wake_ns = min(wake_ns, now_ns + CHECK_INTERVAL_NS)
             for fd, events in self._epoll.poll((wake_ns - now_ns) / 1e9):
-                if (call := self._calls.get(fd)) is not None:
-                    self._advance(call, events)
+                if (attempt := self._attempts.get(fd)) is not None:
+                    self._advance_attempt(attempt, events)
                 elif (slot := self._watched.get(fd)) is not None:
-                    self._look_whether_alive(slot)
-                elif fd in self._reception and (newcomer := self._reception.serve(fd)):
-                    self._welcome(newcomer)
+                    self._check_liveness(slot)
+                elif fd in self._authenticator and (newcomer := self._authenticator.handle_ready(fd)):
+                    self._accept_connection(newcomer)
             now_ns = time.monotonic_ns()
-            self._reception.tick(now_ns)
-            due = [call for at_ns, call in self._broken_calls if at_ns <= now_ns]
-            self._broken_calls = [entry for entry in self._broken_calls if entry[0] > now_ns]
-            for call in due:
-                self.call(call)
+            self._authenticator.tick(now_ns)
+            due = [attempt for at_ns, attempt in self._retries if at_ns <= now_ns]
+            self._retries = [entry for entry in self._retries if entry[0] > now_ns]
+            for attempt in due:
+                self.begin_attempt(attempt)
 
     def _wake_ns(self) -> int:
         """When to look again, though no socket is ready."""
-        times = [self._deadline_ns, *(at_ns for at_ns, _ in self._broken_calls)]
-        if (wake_ns := self._reception.wake_ns) is not None:
+        times = [self._deadline_ns, *(at_ns for at_ns, _ in self._retries)]
+        if (wake_ns := self._authenticator.wake_ns) is not None:
             times.append(wake_ns)
         return max(min(times), time.monotonic_ns())
 
-    def _welcome(self, newcomer: Newcomer) -> None:
+    def _accept_connection(self, newcomer: AuthenticatedConnection) -> None:
         """A peer has called."""
         peer, channel, stream = _LABEL.unpack(newcomer.handshake.peer_label)
         slot = Slot(peer, channel, stream)
@@ -297,7 +301,7 @@ class _Opening:
             self._watched[sock.fileno()] = slot
             self._epoll.register(sock.fileno(), select.EPOLLIN)
 
-    def _look_whether_alive(self, slot: Slot) -> None:
+    def _check_liveness(self, slot: Slot) -> None:
         sock = self.done[slot].sock
         try:
             if not sock.recv(1, socket.MSG_PEEK):
@@ -338,11 +342,11 @@ class _Opening:
         )
         if called:
             message += f"; no answer from {called[0]}"
-        if self._reception.refusals.summary:
-            message += f"; this rank {self._reception.refusals.summary}"
+        if self._authenticator.refusals.summary:
+            message += f"; this rank {self._authenticator.refusals.summary}"
         return TimeoutError(message, operation="init", waited_ns=waited_ns, missing=tuple(missing))
 
 
-def _raise(error: OSError) -> None:
+def _raise_error(error: OSError) -> None:
     """Let a listener that cannot accept be the end: nobody else would make room."""
     raise error

@@ -54,7 +54,7 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
     """
     if point.address.startswith(FILE):
         return _meet_in_file(point, rank, settings)
-    target = addresses.parse(point.address)
+    target = addresses.parse_address(point.address)
     is_one_machine = target.is_unix or target.host == "localhost" or addresses.is_loopback(target.host)
     key = _key(point, rank, settings, is_one_machine)
     timeout_ns = settings.start_timeout_ns

@@ -1,6 +1,6 @@
 """Names of hosts as addresses, asked for by threads: a name server that does not answer holds nobody up for long.
 
-1. There is one question at a time for each name. Who cannot wait any longer leaves it open, and who asks next gets its
+1. There is one query at a time for each name. Who cannot wait any longer leaves it open, and who asks next gets its
    answer.
 2. Until there is an answer the last one counts: the name server may be lost together with the host that is looked for
    at other places.
@@ -25,26 +25,26 @@ class NameResolver:
 
     def __init__(self, ask: Callable[[str, int], Answer]) -> None:
         self._ask = ask
-        self._open: dict[tuple[str, int], _NameQuery] = {}
+        self._queries: dict[tuple[str, int], _NameQuery] = {}
         self._known: dict[tuple[str, int], Answer] = {}
 
-    def begin(self, host: str, port: int) -> _NameQuery:
+    def begin_query(self, host: str, port: int) -> _NameQuery:
         """Ask, if nobody does so now."""
-        question = self._open.get((host, port))
-        if question is None or question.pid != os.getpid():  # a thread does not survive a fork
-            question = self._open[host, port] = _NameQuery(lambda: self._ask(host, port))
-        return question
+        query = self._queries.get((host, port))
+        if query is None or query.pid != os.getpid():  # a thread does not survive a fork
+            query = self._queries[host, port] = _NameQuery(lambda: self._ask(host, port))
+        return query
 
-    def find(self, host: str, port: int, within_ns: int) -> Answer:
+    def find_addresses(self, host: str, port: int, within_ns: int) -> Answer:
         """Return the addresses after `within_ns` at most. Raises OSError if they are not known by then."""
-        name, question = (host, port), self.begin(host, port)
-        if question.done.wait(max(0, within_ns) / 1e9):
-            if self._open.get(name) is question:
-                del self._open[name]
-            if not isinstance(question.answer, OSError):
-                self._known[name] = question.answer
-            elif name not in self._known or question.answer.errno != socket.EAI_AGAIN:
-                raise question.answer.with_traceback(None)
+        name, query = (host, port), self.begin_query(host, port)
+        if query.done.wait(max(0, within_ns) / 1e9):
+            if self._queries.get(name) is query:
+                del self._queries[name]
+            if not isinstance(query.answer, OSError):
+                self._known[name] = query.answer
+            elif name not in self._known or query.answer.errno != socket.EAI_AGAIN:
+                raise query.answer.with_traceback(None)
         elif name not in self._known:
             raise OSError(errno.ETIMEDOUT, f"no name server has answered yet where {host} is")
         return self._known[name]

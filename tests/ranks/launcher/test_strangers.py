@@ -15,7 +15,7 @@ from tests.other_user import as_nobody
 from tests.ports import free_port
 
 from ronde.core.identity import Surroundings, identify
-from ronde.net.addresses import parse, resolve
+from ronde.net.addresses import parse_address, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.protection import protection_of
 from ronde.net.stores.server import STORE_PURPOSE
@@ -53,7 +53,7 @@ def enter(address: str, job: str) -> None:
 
 def shake_hands(address: str, job: str) -> None:
     """The same without asking who serves there."""
-    endpoint = resolve(parse(address))[0]
+    endpoint = resolve(parse_address(address))[0]
     with socket.socket(endpoint.family) as sock:
         sock.connect(endpoint.sockaddr)
         key = JobKey.derived_from(job)

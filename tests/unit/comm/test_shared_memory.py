@@ -16,7 +16,7 @@ import pytest
 
 from ronde import _native
 from ronde.comm.shared_memory import share_bells, share_segment
-from ronde.core.placement import Topology, place
+from ronde.core.placement import Topology, compute_topology
 from ronde.errors import MismatchError, PeerLostError, TimeoutError
 
 SECOND = 10**9
@@ -27,7 +27,7 @@ class Rank:
     """One of some ranks: where it stands, and what carries its descriptors."""
 
     def __init__(self, number: int, size: int, controls: dict[int, int]) -> None:
-        self.topology: Topology = place(number, ["here"] * size, ["here"] * size)
+        self.topology: Topology = compute_topology(number, ["here"] * size, ["here"] * size)
         wires = {peer: (descriptor, b"", b"", False) for peer, descriptor in controls.items()}
         self.connections = _native.SharedConnections(wires)
         self.watch = self.join("world")

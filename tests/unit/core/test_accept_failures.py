@@ -11,7 +11,7 @@ def tries(failures: AcceptFailures, is_shortage: bool, until_ns: int) -> list[Ve
     verdicts: list[Verdict] = []
     now_ns = 1
     while now_ns < until_ns and not (verdicts and verdicts[-1].is_final):
-        verdicts.append(failures.fail(is_shortage, now_ns))
+        verdicts.append(failures.note_failure(is_shortage, now_ns))
         now_ns += verdicts[-1].pause_ns
     return verdicts
 
@@ -32,6 +32,6 @@ def test_another_failure_that_lasts_is_final() -> None:
 
 def test_a_success_begins_anew() -> None:
     failures = AcceptFailures()
-    failures.fail(False, 1)
-    failures.succeed()
-    assert failures.fail(False, HOUR_NS) == Verdict(FIRST_PAUSE_NS, True, False)
+    failures.note_failure(False, 1)
+    failures.note_success()
+    assert failures.note_failure(False, HOUR_NS) == Verdict(FIRST_PAUSE_NS, True, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.core.host_list import Host, describe, parse_discovered, parse_hostfile, parse_hosts, place
+from ronde.core.host_list import Host, describe, parse_discovered, parse_hostfile, parse_hosts, place_workers
 from ronde.errors import UsageError
 
 
@@ -77,12 +77,12 @@ def test_what_a_discovery_script_prints() -> None:
 
 def test_workers_fill_the_hosts_in_order() -> None:
     hosts = parse_hosts("a:2,b:2,c:2")
-    assert place(hosts, None) == hosts
-    assert place(hosts, 6) == hosts
-    assert place(hosts, 3) == (Host("a", 2), Host("b", 1))
-    assert place(hosts, 1) == (Host("a", 1),)
+    assert place_workers(hosts, None) == hosts
+    assert place_workers(hosts, 6) == hosts
+    assert place_workers(hosts, 3) == (Host("a", 2), Host("b", 1))
+    assert place_workers(hosts, 1) == (Host("a", 1),)
     with pytest.raises(UsageError) as refused:
-        place(hosts, 7)
+        place_workers(hosts, 7)
     assert str(refused.value) == (
         "7 workers need 7 slots, but a:2,b:2,c:2 has 6: name more hosts or slots, or ask for at most 6 workers"
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ronde.core.identity import MeetingPoint, Surroundings, identify
-from ronde.core.init_method import interpret
+from ronde.core.init_method import interpret_init_arguments
 from ronde.errors import UsageError
 
 HERE = Surroundings(uid=1000)
@@ -18,7 +18,7 @@ def meet(
     init_method: str | None, environ: dict[str, str] | None = None, **arguments: Any
 ) -> tuple[int, int, Any]:
     given: dict[str, Any] = {"rank": None, "size": None, "world_size": None, "store": None} | arguments
-    wish = interpret(init_method, environ=environ or {}, **given)
+    wish = interpret_init_arguments(init_method, environ=environ or {}, **given)
     found = identify(wish.environ, HERE, wish.rank, wish.size, wish.store)
     return found.rank, found.size, found.meeting
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ronde.core.placement import Topology, place
+from ronde.core.placement import Topology, compute_topology
 
 
 def topologies(keys: str) -> list[Topology]:
-    return [place(rank, keys, [f"host-{key}" for key in keys]) for rank in range(len(keys))]
+    return [compute_topology(rank, keys, [f"host-{key}" for key in keys]) for rank in range(len(keys))]
 
 
 def test_a_lone_rank() -> None:

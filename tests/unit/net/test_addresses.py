@@ -13,7 +13,7 @@ from ronde.net.addresses import (
     addresses_here,
     is_loopback,
     listen,
-    parse,
+    parse_address,
     resolve,
 )
 
@@ -29,7 +29,7 @@ from ronde.net.addresses import (
     ],
 )
 def test_parse_and_format(text: str, address: Address) -> None:
-    assert parse(text) == address
+    assert parse_address(text) == address
     assert str(address) == text
 
 
@@ -59,14 +59,14 @@ def test_parse_and_format(text: str, address: Address) -> None:
 )
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"not an? (TCP )?address|too long"):
-        parse(text)
+        parse_address(text)
 
 
 @pytest.mark.parametrize(
     "text", ["tcp:127.0.0.1:0", "tcp:[::1]:0", "tcp:localhost:0", "unix:@ronde-test-listen"]
 )
 def test_a_listener_can_be_reached_at_the_address_it_tells(text: str) -> None:
-    listener, address = listen(parse(text))
+    listener, address = listen(parse_address(text))
     endpoint = resolve(address)[0]
     with listener, socket.socket(endpoint.family) as client:
         client.settimeout(30)
@@ -97,7 +97,7 @@ def test_a_name_of_this_machine_is_bound_where_others_reach_it() -> None:
 
 
 def test_an_address_that_is_taken_or_not_ours() -> None:
-    listener, address = listen(parse("tcp:127.0.0.1:0"))
+    listener, address = listen(parse_address("tcp:127.0.0.1:0"))
     with (
         listener,
         pytest.raises(UsageError, match=f"cannot serve at {address}: Address already in use; end the"),

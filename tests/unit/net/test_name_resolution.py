@@ -38,9 +38,9 @@ def test_a_server_that_does_not_answer_is_asked_once_and_holds_nobody_up() -> No
     names = NameResolver(server.ask)
     for _ in range(3):
         with pytest.raises(OSError, match="no name server has answered yet where node0 is"):
-            names.find("node0", 7, SOON_NS)
+            names.find_addresses("node0", 7, SOON_NS)
     server.well.set()
-    assert names.find("node0", 7, HANGING_NS) == HERE
+    assert names.find_addresses("node0", 7, HANGING_NS) == HERE
     assert server.asked == 1
 
 
@@ -49,17 +49,17 @@ def test_what_was_known_counts_until_there_is_an_answer(is_silent: bool) -> None
     away = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
     server = Server(HERE, ELSEWHERE) if is_silent else Server(HERE, away, ELSEWHERE)
     names = NameResolver(server.ask)
-    assert names.find("node0", 7, HANGING_NS) == HERE
+    assert names.find_addresses("node0", 7, HANGING_NS) == HERE
     if is_silent:
         server.well.clear()
-    assert names.find("node0", 7, SOON_NS if is_silent else HANGING_NS) == HERE
+    assert names.find_addresses("node0", 7, SOON_NS if is_silent else HANGING_NS) == HERE
     server.well.set()
-    assert names.find("node0", 7, HANGING_NS) == ELSEWHERE
+    assert names.find_addresses("node0", 7, HANGING_NS) == ELSEWHERE
 
 
 def test_a_name_that_is_no_more_is_not_known() -> None:
     server = Server(HERE, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
     names = NameResolver(server.ask)
-    assert names.find("node0", 7, HANGING_NS) == HERE
+    assert names.find_addresses("node0", 7, HANGING_NS) == HERE
     with pytest.raises(socket.gaierror, match="Name or service not known"):
-        names.find("node0", 7, HANGING_NS)
+        names.find_addresses("node0", 7, HANGING_NS)

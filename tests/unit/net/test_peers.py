@@ -12,7 +12,7 @@ import pytest
 from tests.other_user import NOBODY, as_nobody
 
 from ronde.errors import AuthenticationError, TimeoutError
-from ronde.net.addresses import Address, listen, parse, resolve
+from ronde.net.addresses import Address, listen, parse_address, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.connections import Channel, Slot, open_connections
 from ronde.net.protection import protection_of
@@ -44,7 +44,7 @@ with socket.socket(socket.AF_UNIX) as listener:
 
 def shake_hands(address: str, key: JobKey) -> None:
     """Do the handshake with the right key, and believe whoever answers."""
-    endpoint = resolve(parse(address))[0]
+    endpoint = resolve(parse_address(address))[0]
     with socket.socket(endpoint.family) as sock:
         sock.connect(endpoint.sockaddr)
         authenticate(

@@ -146,7 +146,8 @@ def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) ->
     answers.
     """
     candidates = sorted(
-        assignment.stores, key=lambda text: addresses.parse(text).host not in ssh_connection.split()[:1]
+        assignment.stores,
+        key=lambda text: addresses.parse_address(text).host not in ssh_connection.split()[:1],
     )
     key = JobKey.from_hex(assignment.job_key)
     deadline_ns = time.monotonic_ns() + timeout_ns
@@ -167,7 +168,7 @@ def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) ->
 
 def _placed(config: LaunchConfig, store_address: str) -> LaunchConfig:
     """Return the configuration for the agent on this host, with this store."""
-    store = addresses.parse(store_address)
+    store = addresses.parse_address(store_address)
     own = (
         addresses.address_of_interface(config.interface)
         if config.interface

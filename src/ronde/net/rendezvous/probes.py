@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from enum import Enum, auto
 
 from ronde.errors import UsageError
-from ronde.net.addresses import Address, listen, parse, resolve_all
+from ronde.net.addresses import Address, listen, parse_address, resolve_all
 
 __all__ = ["PROBE_NS", "MAX_PROBES", "ProbeResult", "ProbeListener", "find_ended", "probe", "probe_all"]
 
@@ -71,7 +71,7 @@ def find_ended(addresses: Mapping[str, str]) -> tuple[str, ...]:
         are_open: list[str] = []
         for first in range(0, len(left), MAX_PROBES):
             some = left[first : first + MAX_PROBES]
-            answers = dict(zip(some, probe_all([parse(addresses[node]) for node in some])))
+            answers = dict(zip(some, probe_all([parse_address(addresses[node]) for node in some])))
             ended += [node for node, door in answers.items() if door is ProbeResult.SHUT]
             are_open += [node for node, door in answers.items() if door is ProbeResult.OPEN]
         if not are_open or time.monotonic_ns() >= deadline_ns:

@@ -14,7 +14,7 @@ from ronde.core.rendezvous.membership import Node
 from ronde.core.rendezvous.quorum import count_missing
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import Address, is_loopback, is_ours, parse, parse_tcp, resolve
+from ronde.net.addresses import Address, is_loopback, is_ours, parse_address, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.over_store import Found, OverStore
 from ronde.net.rendezvous.probes import MAX_PROBES, PROBE_NS, ProbeListener, ProbeResult, probe, probe_all
@@ -134,7 +134,7 @@ class TcpStoreAccess:
         """
         sample = _spread(nodes)
         asked = [node for node in sample if node.meeting]
-        ours, *others = probe_all([self._address, *(parse(node.meeting) for node in asked)])
+        ours, *others = probe_all([self._address, *(parse_address(node.meeting) for node in asked)])
         if ours is ProbeResult.OPEN:  # by now
             with suppress(*NOT_OURS):
                 return Found(self.enter(PROBE_NS), (), False)
@@ -151,7 +151,7 @@ class TcpStoreAccess:
         if count_missing([node.id for node in sample], gone, [node.id for node in open_ones], True):
             return None
         for node in open_ones:
-            address = parse(node.meeting)
+            address = parse_address(node.meeting)
             if address != self._address and go_on():
                 with suppress(*NOT_OURS):
                     store = self._client(node.meeting, ENTER_NS)
@@ -161,7 +161,7 @@ class TcpStoreAccess:
 
     def enter_other(self, address: str) -> Store:
         store = self._client(address, PROBE_NS)
-        self._address = parse(address)
+        self._address = parse_address(address)
         return store
 
     def call(self, is_here: bool) -> None:

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING
 from ronde._native import new_seals, read_request, send_answers, set_seals, take_requests
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import parse
-from ronde.net.authenticating_listener import Newcomer, Reception
+from ronde.net.addresses import parse_address
+from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
 from ronde.net.authentication import Handshake, Role
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.stores.listeners import MAX_CLIENTS, listen_for_clients, notice_loss
@@ -96,13 +96,13 @@ class StoreServer:
         give_up: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._desk = RequestHandler()
-        listeners, self._address = listen_for_clients(parse(address), key, listener)
+        listeners, self._address = listen_for_clients(parse_address(address), key, listener)
         self._key = key
         self._epoll = select.epoll()
         self._is_secret = secrecy_is_wanted() if is_secret is None else is_secret
         self._listeners = listeners
         name = f"the store at {self._address}"
-        self._reception = Reception(
+        self._authenticator = Authenticator(
             *(listeners, name, self._greet, self._report_listener, self._epoll),
             give_up=lambda error: give_up(
                 f"{name} accepts no more connections, and ranks cannot meet there: {error.strerror}; a container or "
@@ -112,7 +112,7 @@ class StoreServer:
         try:
             self._journal = self._open_journal(journal, seed)
         except BaseException:
-            self._close_reception()
+            self._close_listeners()
             self._epoll.close()
             raise
         self._answers: dict[int, bytes] = {}  # to leave at the end of the turn, by descriptor
@@ -138,7 +138,7 @@ class StoreServer:
     @property
     def turned_away(self) -> str:
         """What there is to say about the last connection that did not prove that it knows the key, or nothing."""
-        return self._reception.refusals.summary
+        return self._authenticator.refusals.summary
 
     def close(self) -> None:
         """Stop serving, hang up on all clients, and free the address. A second call does nothing."""
@@ -183,7 +183,7 @@ class StoreServer:
         """Close what a forked child has inherited: it would keep open what its parent closes."""
         for client in self._clients.values():
             client.sock.close()
-        self._reception.let_go()
+        self._authenticator.close_sockets()
         for listener in self._listeners:
             listener.close()
         self._epoll.close()
@@ -199,7 +199,7 @@ class StoreServer:
             while going_on:
                 # Not of all in one turn: while some are answered, the others have time to ask.
                 most = min(MOST_IN_A_TURN, len(self._clients) // 2)
-                wake_ns = self._reception.wake_ns
+                wake_ns = self._authenticator.wake_ns
                 timeout_ms = self._ms_to_next_timer(wake_ns) if self._timers or wake_ns is not None else -1
                 going_on = self._turn(*take_requests(epoll, timeout_ms, most, self._at_rest, self._seals))
         except BaseException:
@@ -219,8 +219,8 @@ class StoreServer:
             client = self._clients.get(fd)  # none: dropped earlier in this turn
             if client is not None:
                 self._serve(client, event, data)
-            elif fd in self._reception:
-                if newcomer := self._reception.serve(fd):
+            elif fd in self._authenticator:
+                if newcomer := self._authenticator.handle_ready(fd):
                     self._welcome(newcomer)
             elif fd == self._stop:
                 going_on = False
@@ -228,7 +228,7 @@ class StoreServer:
             self._commit(self._journal)
         if self._timers:
             self._expire()
-        self._reception.tick(time.monotonic_ns())
+        self._authenticator.tick(time.monotonic_ns())
         if self._desk.woken:
             self._deliver_to_woken()
         self._send_answers()
@@ -244,10 +244,10 @@ class StoreServer:
         os.close(self._stop)
         if self._journal:
             self._journal.close()
-        self._close_reception()
+        self._close_listeners()
 
-    def _close_reception(self) -> None:
-        self._reception.close()
+    def _close_listeners(self) -> None:
+        self._authenticator.close()
         for listener in self._listeners:
             listener.close()
         if self._address.path.startswith("/"):
@@ -266,7 +266,7 @@ class StoreServer:
             "the store at %s cannot accept connections and tries again: %s", self._address, error.strerror
         )
 
-    def _welcome(self, newcomer: Newcomer) -> None:
+    def _welcome(self, newcomer: AuthenticatedConnection) -> None:
         """Let a connection be a member's."""
         label = newcomer.handshake.peer_label
         session = self._desk.welcome(label if any(label) else b"")
@@ -281,7 +281,7 @@ class StoreServer:
         if old is not None:  # its client has given it up before we saw that it is broken
             self._drop(old)
         if len(self._clients) >= MAX_CLIENTS:
-            self._reception.pause()
+            self._authenticator.pause_accepting()
 
     def _drop(self, client: _Client) -> None:
         del self._clients[client.fd]
@@ -294,7 +294,7 @@ class StoreServer:
         if session.connection is client:
             session.connection = None
             self._gone.append(session)
-        self._reception.resume()
+        self._authenticator.resume_accepting()
 
     def _see_off(self, session: ClientSession) -> None:
         if session.connection is None:

@@ -30,7 +30,7 @@ from ronde import errors
 from ronde._native import StoreLine
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import Endpoint, parse, resolve
+from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authenticating_listener import HANDSHAKE_NS
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.foreign import is_torch_store
@@ -83,7 +83,7 @@ class StoreClient(StoreLine):
         patience_ns: int = PATIENCE_NS,
         is_secret: bool | None = None,
     ) -> None:
-        self._targets = [parse(each) for each in address.split(",")]
+        self._targets = [parse_address(each) for each in address.split(",")]
         self._key = key
         self._patience_ns = patience_ns
         self._is_secret = secrecy_is_wanted() if is_secret is None else is_secret

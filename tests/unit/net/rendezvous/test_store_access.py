@@ -14,7 +14,7 @@ from tests.ports import free_port
 from ronde.core.rendezvous.membership import Node
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import parse
+from ronde.net.addresses import parse_address
 from ronde.net.rendezvous import store_access
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.over_store import Found
@@ -41,7 +41,7 @@ def serve(stack: ExitStack, key: JobKey = KEY) -> str:
 def search(stack: ExitStack, lost: str, meetings: list[str]) -> Found | None:
     """Return what a node finds that has lost the store there, and knows that the others would meet at these."""
     config = RendezvousConfig("tcp", max_nodes=len(meetings))
-    entrance = TcpStoreAccess(parse(lost), KEY, False, config)
+    entrance = TcpStoreAccess(parse_address(lost), KEY, False, config)
     nodes = [
         Node(f"{place}", f"host-{place}", "127.0.0.1", 1, "", 1, meeting=meeting)
         for place, meeting in enumerate(meetings)
@@ -75,7 +75,7 @@ def test_of_many_nodes_not_only_the_first_are_asked(stack: ExitStack) -> None:
 
 
 def test_who_cannot_even_knock_learns_nothing() -> None:
-    address = parse(f"tcp:127.0.0.1:{free_port('127.0.0.1')}")
+    address = parse_address(f"tcp:127.0.0.1:{free_port('127.0.0.1')}")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unused = os.dup(0)
     os.close(unused)

@@ -17,7 +17,7 @@ import pytest
 from tests.unit.net.stores.members import Member
 
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
-from ronde.net.addresses import parse, resolve
+from ronde.net.addresses import parse_address, resolve
 from ronde.net.authenticating_listener import MAX_STRANGERS
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
 from ronde.net.stores.tcp import StoreClient, StoreServer
@@ -44,7 +44,7 @@ def client(server: StoreServer) -> Iterator[StoreClient]:
 
 
 def stranger(server: StoreServer) -> socket.socket:
-    endpoint = resolve(parse(server.address))[0]
+    endpoint = resolve(parse_address(server.address))[0]
     sock = socket.socket(endpoint.family)
     sock.settimeout(30)
     sock.connect(endpoint.sockaddr)

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ronde.core.host_list import parse_hostfile, parse_hosts, place
+from ronde.core.host_list import parse_hostfile, parse_hosts, place_workers
 from ronde.errors import UsageError
 from ronde.launch.callables import ElasticLaunch
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
@@ -101,7 +101,7 @@ def _check_hosts(hosts: str | None, hostfile: str | None, workers: int) -> None:
     else:
         return
     own = addresses_here()
-    for host in place(listed, workers):
+    for host in place_workers(listed, workers):
         if not is_here(host.name, own):
             raise UsageError(
                 f"horovod.run starts processes on this machine only, and {host.name} is another one: start the script "
