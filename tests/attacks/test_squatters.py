@@ -18,7 +18,7 @@ from tests.other_user import NOBODY, start_as_nobody
 from ronde.errors import AuthenticationError, ProtocolError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import listen, parse_address, resolve
-from ronde.net.stores.listeners import short_ways
+from ronde.net.stores.listeners import shortcuts
 from ronde.net.stores.tcp import StoreClient, StoreServer
 
 SECOND = 10**9
@@ -97,7 +97,7 @@ def short_name() -> Iterator[tuple[str, socket.socket]]:
     """The address of a store that is still to come, and the listener of a squatter on its short way's name."""
     probe, address = listen(parse_address("tcp:127.0.0.1:0"))
     probe.close()
-    name = str(next(iter(short_ways(resolve(address)[0], KEY))).sockaddr)
+    name = str(next(iter(shortcuts(resolve(address)[0], KEY))).sockaddr)
     squatter, _ = listen(parse_address(f"unix:@{name[1:]}"))
     yield str(address), squatter
     squatter.close()

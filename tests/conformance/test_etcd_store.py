@@ -411,7 +411,7 @@ def test_by_tls_with_certificates_on_both_sides(certificates: dict[str, str]) ->
         # As torchrun's older rendezvous calls them; its newer one has the other names.
         options = {"protocol": "https", "cacert": ca, "cert": certificate, "key": key}
         config = RendezvousConfig("etcd", etcd.endpoints[0], options=options)
-        EtcdStoreAccess(config, "job/").enter(LONG).close()
+        EtcdStoreAccess(config, "job/").open_store(LONG).close()
         other.close()
         with pytest.raises(
             UsageError, match=r"do not trust each other: 127.0.0.1:\d+: .*CERTIFICATE_VERIFY_FAILED"

@@ -28,7 +28,7 @@ from ronde.net.rendezvous.probes import find_ended
 from ronde.net.rendezvous.store_session import StoreSession
 from ronde.net.stores.base import Store
 
-__all__ = ["StoreAccess", "Found", "OverStore"]
+__all__ = ["StoreAccess", "FoundStore", "OverStore"]
 
 NAMED_HOSTS = 8
 LONGEST_WAIT_NS = 60 * 10**9
@@ -45,7 +45,7 @@ REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer
 _log = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
+class FoundStore(NamedTuple):
     """A store that was looked for: the ids of nodes that died with the last one, and whether it is another one."""
 
     store: Store
@@ -56,15 +56,15 @@ class Found(NamedTuple):
 class StoreAccess(Protocol):
     """How to get to the store."""
 
-    def enter(self, timeout_ns: int) -> Store:
+    def open_store(self, timeout_ns: int) -> Store:
         """Return a client. Raises TimeoutError if there is none yet, other errors of this package if never."""
 
-    def offer(self, node: Node) -> Node:
+    def describe_node(self, node: Node) -> Node:
         """Return what this node says of itself, with where it listens and may serve a store if this one is lost."""
 
-    def enter_again(
+    def find_store(
         self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
-    ) -> Found | None:
+    ) -> FoundStore | None:
         """Return a client of the store, or of the one that replaces it.
 
         Called when the store was lost, in a thread of its own. `nodes`: of the last round. `were_there`: those of them
@@ -72,16 +72,16 @@ class StoreAccess(Protocol):
         none, or `go_on` says no.
         """
 
-    def call(self, is_here: bool) -> None:
+    def call_nodes(self, is_here: bool) -> None:
         """Call those who meet elsewhere, if the job surely goes on where the nodes have moved to, or do so no more."""
 
-    def enter_other(self, address: str) -> Store:
-        """Return a client of the store that replaces this one, for a node that came later. Raises as `enter`."""
+    def open_store_at(self, address: str) -> Store:
+        """Return a client of the store that replaces this one, for a node that came later. Raises as `open_store`."""
 
-    def serves(self) -> bool:
+    def serves_store(self) -> bool:
         """Return whether the store is served here."""
 
-    def turned_away(self) -> str:
+    def last_refusal(self) -> str:
         """Return what there is to say about the last connection that the store here has turned away, or nothing."""
 
     def close(self, others: Callable[[int], None]) -> None:
@@ -95,17 +95,17 @@ class OverStore:
     """
 
     def __init__(
-        self, rules: Rules, entrance: StoreAccess, wish: int = -1, start_timeout_ns: int = 300 * 10**9
+        self, rules: Rules, access: StoreAccess, wish: int = -1, start_timeout_ns: int = 300 * 10**9
     ) -> None:
         self._rules = rules
         self._start_timeout_ns = min(start_timeout_ns, rules.join_timeout_ns)
-        self._entrance = entrance
+        self._access = access
         self._wish = wish
         self._participant = Participant(rules)
         self._events = EventQueue()
         self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
         self._session: StoreSession | None = None
-        self._left: list[StoreSession] = []  # earlier ones, whose threads may still be ending
+        self._old_sessions: list[StoreSession] = []  # earlier ones, whose threads may still be ending
         self._thread: threading.Thread | None = None
         self._node = ""
         self._terms: JobTerms | None = None
@@ -113,9 +113,11 @@ class OverStore:
         self._close_by_ns = 0
         self._is_lost = False
         self._search: threading.Thread | None = None
-        self._has_told = False  # that the store does not answer
+        self._has_reported_silence = False  # that the store does not answer
         self._has_moved = False  # to another store
-        self._kept_out: StoreSession | None = None  # from where we were called elsewhere, and did not get in
+        self._failed_from: StoreSession | None = (
+            None  # from where we were called elsewhere, and did not get in
+        )
 
     # What the agent calls
 
@@ -131,7 +133,7 @@ class OverStore:
         self._node, self._terms = node.id, JobTerms.of(self._rules, budget)
         now_ns = time.monotonic_ns()  # it may take a while until there is a store
         # Only then it is known whether that is one of ours.
-        self._news.put(lambda: self._participant.join(now_ns, self._entrance.offer(node), budget))
+        self._news.put(lambda: self._participant.join(now_ns, self._access.describe_node(node), budget))
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="ronde-rendezvous", daemon=True)
             thread.start()
@@ -150,7 +152,7 @@ class OverStore:
         self._news.put(lambda: self._participant.leave(reason, ends_within_ns))
 
     def serves_others(self) -> bool:
-        return self._entrance.serves()
+        return self._access.serves_store()
 
     def close(self) -> None:
         """Do what is still to be said, and go. A second call does nothing."""
@@ -163,24 +165,24 @@ class OverStore:
             self._thread.join(CLOSE_NS / 1e9)
         if self._search:
             self._search.join(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
-            self._drop_what_was_found()
+            self._close_found_store()
         session = self._session
         is_done = session is not None and not self._is_lost and session.finish(deadline_ns)
         others = self._participant.others if is_done else []
-        self._entrance.close(lambda timeout_ns: self._until_gone(others, timeout_ns))
+        self._access.close(lambda timeout_ns: self._wait_until_gone(others, timeout_ns))
         if session:
-            self._leave(session)
-        for session in self._left:
+            self._end_session(session)
+        for session in self._old_sessions:
             session.finish(deadline_ns)
         self._events.close()
 
-    def _drop_what_was_found(self) -> None:
+    def _close_found_store(self) -> None:
         with suppress(queue.Empty):
             while True:
                 if news := self._news.get_nowait():
                     news()  # nothing comes of it any more, but a store is closed
 
-    def _until_gone(self, others: Sequence[str], timeout_ns: int) -> None:
+    def _wait_until_gone(self, others: Sequence[str], timeout_ns: int) -> None:
         """They may not have seen the end yet, and the store that tells them ends with us."""
         deadline_ns = time.monotonic_ns() + timeout_ns
         known: dict[str, bytes | None] = {alive_key(node): ALIVE for node in others}
@@ -195,25 +197,27 @@ class OverStore:
 
     def _run(self) -> None:
         try:
-            self._enter()
-            while self._step():
+            self._open_first_store()
+            while self._handle_next():
                 pass
-            while self._is_ending():
-                self._step()
+            while self._is_ending_job():
+                self._handle_next()
         except Exception as error:  # else the agent would wait for ever
             _log.exception("the rendezvous has failed")
             self._is_lost = True
             self._perform(self._participant.give_up(f"the rendezvous has failed: {error!r}"))
 
-    def _enter(self) -> None:
+    def _open_first_store(self) -> None:
         """Get to the store as soon as it is there."""
         deadline_ns = time.monotonic_ns() + self._start_timeout_ns
-        has_told = False
+        has_reported = False
         while not self._is_closing:
             left_ns = deadline_ns - time.monotonic_ns()
             try:
-                if store := self._cross(self._entrance.enter(max(min(left_ns, CONNECT_NS), LEAST_NS))):
-                    self._begin(store)
+                if store := self._succeed_ended_job(
+                    self._access.open_store(max(min(left_ns, CONNECT_NS), LEAST_NS))
+                ):
+                    self._begin_session(store)
                 return
             except TimeoutError as error:
                 if left_ns <= CONNECT_NS:
@@ -221,9 +225,9 @@ class OverStore:
                     waited = f"waited {self._start_timeout_ns / 1e9:g} s for the store {message}"
                     self._give_up(f"{waited}; {REMEDY}")
                     return
-                if not has_told:
+                if not has_reported:
                     self._events.put(Notice(str(error)))
-                has_told = True
+                has_reported = True
             except AuthenticationError as error:
                 self._give_up(f"{error}; {STRANGE}")
                 return
@@ -231,7 +235,7 @@ class OverStore:
                 self._give_up(str(error))
                 return
 
-    def _cross(self, store: Store) -> Store | None:
+    def _succeed_ended_job(self, store: Store) -> Store | None:
         """Return the store if this node may take part there. Raises TimeoutError if it has gone again."""
         assert self._terms
         silence_ns = self._rules.silence_ns
@@ -251,19 +255,19 @@ class OverStore:
             return None
         return store
 
-    def _begin(self, store: Store) -> None:
-        self._session = StoreSession(store, self._node, self._hear, self._lose, self._follow)
+    def _begin_session(self, store: Store) -> None:
+        self._session = StoreSession(store, self._node, self._on_event, self._on_loss, self._on_moved)
 
-    def _leave(self, session: StoreSession) -> None:
+    def _end_session(self, session: StoreSession) -> None:
         session.close()
-        self._session, self._has_told = None, False
-        self._left = [each for each in self._left if not each.finish(0)] + [session]
+        self._session, self._has_reported_silence = None, False
+        self._old_sessions = [each for each in self._old_sessions if not each.finish(0)] + [session]
 
     def _give_up(self, reason: str) -> None:
         self._is_lost = True
         self._perform(self._participant.give_up(reason))
 
-    def _hear(self, session: StoreSession, event: Event) -> None:
+    def _on_event(self, session: StoreSession, event: Event) -> None:
         """Called by a session's threads: something has happened."""
 
         def step() -> list[Effect]:
@@ -271,47 +275,47 @@ class OverStore:
 
         self._news.put(step)
 
-    def _lose(self, session: StoreSession, error: Exception) -> None:
+    def _on_loss(self, session: StoreSession, error: Exception) -> None:
         """Called by a session's threads: the store is lost."""
-        self._news.put(lambda: self._recover(session, error))
+        self._news.put(lambda: self._search_store(session, error))
 
-    def _follow(self, session: StoreSession, address: str) -> None:
+    def _on_moved(self, session: StoreSession, address: str) -> None:
         """Called by a session's threads: the nodes meet elsewhere."""
-        self._news.put(lambda: self._move(session, address))
+        self._news.put(lambda: self._move_to(session, address))
 
-    def _move(self, session: StoreSession, address: str) -> list[Effect]:
+    def _move_to(self, session: StoreSession, address: str) -> list[Effect]:
         """Go where the others are. What this node knows is of a job that it has begun by itself."""
-        if session is not self._session or self._is_lost or self._is_going():
+        if session is not self._session or self._is_lost or self._is_done():
             return []
-        if session is self._kept_out and self._has_moved:
+        if session is self._failed_from and self._has_moved:
             return []  # the others may have come here with us, from one that is frozen and still calls
         try:
-            store = self._entrance.enter_other(address)
+            store = self._access.open_store_at(address)
         except RondeError as error:  # its holder has died, or has too much to do: then we are called again
             _log.info("%s", error)
-            self._kept_out = session
+            self._failed_from = session
             return []
-        self._leave(session)
-        self._begin(store)
+        self._end_session(session)
+        self._begin_session(store)
         return self._participant.enter_store(time.monotonic_ns(), forget=f"the job goes on at {address}")
 
-    def _recover(self, session: StoreSession, error: Exception) -> list[Effect]:
+    def _search_store(self, session: StoreSession, error: Exception) -> list[Effect]:
         """Find the store again, or another one."""
-        if session is not self._session or self._is_lost or self._is_going():
+        if session is not self._session or self._is_lost or self._is_done():
             return []
         _log.info("%s", error)
         has_broken = isinstance(error.__cause__ or error.__context__, ConnectionError)  # no time limit
         broke_now = has_broken and self._participant.store_silence.is_fresh(time.monotonic_ns())
-        if not broke_now and self._rules.rehost and not self._has_told:
+        if not broke_now and self._rules.rehost and not self._has_reported_silence:
             self._events.put(Notice(f"{error}; looking for it and for the other nodes"))
-        self._leave(session)
+        self._end_session(session)
         nodes = self._participant.roster
         were_there = self._participant.store_identity.present_nodes if broke_now else None
         self._participant.lose_store(broke_now)
 
         def search() -> None:
             try:
-                found = self._entrance.enter_again(nodes, were_there, lambda: not self._is_going())
+                found = self._access.find_store(nodes, were_there, lambda: not self._is_done())
                 reason = f"the rendezvous cannot go on: {error}"
                 if not found and nodes and self._rules.rehost:
                     hosts = ", ".join(
@@ -320,42 +324,42 @@ class OverStore:
                     reason += f"; too few of the other nodes could be reached instead ({hosts})"
             except Exception as failure:
                 found, reason = None, f"the rendezvous cannot go on: {failure}"
-            self._news.put(lambda: self._resume(found, reason))
+            self._news.put(lambda: self._resume_at(found, reason))
 
         self._search = threading.Thread(target=search, name="ronde-rendezvous-search", daemon=True)
         self._search.start()
         return []
 
-    def _resume(self, found: Found | None, reason: str) -> list[Effect]:
+    def _resume_at(self, found: FoundStore | None, reason: str) -> list[Effect]:
         """Go on at the store that was found."""
-        if self._is_lost or self._is_going() or found is None:
+        if self._is_lost or self._is_done() or found is None:
             if found:
                 found.store.close()
             self._is_lost = True
             return self._participant.give_up(reason)
-        self._begin(found.store)
+        self._begin_session(found.store)
         self._has_moved = self._has_moved or found.is_elsewhere
         return self._participant.enter_store(time.monotonic_ns(), found.gone, elsewhere=found.is_elsewhere)
 
-    def _knock(self, asked: Probe) -> None:
+    def _probe_agents(self, asked: Probe) -> None:
         """Have it done; it may take a while."""
 
-        def knock() -> None:
+        def probe() -> None:
             event = Probed.of(asked, find_ended(asked.addresses))
             self._news.put(lambda: self._participant.step(time.monotonic_ns(), event))
 
-        threading.Thread(target=knock, name="ronde-rendezvous-knock", daemon=True).start()
+        threading.Thread(target=probe, name="ronde-rendezvous-probe", daemon=True).start()
 
-    def _is_going(self) -> bool:
+    def _is_done(self) -> bool:
         """Whether `close` was called, and there is nothing left that keeps this node."""
-        return self._is_closing and not self._is_ending()
+        return self._is_closing and not self._is_ending_job()
 
-    def _is_ending(self) -> bool:
+    def _is_ending_job(self) -> bool:
         """Whether this node ends the job, and there is time left to say so, or to find the store again for that."""
         may_say = not self._is_lost and (self._session is not None or self._search is not None)
         return may_say and self._participant.is_ending and time.monotonic_ns() < self._close_by_ns
 
-    def _step(self) -> bool:
+    def _handle_next(self) -> bool:
         """Wait for one piece of news, or for the clock. Returns whether to go on."""
         wait_ns = LONGEST_WAIT_NS
         if self._participant.has_joined:  # also without a store: the lease runs out
@@ -371,34 +375,34 @@ class OverStore:
         if news is None:
             return False
         self._perform(news())
-        if self._has_told:
-            self._look_after_the_store()
+        if self._has_reported_silence:
+            self._watch_store()
         if self._has_moved:
-            self._entrance.call(self._participant.store_identity.is_calling)
+            self._access.call_nodes(self._participant.store_identity.is_calling)
         return True
 
     def _tick(self, now_ns: int) -> None:
         # Before the agent asks for a place in the next round: whoever has asked there does not count elsewhere.
         must_leave = self._participant.must_end_workers(now_ns)
         effects = self._participant.step(now_ns, Tick())
-        self._look_after_the_store(must_leave)
+        self._watch_store(must_leave)
         self._perform(effects)
 
-    def _look_after_the_store(self, must_leave: bool = False) -> None:
+    def _watch_store(self, must_leave: bool = False) -> None:
         """Say that it does not answer. If that lasts for so long that the others take us for dead, it may be lost."""
         session, now_ns = self._session, time.monotonic_ns()
         if session is None or self._participant.is_over:
             return
         silent_ns, limit_s = self._participant.store_silence.silent_ns(now_ns), self._rules.silence_ns / 1e9
         is_silent = silent_ns >= max(self._rules.heartbeat_ns * 3 // 2, LEAST_SILENCE_NS)
-        if is_silent != self._has_told:
+        if is_silent != self._has_reported_silence:
             what = f"has not answered for {silent_ns / 1e9:.1f} s" if is_silent else "answers again"
             then = f"; after {limit_s:g} s the workers here would be ended" if is_silent else ""
             self._events.put(Notice(f"the store at {session.store.address} {what}{then}"))
-            self._has_told = is_silent
+            self._has_reported_silence = is_silent
         if self._rules.rehost and (must_leave or self._participant.store_silence.is_cut_off(now_ns)):
             self._perform(
-                self._recover(
+                self._search_store(
                     session,
                     PeerLostError(f"the store at {session.store.address} has not answered for {limit_s:g} s"),
                 )
@@ -408,10 +412,10 @@ class OverStore:
         for effect in effects:
             if isinstance(effect, NotifyAgent):
                 event = effect.event
-                if isinstance(event, RendezvousBroken) and (refusal := self._entrance.turned_away()):
+                if isinstance(event, RendezvousBroken) and (refusal := self._access.last_refusal()):
                     event = RendezvousBroken(f"{event.reason}; the store here {refusal}")
                 self._events.put(event)
             elif isinstance(effect, Probe):
-                self._knock(effect)
+                self._probe_agents(effect)
             elif self._session and not self._is_lost:
                 self._session.perform(effect)

@@ -1,6 +1,6 @@
-"""What can be learned at the door of an agent, without going in: whether its process has ended, is there, or is silent.
+"""What can be learned at the result of an agent, without going in: whether its process has ended, is there, or is silent.
 
-Only a refusal is certain: the machine says that nobody listens there. A door that opens may be that of a process which
+Only a refusal is certain: the machine says that nobody listens there. A result that opens may be that of a process which
 has stopped, and silence may be a cable that was pulled, anywhere.
 """
 
@@ -41,9 +41,9 @@ class ProbeListener:
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._is_closed = False
-        self.address = ""  # where it listens; empty before `open`, or if it cannot listen there
+        self.address = ""  # where it listens; empty before `listen_at`, or if it cannot listen there
 
-    def open(self, host: str) -> None:
+    def listen_at(self, host: str) -> None:
         """Listen at any free port of this address; a second call does nothing."""
         if self._socket is None:
             with suppress(UsageError, OSError):  # then the others wait for our lease
@@ -72,8 +72,8 @@ def find_ended(addresses: Mapping[str, str]) -> tuple[str, ...]:
         for first in range(0, len(left), MAX_PROBES):
             some = left[first : first + MAX_PROBES]
             answers = dict(zip(some, probe_all([parse_address(addresses[node]) for node in some])))
-            ended += [node for node, door in answers.items() if door is ProbeResult.SHUT]
-            are_open += [node for node, door in answers.items() if door is ProbeResult.OPEN]
+            ended += [node for node, result in answers.items() if result is ProbeResult.SHUT]
+            are_open += [node for node, result in answers.items() if result is ProbeResult.OPEN]
         if not are_open or time.monotonic_ns() >= deadline_ns:
             return tuple(ended)
         left = are_open
@@ -113,7 +113,7 @@ def probe_all(addresses: Sequence[Address]) -> list[ProbeResult]:
                 answers[index].append(_result_of(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
         for index, _ in waiting.values():
             answers[index].append(ProbeResult.SILENT)
-    return [_best(each) for each in answers]
+    return [_combine(each) for each in answers]
 
 
 def _result_of(error: int) -> ProbeResult:
@@ -122,6 +122,6 @@ def _result_of(error: int) -> ProbeResult:
     return ProbeResult.SHUT if error in (errno.ECONNREFUSED, errno.ENOENT) else ProbeResult.SILENT
 
 
-def _best(answers: Sequence[ProbeResult]) -> ProbeResult:
+def _combine(answers: Sequence[ProbeResult]) -> ProbeResult:
     """Of a name with several addresses: it is shut only if none of them is silent."""
-    return next((door for door in ProbeResult if door in answers), ProbeResult.SILENT)
+    return next((result for result in ProbeResult if result in answers), ProbeResult.SILENT)

@@ -19,15 +19,15 @@ Factory = Callable[[RendezvousConfig, JobKey], Rendezvous]
 
 _GROUP = "ronde.rendezvous"  # of entry points
 _TORCHRUNS_GROUP = "torchrun.handlers"
-_ENTRANCES = "ronde.net.rendezvous.store_access"
+_STORE_ACCESS = "ronde.net.rendezvous.store_access"
 _OURS = {
     "alone": ("ronde.net.rendezvous.alone", "make"),
-    "static": (_ENTRANCES, "make_static"),
-    "tcp": (_ENTRANCES, "make_tcp"),
-    "c10d": (_ENTRANCES, "make_tcp"),
-    "file": (_ENTRANCES, "make_file"),
-    "etcd": (_ENTRANCES, "make_etcd"),
-    "etcd-v2": (_ENTRANCES, "make_etcd"),
+    "static": (_STORE_ACCESS, "make_static"),
+    "tcp": (_STORE_ACCESS, "make_tcp"),
+    "c10d": (_STORE_ACCESS, "make_tcp"),
+    "file": (_STORE_ACCESS, "make_file"),
+    "etcd": (_STORE_ACCESS, "make_etcd"),
+    "etcd-v2": (_STORE_ACCESS, "make_etcd"),
 }
 _registered: dict[str, Factory] = {}
 

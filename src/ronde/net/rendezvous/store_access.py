@@ -16,7 +16,7 @@ from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError,
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, is_ours, parse_address, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.over_store import Found, OverStore
+from ronde.net.rendezvous.over_store import FoundStore, OverStore
 from ronde.net.rendezvous.probes import MAX_PROBES, PROBE_NS, ProbeListener, ProbeResult, probe, probe_all
 from ronde.net.rendezvous.store_session import MOVED
 from ronde.net.stores.base import Store
@@ -35,12 +35,14 @@ RECONNECT_NS = 10 * SECOND  # how long to look for a store that was lost when no
 SEARCH_NS = 60 * SECOND  # and when they are: so long may all connections between the nodes be away
 # After which it is looked for elsewhere; by then its end of the connection has broken too.
 SILENT_NS = 6 * SECOND
-ENTER_NS = 6 * SECOND  # at another node's open door, where thousands may have come at once: nobody goes back
+ENTER_NS = (
+    6 * SECOND
+)  # at another node's open result, where thousands may have come at once: nobody goes back
 NOT_OURS = (
     TimeoutError,
     PeerLostError,
     ProtocolError,
-)  # behind an open door; another job may have the port now
+)  # behind an open result; another job may have the port now
 PROBE_AGAIN_S, AT_LEAST_EVERY_S = 0.02, 0.5  # at first, and in the long run: all nodes of the job do so
 # At first, and in the long run: one node of the job does so, and who comes back waits for it.
 PROBE_ENDPOINT_S, SELDOM_S = 0.2, 0.5
@@ -69,19 +71,19 @@ class TcpStoreAccess:
         self._listener = ProbeListener()  # if there will be no server
         if self._may_serve:
             try:
-                self._server = _serve(str(address), key)
+                self._server = _serve_store(str(address), key)
             except UsageError:
                 if serve:
                     raise
 
-    def offer(self, node: Node) -> Node:
+    def describe_node(self, node: Node) -> Node:
         if self._rehost and self._server is None:
             self._try_to_serve(Address(host=node.address))
         elif self._server is None:
-            self._listener.open(node.address)
+            self._listener.listen_at(node.address)
         return replace(node, meeting=self._server.address if self._server else self._listener.address)
 
-    def enter(self, timeout_ns: int) -> Store:
+    def open_store(self, timeout_ns: int) -> Store:
         try:
             return self._client(str(self._address), timeout_ns)
         except TimeoutError:
@@ -92,7 +94,7 @@ class TcpStoreAccess:
 
     def _try_to_serve(self, address: Address) -> None:
         with suppress(UsageError, OSError):  # then it can only be a guest
-            self._server = _serve(str(address), self._key)
+            self._server = _serve_store(str(address), self._key)
         if self._is_closed and self._server:  # meanwhile, and the name server took its time
             self._server.close()
 
@@ -102,42 +104,42 @@ class TcpStoreAccess:
         patience_ns = 0 if self._rehost else PATIENCE_NS  # we look for it ourselves
         return PrefixStore(StoreClient(address, self._key, timeout_ns, patience_ns), self._prefix)
 
-    def enter_again(
+    def find_store(
         self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
-    ) -> Found | None:
+    ) -> FoundStore | None:
         if not self._rehost:
             return None
         now_ns = began_ns = time.monotonic_ns()
-        patience_ns = FIRST_PATIENCE_NS  # the door of a dying process stays open for a moment
+        patience_ns = FIRST_PATIENCE_NS  # the result of a dying process stays open for a moment
         pause_s = PROBE_AGAIN_S
         while go_on() and now_ns - began_ns < (SEARCH_NS if nodes else RECONNECT_NS):
-            door = probe(self._address)
-            if door is ProbeResult.OPEN:
+            result = probe(self._address)
+            if result is ProbeResult.OPEN:
                 with suppress(*NOT_OURS):
-                    return Found(self.enter(patience_ns), (), False)
+                    return FoundStore(self.open_store(patience_ns), (), False)
                 patience_ns = min(2 * patience_ns, SILENT_NS)
             is_silent = time.monotonic_ns() - began_ns >= SILENT_NS
-            if door is ProbeResult.SHUT or is_silent:
-                if found := self._enter_another(nodes, None if is_silent else were_there, go_on):
+            if result is ProbeResult.SHUT or is_silent:
+                if found := self._find_other_store(nodes, None if is_silent else were_there, go_on):
                     return found  # else this one may open again: a `ronde store` that is started again
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, AT_LEAST_EVERY_S)
             now_ns = time.monotonic_ns()
         return None
 
-    def _enter_another(
+    def _find_other_store(
         self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
-    ) -> Found | None:
+    ) -> FoundStore | None:
         """Go where the others are if these may be enough. Who has ended counts as that if it was there until now.
 
         Everybody looks in the same order, so everybody finds the same one.
         """
-        sample = _spread(nodes)
+        sample = _sample(nodes)
         asked = [node for node in sample if node.meeting]
         ours, *others = probe_all([self._address, *(parse_address(node.meeting) for node in asked)])
         if ours is ProbeResult.OPEN:  # by now
             with suppress(*NOT_OURS):
-                return Found(self.enter(PROBE_NS), (), False)
+                return FoundStore(self.open_store(PROBE_NS), (), False)
         addresses = dict(zip([node.id for node in asked], others))
         shut = [node for node in asked if addresses[node.id] is ProbeResult.SHUT and were_there is not None]
         known = {str(self._address), self._server.address if self._server else ""}
@@ -156,17 +158,17 @@ class TcpStoreAccess:
                 with suppress(*NOT_OURS):
                     store = self._client(node.meeting, ENTER_NS)
                     self._address = address
-                    return Found(store, gone, True)
+                    return FoundStore(store, gone, True)
         return None
 
-    def enter_other(self, address: str) -> Store:
+    def open_store_at(self, address: str) -> Store:
         store = self._client(address, PROBE_NS)
         self._address = parse_address(address)
         return store
 
-    def call(self, is_here: bool) -> None:
+    def call_nodes(self, is_here: bool) -> None:
         """Who serves the store tells those who come later, and only know the endpoint."""
-        is_here = is_here and self._address != self._endpoint and self.serves()
+        is_here = is_here and self._address != self._endpoint and self.serves_store()
         if self._redirector:
             self._redirector.is_on = is_here
         elif is_here and self._server:
@@ -174,10 +176,10 @@ class TcpStoreAccess:
                 self._endpoint, self._server.address, self._key, self._prefix, self._call_within_s
             )
 
-    def turned_away(self) -> str:
+    def last_refusal(self) -> str:
         return self._server.turned_away if self._server else ""
 
-    def serves(self) -> bool:
+    def serves_store(self) -> bool:
         return self._server is not None and self._server.address == str(self._address)
 
     def close(self, others: Callable[[int], None]) -> None:
@@ -185,19 +187,19 @@ class TcpStoreAccess:
             self._redirector.close()
         self._is_closed = True
         if self._server:
-            if self.serves():
+            if self.serves_store():
                 others(LINGER_NS)
             self._server.close()
         self._listener.close()
 
 
-def _spread(nodes: Sequence[Node]) -> list[Node]:
+def _sample(nodes: Sequence[Node]) -> list[Node]:
     """Return as many of these as can be asked, spread over all: the first ones may be lost with their rack."""
     count = min(len(nodes), MAX_PROBES)
     return [nodes[place * len(nodes) // count] for place in range(count)]
 
 
-def _serve(address: str, key: JobKey) -> StoreServer:
+def _serve_store(address: str, key: JobKey) -> StoreServer:
     from ronde.net.stores.server import StoreServer  # those who only come do not need it
 
     return StoreServer(address, key)
@@ -216,7 +218,7 @@ class _Redirector:
         self.is_on = True
         self._client: StoreClient | None = None  # while it says so
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ronde-rendezvous-signpost", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ronde-rendezvous-redirector", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -231,9 +233,9 @@ class _Redirector:
             self._pause_s = max(PROBE_ENDPOINT_S, min(2 * self._pause_s, self._within_s))
             if self.is_on and probe(self._old) is ProbeResult.OPEN:
                 with suppress(RondeError):
-                    self._say()
+                    self._hold_address()
 
-    def _say(self) -> None:
+    def _hold_address(self) -> None:
         from ronde.net.stores.tcp import StoreClient
 
         self._client = StoreClient(str(self._old), self._key, PROBE_NS, patience_ns=0)
@@ -248,38 +250,38 @@ class _Redirector:
             store.close()
 
 
-class _OnlyPlace:
+class _FixedStoreAccess:
     """What entrances have in common whose store no node serves: there is no other one."""
 
     def __init__(self) -> None:
         self._listener = ProbeListener()
 
-    def offer(self, node: Node) -> Node:
-        self._listener.open(node.address)
+    def describe_node(self, node: Node) -> Node:
+        self._listener.listen_at(node.address)
         return replace(node, meeting=self._listener.address)
 
-    def enter_again(
+    def find_store(
         self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
     ) -> None:
         return None
 
-    def call(self, is_here: bool) -> None:
+    def call_nodes(self, is_here: bool) -> None:
         pass
 
-    def enter_other(self, address: str) -> Store:
+    def open_store_at(self, address: str) -> Store:
         raise UsageError(f"nodes do not meet at {address} instead of here")
 
-    def serves(self) -> bool:
+    def serves_store(self) -> bool:
         return False
 
-    def turned_away(self) -> str:
+    def last_refusal(self) -> str:
         return ""
 
     def close(self, others: Callable[[int], None]) -> None:
         self._listener.close()
 
 
-class FileStoreAccess(_OnlyPlace):
+class FileStoreAccess(_FixedStoreAccess):
     """To a store in a file."""
 
     def __init__(self, path: str, prefix: str) -> None:
@@ -287,13 +289,13 @@ class FileStoreAccess(_OnlyPlace):
         self._path = path
         self._prefix = prefix
 
-    def enter(self, _: int) -> Store:
+    def open_store(self, _: int) -> Store:
         from ronde.net.stores.file import FileStore
 
         return PrefixStore(FileStore(self._path), self._prefix)
 
 
-class EtcdStoreAccess(_OnlyPlace):
+class EtcdStoreAccess(_FixedStoreAccess):
     """To a store in an etcd."""
 
     def __init__(self, config: RendezvousConfig, prefix: str) -> None:
@@ -301,7 +303,7 @@ class EtcdStoreAccess(_OnlyPlace):
         self._config = config
         self._prefix = prefix
 
-    def enter(self, timeout_ns: int) -> Store:
+    def open_store(self, timeout_ns: int) -> Store:
         from ronde.net.stores.etcd import EtcdStore
 
         options = self._config.options
@@ -324,9 +326,9 @@ def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
     The option `is_host` says of this node that it serves the store, or that it does not; `rehost=false` that the loss
     of the store is the end of the job.
     """
-    entrance = TcpStoreAccess(endpoint_of(config), key, config.truth("is_host"), config)
+    access = TcpStoreAccess(endpoint_of(config), key, config.truth("is_host"), config)
     rules = config.rules(rehost=may_rehost(config))
-    return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
+    return OverStore(rules, access, config.node_rank, config.start_timeout_ns)
 
 
 def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
@@ -343,15 +345,15 @@ def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
             f"the rendezvous 'static' needs a fixed number of nodes, not {config.min_nodes} to {config.max_nodes}"
         )
     endpoint = endpoint_of(config)
-    ours = replace(endpoint, port=_port_beside(endpoint.port))
+    ours = replace(endpoint, port=_meeting_port(endpoint.port))
     try:
-        entrance = TcpStoreAccess(ours, key, config.node_rank == 0, config)
+        access = TcpStoreAccess(ours, key, config.node_rank == 0, config)
     except UsageError as error:
         raise UsageError(
             f"{error} (the port at which nodes meet if their workers use port {endpoint.port})"
         ) from None
     rules = config.rules(places_are_given=True, rehost=may_rehost(config))
-    return OverStore(rules, entrance, config.node_rank, config.start_timeout_ns)
+    return OverStore(rules, access, config.node_rank, config.start_timeout_ns)
 
 
 def may_rehost(config: RendezvousConfig) -> bool:
@@ -400,7 +402,7 @@ def _prefix(config: RendezvousConfig) -> str:
     return f"rendezvous/{config.run_id}/"
 
 
-def _port_beside(port: int) -> int:
+def _meeting_port(port: int) -> int:
     """Return the port of the nodes for that of their workers.
 
     Not the next one, because jobs on one machine often have neighbouring ports; and rather below those that systems

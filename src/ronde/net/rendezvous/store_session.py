@@ -55,18 +55,18 @@ class StoreSession:
         self,
         store: Store,
         node: str,
-        tell: Callable[[StoreSession, Event], None],
-        lose: Callable[[StoreSession, Exception], None],
-        follow: Callable[[StoreSession, str], None],
+        on_event: Callable[[StoreSession, Event], None],
+        on_loss: Callable[[StoreSession, Exception], None],
+        on_moved: Callable[[StoreSession, str], None],
     ) -> None:
         self.store = store
         # The key by which this node wakes its own watch. That of an earlier session may still be there, for the store
         # need not have noticed that it is over; and to set it to what it is would wake nobody.
-        self.bell = f"bell/{node}/{next(_sessions)}"
+        self.wake_key = f"wake/{node}/{next(_sessions)}"
         self.is_over = False
-        self._tell = tell
-        self._lose = lose
-        self._follow = follow
+        self._on_event = on_event
+        self._on_loss = on_loss
+        self._on_moved = on_moved
         self._operations: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
         self._watcher = _Watcher(self)
         self._popper = _Popper(self)
@@ -74,8 +74,8 @@ class StoreSession:
         self._lock = threading.Lock()
         self._forks: list[Store] = []
         try:
-            self._start(self._operate, "operator")
-            self._start(self._watcher.run, "watcher")
+            self._start_thread(self._operate, "operator")
+            self._start_thread(self._watcher.run, "watcher")
         except BaseException:  # this process may get no more threads
             self.close()
             raise
@@ -84,14 +84,14 @@ class StoreSession:
         """Have it done, after everything before it."""
         match effect:
             case Watch(known):
-                self._watcher.watch(known)
-                self._operations.put(Hold(self.bell, b"%d" % self._watcher.count))
+                self._watcher.watch_keys(known)
+                self._operations.put(Hold(self.wake_key, b"%d" % self._watcher.count))
             case Pop(inbox):
                 before, must_start = self._popper.take_from(inbox)
                 if before:
                     self._operations.put(Push(before, NOTHING))
                 if must_start:
-                    self._start(self._popper.run, "inbox")
+                    self._start_thread(self._popper.run, "inbox")
             case _:
                 self._operations.put(effect)
 
@@ -120,23 +120,23 @@ class StoreSession:
         store.close()
         raise UsageError("the session is over")
 
-    def tell(self, event: Event) -> None:
+    def report_event(self, event: Event) -> None:
         """Something has happened; called by the threads."""
-        self._tell(self, event)
+        self._on_event(self, event)
 
-    def follow(self, address: str) -> None:
+    def report_moved(self, address: str) -> None:
         """The nodes meet elsewhere; called by the threads."""
-        self._follow(self, address)
+        self._on_moved(self, address)
 
-    def lose(self, error: Exception) -> None:
+    def report_loss(self, error: Exception) -> None:
         """It cannot go on; called by the threads."""
         if self.is_over:
             return
         if not isinstance(error, RondeError):
             _log.error("a thread of the rendezvous has failed", exc_info=error)
-        self._lose(self, error)
+        self._on_loss(self, error)
 
-    def _start(self, run: Callable[[], None], name: str) -> None:
+    def _start_thread(self, run: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=run, name=f"ronde-rendezvous-{name}", daemon=True)
         thread.start()
         self._threads.append(thread)  # only now, for this process may get no more
@@ -144,25 +144,25 @@ class StoreSession:
     def _operate(self) -> None:
         try:
             while (effect := self._operations.get()) is not None and not self.is_over:
-                if (event := _do(self.store, effect)) is not None:
-                    self.tell(event)
+                if (event := _carry_out(self.store, effect)) is not None:
+                    self.report_event(event)
             if not self.is_over:
-                self._wake_the_others()
+                self._wake_threads()
         except Exception as error:
-            self.lose(error)
+            self.report_loss(error)
 
-    def _wake_the_others(self) -> None:
+    def _wake_threads(self) -> None:
         """Our own threads, so that they see that it is over."""
         self._watcher.stop()
-        self.store.set(self.bell, b"over")
+        self.store.set(self.wake_key, b"over")
         if before := self._popper.take_from(None)[0]:
             self.store.queue_push(before, NOTHING)
         for thread in self._threads[1:]:
             thread.join()
-        self.store.delete_key(self.bell)
+        self.store.delete_key(self.wake_key)
 
 
-def _do(store: Store, effect: Effect) -> Event | None:
+def _carry_out(store: Store, effect: Effect) -> Event | None:
     """Do it; return what comes of it."""
     match effect:
         case Set(values):
@@ -199,14 +199,14 @@ class _Watcher:
         self._is_over = False
         self.count = 0
 
-    def watch(self, known: Mapping[str, bytes | None]) -> None:
-        """Watch these from now on, once the bell has been rung with our count."""
+    def watch_keys(self, known: Mapping[str, bytes | None]) -> None:
+        """Watch these from now on, once the wake_key has been rung with our count."""
         with self._lock:
             self._wanted = known
             self.count += 1
 
     def stop(self) -> None:
-        """It is over, once the bell has been rung."""
+        """It is over, once the wake_key has been rung."""
         self._is_over = True
 
     def run(self) -> None:
@@ -215,29 +215,29 @@ class _Watcher:
             store = self._session.fork()
             self._watch(store)
         except Exception as error:
-            self._session.lose(error)
+            self._session.report_loss(error)
         finally:
             if store:
                 store.close()
 
     def _watch(self, store: Store) -> None:
         known: dict[str, bytes | None] = {}
-        bell: dict[str, bytes | None] = {self._session.bell: None, MOVED: None}
+        wake_key: dict[str, bytes | None] = {self._session.wake_key: None, MOVED: None}
         count = followed_ns = 0
         while not self._is_over:
             with self._lock:
                 if self.count != count:
                     known, count = dict(self._wanted), self.count
-            changed = store.watch(known | bell, LONGEST_WAIT_NS)
-            bell |= {key: value for key, value in changed.items() if key in bell}
-            address, now_ns = bell[MOVED], time.monotonic_ns()
+            changed = store.watch(known | wake_key, LONGEST_WAIT_NS)
+            wake_key |= {key: value for key, value in changed.items() if key in wake_key}
+            address, now_ns = wake_key[MOVED], time.monotonic_ns()
             if address and (MOVED in changed or now_ns - followed_ns >= LONGEST_WAIT_NS):
                 followed_ns = now_ns  # who does not get in there tries again
-                self._session.follow(address.decode())
+                self._session.report_moved(address.decode())
             news = {key: value for key, value in changed.items() if key in known}
             known |= news
             if news:
-                self._session.tell(Changes({}, news))
+                self._session.report_event(Changes({}, news))
 
 
 class _Popper:
@@ -264,15 +264,15 @@ class _Popper:
         store: Store | None = None
         try:
             store = self._session.fork()
-            while inbox := self._next():
+            while inbox := self._next_inbox():
                 self._pop(store, inbox)
         except Exception as error:
-            self._session.lose(error)
+            self._session.report_loss(error)
         finally:
             if store:
                 store.close()
 
-    def _next(self) -> str | None:
+    def _next_inbox(self) -> str | None:
         with self._lock:
             self._is_running = self._inbox is not None
             return self._inbox
@@ -283,4 +283,4 @@ class _Popper:
         except TimeoutError:
             return
         if value != NOTHING:
-            self._session.tell(Popped(inbox, (value,)))
+            self._session.report_event(Popped(inbox, (value,)))

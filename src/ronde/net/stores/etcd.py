@@ -31,7 +31,7 @@ from ronde.errors import PeerError, PeerLostError, UsageError
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
 from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal, WatchStream, parse_endpoints
 from ronde.net.stores.etcd_lease import EtcdLease
-from ronde.net.stores.etcd_names import EtcdKeys, b64, count_both, end
+from ronde.net.stores.etcd_names import EtcdKeys, b64, count_entries, range_end
 from ronde.net.stores.table import Table
 
 __all__ = ["EtcdStore"]
@@ -87,17 +87,17 @@ class EtcdStore:
         self._names = EtcdKeys(prefix)
         self._lease_ns = lease_ns
         self._patience_ns = patience_ns
-        self._begin()
+        self._open_client()
         try:
-            self._gateway.reach(timeout_ns)
+            self._gateway.wait_for_cluster(timeout_ns)
         except Refusal as refusal:
             raise UsageError(f"etcd at {self._endpoints} refuses this client: {refusal}") from None
 
-    def _begin(self) -> None:
+    def _open_client(self) -> None:
         self._lock = threading.Lock()  # one call at a time
         self._gateway = Gateway(self._endpoints, self._patience_ns)
         self._pid = os.getpid()
-        self._closing = self._gateway.give_up
+        self._closing = self._gateway.is_giving_up
         self._closed = False
         self._count = 0
         self._client = secrets.token_hex(8).encode()
@@ -112,7 +112,7 @@ class EtcdStore:
 
     def set(self, key: str, value: bytes) -> None:
         values = {self._names.key(key): check_value(key, value)}
-        self._call(lambda: self._put_all(values))
+        self._run(lambda: self._put_all(values))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         return self._multi_get([key], timeout_ns)[0]
@@ -120,25 +120,25 @@ class EtcdStore:
     def wait(self, keys: list[str], timeout_ns: int) -> None:
         missing = {self._names.key(key): key for key in several(keys)}
 
-        def look() -> tuple[bool | None, int]:
+        def query() -> tuple[bool | None, int]:
             found, revision = self._read(missing, values=False)
             for name in found:
                 del missing[name]
             return not missing or None, revision
 
-        if not self._until(look, lambda: [(name, "") for name in missing], timeout_ns):
+        if not self._wait_until(query, lambda: [(name, "") for name in missing], timeout_ns):
             raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
-        return self._operate(key, lambda table, name: table.add(name, amount))
+        return self._change_value(key, lambda table, name: table.add(name, amount))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         expected, desired = check_value(key, expected), check_value(key, desired)
-        return self._operate(key, lambda table, name: table.compare_set(name, expected, desired))
+        return self._change_value(key, lambda table, name: table.compare_set(name, expected, desired))
 
     def append(self, key: str, value: bytes) -> None:
         value = check_value(key, value)
-        self._operate(key, lambda table, name: table.append(name, value))
+        self._change_value(key, lambda table, name: table.append(name, value))
 
     def delete_key(self, key: str) -> bool:
         name = self._names.key(key)
@@ -147,18 +147,22 @@ class EtcdStore:
             while found := self._read([name])[0].get(name):
                 if self._commit([_unchanged(name, found)], [{"request_delete_range": {"key": name}}]):
                     if self._lease:
-                        self._lease.let_go([name])
+                        self._lease.drop_keys([name])
                     return True
             return False
 
-        return self._call(delete)
+        return self._run(delete)
 
     def check(self, keys: Sequence[str]) -> bool:
         names = {self._names.key(key) for key in several(keys)}
-        return self._call(lambda: len(self._read(names, values=False)[0]) == len(names))
+        return self._run(lambda: len(self._read(names, values=False)[0]) == len(names))
 
     def num_keys(self) -> int:
-        return self._call(lambda: count_both(self._gateway.ask("kv/txn", {"success": self._names.both(b"")})))
+        return self._run(
+            lambda: count_entries(
+                self._gateway.post("kv/txn", {"success": self._names.count_operations(b"")})
+            )
+        )
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         return self._multi_get(several(keys), timeout_ns) if keys else []
@@ -168,14 +172,14 @@ class EtcdStore:
             raise UsageError(f"etcd sets at most {MOST_KEYS_AT_ONCE} keys at one moment, not {len(values)}")
         named = {self._names.key(key): check_value(key, value) for key, value in values.items()}
         if named:
-            self._call(lambda: self._put_all(named))
+            self._run(lambda: self._put_all(named))
 
     def delete_prefix(self, prefix: str) -> int:
         encoded = check_key(prefix)
-        keys, queues = self._names.beginning(encoded)
-        counts = self._names.both(encoded)
+        keys, queues = self._names.prefixes(encoded)
+        counts = self._names.count_operations(encoded)
         deletions = [
-            {"request_delete_range": {"key": name, "range_end": end(name)}} for name in (keys, queues)
+            {"request_delete_range": {"key": name, "range_end": range_end(name)}} for name in (keys, queues)
         ]
 
         def delete() -> int:
@@ -185,29 +189,31 @@ class EtcdStore:
             if "responses" not in answer:  # lost; but etcd still knows how it was just before
                 before = {"revision": str(int(answer["header"]["revision"]) - 1)}
                 counted = [{"request_range": {**count["request_range"], **before}} for count in counts]
-                answer = self._gateway.ask("kv/txn", {"success": counted})
+                answer = self._gateway.post("kv/txn", {"success": counted})
             if self._lease:
                 gone = b64decode(keys)
-                self._lease.let_go([name for name in self._lease.names() if b64decode(name).startswith(gone)])
-            return count_both(answer)
+                self._lease.drop_keys(
+                    [name for name in self._lease.kept_names() if b64decode(name).startswith(gone)]
+                )
+            return count_entries(answer)
 
-        return self._call(delete)
+        return self._run(delete)
 
     # Queues
 
     def queue_push(self, queue: str, value: bytes) -> None:
         name = self._names.item(queue, self._client, next(self._items))
         value = check_value(queue, value)
-        self._call(lambda: self._commit([], [{"request_put": {"key": name, "value": b64(value)}}]))
+        self._run(lambda: self._commit([], [{"request_put": {"key": name, "value": b64(value)}}]))
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
         first = self._names.queue(queue)
-        request = {"key": first, "range_end": end(first), "limit": "1", "sort_target": "CREATE"}
+        request = {"key": first, "range_end": range_end(first), "limit": "1", "sort_target": "CREATE"}
         request["sort_order"] = "ASCEND"
 
         def pop() -> tuple[bytes | None, int]:
             while True:
-                answer = self._gateway.ask("kv/range", request)
+                answer = self._gateway.post("kv/range", request)
                 if "kvs" not in answer:
                     return None, int(answer["header"]["revision"])
                 item = answer["kvs"][0]
@@ -215,27 +221,27 @@ class EtcdStore:
                 if self._commit([_unchanged(item["key"], _Found.of(item))], [deletion]):
                     return b64decode(item.get("value", "")), 0
 
-        value = self._until(pop, lambda: [(first, end(first))], timeout_ns)
+        value = self._wait_until(pop, lambda: [(first, range_end(first))], timeout_ns)
         if value is None:
             raise waited_in_vain(queue, self.address, timeout_ns)
         return value
 
     def queue_len(self, queue: str) -> int:
         first = self._names.queue(queue)
-        request = {"key": first, "range_end": end(first), "count_only": True}
-        return self._call(lambda: int(self._gateway.ask("kv/range", request).get("count", 0)))
+        request = {"key": first, "range_end": range_end(first), "count_only": True}
+        return self._run(lambda: int(self._gateway.post("kv/range", request).get("count", 0)))
 
     # Keys that tell
 
     def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
         names = {self._names.key(key): key for key in known}
 
-        def look() -> tuple[dict[str, bytes | None] | None, int]:
+        def query() -> tuple[dict[str, bytes | None] | None, int]:
             found, revision = self._read(names)
             values = {key: found[name].value if name in found else None for name, key in names.items()}
             return {key: value for key, value in values.items() if value != known[key]} or None, revision
 
-        return self._until(look, lambda: [(name, "") for name in names], timeout_ns) or {}
+        return self._wait_until(query, lambda: [(name, "") for name in names], timeout_ns) or {}
 
     def hold(self, key: str, value: bytes) -> None:
         name, value = self._names.key(key), check_value(key, value)
@@ -251,17 +257,17 @@ class EtcdStore:
                 except Refusal as refusal:
                     if refusal.code != UNKNOWN_LEASE:
                         raise
-                    self._lease.renew()  # it has run out, and its thread has not noticed yet
-            self._lease.keep(name, put)
+                    self._lease.renew_now()  # it has run out, and its thread has not noticed yet
+            self._lease.keep_key(name, put)
 
-        self._call(hold)
+        self._run(hold)
 
     def fork(self) -> EtcdStore:
-        self._call(lambda: None)  # refuses if closed
+        self._run(lambda: None)  # refuses if closed
         other = object.__new__(EtcdStore)
         other._endpoints, other._prefix, other._names = self._endpoints, self._prefix, self._names
         other._lease_ns, other._patience_ns = self._lease_ns, self._patience_ns
-        other._begin()
+        other._open_client()
         return other
 
     def close(self) -> None:
@@ -274,13 +280,13 @@ class EtcdStore:
             if self._closed:
                 return
             self._closed = True
-            self._end_stream()
+            self._close_stream()
             try:
                 if self._lease:
                     self._lease.close(CLOSE_NS)
                 if self._count:
                     with suppress(PeerError, Refusal):  # etcd is gone, so it matters no more
-                        self._gateway.ask("kv/deleterange", {"key": self._counter}, CLOSE_NS)
+                        self._gateway.post("kv/deleterange", {"key": self._counter}, CLOSE_NS)
             finally:
                 self._gateway.hang_up()
 
@@ -289,18 +295,18 @@ class EtcdStore:
         if os.getpid() == self._pid:
             return
         self._gateway.hang_up()
-        self._end_stream()
+        self._close_stream()
         if self._lease:
             self._lease.abandon()
         was_closed = self._closed
-        self._begin()
+        self._open_client()
         if was_closed:
             self._closed = True
             self._closing.set()
 
     # One call
 
-    def _call(self, call: Callable[[], Answer]) -> Answer:
+    def _run(self, call: Callable[[], Answer]) -> Answer:
         self._notice_fork()
         with self._lock:
             self._check_open()
@@ -319,16 +325,16 @@ class EtcdStore:
     def _multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         names = {self._names.key(key): None for key in keys}
 
-        def look() -> tuple[dict[str, _Found] | None, int]:
+        def query() -> tuple[dict[str, _Found] | None, int]:
             found, revision = self._read(names)
             return found if len(found) == len(names) else None, revision
 
-        found = self._until(look, lambda: [(name, "") for name in names], timeout_ns)
+        found = self._wait_until(query, lambda: [(name, "") for name in names], timeout_ns)
         if found is None:
             raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
         return [found[self._names.key(key)].value for key in keys]
 
-    def _operate(self, key: str, operate: Callable[[Table, bytes], Answer]) -> Answer:
+    def _change_value(self, key: str, operate: Callable[[Table, bytes], Answer]) -> Answer:
         """Change the value of one key as a table does."""
         name, encoded = self._names.key(key), check_key(key)
 
@@ -346,7 +352,7 @@ class EtcdStore:
                 if self._commit([_unchanged(name, found)], [{"request_put": put}]):
                     return answer
 
-        return self._call(attempt)
+        return self._run(attempt)
 
     def _put_all(self, values: Mapping[str, bytes]) -> None:
         """Set the keys, and leave those held that are."""
@@ -379,7 +385,7 @@ class EtcdStore:
             else {"target": "CREATE", "create_revision": "0"}
         )
         count = {"request_put": {"key": self._counter, "value": b64(b"%d" % (self._count + 1))}}
-        answer = self._gateway.ask(
+        answer = self._gateway.post(
             "kv/txn",
             {
                 "compare": [known, *compare],
@@ -415,7 +421,7 @@ class EtcdStore:
                 for name in names[start : start + MOST_KEYS_AT_ONCE]
             ]
             try:
-                answer = self._gateway.ask("kv/txn", {"success": ranges})
+                answer = self._gateway.post("kv/txn", {"success": ranges})
             except Refusal as refusal:
                 if refusal.code == COMPACTED and revision != "0":
                     return self._read(names, values)
@@ -427,22 +433,22 @@ class EtcdStore:
                     found[message["key"]] = _Found.of(message)
         return found, int(revision)
 
-    def _until(
+    def _wait_until(
         self,
-        look: Callable[[], tuple[Answer | None, int]],
+        query: Callable[[], tuple[Answer | None, int]],
         ranges: Callable[[], list[tuple[str, str]]],
         timeout_ns: int,
     ) -> Answer | None:
         """Return what is found as soon as it is not None, or None after the timeout.
 
-        The look says at which revision it was; what it has looked at is in the ranges.
+        The query says at which revision it was; what it has looked at is in the ranges.
         """
 
         def wait() -> Answer | None:
             deadline_ns = time.monotonic_ns() + timeout_ns
             pause_s = FIRST_PAUSE_S
             while True:
-                found, revision = look()
+                found, revision = query()
                 if found is not None or time.monotonic_ns() >= deadline_ns:
                     return found
                 watched = ranges()
@@ -455,22 +461,22 @@ class EtcdStore:
                     self._check_open()  # who closes hangs up the stream that it sees
                     stream.wait(revision, deadline_ns)
                     pause_s = FIRST_PAUSE_S
-                except OSError:  # look again, perhaps at another member
-                    self._end_stream()
+                except OSError:  # query again, perhaps at another member
+                    self._close_stream()
                     self._closing.wait(pause_s)
                     self._check_open()
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-        return self._call(wait)
+        return self._run(wait)
 
     def _watch_from(self, ranges: list[tuple[str, str]], revision: int) -> WatchStream:
         """Return a stream of what happens there after the revision: the one there is, if it is of the same keys."""
         if not self._stream or self._stream.ranges != frozenset(ranges):
-            self._end_stream()
+            self._close_stream()
             self._stream = WatchStream(self._gateway, ranges, revision + 1)
         return self._stream
 
-    def _end_stream(self) -> None:
+    def _close_stream(self) -> None:
         if self._stream:
             self._stream.close()
             self._stream = None

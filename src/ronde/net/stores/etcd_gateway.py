@@ -31,7 +31,7 @@ __all__ = ["Endpoints", "Gateway", "Refusal", "WatchStream", "parse_endpoints"]
 
 ATTEMPT_NS = 5 * 10**9  # how long one member may take
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
-MOST_HEADER_BYTES, READ_BYTES = 1 << 16, 1 << 16
+READ_BYTES = 1 << 16
 KEEPALIVE_IDLE_S, KEEPALIVE_COUNT = 5, 3  # a stream says nothing for long, and its member's host may vanish
 # Cancelled, deadline exceeded, aborted, unavailable: ask again or another member.
 TRANSIENT_CODES = {1, 4, 10, 14}
@@ -125,10 +125,10 @@ class Gateway:
         self.endpoints = endpoints
         self.patience_ns = patience_ns  # how long to try until the store counts as lost
         self.member = random.randrange(len(endpoints.members))
-        self.give_up = threading.Event()  # set: try everything once, and not again
+        self.is_giving_up = threading.Event()  # set: try everything once, and not again
         self._connection: http.client.HTTPConnection | None = None
 
-    def ask(
+    def post(
         self, path: str, request: Message, timeout_ns: int | None = None, at_first: bool = False
     ) -> Message:
         """Return etcd's answer. Raises Refusal, or PeerLostError if none comes before the timeout (or the patience).
@@ -147,22 +147,22 @@ class Gateway:
                 refused = isinstance(error, ssl.SSLError) and not isinstance(error, CUT_OFF)
                 refusals = refusals + 1 if refused else 0
                 if at_first and refusals >= len(self.endpoints.members):
-                    raise UsageError(_mistrust(reason)) from None
+                    raise UsageError(_tls_remedy(reason)) from None
             self.hang_up()
             self.member += 1
             failures += 1
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
             tried_all = failures > len(self.endpoints.members)
-            if left_s <= 0 or (tried_all and self.give_up.is_set()):
+            if left_s <= 0 or (tried_all and self.is_giving_up.is_set()):
                 raise PeerLostError(f"lost the store at etcd:{self.endpoints}: {reason}")
             if tried_all:
-                self.give_up.wait(min(pause_s, left_s))
+                self.is_giving_up.wait(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def reach(self, timeout_ns: int) -> None:
+    def wait_for_cluster(self, timeout_ns: int) -> None:
         """Wait until the cluster answers. Raises TimeoutError with the last reason, or UsageError if TLS is refused."""
         try:
-            self.ask("kv/range", {"key": "AA==", "keys_only": True}, timeout_ns, at_first=True)
+            self.post("kv/range", {"key": "AA==", "keys_only": True}, timeout_ns, at_first=True)
         except PeerLostError as error:
             reason = str(error).partition(": ")[2]
             if "EOF" in reason:  # etcd hangs up on what it takes for no request at all, or is just starting
@@ -183,14 +183,14 @@ class Gateway:
             connection = self._connect(timeout_s)
             connection.request("POST", f"/v3/{path}", body, {"Content-Type": "application/json"})
             response = connection.getresponse()
-            answer = _message(response.read(), self.endpoints.host(self.member))
+            answer = _parse_message(response.read(), self.endpoints.host(self.member))
             done = True
         finally:
             if not done:  # the answer may still come: never take it for that to another request
                 self.hang_up()
         if response.status == 200 and "error" not in answer:
             return answer
-        raise _failure(answer, response.status)
+        raise _error_of(answer, response.status)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         if not self._connection or not self._connection.sock:  # etcd, or a proxy before it, has closed it
@@ -241,7 +241,7 @@ class WatchStream:
                 line = self._until(b"\n", deadline_ns)
             except TimeoutError:
                 return
-            message = _message(line, "the stream")
+            message = _parse_message(line, "the stream")
             result = message.get("result", {})
             if "error" in message or result.get("canceled"):
                 raise OSError(
@@ -275,7 +275,7 @@ class WatchStream:
         return found
 
 
-def _message(text: bytes, whose: str) -> Message:
+def _parse_message(text: bytes, whose: str) -> Message:
     try:
         message = json.loads(text)
     except ValueError:
@@ -287,7 +287,7 @@ def _message(text: bytes, whose: str) -> Message:
     return message
 
 
-def _failure(answer: Message, status: int) -> Exception:
+def _error_of(answer: Message, status: int) -> Exception:
     error = answer.get("error", "")
     if isinstance(error, dict):  # from what could be a stream
         answer, error = {"code": error.get("grpc_code", 0)}, error.get("message", "")
@@ -299,7 +299,7 @@ def _failure(answer: Message, status: int) -> Exception:
     return Refusal(code, message)
 
 
-def _mistrust(reason: str) -> str:
+def _tls_remedy(reason: str) -> str:
     if "WRONG_VERSION_NUMBER" in reason:
         return f"{reason}; {NO_TLS}"
     return f"etcd and this node do not trust each other: {reason}; check {CERTIFICATES}"

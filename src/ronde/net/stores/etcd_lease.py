@@ -28,29 +28,29 @@ class EtcdLease:
         self._ended = threading.Event()
         self.number = ""
         self._granted_s = 0.0
-        self._grant()
+        self._grant_lease()
         self._thread = threading.Thread(target=self._run, name="ronde-etcd-lease", daemon=True)
         self._thread.start()
 
-    def keep(self, name: str, put: Message) -> None:
+    def keep_key(self, name: str, put: Message) -> None:
         """Put the key again, so, whenever the lease has run out."""
         with self._lock:
             self._kept[name] = put
             if put["lease"] != self.number:  # it ran out since that was written
-                self._hold_all()
+                self._hold_keys()
 
-    def names(self) -> list[str]:
+    def kept_names(self) -> list[str]:
         """Return what hangs on the lease."""
         with self._lock:
             return list(self._kept)
 
-    def let_go(self, names: Iterable[str]) -> None:
+    def drop_keys(self, names: Iterable[str]) -> None:
         """Keep these no longer."""
         with self._lock:
             for name in names:
                 self._kept.pop(name, None)
 
-    def renew(self) -> None:
+    def renew_now(self) -> None:
         """Make sure of the lease now. Raises PeerLostError."""
         with self._lock:
             self._renew()
@@ -60,7 +60,7 @@ class EtcdLease:
         self._ended.set()
         self._thread.join()
         with suppress(PeerError, Refusal):  # then it runs out
-            self._gateway.ask("lease/revoke", {"ID": self.number}, timeout_ns)
+            self._gateway.post("lease/revoke", {"ID": self.number}, timeout_ns)
         self._gateway.hang_up()
 
     def abandon(self) -> None:
@@ -76,19 +76,19 @@ class EtcdLease:
                 _log.info("cannot keep alive what this process holds in etcd: %s", error)
 
     def _renew(self, timeout_ns: int | None = None) -> None:
-        answer = self._gateway.ask("lease/keepalive", {"ID": self.number}, timeout_ns)
+        answer = self._gateway.post("lease/keepalive", {"ID": self.number}, timeout_ns)
         if int(answer.get("result", {}).get("TTL", 0)) > 0:
             return
         _log.info("etcd was out of reach for longer than a lease; holding %d keys again", len(self._kept))
-        self._grant(timeout_ns)
-        self._hold_all(timeout_ns)
+        self._grant_lease(timeout_ns)
+        self._hold_keys(timeout_ns)
 
-    def _grant(self, timeout_ns: int | None = None) -> None:
+    def _grant_lease(self, timeout_ns: int | None = None) -> None:
         seconds = max(1, -(-self._ttl_ns // 10**9))
-        answer = self._gateway.ask("lease/grant", {"TTL": str(seconds)}, timeout_ns)
+        answer = self._gateway.post("lease/grant", {"TTL": str(seconds)}, timeout_ns)
         self.number, self._granted_s = answer["ID"], float(answer["TTL"])
 
-    def _hold_all(self, timeout_ns: int | None = None) -> None:
+    def _hold_keys(self, timeout_ns: int | None = None) -> None:
         for put in self._kept.values():
             put["lease"] = self.number
-            self._gateway.ask("kv/put", put, timeout_ns)
+            self._gateway.post("kv/put", put, timeout_ns)

@@ -10,7 +10,7 @@ from base64 import b64decode, b64encode
 from ronde.net.stores.base import check_key
 from ronde.net.stores.etcd_gateway import Message
 
-__all__ = ["EtcdKeys", "b64", "count_both", "end"]
+__all__ = ["EtcdKeys", "b64", "count_entries", "range_end"]
 
 
 class EtcdKeys:
@@ -33,23 +33,23 @@ class EtcdKeys:
     def counter(self, client: bytes) -> str:
         return b64(self._prefix + b"c/" + client)
 
-    def beginning(self, prefix: bytes) -> tuple[str, str]:
+    def prefixes(self, prefix: bytes) -> tuple[str, str]:
         """Return what keys and what queues begin with that begin so."""
         return b64(self._prefix + b"k/" + prefix), b64(self._prefix + b"q/" + _escaped(prefix))
 
-    def both(self, prefix: bytes) -> list[Message]:
-        """Return the operations that `count_both` needs the answers of."""
-        keys, queues = self.beginning(prefix)
+    def count_operations(self, prefix: bytes) -> list[Message]:
+        """Return the operations that `count_entries` needs the answers of."""
+        keys, queues = self.prefixes(prefix)
         return [
-            {"request_range": {"key": keys, "range_end": end(keys), "count_only": True}},
-            {"request_range": {"key": queues, "range_end": end(queues), "keys_only": True}},
+            {"request_range": {"key": keys, "range_end": range_end(keys), "count_only": True}},
+            {"request_range": {"key": queues, "range_end": range_end(queues), "keys_only": True}},
         ]
 
     def _queue(self, queue: str) -> bytes:
         return self._prefix + b"q/" + _escaped(check_key(queue)) + b"\0\0"
 
 
-def count_both(answer: Message) -> int:
+def count_entries(answer: Message) -> int:
     """Return how many keys and queues there are."""
     keys, queues = (response["response_range"] for response in answer["responses"][:2])
     names = {b64decode(item["key"]).rpartition(b"\0\0")[0] for item in queues.get("kvs", ())}
@@ -60,7 +60,7 @@ def b64(text: bytes) -> str:
     return b64encode(text).decode()
 
 
-def end(name: str) -> str:
+def range_end(name: str) -> str:
     """Return the first key after all that begin with this one."""
     text = b64decode(name).rstrip(b"\xff")
     return b64(text[:-1] + bytes([text[-1] + 1]))

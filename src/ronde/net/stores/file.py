@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ronde.errors import PeerLostError, UsageError
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
-from ronde.net.stores.file_log import FileLog, Lives
+from ronde.net.stores.file_log import FileLog, LiveClients
 from ronde.net.stores.table import Table
 
 __all__ = ["FileStore"]
@@ -32,7 +32,7 @@ _HEAD = struct.Struct("!BHIQ")  # what, length of the name, length of the value,
 Found = TypeVar("Found")
 
 
-class _What(IntEnum):
+class _ChangeKind(IntEnum):
     """What a record says. A record has several of them where several things changed at one moment."""
 
     SET = 1
@@ -46,8 +46,8 @@ class _What(IntEnum):
     NUMBER = 9  # the number is the highest that a client has got
 
 
-def _entry(what: _What, name: bytes = b"", value: bytes = b"", number: int = 0) -> bytes:
-    return _HEAD.pack(what, len(name), len(value), number) + name + value
+def _entry(kind: _ChangeKind, name: bytes = b"", value: bytes = b"", number: int = 0) -> bytes:
+    return _HEAD.pack(kind, len(name), len(value), number) + name + value
 
 
 class FileStore:
@@ -63,27 +63,27 @@ class FileStore:
         self._path = os.path.abspath(path)
         self._open = True
         self._closing = False
-        self._lock = threading.Lock()  # one look or change at a time
+        self._lock = threading.Lock()  # one query or change at a time
         self._forked = False
         self._highest = 0  # number that a client has got
-        self._start()
+        self._open_files()
         try:
-            self._look(lambda _: None, ())  # says now if this is no store
+            self._query_table(lambda _: None, ())  # says now if this is no store
         except BaseException:
-            self._let_go()
+            self._close_files()
             raise
-        _all.add(self)
+        _stores.add(self)
 
     @property
     def address(self) -> str:
         return f"file:{self._path}"
 
     def set(self, key: str, value: bytes) -> None:
-        self._write([check_key(key)], _entry(_What.SET, check_key(key), check_value(key, value)))
+        self._write_change([check_key(key)], _entry(_ChangeKind.SET, check_key(key), check_value(key, value)))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         encoded = check_key(key)
-        value = self._until(lambda table: table.get(encoded), [encoded], timeout_ns)
+        value = self._wait_until(lambda table: table.get(encoded), [encoded], timeout_ns)
         if value is None:
             raise waited_in_vain(key, self.address, timeout_ns)
         return value
@@ -91,12 +91,12 @@ class FileStore:
     def wait(self, keys: list[str], timeout_ns: int) -> None:
         missing = {check_key(key): key for key in several(keys)}
 
-        def look(table: Table) -> bool | None:
+        def query(table: Table) -> bool | None:
             for name in [name for name in missing if table.get(name) is not None]:
                 del missing[name]
             return not missing or None
 
-        if not self._until(look, list(missing), timeout_ns):
+        if not self._wait_until(query, list(missing), timeout_ns):
             raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
@@ -104,9 +104,9 @@ class FileStore:
 
         def add(table: Table) -> tuple[int, bytes]:
             total = table.add(encoded, amount)
-            return total, _entry(_What.SET, encoded, b"%d" % total)
+            return total, _entry(_ChangeKind.SET, encoded, b"%d" % total)
 
-        return self._change([encoded], add)
+        return self._change_table([encoded], add)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         encoded = check_key(key)
@@ -116,40 +116,40 @@ class FileStore:
             before = table.get(encoded)
             value = table.compare_set(encoded, expected, desired)
             changed = table.get(encoded) != before
-            return value, _entry(_What.SET, encoded, desired) if changed else b""
+            return value, _entry(_ChangeKind.SET, encoded, desired) if changed else b""
 
-        return self._change([encoded], compare_set)
+        return self._change_table([encoded], compare_set)
 
     def delete_key(self, key: str) -> bool:
         encoded = check_key(key)
 
         def delete(table: Table) -> tuple[bool, bytes]:
             was_there = table.delete(encoded)
-            return was_there, _entry(_What.DELETE, encoded) if was_there else b""
+            return was_there, _entry(_ChangeKind.DELETE, encoded) if was_there else b""
 
-        return self._change([encoded], delete)
+        return self._change_table([encoded], delete)
 
     def check(self, keys: Sequence[str]) -> bool:
         encoded = [check_key(key) for key in several(keys)]
         with self._lock:
-            return self._look(lambda table: table.check(encoded), encoded)
+            return self._query_table(lambda table: table.check(encoded), encoded)
 
     def num_keys(self) -> int:
         with self._lock:
-            return self._look(Table.num_keys, None)
+            return self._query_table(Table.num_keys, None)
 
     def append(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
 
         def append(table: Table) -> tuple[None, bytes]:
             table.append(encoded, value)
-            return None, _entry(_What.APPEND, encoded, value)
+            return None, _entry(_ChangeKind.APPEND, encoded, value)
 
-        self._change([encoded], append)
+        self._change_table([encoded], append)
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         encoded = [check_key(key) for key in several(keys)]
-        values = self._until(lambda table: table.multi_get(encoded), encoded, timeout_ns)
+        values = self._wait_until(lambda table: table.multi_get(encoded), encoded, timeout_ns)
         if values is None:
             raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
         return values
@@ -157,7 +157,9 @@ class FileStore:
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
         if encoded:
-            self._write(encoded, b"".join(_entry(_What.SET, key, value) for key, value in encoded.items()))
+            self._write_change(
+                encoded, b"".join(_entry(_ChangeKind.SET, key, value) for key, value in encoded.items())
+            )
 
     def delete_prefix(self, prefix: str) -> int:
         encoded = check_key(prefix)
@@ -165,38 +167,38 @@ class FileStore:
         def delete_prefix(table: Table) -> tuple[int, bytes]:
             keys, queues = table.delete_prefix(encoded)
             count = len(keys) + len(queues)
-            return count, _entry(_What.DELETE_PREFIX, encoded) if count else b""
+            return count, _entry(_ChangeKind.DELETE_PREFIX, encoded) if count else b""
 
-        return self._change(None, delete_prefix)
+        return self._change_table(None, delete_prefix)
 
     def queue_push(self, queue: str, value: bytes) -> None:
-        self._write((), _entry(_What.PUSH, check_key(queue), check_value(queue, value)))
+        self._write_change((), _entry(_ChangeKind.PUSH, check_key(queue), check_value(queue, value)))
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
         encoded = check_key(queue)
 
         def pop(table: Table) -> tuple[bytes | None, bytes]:
             value = table.pop(encoded)
-            return value, b"" if value is None else _entry(_What.POP, encoded)
+            return value, b"" if value is None else _entry(_ChangeKind.POP, encoded)
 
         deadline_ns = time.monotonic_ns() + timeout_ns
         while True:
-            if not self._until(
+            if not self._wait_until(
                 lambda table: table.queue_len(encoded) or None, (), deadline_ns - time.monotonic_ns()
             ):
                 raise waited_in_vain(queue, self.address, timeout_ns)
-            value = self._change((), pop)
+            value = self._change_table((), pop)
             if value is not None:  # else another client was quicker
                 return value
 
     def queue_len(self, queue: str) -> int:
         encoded = check_key(queue)
         with self._lock:
-            return self._look(lambda table: table.queue_len(encoded), ())
+            return self._query_table(lambda table: table.queue_len(encoded), ())
 
     def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
         encoded = {check_key(key): value for key, value in known.items()}
-        found = self._until(lambda table: table.differing(encoded) or None, list(encoded), timeout_ns)
+        found = self._wait_until(lambda table: table.differing(encoded) or None, list(encoded), timeout_ns)
         return {key.decode(): value for key, value in (found or {}).items()}
 
     def hold(self, key: str, value: bytes) -> None:
@@ -204,19 +206,19 @@ class FileStore:
 
         def hold(table: Table) -> tuple[None, bytes]:
             change = b""
-            if not self._lives.number:
-                self._lives.begin(self._highest + 1)
-                self._highest = self._lives.number
-                change = _entry(_What.NUMBER, number=self._lives.number)
-            table.hold(encoded, value, self._lives.number)
-            return None, change + _entry(_What.HOLD, encoded, value, self._lives.number)
+            if not self._live_clients.number:
+                self._live_clients.claim_number(self._highest + 1)
+                self._highest = self._live_clients.number
+                change = _entry(_ChangeKind.NUMBER, number=self._live_clients.number)
+            table.hold(encoded, value, self._live_clients.number)
+            return None, change + _entry(_ChangeKind.HOLD, encoded, value, self._live_clients.number)
 
-        was_alive = self._lives.number != 0
+        was_alive = self._live_clients.number != 0
         try:
-            self._change([encoded], hold)
+            self._change_table([encoded], hold)
         except BaseException:
             if not was_alive:  # nobody knows that we have the number
-                self._lives.close()
+                self._live_clients.close()
             raise
 
     def fork(self) -> FileStore:
@@ -229,60 +231,60 @@ class FileStore:
             if not self._open:
                 return
             try:
-                if self._lives.number:
+                if self._live_clients.number:
                     with suppress(PeerLostError):  # others see that we are gone by our lock
-                        self._release(self._lives.number)
+                        self._release(self._live_clients.number)
             finally:
                 self._open = False
-                self._let_go()
+                self._close_files()
 
     # Under the lock of the file
 
-    def _look(self, look: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
-        """Return what the look finds. `names` are the keys that it looks at, None all: who held them must be alive."""
+    def _query_table(self, query: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
+        """Return what the query finds. `names` are the keys that it looks at, None all: who held them must be alive."""
         self._check_open()
-        self._ready()
-        with self._log.locked(exclusive=False) as anew:
-            self._catch_up(anew, exclusive=False)
-            if not self._dead(names):
-                return look(self._table)
-        return self._change_alone(names, lambda table: (look(table), b""))
+        self._reopen_after_fork()
+        with self._log.locked(exclusive=False) as is_reset:
+            self._catch_up(is_reset, exclusive=False)
+            if not self._dead_holders(names):
+                return query(self._table)
+        return self._change_locked(names, lambda table: (query(table), b""))
 
-    def _write(self, names: Iterable[bytes], change: bytes) -> None:
+    def _write_change(self, names: Iterable[bytes], change: bytes) -> None:
         def write(table: Table) -> tuple[None, bytes]:
             self._apply(change)
             return None, change
 
-        self._change(names, write)
+        self._change_table(names, write)
 
-    def _change(
+    def _change_table(
         self, names: Iterable[bytes] | None, operate: Callable[[Table], tuple[Found, bytes]]
     ) -> Found:
         with self._lock:
             self._check_open()
-            return self._change_alone(names, operate)
+            return self._change_locked(names, operate)
 
-    def _change_alone(
+    def _change_locked(
         self, names: Iterable[bytes] | None, operate: Callable[[Table], tuple[Found, bytes]]
     ) -> Found:
         """Operate on the table, and write down what that has changed. An operation that fails has changed nothing."""
-        self._ready()
-        with self._log.locked(exclusive=True) as anew:
-            self._catch_up(anew, exclusive=True)
-            buried = b""
-            for number in self._dead(names):
-                self._table.release(number)
-                buried += _entry(_What.RELEASE, number=number)
+        self._reopen_after_fork()
+        with self._log.locked(exclusive=True) as is_reset:
+            self._catch_up(is_reset, exclusive=True)
+            releases = b""
+            for number in self._dead_holders(names):
+                self._table.release_holder(number)
+                releases += _entry(_ChangeKind.RELEASE, number=number)
             try:
-                if buried:
-                    self._log.append(buried)
+                if releases:
+                    self._log.append_record(releases)
                 found, change = operate(self._table)
                 if change:
-                    self._log.append(change)
+                    self._log.append_record(change)
             except UsageError:
                 raise
             except BaseException:
-                self._log.forget()  # the table may say what the file does not
+                self._log.reset()  # the table may say what the file does not
                 raise
             if self._log.size_bytes > self._compact_at:
                 self._compact()
@@ -290,102 +292,102 @@ class FileStore:
 
     def _release(self, number: int) -> None:
         def release(table: Table) -> tuple[None, bytes]:
-            return None, _entry(_What.RELEASE, number=number) if table.release(number) else b""
+            return None, _entry(_ChangeKind.RELEASE, number=number) if table.release_holder(number) else b""
 
-        self._change_alone((), release)
+        self._change_locked((), release)
 
-    def _catch_up(self, anew: bool, exclusive: bool) -> None:
-        if anew:
+    def _catch_up(self, is_reset: bool, exclusive: bool) -> None:
+        if is_reset:
             self._table = Table()
             self._highest = 0
         try:
-            for record in self._log.read(exclusive):
+            for record in self._log.read_records(exclusive):
                 self._apply(record)
         except BaseException:
-            self._log.forget()
+            self._log.reset()
             raise
 
     def _apply(self, record: bytes) -> None:
         table, at = self._table, 0
         while at < len(record):
-            what, name_bytes, value_bytes, number = _HEAD.unpack_from(record, at)
+            kind, name_bytes, value_bytes, number = _HEAD.unpack_from(record, at)
             at += _HEAD.size
             name = record[at : at + name_bytes]
             value = record[at + name_bytes : at + name_bytes + value_bytes]
             at += name_bytes + value_bytes
-            match what:
-                case _What.SET:
+            match kind:
+                case _ChangeKind.SET:
                     table.set(name, value)
-                case _What.APPEND:
+                case _ChangeKind.APPEND:
                     table.append(name, value)
-                case _What.DELETE:
+                case _ChangeKind.DELETE:
                     table.delete(name)
-                case _What.DELETE_PREFIX:
+                case _ChangeKind.DELETE_PREFIX:
                     table.delete_prefix(name)
-                case _What.PUSH:
+                case _ChangeKind.PUSH:
                     table.push(name, value)
-                case _What.POP:
+                case _ChangeKind.POP:
                     table.pop(name)
-                case _What.HOLD:
+                case _ChangeKind.HOLD:
                     table.hold(name, value, number)
-                case _What.RELEASE:
-                    table.release(number)
-                case _What.NUMBER:
+                case _ChangeKind.RELEASE:
+                    table.release_holder(number)
+                case _ChangeKind.NUMBER:
                     self._highest = max(self._highest, number)
 
-    def _dead(self, names: Iterable[bytes] | None) -> list[int]:
+    def _dead_holders(self, names: Iterable[bytes] | None) -> list[int]:
         """Return who held one of these keys and lives no more."""
         holders = self._table.holders()
         if not holders:
             return []
         numbers = set(holders.values() if names is None else (holders.get(name, 0) for name in names))
-        return [number for number in numbers - {0} if self._lives.is_dead(number)]
+        return [number for number in numbers - {0} if self._live_clients.is_dead(number)]
 
     def _compact(self) -> None:
-        self._log.replace(self._content())
+        self._log.replace_records(self._compacted_records())
         self._compact_at = max(COMPACT_BYTES, COMPACT_RATIO * self._log.size_bytes)
 
-    def _content(self) -> Iterator[bytes]:
-        yield _entry(_What.NUMBER, number=self._highest)
+    def _compacted_records(self) -> Iterator[bytes]:
+        yield _entry(_ChangeKind.NUMBER, number=self._highest)
         for key, value in self._table.items():
-            yield _entry(_What.SET, key, value)
+            yield _entry(_ChangeKind.SET, key, value)
         for key, number in self._table.holders().items():
-            yield _entry(_What.HOLD, key, self._table.get(key) or b"", number)
+            yield _entry(_ChangeKind.HOLD, key, self._table.get(key) or b"", number)
         for queue, values in self._table.queues():
             for value in values:
-                yield _entry(_What.PUSH, queue, value)
+                yield _entry(_ChangeKind.PUSH, queue, value)
 
     # Between locks
 
-    def _until(
-        self, look: Callable[[Table], Found | None], names: Sequence[bytes], timeout_ns: int
+    def _wait_until(
+        self, query: Callable[[Table], Found | None], names: Sequence[bytes], timeout_ns: int
     ) -> Found | None:
         """Return what is found as soon as it is not None, or None after the timeout."""
         deadline_ns = time.monotonic_ns() + timeout_ns
         pause_s = FIRST_PAUSE_S
         while True:
             with self._lock:  # not while it sleeps: another thread may bring what this one waits for
-                found = self._look(look, names)
+                found = self._query_table(query, names)
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
             if found is not None or left_s <= 0:
                 return found
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _start(self) -> None:
+    def _open_files(self) -> None:
         self._log = FileLog(self._path)
-        self._lives = Lives(self._path + ".alive")
+        self._live_clients = LiveClients(self._path + ".alive")
         self._table = Table()
         self._compact_at = COMPACT_BYTES
 
-    def _ready(self) -> None:
+    def _reopen_after_fork(self) -> None:
         if self._forked:
-            self._start()
+            self._open_files()
             self._forked = False
 
-    def _let_go(self) -> None:
+    def _close_files(self) -> None:
         self._log.close()
-        self._lives.close()
+        self._live_clients.close()
 
     def _check_open(self) -> None:
         if self._closing:
@@ -393,16 +395,16 @@ class FileStore:
 
     def _after_fork(self) -> None:
         """Let go of what the parent has opened: with it, this child would keep its parent's held keys alive."""
-        self._let_go()
+        self._close_files()
         self._lock = threading.Lock()
         self._forked = True
 
 
-_all: weakref.WeakSet[FileStore] = weakref.WeakSet()
+_stores: weakref.WeakSet[FileStore] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for store in list(_all):
+    for store in list(_stores):
         store._after_fork()
 
 

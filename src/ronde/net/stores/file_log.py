@@ -4,7 +4,7 @@ The rules:
   1. Nobody reads or writes without the lock: shared for reading, exclusive for writing. It is one of an open file
      description (F_OFD_SETLK), on a byte far behind the end: the kernel drops it with the process; on NFS it reaches
      the server and makes visible what others wrote. Of the other two kinds of locks, flock cannot be asked who lives
-     (see `Lives`), and with classic POSIX locks two clients of one process would not exclude each other.
+     (see `LiveClients`), and with classic POSIX locks two clients of one process would not exclude each other.
   2. A record is its length, the checksum of its payload, the checksum of these two, and the payload. A record that the
      end of the file cuts off is that of a writer that died. It was never acknowledged, and the next writer cuts it off.
      Anything else that is wrong with a record is damage, and is said, never skipped.
@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from ronde.errors import PeerLostError, UsageError
 from ronde.new_files import create_anew, open_kept
 
-__all__ = ["FileLog", "Lives"]
+__all__ = ["FileLog", "LiveClients"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.00002, 0.005
 LOCK_NS = 30 * 10**9  # how long another client may keep the lock; it needs it for well under a millisecond
@@ -101,11 +101,11 @@ class FileLog:
             os.close(self._fd)
             self._fd, self._end, anew = replacement, 0, True
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew with the first record."""
         self._end = 0
 
-    def read(self, exclusive: bool) -> list[bytes]:
+    def read_records(self, exclusive: bool) -> list[bytes]:
         """Return the records that are new. Call while locked; only who has the file for itself mends its end."""
         size = os.fstat(self._fd).st_size
         if size < _BEGIN:
@@ -126,8 +126,8 @@ class FileLog:
             os.ftruncate(self._fd, self._end)
         return records
 
-    def append(self, payload: bytes) -> None:
-        """Write a record, or nothing and raise PeerLostError. Call while locked for writing, after `read`."""
+    def append_record(self, payload: bytes) -> None:
+        """Write a record, or nothing and raise PeerLostError. Call while locked for writing, after `read_records`."""
         record = _record(payload)
         try:
             self._write(record, self._end)
@@ -137,7 +137,7 @@ class FileLog:
             raise self._lost(error) from None
         self._end += len(record)
 
-    def replace(self, payloads: Iterator[bytes]) -> None:
+    def replace_records(self, payloads: Iterator[bytes]) -> None:
         """Put these in the place of all records, if there is room. Call while locked for writing; it ends the lock."""
         path = self.path + ".new"
         fd = -1
@@ -218,7 +218,7 @@ class FileLog:
         return UsageError(f"the file {self.path} is not a store; give the store a path of its own")
 
 
-class Lives:
+class LiveClients:
     """The file `path`, in which every living client has locked the byte of its number: so others see who lives.
 
     One descriptor for the own life and for looking at others. It must not live on in a forked child.
@@ -229,7 +229,7 @@ class Lives:
         self._fd = -1
         self.number = 0
 
-    def begin(self, number: int) -> None:
+    def claim_number(self, number: int) -> None:
         """Live under the first free number from there on. Raises UsageError if the path cannot be used.
 
         One that is not free is that of a client of an earlier store at this path.

@@ -28,7 +28,7 @@ from ronde.errors import UsageError
 from ronde.net.stores.table import Table
 from ronde.new_files import create_anew, open_kept
 
-__all__ = ["Journal", "Remembered", "pack_changes", "pack_sessions", "read"]
+__all__ = ["Journal", "Remembered", "pack_changes", "pack_sessions", "read_journal"]
 
 HEADER = b"ronde store journal, version 1\n"
 SMALLEST_REWRITE_BYTES = 16 << 20
@@ -75,7 +75,7 @@ def _pack_all(table: Table, sessions: Iterable[Remembered]) -> Iterator[bytes]:
     yield pack_sessions(sessions)
 
 
-def read(path: Path, table: Table) -> tuple[list[Remembered], int]:
+def read_journal(path: Path, table: Table) -> tuple[list[Remembered], int]:
     """Fill the table from a journal; return the sessions, and how many bytes of the file count.
 
     Raises UsageError if it cannot be read or is damaged.
@@ -149,7 +149,7 @@ def _apply(table: Table, kind: int, name: bytes, value: bytes) -> None:
 class Journal:
     """The journal at `path`, made if it is not there; no other server may have it open.
 
-    First `load`, then `write` what changes; now and then `rewrite`, if it is `overgrown`. Raises UsageError if the file
+    First `load`, then `write` what changes; now and then `rewrite`, if it is `is_overgrown`. Raises UsageError if the file
     cannot be used. `write` and `rewrite` raise OSError, after which the file is as it was before.
     """
 
@@ -157,18 +157,18 @@ class Journal:
         self._path = path
         self._fd = _open(path)
         self._size = 0
-        self._written_anew = 0  # the size of the file when it was last written anew
-        self._doubtful = False  # whether the end of the file may be something else than we think
+        self._rewritten_size = 0  # the size of the file when it was last written anew
+        self._is_doubtful = False  # whether the end of the file may be something else than we think
 
     def load(self, table: Table) -> list[Remembered]:
         """Fill the table, and return the sessions that are remembered. Raises UsageError if the file is damaged."""
-        sessions, self._size = read(self._path, table)
+        sessions, self._size = read_journal(self._path, table)
         torn = os.fstat(self._fd).st_size - self._size
         if torn:
             _log.warning("cut %d bytes off the journal %s, which its server did not finish", torn, self._path)
         try:
             if self._size == 0:
-                self._append(HEADER)
+                self._append_synced(HEADER)
             else:
                 os.ftruncate(self._fd, self._size)
                 os.lseek(self._fd, self._size, os.SEEK_SET)
@@ -182,18 +182,18 @@ class Journal:
         return os.fstat(self._fd).st_size <= len(HEADER)
 
     @property
-    def overgrown(self) -> bool:
+    def is_overgrown(self) -> bool:
         """Whether it is time to write the file anew."""
-        return self._size > max(SMALLEST_REWRITE_BYTES, GROWTH * self._written_anew)
+        return self._size > max(SMALLEST_REWRITE_BYTES, GROWTH * self._rewritten_size)
 
     @property
-    def doubtful(self) -> bool:
+    def is_doubtful(self) -> bool:
         """Whether a failed write could not be taken back: only `rewrite` helps."""
-        return self._doubtful
+        return self._is_doubtful
 
     def write(self, entries: bytes) -> None:
         """Append one record and see it to the disk."""
-        self._append(_record(entries))
+        self._append_synced(_record(entries))
 
     def rewrite(self, table: Table, sessions: Iterable[Remembered]) -> None:
         """Write the file anew with no more than what there is now."""
@@ -214,20 +214,20 @@ class Journal:
             raise
         os.close(self._fd)
         self._fd = fd
-        self._size = self._written_anew = size
-        self._doubtful = False
+        self._size = self._rewritten_size = size
+        self._is_doubtful = False
         _sync_folder(self._path)
 
     def close(self) -> None:
         os.close(self._fd)
 
-    def _append(self, data: bytes) -> None:
+    def _append_synced(self, data: bytes) -> None:
         try:
             _write_all(self._fd, data)
             os.fdatasync(self._fd)
         except OSError:
             # What a failed sync has left on the disk nobody knows. Later records are then written to a new file.
-            self._doubtful = True
+            self._is_doubtful = True
             os.ftruncate(self._fd, self._size)
             os.lseek(self._fd, self._size, os.SEEK_SET)
             raise

@@ -14,7 +14,7 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, Endpoint, is_ours, listen
 
-__all__ = ["MAX_CLIENTS", "listen_for_clients", "notice_loss", "short_ways"]
+__all__ = ["MAX_CLIENTS", "listen_for_clients", "detect_loss", "shortcuts"]
 
 MAX_CLIENTS = 20_000
 SILENCE_S = 6  # how long a connection may get no sign of its other end
@@ -33,12 +33,12 @@ def listen_for_clients(
         return [listener], address
     bound = listener.getsockname()
     try:
-        return [listener, listen(_short_way(key, bound[0], bound[1]))[0]], address
+        return [listener, listen(_shortcut(key, bound[0], bound[1]))[0]], address
     except UsageError:
         return [listener], address  # the name is taken: then all clients take the long way
 
 
-def short_ways(endpoint: Endpoint, key: JobKey) -> Iterator[Endpoint]:
+def shortcuts(endpoint: Endpoint, key: JobKey) -> Iterator[Endpoint]:
     """Return Unix sockets to try before a TCP endpoint: of a store bound to it, or to all addresses of this host."""
     if endpoint.family not in WILDCARDS:
         return
@@ -47,15 +47,15 @@ def short_ways(endpoint: Endpoint, key: JobKey) -> Iterator[Endpoint]:
     if is_ours(endpoint):
         bound_to += {WILDCARDS[endpoint.family], "::"}
     for each in bound_to:
-        yield Endpoint(socket.AF_UNIX, "\0" + _short_way(key, each, port).path[1:])
+        yield Endpoint(socket.AF_UNIX, "\0" + _shortcut(key, each, port).path[1:])
 
 
-def _short_way(key: JobKey, host: str, port: int) -> Address:
+def _shortcut(key: JobKey, host: str, port: int) -> Address:
     name = key.hmac(b"short way to the store", host.encode(), b"%d" % port)
     return Address(path=f"@ronde-store-{name.hex()[:32]}")
 
 
-def notice_loss(sock: socket.socket) -> None:
+def detect_loss(sock: socket.socket) -> None:
     """Let a TCP connection send without delay, and break within seconds when nothing comes back from the other end."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

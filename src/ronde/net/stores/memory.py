@@ -42,11 +42,11 @@ class MemoryStore:
 
     def set(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
-        self._change(lambda table: table.set(encoded, value))
+        self._change_table(lambda table: table.set(encoded, value))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         encoded = check_key(key)
-        value = self._until(lambda table: table.get(encoded), timeout_ns)
+        value = self._wait_until(lambda table: table.get(encoded), timeout_ns)
         if value is None:
             raise waited_in_vain(key, self.address, timeout_ns)
         return value
@@ -54,57 +54,57 @@ class MemoryStore:
     def wait(self, keys: list[str], timeout_ns: int) -> None:
         missing = {check_key(key): key for key in several(keys)}
 
-        def look(table: Table) -> bool | None:
+        def query(table: Table) -> bool | None:
             for name in [name for name in missing if table.get(name) is not None]:
                 del missing[name]
             return not missing or None
 
-        if not self._until(look, timeout_ns):
+        if not self._wait_until(query, timeout_ns):
             raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         encoded = check_key(key)
-        return self._change(lambda table: table.add(encoded, amount))
+        return self._change_table(lambda table: table.add(encoded, amount))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         encoded = check_key(key)
         expected, desired = check_value(key, expected), check_value(key, desired)
-        return self._change(lambda table: table.compare_set(encoded, expected, desired))
+        return self._change_table(lambda table: table.compare_set(encoded, expected, desired))
 
     def delete_key(self, key: str) -> bool:
         encoded = check_key(key)
-        return self._change(lambda table: table.delete(encoded))
+        return self._change_table(lambda table: table.delete(encoded))
 
     def check(self, keys: Sequence[str]) -> bool:
         encoded = [check_key(key) for key in several(keys)]
-        return self._look(lambda table: table.check(encoded))
+        return self._query_table(lambda table: table.check(encoded))
 
     def num_keys(self) -> int:
-        return self._look(Table.num_keys)
+        return self._query_table(Table.num_keys)
 
     def append(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
-        self._change(lambda table: table.append(encoded, value))
+        self._change_table(lambda table: table.append(encoded, value))
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         encoded = [check_key(key) for key in several(keys)]
-        values = self._until(lambda table: table.multi_get(encoded), timeout_ns)
+        values = self._wait_until(lambda table: table.multi_get(encoded), timeout_ns)
         if values is None:
             raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
         return values
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
-        self._change(lambda table: table.multi_set(encoded))
+        self._change_table(lambda table: table.multi_set(encoded))
 
     def delete_prefix(self, prefix: str) -> int:
         encoded = check_key(prefix)
-        keys, queues = self._change(lambda table: table.delete_prefix(encoded))
+        keys, queues = self._change_table(lambda table: table.delete_prefix(encoded))
         return len(keys) + len(queues)
 
     def queue_push(self, queue: str, value: bytes) -> None:
         encoded, value = check_key(queue), check_value(queue, value)
-        self._change(lambda table: table.push(encoded, value))
+        self._change_table(lambda table: table.push(encoded, value))
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
         encoded, me = check_key(queue), object()
@@ -113,7 +113,9 @@ class MemoryStore:
             line = content.poppers.setdefault(encoded, deque())
             line.append(me)
             try:
-                value = self._until(lambda table: table.pop(encoded) if line[0] is me else None, timeout_ns)
+                value = self._wait_until(
+                    lambda table: table.pop(encoded) if line[0] is me else None, timeout_ns
+                )
             finally:
                 line.remove(me)
                 if not line:
@@ -125,19 +127,19 @@ class MemoryStore:
 
     def queue_len(self, queue: str) -> int:
         encoded = check_key(queue)
-        return self._look(lambda table: table.queue_len(encoded))
+        return self._query_table(lambda table: table.queue_len(encoded))
 
     def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
         encoded = {check_key(key): value for key, value in known.items()}
-        found = self._until(lambda table: table.differing(encoded) or None, timeout_ns)
+        found = self._wait_until(lambda table: table.differing(encoded) or None, timeout_ns)
         return {key.decode(): value for key, value in (found or {}).items()}
 
     def hold(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
-        self._change(lambda table: table.hold(encoded, value, self))
+        self._change_table(lambda table: table.hold(encoded, value, self))
 
     def fork(self) -> MemoryStore:
-        self._look(lambda _: None)  # refuses if closed
+        self._query_table(lambda _: None)  # refuses if closed
         other = MemoryStore()
         other._content = self._content
         return other
@@ -145,26 +147,26 @@ class MemoryStore:
     def close(self) -> None:
         with self._content.changed:
             if self._open:
-                self._change(lambda table: table.release(self))
+                self._change_table(lambda table: table.release_holder(self))
             self._open = False
 
-    def _look(self, look: Callable[[Table], Found]) -> Found:
+    def _query_table(self, query: Callable[[Table], Found]) -> Found:
         with self._content.changed:
             if not self._open:
                 raise UsageError("this client of the store in memory has been closed")
-            return look(self._content.table)
+            return query(self._content.table)
 
-    def _change(self, change: Callable[[Table], Found]) -> Found:
+    def _change_table(self, change: Callable[[Table], Found]) -> Found:
         with self._content.changed:
-            found = self._look(change)
+            found = self._query_table(change)
             self._content.changed.notify_all()
             return found
 
-    def _until(self, look: Callable[[Table], Found | None], timeout_ns: int) -> Found | None:
+    def _wait_until(self, query: Callable[[Table], Found | None], timeout_ns: int) -> Found | None:
         """Return what is found as soon as it is not None, or None after the timeout."""
         deadline_ns = time.monotonic_ns() + timeout_ns
         with self._content.changed:
-            while (found := self._look(look)) is None:
+            while (found := self._query_table(query)) is None:
                 left_ns = deadline_ns - time.monotonic_ns()
                 if left_ns <= 0:
                     break

@@ -5,7 +5,7 @@ The rules:
      request once more, because the answer was lost: it gets the same answer, and nothing is done.
   2. A request that must wait is parked under the key or queue that it waits for, and tried again by whoever changes
      that. What comes of it is in `woken`. Who waits longest goes first.
-  3. With a journal, a turn is `begin`, any number of requests, then `keep` once `record` is written; or `refuse`, which
+  3. With a journal, a turn is `begin_turn`, any number of requests, then `keep_turn` once `pack_turn` is written; or `refuse_turn`, which
      takes all of it back and answers anew, refusing what would change something. No answer may leave before that.
 """
 
@@ -27,9 +27,8 @@ REMEMBERED_NS = 600 * 10**9  # how long the last answer of a client that is gone
 MAX_DEPARTED = 10_000
 OK = answer(Status.OK)
 ABSENT = answer(Status.ABSENT)
-TIMEOUT_AT = 13  # where it stands in a request
 
-_Book = dict[bytes, dict["ClientSession", None]]
+_ParkedSessions = dict[bytes, dict["ClientSession", None]]
 _pack_head = ANSWER.pack
 
 
@@ -47,12 +46,14 @@ class ClientSession:
 
 
 class Parked:
-    """A request that waits, under `names` in `book`; `retry` returns the answer, or where to wait on."""
+    """A request that waits, under `names` in `index`; `retry` returns the answer, or where to wait on."""
 
-    __slots__ = ("book", "names", "request", "retry")
+    __slots__ = ("index", "names", "request", "retry")
 
-    def __init__(self, book: _Book, names: tuple[bytes, ...], retry: Callable[[], bytes | Parked]) -> None:
-        self.book = book
+    def __init__(
+        self, index: _ParkedSessions, names: tuple[bytes, ...], retry: Callable[[], bytes | Parked]
+    ) -> None:
+        self.index = index
         self.names = names
         self.retry = retry
         self.request: Request = (0, 0, 0, b"", b"")
@@ -66,7 +67,7 @@ class Parked:
         return self.request[2]
 
 
-class _Asked(NamedTuple):
+class _TurnEntry(NamedTuple):
     """One request of a turn, or a parked one that was tried again, and what its session had answered before."""
 
     session: ClientSession
@@ -85,15 +86,15 @@ class RequestHandler:
     def __init__(self) -> None:
         self.table = Table()
         self.woken: list[tuple[Any, bytes]] = []
-        self._refusal = ""
+        self._refusal_reason = ""
         self._sessions: dict[bytes, ClientSession] = {}
         self._departed: dict[ClientSession, int] = {}  # when, the longest gone first
-        self._waiting: _Book = {}
-        self._poppers: _Book = {}
+        self._waiting: _ParkedSessions = {}
+        self._poppers: _ParkedSessions = {}
         self._fingerprints: dict[
             bytes, tuple[bytes, bytes]
         ] = {}  # of long values: value and fingerprint, by key
-        self._turn: list[_Asked] | None = None
+        self._turn: list[_TurnEntry] | None = None
         by_operation: dict[int, _Handler] = {
             StoreOperation.SET: self._set,
             StoreOperation.GET: self._get,
@@ -119,7 +120,7 @@ class RequestHandler:
 
     # Sessions
 
-    def welcome(self, id: bytes) -> ClientSession:
+    def open_session(self, id: bytes) -> ClientSession:
         """Return the session of the client with this id, on another connection now; without an id, a new one."""
         session = self._sessions.get(id)
         if session is None:
@@ -130,11 +131,11 @@ class RequestHandler:
         self._unpark(session)
         return session
 
-    def leave(self, session: ClientSession, now_ns: int) -> None:
+    def note_departure(self, session: ClientSession, now_ns: int) -> None:
         """Take note that a client is gone: it waits and holds no longer. It may come back."""
         self._unpark(session)
-        for key in self.table.release(session):
-            self._changed(key)
+        for key in self.table.release_holder(session):
+            self._retry_waiting(key)
         if session.id in self._sessions:
             self._departed[session] = now_ns
         while self._departed:
@@ -149,7 +150,7 @@ class RequestHandler:
 
     # Requests
 
-    def ask(
+    def answer_request(
         self,
         session: ClientSession,
         operation: int,
@@ -166,14 +167,16 @@ class RequestHandler:
             raise ProtocolError("a client of the store asks again while it waits for an answer")
         if self._turn is not None:
             request = operation, number, timeout_ns, key, argument
-            self._turn.append(_Asked(session, session.connection, request, session.number, session.answer))
+            self._turn.append(
+                _TurnEntry(session, session.connection, request, session.number, session.answer)
+            )
         if number and number == session.number:
             return session.answer
         handler = self._handlers.get(operation)
         if handler is None or len(key) > KEY_LIMIT_BYTES or (not key and operation in self._named):
             raise ProtocolError("a request to the store has an unknown operation or an invalid key")
-        if self._refusal and operation in _CHANGING:
-            return answer(Status.FAILED, self._refusal.encode())
+        if self._refusal_reason and operation in _CHANGING:
+            return answer(Status.FAILED, self._refusal_reason.encode())
         try:
             reply = handler(session, key, argument)
         except UsageError as error:
@@ -188,7 +191,7 @@ class RequestHandler:
             session.number, session.answer = number, reply
         return reply
 
-    def expire(self, session: ClientSession) -> bytes:
+    def expire_request(self, session: ClientSession) -> bytes:
         """Return the answer to a parked request whose time is over."""
         self._unpark(session)
         return ABSENT
@@ -198,30 +201,30 @@ class RequestHandler:
     def _park(self, session: ClientSession, parked: Parked) -> None:
         session.parked = parked
         for name in parked.names:
-            parked.book.setdefault(name, {})[session] = None
+            parked.index.setdefault(name, {})[session] = None
 
     def _unpark(self, session: ClientSession) -> None:
         parked, session.parked = session.parked, None
         if parked is None:
             return
         for name in parked.names:
-            waiting = parked.book.get(name)
+            waiting = parked.index.get(name)
             if waiting is not None:
                 waiting.pop(session, None)
                 if not waiting:
-                    del parked.book[name]
+                    del parked.index[name]
 
-    def _changed(self, key: bytes) -> None:
+    def _retry_waiting(self, key: bytes) -> None:
         """Try again what waits for the key."""
         for session in list(self._waiting.get(key, ())):
-            self._try_again(session)
+            self._retry_parked(session)
 
-    def _try_again(self, session: ClientSession) -> None:
+    def _retry_parked(self, session: ClientSession) -> None:
         parked = session.parked
         assert parked is not None
         if self._turn is not None:
             self._turn.append(
-                _Asked(session, session.connection, parked.request, session.number, session.answer)
+                _TurnEntry(session, session.connection, parked.request, session.number, session.answer)
             )
         reply = parked.retry()
         if isinstance(reply, Parked):
@@ -243,7 +246,7 @@ class RequestHandler:
             raise _too_long(argument)
         self.table.set(key, argument)
         if key in self._waiting:
-            self._changed(key)
+            self._retry_waiting(key)
         return OK
 
     def _get(self, session: ClientSession, key: bytes, argument: bytes) -> bytes | Parked:
@@ -285,7 +288,7 @@ class RequestHandler:
         total = self.table.add(key, amount)
         number = self.table.get(key) or b"%d" % total  # quicker than to write it once more
         if key in self._waiting:
-            self._changed(key)
+            self._retry_waiting(key)
         return _pack_head(1 + len(number), 0) + number
 
     def _compare_set(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
@@ -294,14 +297,14 @@ class RequestHandler:
             raise _too_long(desired)
         value = self.table.compare_set(key, expected, desired)
         if key in self._waiting:
-            self._changed(key)
+            self._retry_waiting(key)
         return _pack_head(1 + len(value), 0) + value
 
     def _delete(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         if not self.table.delete(key):
             return ABSENT
         if key in self._waiting:
-            self._changed(key)
+            self._retry_waiting(key)
         return OK
 
     def _check(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
@@ -312,7 +315,7 @@ class RequestHandler:
 
     def _append(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         self.table.append(key, argument)
-        self._changed(key)
+        self._retry_waiting(key)
         return OK
 
     def _multi_set(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
@@ -320,14 +323,14 @@ class RequestHandler:
         self.table.multi_set(values)
         for each in values:
             if each in self._waiting:
-                self._changed(each)
+                self._retry_waiting(each)
         return OK
 
     def _delete_prefix(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         keys, queues = self.table.delete_prefix(key)
         for each in keys:
             if each in self._waiting:
-                self._changed(each)
+                self._retry_waiting(each)
         return answer(Status.OK, b"%d" % (len(keys) + len(queues)))
 
     # Queues
@@ -337,7 +340,7 @@ class RequestHandler:
             raise _too_long(argument)
         self.table.push(key, argument)
         if key in self._poppers:
-            self._try_again(next(iter(self._poppers[key])))
+            self._retry_parked(next(iter(self._poppers[key])))
         return OK
 
     def _pop(self, session: ClientSession, key: bytes, argument: bytes) -> bytes | Parked:
@@ -382,17 +385,17 @@ class RequestHandler:
             raise _too_long(argument)
         self.table.hold(key, argument, session)
         if key in self._waiting:
-            self._changed(key)
+            self._retry_waiting(key)
         return OK
 
     # Turns with a journal
 
-    def begin(self) -> None:
+    def begin_turn(self) -> None:
         """Start a turn that can be taken back."""
         self._turn = []
-        self.table.begin()
+        self.table.begin_changes()
 
-    def record(self) -> bytes:
+    def pack_turn(self) -> bytes:
         """Return what the turn has changed, for the journal; b"" if nothing."""
         from ronde.net.stores import journal  # only where there is one
 
@@ -404,36 +407,36 @@ class RequestHandler:
             (each.id, each.number, each.answer) for each in changed if each.id
         )
 
-    def keep(self) -> None:
+    def keep_turn(self) -> None:
         """Let the turn stand."""
         self._turn = None
-        self.table.keep()
+        self.table.keep_changes()
 
-    def refuse(self, reason: str) -> list[tuple[Any, bytes | None]]:
+    def refuse_turn(self, reason: str) -> list[tuple[Any, bytes | None]]:
         """Take the turn back, and return the answers that all its requests get instead; None: parked."""
         turn, self._turn = self._turn or [], None
-        self.table.undo()
+        self.table.undo_changes()
         self.woken.clear()
         for session, _, _, number, old in reversed(turn):
             self._unpark(session)
             session.number, session.answer = number, old
-        self._refusal = reason
+        self._refusal_reason = reason
         answers: list[tuple[Any, bytes | None]] = []
         for session, connection, request, _, _ in turn:
             if session.parked is None and session.connection is connection:
-                answers.append((connection, self.ask(session, *request)))
-        self._refusal = ""
+                answers.append((connection, self.answer_request(session, *request)))
+        self._refusal_reason = ""
         answers += self.woken
         self.woken.clear()
         return answers
 
-    def remembered(self) -> list[tuple[bytes, int, bytes]]:
+    def remembered_sessions(self) -> list[tuple[bytes, int, bytes]]:
         """Return id, number and answer of all sessions that have an answer to remember."""
         return [(each.id, each.number, each.answer) for each in self._sessions.values() if each.number]
 
-    def remember(self, id: bytes, number: int, last: bytes, now_ns: int) -> None:
+    def restore_session(self, id: bytes, number: int, last: bytes, now_ns: int) -> None:
         """Take over a session from a journal."""
-        session = self.welcome(id)
+        session = self.open_session(id)
         session.number, session.answer = number, last
         self._departed[session] = now_ns
 

@@ -37,7 +37,7 @@ from ronde.net.addresses import parse_address
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
 from ronde.net.authentication import Handshake, Role
 from ronde.net.protection import protection_of, secrecy_is_wanted
-from ronde.net.stores.listeners import MAX_CLIENTS, listen_for_clients, notice_loss
+from ronde.net.stores.listeners import MAX_CLIENTS, detect_loss, listen_for_clients
 from ronde.net.stores.request_handler import ClientSession, RequestHandler
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 
@@ -95,7 +95,7 @@ class StoreServer:
         is_secret: bool | None = None,
         give_up: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._desk = RequestHandler()
+        self._handler = RequestHandler()
         listeners, self._address = listen_for_clients(parse_address(address), key, listener)
         self._key = key
         self._epoll = select.epoll()
@@ -120,7 +120,7 @@ class StoreServer:
         # 1 for each descriptor of a member with nothing half received or half sent.
         self._at_rest = bytearray(256)
         self._seals = new_seals()
-        self._gone: list[ClientSession] = []
+        self._departed: list[ClientSession] = []
         self._timers: list[tuple[int, int, _Client]] = []
         self._timer_count = 0
         self._repair_at_ns = 0
@@ -153,24 +153,24 @@ class StoreServer:
     def _open_journal(self, path: Path | None, seed: Path | None) -> Journal | None:
         if not path and not seed:
             return None
-        from ronde.net.stores.journal import Journal, read  # only now: most stores have none
+        from ronde.net.stores.journal import Journal, read_journal  # only now: most stores have none
 
         now_ns = time.monotonic_ns()
-        desk = self._desk
+        handler = self._handler
         if seed:
-            for session in read(seed, desk.table)[0]:
-                desk.remember(*session, now_ns)
+            for session in read_journal(seed, handler.table)[0]:
+                handler.restore_session(*session, now_ns)
         if not path:
             return None
         journal = Journal(path)
         try:
             if not seed:
-                for session in journal.load(desk.table):
-                    desk.remember(*session, now_ns)
+                for session in journal.load(handler.table):
+                    handler.restore_session(*session, now_ns)
             elif not journal.is_empty:
                 raise UsageError(f"the journal {path} is not empty, but --seed needs a new one")
             else:
-                journal.rewrite(desk.table, desk.remembered())
+                journal.rewrite(handler.table, handler.remembered_sessions())
         except OSError as error:
             journal.close()
             raise UsageError(f"cannot write the journal {path}: {error.strerror}") from None
@@ -179,7 +179,7 @@ class StoreServer:
             raise
         return journal
 
-    def _let_go(self) -> None:
+    def _close_inherited(self) -> None:
         """Close what a forked child has inherited: it would keep open what its parent closes."""
         for client in self._clients.values():
             client.sock.close()
@@ -201,45 +201,49 @@ class StoreServer:
                 most = min(MOST_IN_A_TURN, len(self._clients) // 2)
                 wake_ns = self._authenticator.wake_ns
                 timeout_ms = self._ms_to_next_timer(wake_ns) if self._timers or wake_ns is not None else -1
-                going_on = self._turn(*take_requests(epoll, timeout_ms, most, self._at_rest, self._seals))
+                going_on = self._serve_turn(
+                    *take_requests(epoll, timeout_ms, most, self._at_rest, self._seals)
+                )
         except BaseException:
             _log.exception("the store at %s has broken down", self._address)
             raise
         finally:
             self._close_all()
 
-    def _turn(self, requests: list[_Request], others: list[tuple[int, int, bytes | None]]) -> bool:
+    def _serve_turn(self, requests: list[_Request], others: list[tuple[int, int, bytes | None]]) -> bool:
         """Serve whoever has something to say; return whether to go on."""
         if self._journal:
-            self._repair()
-            self._desk.begin()
-        self._answer(requests)  # before a newcomer may get the descriptor of who is dropped in this turn
+            self._repair_journal()
+            self._handler.begin_turn()
+        self._answer_requests(
+            requests
+        )  # before a newcomer may get the descriptor of who is dropped in this turn
         going_on = True
         for fd, event, data in others:
             client = self._clients.get(fd)  # none: dropped earlier in this turn
             if client is not None:
-                self._serve(client, event, data)
+                self._serve_client(client, event, data)
             elif fd in self._authenticator:
                 if newcomer := self._authenticator.handle_ready(fd):
-                    self._welcome(newcomer)
+                    self._add_client(newcomer)
             elif fd == self._stop:
                 going_on = False
         if self._journal:
-            self._commit(self._journal)
+            self._commit_turn(self._journal)
         if self._timers:
-            self._expire()
+            self._expire_timers()
         self._authenticator.tick(time.monotonic_ns())
-        if self._desk.woken:
+        if self._handler.woken:
             self._deliver_to_woken()
         self._send_answers()
-        while self._gone:
-            self._see_off(self._gone.pop())
+        while self._departed:
+            self._end_session(self._departed.pop())
             self._send_answers()
         return going_on
 
     def _close_all(self) -> None:
         for client in list(self._clients.values()):
-            self._drop(client)
+            self._drop_client(client)
         self._epoll.close()
         os.close(self._stop)
         if self._journal:
@@ -258,7 +262,7 @@ class StoreServer:
 
     def _greet(self, sock: socket.socket) -> Handshake:
         if sock.family != socket.AF_UNIX:
-            notice_loss(sock)
+            detect_loss(sock)
         return Handshake(Role.SERVER, self._key, STORE_PURPOSE, protection_of(sock, self._is_secret))
 
     def _report_listener(self, error: OSError) -> None:
@@ -266,10 +270,10 @@ class StoreServer:
             "the store at %s cannot accept connections and tries again: %s", self._address, error.strerror
         )
 
-    def _welcome(self, newcomer: AuthenticatedConnection) -> None:
+    def _add_client(self, newcomer: AuthenticatedConnection) -> None:
         """Let a connection be a member's."""
         label = newcomer.handshake.peer_label
-        session = self._desk.welcome(label if any(label) else b"")
+        session = self._handler.open_session(label if any(label) else b"")
         client = _Client(newcomer.sock, session)
         old, session.connection = session.connection, client
         self._clients[client.fd] = client
@@ -279,11 +283,11 @@ class StoreServer:
         if newcomer.handshake.keys:
             set_seals(self._seals, client.fd, *newcomer.handshake.keys.parts())
         if old is not None:  # its client has given it up before we saw that it is broken
-            self._drop(old)
+            self._drop_client(old)
         if len(self._clients) >= MAX_CLIENTS:
             self._authenticator.pause_accepting()
 
-    def _drop(self, client: _Client) -> None:
+    def _drop_client(self, client: _Client) -> None:
         del self._clients[client.fd]
         self._answers.pop(client.fd, None)
         self._at_rest[client.fd] = 0
@@ -293,37 +297,37 @@ class StoreServer:
         session = client.session
         if session.connection is client:
             session.connection = None
-            self._gone.append(session)
+            self._departed.append(session)
         self._authenticator.resume_accepting()
 
-    def _see_off(self, session: ClientSession) -> None:
+    def _end_session(self, session: ClientSession) -> None:
         if session.connection is None:
-            self._desk.leave(session, time.monotonic_ns())
+            self._handler.note_departure(session, time.monotonic_ns())
             self._deliver_to_woken()
 
-    def _serve(self, client: _Client, event: int, data: bytes | None) -> None:
+    def _serve_client(self, client: _Client, event: int, data: bytes | None) -> None:
         """Do what is not just one whole request; `data` is what has come, if it has been received already."""
         try:
             if event & _WRITABLE:
-                self._flush(client)
+                self._flush_outbox(client)
             if event != _WRITABLE:
-                self._read(client, client.sock.recv(READ_BYTES) if data is None else data)
+                self._receive(client, client.sock.recv(READ_BYTES) if data is None else data)
         except BlockingIOError:
             pass
         except Exception as error:
-            self._give_up(client, error)
+            self._fail_client(client, error)
         if client.fd in self._clients:
             self._at_rest[client.fd] = not (client.inbox or client.outbox)
 
-    def _give_up(self, client: _Client, error: Exception) -> None:
+    def _fail_client(self, client: _Client, error: Exception) -> None:
         if isinstance(error, ProtocolError):
             _log.warning("the store at %s turned a connection away: %s", self._address, error)
         elif not isinstance(error, OSError):  # ours, but not for the others to suffer
             _log.error("the store at %s cannot serve a client", self._address, exc_info=error)
         if client.fd in self._clients:
-            self._drop(client)
+            self._drop_client(client)
 
-    def _read(self, client: _Client, data: bytes) -> None:
+    def _receive(self, client: _Client, data: bytes) -> None:
         """Take a part of a request."""
         if not data:
             raise ConnectionResetError("hung up")
@@ -344,10 +348,10 @@ class StoreServer:
         request = read_request(client.fd, bytes(inbox), self._seals)
         if request is None:
             raise ProtocolError("a request is malformed, or was altered, repeated or lost on its way")
-        self._answer([request])
+        self._answer_requests([request])
 
-    def _answer(self, requests: list[_Request]) -> None:
-        clients, answers, ask = self._clients, self._answers, self._desk.ask
+    def _answer_requests(self, requests: list[_Request]) -> None:
+        clients, answers, ask = self._clients, self._answers, self._handler.answer_request
         for fd, operation, number, timeout_ns, key, argument in requests:
             client = clients.get(fd)
             if client is None:
@@ -355,7 +359,7 @@ class StoreServer:
             try:
                 reply = ask(client.session, operation, number, timeout_ns, key, argument)
             except Exception as error:
-                self._give_up(client, error)
+                self._fail_client(client, error)
                 continue
             if reply is None:
                 self._set_timer(client, timeout_ns)
@@ -363,11 +367,11 @@ class StoreServer:
                 answers[fd] = reply
 
     def _deliver_to_woken(self) -> None:
-        woken, self._desk.woken = self._desk.woken, []
+        woken, self._handler.woken = self._handler.woken, []
         for client, reply in woken:
-            self._deliver(client, reply)
+            self._deliver_answer(client, reply)
 
-    def _deliver(self, client: _Client | None, reply: bytes) -> None:
+    def _deliver_answer(self, client: _Client | None, reply: bytes) -> None:
         """Let an answer leave with this turn."""
         if client is None or client.session.connection is not client:
             return  # dropped in the meantime
@@ -381,7 +385,7 @@ class StoreServer:
         # What is left of those that could not be sent in whole.
         for fd, left in send_answers(answers, self._seals).items():
             if left is None:
-                self._drop(self._clients[fd])
+                self._drop_client(self._clients[fd])
             else:
                 self._send_later(self._clients[fd], left)
 
@@ -390,7 +394,7 @@ class StoreServer:
         self._at_rest[client.fd] = 0
         self._epoll.modify(client.fd, _READABLE | _WRITABLE)
 
-    def _flush(self, client: _Client) -> None:
+    def _flush_outbox(self, client: _Client) -> None:
         sent = client.sock.send(client.outbox)
         client.outbox = client.outbox[sent:]
         if not client.outbox:
@@ -398,34 +402,34 @@ class StoreServer:
 
     # The journal
 
-    def _commit(self, journal: Journal) -> None:
+    def _commit_turn(self, journal: Journal) -> None:
         """Write what this turn has changed; or refuse it all."""
-        desk = self._desk
-        record = desk.record()
+        handler = self._handler
+        record = handler.pack_turn()
         try:
             if record:
-                if journal.doubtful:
+                if journal.is_doubtful:
                     raise OSError(errno.EIO, "it could not be written before and is being repaired")
                 journal.write(record)
-            desk.keep()
+            handler.keep_turn()
         except OSError as error:
             _log.error("the store at %s cannot write its journal: %s", self._address, error.strerror)
             reason = f"the store at {self._address} cannot write its journal, so it changes nothing: {error.strerror}"
             self._answers.clear()
-            for client, reply in desk.refuse(reason):
+            for client, reply in handler.refuse_turn(reason):
                 if reply is not None:
-                    self._deliver(client, reply)
+                    self._deliver_answer(client, reply)
                 elif client is not None and client.timer == 0:  # else it broke in this very turn
                     self._set_timer(client, client.session.parked.timeout_ns)
 
-    def _repair(self) -> None:
+    def _repair_journal(self) -> None:
         """Write the journal anew if it has grown, or if its end is not what it should be."""
         journal = self._journal
         assert journal
-        if not (journal.overgrown or journal.doubtful) or time.monotonic_ns() < self._repair_at_ns:
+        if not (journal.is_overgrown or journal.is_doubtful) or time.monotonic_ns() < self._repair_at_ns:
             return
         try:
-            journal.rewrite(self._desk.table, self._desk.remembered())
+            journal.rewrite(self._handler.table, self._handler.remembered_sessions())
         except OSError as error:
             _log.warning("the store at %s cannot write its journal anew: %s", self._address, error.strerror)
             self._repair_at_ns = time.monotonic_ns() + REPAIR_NS
@@ -451,21 +455,21 @@ class StoreServer:
         left_ns = wake_ns - time.monotonic_ns()
         return min(LONGEST_SLEEP_MS, max(0, -(-left_ns // 10**6)))
 
-    def _expire(self) -> None:
+    def _expire_timers(self) -> None:
         timers = self._timers
         now_ns = time.monotonic_ns()
         while timers and timers[0][0] <= now_ns:
             _, number, client = heapq.heappop(timers)
             if client.timer == number:
-                self._deliver(client, self._desk.expire(client.session))
+                self._deliver_answer(client, self._handler.expire_request(client.session))
 
 
 _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 
-def _let_all_go() -> None:
+def _close_all_inherited() -> None:
     for server in _servers:
-        server._let_go()
+        server._close_inherited()
 
 
-os.register_at_fork(after_in_child=_let_all_go)
+os.register_at_fork(after_in_child=_close_all_inherited)

@@ -1,9 +1,9 @@
 """The content of a store: keys, queues and who holds what, without waiting, shared by all stores of our own.
 
 Who serves a table wakes those who wait. What an operation has changed is clear from its arguments; the two that
-change what only the table knows, `delete_prefix` and `release`, say what that was.
+change what only the table knows, `delete_prefix` and `release_holder`, say what that was.
 
-Between `begin` and `keep` or `undo` the table remembers how it was, for a server that writes to a journal first.
+Between `begin_changes` and `keep_changes` or `undo_changes` the table remembers how it was, for a server that writes to a journal first.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Table:
         if value is None:
             return False
         if self._holders:
-            self._let_go(key)
+            self._end_hold(key)
         if self._undo is not None:
             self._undo.append(("key", key, value))
         return True
@@ -140,12 +140,12 @@ class Table:
     # Keys that somebody holds: whoever held last. One that is deleted is held no longer; other changes leave it so.
 
     def hold(self, key: bytes, value: bytes, holder: Any) -> None:
-        self._let_go(key)
+        self._end_hold(key)
         self._holders[key] = holder
         self._held.setdefault(holder, {})[key] = None
         self.set(key, value)
 
-    def release(self, holder: Any) -> list[bytes]:
+    def release_holder(self, holder: Any) -> list[bytes]:
         """Remove all keys that the holder holds, and return them."""
         keys = list(self._held.get(holder, ()))
         for key in keys:
@@ -156,7 +156,7 @@ class Table:
         """Return who holds which key."""
         return self._holders
 
-    def _let_go(self, key: bytes) -> None:
+    def _end_hold(self, key: bytes) -> None:
         holder = self._holders.pop(key, None)
         if holder is not None:
             held = self._held[holder]
@@ -174,12 +174,12 @@ class Table:
         """Return all queues with their values in order."""
         return iter(self._queues.items())
 
-    def begin(self) -> None:
+    def begin_changes(self) -> None:
         """Start to remember what changes."""
         self._undo = []
 
     def changes(self) -> Iterator[tuple[str, bytes, bytes | None]]:
-        """Return what has changed since `begin`, held keys left out.
+        """Return what has changed since `begin_changes`, held keys left out.
 
         That is ("key", key, value it has now or None) in any order, and ("push" or "pop", queue, value) in theirs.
         """
@@ -190,12 +190,12 @@ class Table:
             if kind != "key":
                 yield kind, name, value
 
-    def keep(self) -> None:
-        """Let all changes since `begin` stand."""
+    def keep_changes(self) -> None:
+        """Let all changes since `begin_changes` stand."""
         self._undo = None
 
-    def undo(self) -> None:
-        """Take back all changes since `begin`, but for who holds what."""
+    def undo_changes(self) -> None:
+        """Take back all changes since `begin_changes`, but for who holds what."""
         changes, self._undo = self._undo or [], None
         for kind, name, old in reversed(changes):
             if kind == "push":

@@ -38,7 +38,7 @@ from ronde.net.peers import check_user
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.stores import wire
 from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
-from ronde.net.stores.listeners import notice_loss, short_ways
+from ronde.net.stores.listeners import detect_loss, shortcuts
 from ronde.net.stores.server import STORE_PURPOSE, StoreServer
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Status, StoreOperation
 
@@ -96,7 +96,7 @@ class StoreClient(StoreLine):
         self._sock: socket.socket | None = None
         self._fd = -1
         _clients.add(self)
-        self._use(self._connect(time.monotonic_ns() + timeout_ns, timeout_ns))
+        self._use_socket(self._connect_until(time.monotonic_ns() + timeout_ns, timeout_ns))
 
     @property
     def address(self) -> str:
@@ -135,8 +135,8 @@ class StoreClient(StoreLine):
         return value
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        if keys and self._ask(_WAIT, None, _packed(keys), timeout_ns, False) is None:
-            raise self._missing(keys, timeout_ns)
+        if keys and self._ask(_WAIT, None, _pack_keys(keys), timeout_ns, False) is None:
+            raise self._missing_keys_error(keys, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         return int(self._ask(_ADD, key, b"%d" % amount, 0, True) or 0)
@@ -152,7 +152,7 @@ class StoreClient(StoreLine):
         return there
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask(StoreOperation.CHECK, None, _packed(keys), 0, False) is not None
+        return self._ask(StoreOperation.CHECK, None, _pack_keys(keys), 0, False) is not None
 
     def num_keys(self) -> int:
         return int(self._ask(StoreOperation.NUM_KEYS, None, b"", 0, False) or 0)
@@ -163,14 +163,14 @@ class StoreClient(StoreLine):
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         if not keys:
             return []
-        values = self._ask(StoreOperation.MULTI_GET, None, _packed(keys), timeout_ns, False)
+        values = self._ask(StoreOperation.MULTI_GET, None, _pack_keys(keys), timeout_ns, False)
         if values is None:
-            raise self._missing(keys, timeout_ns)
+            raise self._missing_keys_error(keys, timeout_ns)
         return wire.values_from(values)
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         pairs = {check_key(key): check_value(key, value) for key, value in values.items()}
-        self._ask(StoreOperation.MULTI_SET, None, _bounded(wire.pack_pairs(pairs)), 0, True)
+        self._ask(StoreOperation.MULTI_SET, None, _check_size(wire.pack_pairs(pairs)), 0, True)
 
     def delete_prefix(self, prefix: str) -> int:
         start = check_key(prefix)
@@ -192,7 +192,9 @@ class StoreClient(StoreLine):
 
     def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
         pairs = {check_key(key): value for key, value in known.items()}
-        changed = self._ask(StoreOperation.WATCH, None, _bounded(wire.pack_known(pairs)), timeout_ns, False)
+        changed = self._ask(
+            StoreOperation.WATCH, None, _check_size(wire.pack_known(pairs)), timeout_ns, False
+        )
         if changed is None:
             return {}
         return {key.decode(): value for key, value in wire.pairs_from(changed).items()}
@@ -202,7 +204,7 @@ class StoreClient(StoreLine):
         self._held[encoded] = value  # first, so that a new connection cannot forget it
         self._ask(StoreOperation.HOLD, key, value, 0, False)
 
-    def _missing(self, keys: Sequence[str], timeout_ns: int) -> errors.TimeoutError:
+    def _missing_keys_error(self, keys: Sequence[str], timeout_ns: int) -> errors.TimeoutError:
         shown = (
             ", ".join(keys) if len(keys) < 4 else f"{keys[0]}, {keys[1]} ... {keys[-1]} ({len(keys)} keys)"
         )
@@ -244,7 +246,7 @@ class StoreClient(StoreLine):
                 level = logging.WARNING if is_attack else logging.INFO
                 _log.log(level, "lost the connection to the store at %s: %s", self.address, reason)
                 try:
-                    self._use(self._connect(give_up_ns, self._patience_ns))
+                    self._use_socket(self._connect_until(give_up_ns, self._patience_ns))
                     connected_ns = time.monotonic_ns()
                     for held in self._held.items():
                         self._ask_once(StoreOperation.HOLD, 0, 0, *held)
@@ -268,14 +270,14 @@ class StoreClient(StoreLine):
 
     # Connections
 
-    def _begin_anew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Be another client, in a forked child; whatever other threads of the parent were doing."""
         self._lock = threading.Lock()
         self._id = secrets.token_bytes(LABEL_BYTES)
         self._held = {}
         self._hang_up()
 
-    def _use(self, sock: socket.socket) -> None:
+    def _use_socket(self, sock: socket.socket) -> None:
         self._sock = sock
         self._fd = sock.fileno()
 
@@ -285,14 +287,14 @@ class StoreClient(StoreLine):
             self._sock.close()
             self._sock = None
 
-    def _connect(self, deadline_ns: int, timeout_ns: int) -> socket.socket:
+    def _connect_until(self, deadline_ns: int, timeout_ns: int) -> socket.socket:
         """Try until it works. A server that is not there yet cannot be waited for, only asked again."""
         pause_s = FIRST_PAUSE_S
         patience_ns = min(FIRST_ANSWER_NS, max(0, deadline_ns - time.monotonic_ns()) * 3 // 4)
         began_ns, has_warned = time.monotonic_ns(), False
         while True:
             try:
-                return self._try_all(deadline_ns, patience_ns)
+                return self._try_addresses(deadline_ns, patience_ns)
             except ProtocolError as error:
                 raise type(error)(f"the store at {self.address}: {error}") from None
             except OSError as error:
@@ -311,7 +313,7 @@ class StoreClient(StoreLine):
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             patience_ns = HANDSHAKE_NS
 
-    def _try_all(self, deadline_ns: int, patience_ns: int) -> socket.socket:
+    def _try_addresses(self, deadline_ns: int, patience_ns: int) -> socket.socket:
         failure = OSError(f"nothing is known of {self.address}")
         for target in self._targets:
             try:
@@ -320,12 +322,12 @@ class StoreClient(StoreLine):
                 failure = error
                 continue
             for endpoint in endpoints:
-                for shorter in short_ways(endpoint, self._key):
+                for shorter in shortcuts(endpoint, self._key):
                     left_ns = deadline_ns - time.monotonic_ns()
                     with suppress(OSError, ProtocolError):  # somebody else may have taken the name
-                        return self._open(shorter, deadline_ns, min(SHORT_WAY_NS, left_ns // 4))
+                        return self._open_connection(shorter, deadline_ns, min(SHORT_WAY_NS, left_ns // 4))
                 try:
-                    return self._open(endpoint, deadline_ns, patience_ns)
+                    return self._open_connection(endpoint, deadline_ns, patience_ns)
                 except OSError as error:
                     failure = error
         try:
@@ -333,7 +335,7 @@ class StoreClient(StoreLine):
         finally:
             del failure  # its traceback has this frame, and would keep alive what the callers' frames hold
 
-    def _open(self, endpoint: Endpoint, deadline_ns: int, patience_ns: int) -> socket.socket:
+    def _open_connection(self, endpoint: Endpoint, deadline_ns: int, patience_ns: int) -> socket.socket:
         sock = self._opening = socket.socket(endpoint.family, socket.SOCK_STREAM)
         try:
             attempt_ns = min(deadline_ns, time.monotonic_ns() + patience_ns)
@@ -341,7 +343,7 @@ class StoreClient(StoreLine):
             sock.connect(endpoint.sockaddr)
             check_user(sock)
             if endpoint.family != socket.AF_UNIX:
-                notice_loss(sock)
+                detect_loss(sock)
             self._authenticate(sock, endpoint, attempt_ns)
             # From here on the kernel keeps the time: one system call to send, one to receive.
             sock.settimeout(None)
@@ -388,19 +390,19 @@ class _NoAnswerError(OSError):
 _clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
 
 
-def _begin_all_anew() -> None:
+def _reset_all_after_fork() -> None:
     for client in _clients:
-        client._begin_anew()
+        client._reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_begin_all_anew)
+os.register_at_fork(after_in_child=_reset_all_after_fork)
 
 
-def _packed(keys: Sequence[str]) -> bytes:
-    return _bounded(wire.pack_keys(map(check_key, several(keys))))
+def _pack_keys(keys: Sequence[str]) -> bytes:
+    return _check_size(wire.pack_keys(map(check_key, several(keys))))
 
 
-def _bounded(argument: bytes) -> bytes:
+def _check_size(argument: bytes) -> bytes:
     if len(argument) > FRAME_LIMIT_BYTES // 2:
         raise UsageError(f"one call to a store has at most {FRAME_LIMIT_BYTES // 2} bytes of keys and values")
     return argument

@@ -49,18 +49,18 @@ class TorchStore:
     def set(self, key: str, value: bytes) -> None:
         check_key(key)
         value = check_value(key, value)
-        self._tell(key, lambda store: store.set(key, value))
+        self._change(key, lambda store: store.set(key, value))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         self.wait([key], timeout_ns)
-        return bytes(self._ask(lambda store: store.get(key)))
+        return bytes(self._query(lambda store: store.get(key)))
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
         if self.check(keys):
             return
         if timeout_ns > 0:
             try:
-                self._ask(lambda store: store.wait(keys, _delta(timeout_ns)))
+                self._query(lambda store: store.wait(keys, _delta(timeout_ns)))
                 return
             except DistStoreError:
                 pass
@@ -68,44 +68,46 @@ class TorchStore:
 
     def add(self, key: str, amount: int) -> int:
         check_key(key)
-        return int(self._ask(lambda store: store.add(key, amount)))
+        return int(self._query(lambda store: store.add(key, amount)))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         check_key(key)
         expected, desired = check_value(key, expected), check_value(key, desired)
-        value = bytes(self._ask(lambda store: store.compare_set(key, expected, desired)))
+        value = bytes(self._query(lambda store: store.compare_set(key, expected, desired)))
         # For a key that is not there torch returns what was expected.
         absent = value == expected != b"" and not self.check([key])
         return b"" if absent else value
 
     def delete_key(self, key: str) -> bool:
         check_key(key)
-        return bool(self._ask(lambda store: store.delete_key(key)))
+        return bool(self._query(lambda store: store.delete_key(key)))
 
     def check(self, keys: Sequence[str]) -> bool:
         for key in several(keys):
             check_key(key)
-        return bool(self._ask(lambda store: store.check(list(keys))))
+        return bool(self._query(lambda store: store.check(list(keys))))
 
     def num_keys(self) -> int:
-        return int(self._ask(lambda store: store.num_keys()))
+        return int(self._query(lambda store: store.num_keys()))
 
     def append(self, key: str, value: bytes) -> None:
         check_key(key)
         value = check_value(key, value)
-        self._tell(key, lambda store: store.append(key, value))
+        self._change(key, lambda store: store.append(key, value))
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         keys = several(keys)
         self.wait(keys, timeout_ns)
-        return [bytes(value) for value in self._ask(lambda store: store.multi_get(keys))] if keys else []
+        return [bytes(value) for value in self._query(lambda store: store.multi_get(keys))] if keys else []
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         for key in values:
             check_key(key)
         values = {key: check_value(key, value) for key, value in values.items()}
         if values:
-            self._tell(next(iter(values)), lambda store: store.multi_set(list(values), list(values.values())))
+            self._change(
+                next(iter(values)), lambda store: store.multi_set(list(values), list(values.values()))
+            )
 
     def delete_prefix(self, prefix: str) -> int:
         self._refuse("cannot delete by prefix")
@@ -131,18 +133,18 @@ class TorchStore:
     def close(self) -> None:
         self._open = None  # torch hangs up with the last reference
 
-    def _ask(self, ask: Callable[[PrefixStore], Answer]) -> Answer:
+    def _query(self, query: Callable[[PrefixStore], Answer]) -> Answer:
         """Return torch's answer. Raises torch's DistStoreError where that is one."""
         if not self._open:
             raise UsageError(f"the connection to the store at {self.address} has been closed")
         try:
-            return ask(self._open)
+            return query(self._open)
         except DistNetworkError as error:
             raise PeerLostError(f"lost torch's store at {self.address}: {_first_line(error)}") from None
 
-    def _tell(self, key: str, tell: Callable[[PrefixStore], object]) -> None:
+    def _change(self, key: str, change: Callable[[PrefixStore], object]) -> None:
         """Have something changed. Torch sends that and does not wait, so others might still see what was before."""
-        self._ask(tell)
+        self._query(change)
         self.check([key])
 
     def _refuse(self, what: str) -> NoReturn:

@@ -17,7 +17,7 @@ from ronde.job_key import JobKey
 from ronde.net.addresses import parse_address
 from ronde.net.rendezvous import store_access
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.over_store import Found
+from ronde.net.rendezvous.over_store import FoundStore
 from ronde.net.rendezvous.probes import ProbeResult, probe
 from ronde.net.rendezvous.store_access import TcpStoreAccess, etcd_endpoint
 from ronde.net.stores.server import StoreServer
@@ -38,16 +38,16 @@ def serve(stack: ExitStack, key: JobKey = KEY) -> str:
     return server.address
 
 
-def search(stack: ExitStack, lost: str, meetings: list[str]) -> Found | None:
+def search(stack: ExitStack, lost: str, meetings: list[str]) -> FoundStore | None:
     """Return what a node finds that has lost the store there, and knows that the others would meet at these."""
     config = RendezvousConfig("tcp", max_nodes=len(meetings))
-    entrance = TcpStoreAccess(parse_address(lost), KEY, False, config)
+    access = TcpStoreAccess(parse_address(lost), KEY, False, config)
     nodes = [
         Node(f"{place}", f"host-{place}", "127.0.0.1", 1, "", 1, meeting=meeting)
         for place, meeting in enumerate(meetings)
     ]
     rounds = iter(range(10))
-    found = entrance.enter_again(nodes, None, lambda: next(rounds, None) is not None)
+    found = access.find_store(nodes, None, lambda: next(rounds, None) is not None)
     if found:
         stack.callback(found.store.close)
     return found

@@ -13,7 +13,7 @@ from ronde.core.rendezvous.membership import Budget, Node, Notice, RendezvousBro
 from ronde.core.rendezvous.rules import Rules
 from ronde.errors import TimeoutError
 from ronde.net.rendezvous import store_session
-from ronde.net.rendezvous.over_store import Found, OverStore
+from ronde.net.rendezvous.over_store import FoundStore, OverStore
 from ronde.net.stores.base import Store
 from ronde.net.stores.etcd_gateway import Gateway, parse_endpoints
 from ronde.net.stores.memory import MemoryStore
@@ -56,27 +56,27 @@ class Way:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def enter(self, _: int) -> Store:
+    def open_store(self, _: int) -> Store:
         return self.store
 
-    def offer(self, node: Node) -> Node:
+    def describe_node(self, node: Node) -> Node:
         return node
 
-    def enter_again(
+    def find_store(
         self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
-    ) -> Found | None:
+    ) -> FoundStore | None:
         return None
 
-    def call(self, is_here: bool) -> None:
+    def call_nodes(self, is_here: bool) -> None:
         pass
 
-    def enter_other(self, address: str) -> Store:
+    def open_store_at(self, address: str) -> Store:
         raise AssertionError(address)
 
-    def serves(self) -> bool:
+    def serves_store(self) -> bool:
         return False
 
-    def turned_away(self) -> str:
+    def last_refusal(self) -> str:
         return ""
 
     def close(self, others: Callable[[int], None]) -> None:
@@ -105,7 +105,7 @@ class Crowded(Way):
         self.other = other
         self.refusals = 1
 
-    def enter_other(self, address: str) -> Store:
+    def open_store_at(self, address: str) -> Store:
         if self.refusals:
             self.refusals -= 1
             raise TimeoutError("waited 1 s for the store", operation="store", waited_ns=10**9)
@@ -149,7 +149,7 @@ def test_an_etcd_that_closes_the_connection_after_each_answer() -> None:
         thread.start()
         gateway = Gateway(parse_endpoints(f"127.0.0.1:{server.server_port}"), LONG_S * 10**9)
         for _ in range(3):
-            assert gateway.ask("kv/range", {"key": "AA=="}) == {"count": "1"}
+            assert gateway.post("kv/range", {"key": "AA=="}) == {"count": "1"}
         gateway.hang_up()
         server.shutdown()
         thread.join()

@@ -10,7 +10,7 @@ import pytest
 
 from ronde.errors import UsageError
 from ronde.net.stores import journal
-from ronde.net.stores.journal import Journal, pack_changes, pack_sessions, read
+from ronde.net.stores.journal import Journal, pack_changes, pack_sessions, read_journal
 from ronde.net.stores.table import Table
 
 State = tuple[dict[bytes, bytes], dict[bytes, list[bytes]]]
@@ -39,7 +39,7 @@ def turns(opened: Journal, path: Path, count: int, seed: int = 1) -> list[tuple[
     opened.load(table)
     after = [(path.stat().st_size, content(table))]
     for turn in range(count):
-        table.begin()
+        table.begin_changes()
         for _ in range(chance.randrange(1, 4)):
             name = chance.choice([b"a", b"b", b"c"])
             if chance.random() < 0.3:
@@ -54,7 +54,7 @@ def turns(opened: Journal, path: Path, count: int, seed: int = 1) -> list[tuple[
         opened.write(
             pack_changes(table.changes()) + pack_sessions([(b"i" * 16, turn + 1, b"answer %d" % turn)])
         )
-        table.keep()
+        table.keep_changes()
         after.append((path.stat().st_size, content(table)))
     return after
 
@@ -62,7 +62,7 @@ def turns(opened: Journal, path: Path, count: int, seed: int = 1) -> list[tuple[
 def test_it_comes_back_as_it_was(opened: Journal, path: Path) -> None:
     _, state = turns(opened, path, 100)[-1]
     table = Table()
-    assert read(path, table) == ([(b"i" * 16, 100, b"answer 99")], path.stat().st_size)
+    assert read_journal(path, table) == ([(b"i" * 16, 100, b"answer 99")], path.stat().st_size)
     assert content(table) == state
 
 
@@ -75,13 +75,13 @@ def test_a_torn_end_is_as_if_its_turn_had_not_been(opened: Journal, path: Path, 
             torn.write_bytes(whole[:length] + tail)
             table = Table()
             if not tail or length >= after[0][0]:
-                read(torn, table)
+                read_journal(torn, table)
                 assert (
                     content(table) == [state for size, state in after if size <= max(length, after[0][0])][-1]
                 )
                 continue
             with pytest.raises(UsageError, match="is not a journal of a store"):
-                read(torn, table)
+                read_journal(torn, table)
 
 
 def test_it_goes_on_behind_a_torn_end(path: Path) -> None:
@@ -97,7 +97,7 @@ def test_it_goes_on_behind_a_torn_end(path: Path) -> None:
     again.write(pack_changes([("key", b"turn", b"new")]))
     again.close()
     table = Table()
-    read(path, table)
+    read_journal(path, table)
     assert table.get(b"turn") == b"new"
 
 
@@ -108,7 +108,7 @@ def test_damage_before_the_end_is_an_error(opened: Journal, path: Path, place: i
     data[place] ^= 1
     path.write_bytes(data)
     with pytest.raises(UsageError, match=rf"the journal {path} is damaged at byte 31 of \d+"):
-        read(path, Table())
+        read_journal(path, Table())
 
 
 def test_a_file_that_is_no_journal(path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_journal(path: Path) -> None:
     it.close()
     assert path.read_bytes() == b"my thesis"
     with pytest.raises(UsageError, match=r"cannot read the journal .*: No such file"):
-        read(path.with_name("absent"), Table())
+        read_journal(path.with_name("absent"), Table())
     with pytest.raises(UsageError, match=r"cannot open the journal .*: Is a directory"):
         Journal(path.parent)
 
@@ -134,19 +134,19 @@ def test_written_anew_it_says_the_same_in_less(
     opened: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "SMALLEST_REWRITE_BYTES", 2000)
-    assert not opened.overgrown
+    assert not opened.is_overgrown
     size, state = turns(opened, path, 200)[-1]
-    assert opened.overgrown
+    assert opened.is_overgrown
     table = Table()
-    sessions, _ = read(path, table)
+    sessions, _ = read_journal(path, table)
     table.hold(b"held", b"", "somebody")
     opened.rewrite(table, sessions)
-    assert not opened.overgrown
+    assert not opened.is_overgrown
     with pytest.raises(UsageError, match="another store is using it"):
         Journal(path)
     opened.write(pack_changes([("key", b"more", b"1")]))
     assert path.stat().st_size < size / 3
     table = Table()
-    assert read(path, table)[0] == sessions
+    assert read_journal(path, table)[0] == sessions
     assert content(table) == ({**state[0], b"more": b"1"}, state[1])
     assert [entry.name for entry in path.parent.iterdir()] == ["journal"]

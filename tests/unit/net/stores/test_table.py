@@ -39,13 +39,13 @@ def test_undo_takes_back_whatever_has_changed() -> None:
     table = Table()
     for _ in range(300):
         before = content(table)
-        table.begin()
+        table.begin_changes()
         for _ in range(chance.randrange(6)):
             change_something(table, chance)
         if chance.random() < 0.5:
-            table.keep()
+            table.keep_changes()
         else:
-            table.undo()
+            table.undo_changes()
             assert content(table) == before
 
 
@@ -63,11 +63,11 @@ def test_a_held_key_goes_with_its_last_holder() -> None:
     table = Table()
     table.hold(b"key", b"1", "one")
     table.hold(b"key", b"2", "other")
-    assert table.release("one") == []
+    assert table.release_holder("one") == []
     table.set(b"key", b"3")
     assert table.get(b"key") == b"3"
     assert list(table.items()) == []
-    assert table.release("other") == [b"key"]
+    assert table.release_holder("other") == [b"key"]
     assert table.get(b"key") is None
 
 
@@ -77,7 +77,7 @@ def test_a_held_key_that_was_deleted_is_held_no_longer() -> None:
     assert b"key" in table.holders()
     assert table.delete(b"key")
     table.set(b"key", b"2")
-    assert table.release("one") == []
+    assert table.release_holder("one") == []
     assert dict(table.items()) == {b"key": b"2"}
 
 

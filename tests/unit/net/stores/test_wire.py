@@ -37,8 +37,8 @@ def test_known_values_travel_as_something_shorter() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_nonsense_is_a_protocol_error(operation: int) -> None:
     chance = random.Random(operation)
-    desk = RequestHandler()
-    session = desk.welcome(b"i" * 16)
+    handler = RequestHandler()
+    session = handler.open_session(b"i" * 16)
     session.connection = object()
     seals = new_seals()
     for _ in range(2000):
@@ -52,9 +52,9 @@ def test_nonsense_is_a_protocol_error(operation: int) -> None:
         if read is None:
             continue
         try:
-            answer = desk.ask(session, *read[1:])
+            answer = handler.answer_request(session, *read[1:])
         except (ProtocolError, ConnectionResetError):
             continue
         if answer is None:
-            desk.expire(session)
+            handler.expire_request(session)
     assert session.parked is None
