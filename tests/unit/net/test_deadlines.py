@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ronde.net.deadlines import receive_some, send_all
+from ronde.net.authentication import receive_some, send_all
 
 
 def soon() -> int:

@@ -1,10 +1,12 @@
+"""Lists of hosts as Slurm compresses them."""
+
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ronde.core.node_list import expand
+from ronde.core.slurm import expand_hosts
 from ronde.errors import UsageError
 
 
@@ -22,7 +24,7 @@ from ronde.errors import UsageError
     ],
 )
 def test_lists_as_slurm_writes_them(text: str, hosts: str) -> None:
-    assert expand(text) == hosts.split()
+    assert expand_hosts(text) == hosts.split()
 
 
 @pytest.mark.parametrize(
@@ -31,18 +33,18 @@ def test_lists_as_slurm_writes_them(text: str, hosts: str) -> None:
 )
 def test_other_lists_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a list of hosts as Slurm writes it"):
-        expand(text)
+        expand_hosts(text)
 
 
 @given(st.integers(0, 999), st.integers(1, 50), st.integers(1, 5))
 def test_ranges(first: int, count: int, width: int) -> None:
     names = [f"n{number:0{width}}" for number in range(first, first + count)]
-    assert expand(f"n[{first:0{width}}-{first + count - 1:0{width}}]") == names
+    assert expand_hosts(f"n[{first:0{width}}-{first + count - 1:0{width}}]") == names
 
 
 @given(st.text("n[]-,019", max_size=20))
 def test_any_text_is_a_list_or_an_error(text: str) -> None:
     try:
-        assert expand(text)
+        assert expand_hosts(text)
     except UsageError:
         pass
