@@ -1,7 +1,7 @@
-"""Decides what a service does while `accept` fails: it waits longer and longer, says so once, and gives up in the end.
+"""Decides what a listener does while `accept` fails: growing pauses, one report, and an end. Pure.
 
-A shortage (descriptors, memory) may pass, so it never gives up for that. Any other failure that lasts for GIVE_UP_NS is
-final, such as a system call that a sandbox forbids: then callers should be refused at once rather than wait.
+A shortage (descriptors, memory) may pass, so the listener never gives up for that. Any other failure that lasts for
+GIVE_UP_NS is final, such as a system call that a sandbox forbids: peers should be refused at once rather than wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GIVE_UP_NS = 10 * 10**9
 
 
 class Verdict(NamedTuple):
-    """What to do now: say so if `is_new`, stop listening if `is_final`, else try again after `pause_ns`."""
+    """What to do now: report the failure if `is_new`, stop listening if `is_final`, else retry after `pause_ns`."""
 
     pause_ns: int
     is_new: bool
@@ -30,7 +30,7 @@ class AcceptFailures:
         self._pause_ns = FIRST_PAUSE_NS
 
     def note_failure(self, is_shortage: bool, now_ns: int) -> Verdict:
-        """`accept` has failed, and not just because one connection was broken."""
+        """Note a failure of `accept` that concerns the listener, and return what to do."""
         is_new = self._since_ns is None
         if self._since_ns is None:
             self._since_ns = now_ns
@@ -40,6 +40,6 @@ class AcceptFailures:
         return verdict
 
     def note_success(self) -> None:
-        """`accept` has worked."""
+        """Note that `accept` has worked."""
         self._since_ns = None
         self._pause_ns = FIRST_PAUSE_NS

@@ -1,11 +1,11 @@
-"""Decides which strangers a listener takes in, and which of them leaves when others wait in its queue.
+"""Decides which strangers a listener accepts, and which of them it closes when others wait in its queue. Pure.
 
-A stranger is a connection whose other end has not proved yet that it knows the job key. The rules:
-  1. A listener has at most `capacity` strangers. The others wait in the kernel's queue, which keeps what they send.
-  2. Only while others wait, a stranger leaves early: one of the source (network address) with the most strangers, so
-     that a crowd from one address costs the others nothing. There the oldest silent one leaves after SILENT_NS, for
-     an honest caller speaks first and at once; else the oldest of all after TALKING_NS.
-  3. An honest caller that had to leave connects again.
+A *stranger* is a connection whose other end has not yet proved that it knows the job key. The rules:
+  1. A listener has at most `capacity` strangers. Others wait in the kernel's queue, which keeps what they send.
+  2. A stranger must leave early only while others wait. It is one of the source (network address) with the most
+     strangers, so that a crowd from one address costs other addresses nothing. The oldest silent one leaves after
+     SILENT_NS, because an honest peer sends its hello at once; else the oldest of all after TALKING_NS.
+  3. An honest peer that had to leave connects again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Stranger = TypeVar("Stranger", bound=Hashable)
 
 
 class Room(NamedTuple, Generic[Stranger]):
-    """Whether one more stranger may come in: not before `wait_until_ns`, or now, and `leaver` goes, if there is one."""
+    """Whether the listener may accept one more: not before `wait_until_ns` (0: now), after it has closed `leaver`."""
 
     leaver: Stranger | None = None
     wait_until_ns: int = 0
 
 
 class _Source(Generic[Stranger]):
-    """The strangers from one address, the oldest first, with the time since when they are silent or talk."""
+    """The strangers from one address, the oldest first, with the time of their arrival or of their hello."""
 
     def __init__(self) -> None:
         self.silent: dict[Stranger, int] = {}
@@ -51,18 +51,18 @@ class Strangers(Generic[Stranger]):
         return len(self._source_of)
 
     def add_stranger(self, stranger: Stranger, source: str, now_ns: int) -> None:
-        """It has been taken in, from this address."""
+        """Add a stranger that the listener has accepted from this address."""
         self._source_of[stranger] = source
         self._sources.setdefault(source, _Source()).silent[stranger] = now_ns
 
     def note_hello(self, stranger: Stranger, now_ns: int) -> None:
-        """It has sent a whole hello."""
+        """Note that a stranger has sent a whole hello."""
         source = self._sources[self._source_of[stranger]]
         source.silent.pop(stranger, None)
         source.talking[stranger] = now_ns
 
     def remove_stranger(self, stranger: Stranger) -> None:
-        """It has been turned away, or is no stranger any more."""
+        """Remove a stranger that was closed or has proved the key."""
         name = self._source_of.pop(stranger)
         source = self._sources[name]
         source.silent.pop(stranger, None)
@@ -71,7 +71,7 @@ class Strangers(Generic[Stranger]):
             del self._sources[name]
 
     def find_room(self, now_ns: int, is_short: bool = False) -> Room[Stranger]:
-        """Return whether one more may come in; with `is_short` only in the place of another, of whom there is one."""
+        """Return whether the listener may accept one more; if `is_short`, only in place of another stranger."""
         if len(self._source_of) < self._capacity and not is_short:
             return Room()
         source = max(self._sources.values(), key=len)

@@ -1,16 +1,16 @@
-"""Which hosts take part in a job whose hosts come, go and fail. Pure.
+"""Decides which hosts take part in a job whose hosts come, go and fail. Pure.
 
 Rules
 
-1. Hosts that take part stay, in whatever order the list of hosts has them later. Others are started in the list's
-   order while there is room up to `max_slots`; the last one may get less than it offers.
-2. A host that is no longer offered, or offers another number of slots, is stopped; the latter is started again.
-3. A host that fails is set aside. The first time for the shorter cool-down, and each further time for twice as long,
-   up to the longer one. A host that has then worked for the longer one has a clean record again. Without cool-downs it
-   is not tried again.
-4. Fewer than `min_slots` slots are waited for as long as the patience lasts, if more can come at all: from the list,
-   or from a host that is only set aside. Otherwise the job ends at once, and the reason names the host that failed.
-5. Nothing is started before the list has `first_slots` slots for the first time; they are waited for likewise.
+1. Hosts that take part stay, even if the list of hosts is reordered. Others are started in the list's order while there
+   is room up to `max_slots`; the last one may get fewer slots than it offers.
+2. A host that is no longer offered, or offers another number of slots, is stopped; the latter is then started again.
+3. A host that fails is set aside: the first time for the shorter cool-down, each further time for twice as long, up to
+   the longer one. A host that then works for the longer cool-down has a clean record again. Without cool-downs a failed
+   host is not started again.
+4. With fewer than `min_slots` slots, the job waits for the patience if more slots can come: from the list, or from a
+   host that is only set aside. Otherwise the job ends at once, and the reason names the failed host.
+5. No host is started before the list has had `first_slots` slots; the job waits for them in the same way.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the user allows; `cooldown_ns` is the shorter and the longer one, None if a failure is final.
+    """The user's limits.
 
-    `is_changing`: a script is asked again and again which hosts there are. `first_slots`: so many are
-    listed before anything is started, whatever the job may go on with.
+    `cooldown_ns`: the shorter and the longer cool-down; None: a failure is final. `patience_ns`: how long to wait for
+    slots. `is_changing`: a script is asked regularly for the list of hosts. `first_slots`: how many slots the list must
+    have before the first host is started.
     """
 
     min_slots: int = 1
@@ -56,19 +57,19 @@ class Limits:
     first_slots: int = 0
 
 
-# What happens.
+# Events
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """These are the hosts, as of now."""
+    """The current list of hosts."""
 
     hosts: tuple[Host, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HostFailed:
-    """A host could not be started, or was lost; nothing runs there any more, as far as one can know."""
+    """A host could not be started, or was lost; as far as the launcher can know, nothing runs there any more."""
 
     name: str
     reason: str
@@ -76,37 +77,37 @@ class HostFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostEnded:
-    """A host has ended as it was told to."""
+    """The agent of a host has ended on request."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """The job ends: nothing is started any more."""
+    """The job ends: start no more hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostTimer:
-    """The time of the last `SetHostTimer` has come, or the shell woke up for nothing."""
+    """The time of the last `SetHostTimer` has come; a spurious one is harmless."""
 
 
 Event = Offered | HostFailed | HostEnded | JobOver | HostTimer
 
 
-# What is to be done.
+# Effects
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start an agent with so many workers there; comes to `HostFailed` or `HostEnded`."""
+    """Start an agent on the host with that number of workers; answered by `HostFailed` or `HostEnded`."""
 
     host: Host
 
 
 @dataclass(frozen=True, slots=True)
 class StopHost:
-    """Let the agent leave in good order; comes to `HostEnded`."""
+    """Ask the agent to leave; answered by `HostEnded`."""
 
     name: str
     reason: str
@@ -114,21 +115,21 @@ class StopHost:
 
 @dataclass(frozen=True, slots=True)
 class HostNotice:
-    """Tell the user."""
+    """Show the text to the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetHostTimer:
-    """Send `HostTimer` then; replaces the one before. None: not at all."""
+    """Send `HostTimer` at that time instead of any earlier setting; None: never."""
 
     at_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The job cannot go on."""
+    """End the job: it cannot go on."""
 
     reason: str
 
@@ -138,12 +139,12 @@ Effect = Start | StopHost | HostNotice | SetHostTimer | GiveUp
 
 @dataclass(slots=True)
 class _HostRecord:
-    """What is known of one host."""
+    """The record of one host."""
 
     running: Host | None = None
-    of_slots: int = 0  # what it offered when it was started
+    of_slots: int = 0  # the slots that it offered when it was started
     stopping: bool = False
-    since_ns: int = 0  # when it was started
+    since_ns: int = 0  # when it was last started
     failures: int = 0
     aside_until_ns: int = 0
     is_out: bool = False  # failed for good
@@ -151,7 +152,7 @@ class _HostRecord:
 
 @dataclass(slots=True, eq=False)
 class HostHealth:
-    """The machine; the first event is `Offered`, perhaps of no hosts yet."""
+    """The hosts of one job. The first event is `Offered`, perhaps of no hosts yet."""
 
     limits: Limits
     _offered: tuple[Host, ...] = ()
@@ -162,7 +163,7 @@ class HostHealth:
     _is_over: bool = False
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
-        """Take in what has happened, and return what is to be done, in this order."""
+        """Return the effects of the event, in the order in which to carry them out."""
         effects: list[Effect] = []
         match event:
             case Offered(hosts):
@@ -179,7 +180,7 @@ class HostHealth:
         return effects if self._is_over else [*effects, *self._decide(now_ns)]
 
     def running(self) -> tuple[Host, ...]:
-        """Return the hosts that take part, those that were told to stop left out."""
+        """Return the hosts that take part, without those that are stopping."""
         return tuple(r.running for r in self._records.values() if r.running and not r.stopping)
 
     def _record(self, name: str) -> _HostRecord:
@@ -194,7 +195,7 @@ class HostHealth:
         self._last_failure = f"host {name}: {reason}"
         if self.limits.cooldown_ns is None:
             record.is_out = True
-            if self._may_recover():  # else it is the reason why the job ends
+            if self._may_recover():  # else the job ends for this reason
                 yield HostNotice(self._last_failure)
             return
         shorter, longer = self.limits.cooldown_ns

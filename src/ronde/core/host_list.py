@@ -24,26 +24,26 @@ _NAME = re.compile(r"(?:[\w.][\w.-]*@)?(?:[A-Za-z0-9_][\w.-]*|[0-9A-Fa-f:.]*:[0-
 
 
 class Host(NamedTuple):
-    """A machine by the name that reaches it, and for how many workers it has room."""
+    """A machine: the name that reaches it, and the number of workers for which it has room."""
 
     name: str
     slots: int
 
     def __str__(self) -> str:
-        """Return it as a list of hosts has it."""
+        """Return the host in the form of an -H entry."""
         user, at, bare = self.name.rpartition("@")
         return f"{user}{at}[{bare}]:{self.slots}" if ":" in bare else f"{self.name}:{self.slots}"
 
 
 def describe(hosts: Iterable[Host]) -> str:
-    """Return the hosts as -H would have them."""
+    """Return the hosts in the form of -H."""
     return ",".join(str(host) for host in hosts)
 
 
 def parse_hosts(text: str, origin: str = "-H") -> tuple[Host, ...]:
-    """Return what `-H a:2,b:2` means; `origin` is how the user has said it.
+    """Return the hosts of a text like `a:2,b:2`; `origin`: the option that it comes from, for messages.
 
-    Raises UsageError that says which entry is wrong, and what would be right.
+    Raises UsageError that names the wrong entry and the expected form.
     """
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entries):
@@ -74,7 +74,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def parse_discovered(text: str, slots: int | None, script: str) -> tuple[Host, ...]:
-    """Return the hosts that the script has printed, with `slots` where it gives no number; none is an answer too.
+    """Return the hosts that a script has printed, possibly none, with `slots` where it gives no number.
 
     Raises UsageError that names the line.
     """
@@ -87,7 +87,7 @@ def parse_discovered(text: str, slots: int | None, script: str) -> tuple[Host, .
 
 
 def place_workers(hosts: Iterable[Host], workers: int | None) -> tuple[Host, ...]:
-    """Return the hosts that are used, with the slots used on each: filled in order, all of them if `workers` is None.
+    """Return the hosts that run workers, each with its number of workers, filled in order; None: all slots.
 
     Raises UsageError if there are too few slots.
     """
@@ -110,9 +110,9 @@ def place_workers(hosts: Iterable[Host], workers: int | None) -> tuple[Host, ...
 
 
 def _parse_host(entry: str, where: str, slots: int | None) -> Host:
-    """Return what `name`, `name:slots`, `[ipv6]` or `[ipv6]:slots` means.
+    """Return the host of `name`, `name:slots`, `[ipv6]` or `[ipv6]:slots`.
 
-    Has it no number, then it has `slots`, and is refused if that is None.
+    An entry without a number has `slots`. Raises UsageError, also for such an entry if `slots` is None.
     """
     match = re.fullmatch(r"((?:[^\[\]@]*@)?)\[([^\[\]]*)\](:.*)?", entry)
     if match:
@@ -144,7 +144,7 @@ def _parse_slots(text: str, entry: str, where: str) -> int:
 
 
 def _distinct(found: list[tuple[Host, str]]) -> tuple[Host, ...]:
-    """Return the hosts. Raises UsageError if one is there twice: adding up and choosing one are both guesses."""
+    """Return the hosts. Raises UsageError if one is listed twice: to add up or to choose would both be guesses."""
     first: dict[str, str] = {}
     for host, where in found:
         if host.name in first:

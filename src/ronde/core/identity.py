@@ -1,19 +1,19 @@
-"""Finds this process's rank, and where the ranks meet, in the environment that its launcher set.
+"""Finds this process's rank, and where the ranks meet, in the environment that its launcher has set. Pure.
 
-The launchers, and the order in which they are looked for (the one that is nearest to the process first):
+The launchers, in the order in which they are looked for (the nearest to the process first):
   1. RANK and WORLD_SIZE: `ronde run`, torchrun, or a user by hand;
   2. Open MPI's mpirun; 3. MPICH's mpiexec and its relatives; 4. Slurm's srun.
 
-Where the ranks meet, the first that applies:
-  - an address given to `ronde.init`: rank 0 serves a store there; a file is there for all;
+Where the ranks meet, by the first rule that applies:
+  - an address given to `ronde.init`: rank 0 serves a store there; a file needs no server;
   - RONDE_STORE: the launcher serves a store there;
   - torchrun's agent: its own store listens at MASTER_ADDR and MASTER_PORT;
   - MASTER_ADDR and MASTER_PORT: rank 0 serves a store there;
   - all ranks on one host: rank 0 serves a store at an abstract Unix socket named after user and job;
   - Slurm: rank 0 serves a store on the first host of the step, at a port that follows from job and step.
 
-`MeetingPoint.job` keeps jobs apart and is no secret. The key that lets ranks in is given, or follows from it together
-with a secret of the user's (`net/job_keys`).
+`MeetingPoint.job` keeps jobs apart and is no secret. The job key is given, or follows from it and a secret of the user
+(`net/job_keys`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ARGUMENTS = "ronde.init(rank=, size=)"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What identity needs to know of the process beside its environment.
+    """Facts about the process beside its environment.
 
-    `uid` is its user; `hydra_pid` the process id of MPICH's proxy among its ancestors, 0 if there is none.
+    `uid`: its user. `hydra_pid`: the process id of MPICH's proxy among its ancestors, 0 if there is none.
     """
 
     uid: int
@@ -47,9 +47,9 @@ class Surroundings:
 class MeetingPoint:
     """Where the ranks of a job find each other.
 
-    `address` is that of a store, `unix:@name`, `tcp:host:port` or `file:/path`; `served_by` the rank that serves it
-    there, None if it is served already; `is_torch` says that it is torch.distributed's store. `job` names the job: the
-    same text on all its ranks, another one for any other job.
+    `address`: of a store: `unix:@name`, `tcp:host:port` or `file:/path`. `served_by`: the rank that serves it there,
+    None if it is served already. `job`: names the job, with the same text on all its ranks and another one for any
+    other job. `is_torch`: it is torch.distributed's store.
     """
 
     address: str
@@ -60,7 +60,7 @@ class MeetingPoint:
 
 @dataclass(frozen=True)
 class Identity:
-    """One rank: `rank` of `size`, started by `launcher`; a lone process has no need to meet anybody."""
+    """One rank: `rank` of `size`, started by `launcher`. `meeting`: None for a lone process."""
 
     rank: int
     size: int
@@ -70,9 +70,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class _Launched:
-    """What a launcher says, before we know where to meet: `job` is empty if it does not say.
+    """What a launcher's variables say. `job`: empty if they do not name it.
 
-    `is_one_host` tells whether all ranks are on one host; `names` are the variables of rank and size.
+    `is_one_host`: all ranks are on one host. `names`: the variables of rank and size.
     """
 
     rank: int
@@ -91,9 +91,9 @@ def identify(
     size: int | None = None,
     store: str | None = None,
 ) -> Identity:
-    """Return who this process is, by the arguments of `ronde.init` and else the environment; alone if neither says.
+    """Return the identity by the launcher's environment or the arguments of `ronde.init`; alone if neither has one.
 
-    Raises UsageError if they contradict each other, or do not make sense.
+    Raises UsageError if they contradict each other or are invalid.
     """
     launched = _from_launcher(environ)
     if launched is None:
@@ -151,7 +151,7 @@ def _check_contradiction(
         )
 
 
-# What each launcher says
+# The launchers
 
 
 def _from_rank(environ: Environment) -> _Launched | None:
@@ -203,7 +203,7 @@ def _from_slurm(environ: Environment) -> _Launched | None:
 
 
 def _from_pmi(environ: Environment) -> _Launched | None:
-    """Other launchers that speak PMI, which do not say how many ranks are on this host."""
+    """Other launchers that speak PMI; they do not report how many ranks are on this host."""
     if not environ.get("PMI_RANK"):
         return None
     return _from_variables(environ, "PMI_RANK", "PMI_SIZE", "an MPI launcher")
@@ -225,7 +225,7 @@ def _number(environ: Environment, name: str) -> int:
     return int(text)
 
 
-# Where to meet
+# The meeting point
 
 
 def _meeting_point(
@@ -269,7 +269,8 @@ def _master_address(environ: Environment) -> str | None:
 
 
 def _no_meeting_point(launched: _Launched) -> UsageError:
-    sentence = f"{launched.launcher} started rank {launched.rank} of {launched.size}, but nothing says where the ranks meet"
+    started = f"{launched.launcher} started rank {launched.rank} of {launched.size}"
+    sentence = f"{started}, but nothing says where the ranks meet"
     if launched.launcher == "Open MPI":
         return UsageError(
             f"{sentence}: pass `-x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>` to mpirun"

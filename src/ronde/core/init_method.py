@@ -1,8 +1,8 @@
 """Parses `ronde.init(init_method=...)`, with the meaning that torch.distributed gives it. Pure.
 
-    env://                the environment says everything; arguments say what it does not
+    env://                everything is in the environment, or an argument where that has no variable
     tcp://host:port       rank 0 serves a store there
-    file:///path          the ranks meet in a file that all of them see
+    file:///path          the ranks meet in a file that all of them can open
 
 `rank` and `world_size` are arguments, part of the URL (`tcp://host:port?rank=0&world_size=2`), or the environment's.
 """
@@ -37,7 +37,7 @@ def interpret_init_arguments(
     store: str | None,
     environ: Mapping[str, str],
 ) -> InitArguments:
-    """Return what the arguments of `ronde.init` mean together; -1 stands for not given. Raises UsageError."""
+    """Return the arguments of `identify` for those of `ronde.init`; -1 counts as not given. Raises UsageError."""
     size = _agreed("size", size, "world_size", _unless_negative(world_size))
     if init_method is None:
         return InitArguments(environ, rank, size, store)
@@ -96,7 +96,7 @@ def _query_arguments(init_method: str, query: str) -> dict[str, int]:
 def _complete_environment(
     environ: Mapping[str, str], rank: int | None, size: int | None
 ) -> Mapping[str, str]:
-    """Return the environment with what an argument says and it does not, if it has the other half."""
+    """Return the environment, with rank or size from the argument if it has only the other one."""
     if rank is not None and environ.get("WORLD_SIZE") and not environ.get("RANK"):
         return {**environ, "RANK": str(rank)}
     if size is not None and environ.get("RANK") and not environ.get("WORLD_SIZE"):
@@ -115,5 +115,5 @@ def _tcp_store(init_method: str, place: str) -> str:
 
 
 def _has_launcher(environ: Mapping[str, str]) -> bool:
-    """Whether one of the launchers whose variables have other names has started us (see core/identity)."""
+    """Return whether a launcher with other variables has started this process (`core/identity`)."""
     return any(environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID"))

@@ -1,4 +1,4 @@
-"""Computes the topology of a communicator from the host of each rank."""
+"""The topology of a communicator, computed from the host of each rank. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Topology", "compute_topology"]
 
 @dataclass(frozen=True)
 class Topology:
-    """Where one rank stands among all.
+    """The place of one rank among all ranks of a communicator.
 
     Ranks of one host have `local_rank` 0 to `local_size` - 1, in the order of their ranks; `local_ranks` are their
-    ranks in the communicator. `hosts` has the name of each rank's host, for messages; `host_of` its number, which
-    counts hosts in the order of their lowest ranks. `cross_rank` and `cross_size` count the hosts that have a rank with
-    my local rank, as in Horovod. `is_homogeneous`: all hosts have the same number of ranks.
+    ranks in the communicator. `hosts`: the name of each rank's host, for messages; `host_of`: its number, where hosts
+    are counted in the order of their lowest ranks. `cross_rank` and `cross_size` count the hosts that have a rank with
+    this rank's local rank, as in Horovod. `is_homogeneous`: all hosts have the same number of ranks.
     """
 
     rank: int
@@ -31,23 +31,23 @@ class Topology:
 
     @property
     def leader(self) -> int:
-        """The lowest rank of my host."""
+        """The lowest rank of this rank's host."""
         return self.local_ranks[0]
 
     def is_local(self, rank: int) -> bool:
-        """Whether the rank is on my host."""
+        """Return whether the rank is on this rank's host."""
         return self.host_of[rank] == self.host_of[self.rank]
 
     def of_ranks(self, ranks: Sequence[int]) -> Topology:
-        """The topology of some of the ranks, numbered in this order; I am one of them."""
+        """Return the topology of some of the ranks, this one among them, numbered in this order."""
         hosts = [self.hosts[rank] for rank in ranks]
         return compute_topology(ranks.index(self.rank), [self.host_of[rank] for rank in ranks], hosts)
 
 
 def compute_topology(rank: int, host_keys: Sequence[Hashable], hosts: Sequence[str]) -> Topology:
-    """Return the topology as `rank` sees it.
+    """Return the topology from the point of view of `rank`.
 
-    `host_keys`, by rank: equal ones share a host. `hosts`, by rank: the names of their machines.
+    `host_keys`, by rank: ranks with equal keys share a host. `hosts`, by rank: the names of their machines.
     """
     ranks_by_key: dict[Hashable, list[int]] = {}
     for each, key in enumerate(host_keys):

@@ -1,7 +1,7 @@
-"""The ranks of workers: they follow from the nodes of a round alone, so every node counts them alike. Pure.
+"""The ranks of workers. They follow from the nodes of a round alone, so every node computes the same. Pure.
 
-Global ranks count the workers of all nodes, in the order of group ranks. Role ranks count those whose node has the same
-role. The cross rank says which of the nodes that have a worker of this local rank ours is.
+Global ranks count the workers of all nodes in the order of group ranks; role ranks count those of nodes with the same
+role. The cross rank is the position of the worker's node among the nodes that have a worker with its local rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["WorkerRanks", "ranks_of"]
 
 
 class WorkerRanks(NamedTuple):
-    """Who one worker is, in every way to count; `group` counts nodes."""
+    """All ranks and sizes of one worker; `group_rank` and `group_size` count nodes."""
 
     rank: int
     size: int
@@ -31,7 +31,7 @@ class WorkerRanks(NamedTuple):
 
 
 def ranks_of(nodes: Sequence[Node], group_rank: int) -> tuple[WorkerRanks, ...]:
-    """Return the ranks of the workers of one of the nodes, in their local order; the nodes are in group order."""
+    """Return the ranks of the workers of one node, by local rank; `nodes`: by group rank."""
     mine, before = nodes[group_rank], nodes[:group_rank]
     first = sum(node.slots for node in before)
     first_of_role = sum(node.slots for node in before if node.role == mine.role)

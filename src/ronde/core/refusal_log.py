@@ -1,8 +1,8 @@
-"""Decides what is logged about connections that were turned away: for each reason one line within ten seconds.
+"""Decides which lines a service logs about refused connections: one for each reason in ten seconds. Pure.
 
-Peers that have proved nothing choose how often they connect and what they send, so they must not choose how much is
-logged. A line has the reason, how many connections it is about, and the address of the last one. The number of reasons
-is limited too; beyond it they count as one.
+An unauthenticated peer chooses how often it connects and what it sends, and must not choose how much is logged. A line
+has the reason, the number of connections and the address of the last one. The number of reasons is limited; further
+ones count as one reason.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ OTHER_REASONS = "other reasons"
 @dataclass
 class _Tally:
     logged_ns: int
-    count: int = 0  # of connections that no line has mentioned yet
+    count: int = 0  # of connections that no line counts yet
     peer: str = ""
 
 
 class Refusals:
-    """The connections that one service has turned away.
+    """The connections that one service has refused.
 
-    `summary` describes the last one, for an error that has to say why somebody did not come; it is empty if there was
-    none.
+    `summary`: describes the last one, for errors about missing peers; empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -50,11 +49,11 @@ class Refusals:
         return lines
 
     def final_lines(self) -> list[str]:
-        """Return the lines about what has been counted and not logged."""
+        """Return the lines about connections that were counted and not logged."""
         return self._take_lines(None)
 
     def _take_lines(self, now_ns: int | None) -> list[str]:
-        """Return the lines that are due, and forget the reasons of which there was nothing new."""
+        """Return the lines that are due, all if `now_ns` is None, and forget reasons without new connections."""
         lines = []
         for reason, tally in list(self._tallies.items()):
             if now_ns is not None and now_ns - tally.logged_ns < INTERVAL_NS:

@@ -1,31 +1,32 @@
-"""Reads the task and step from Slurm's variables. Pure.
+"""A Slurm step, and this process's task in it, read from Slurm's variables. Pure.
 
-Slurm sets most of its variables in batch scripts too, where no task has been started: only a step has an id.
+Slurm sets most of its variables in batch scripts, too, where no task was started: only a step has an id. It writes
+lists of hosts in a compressed form: `node[01-03,07],gpu-[1-2]-ib0` means six names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from ronde.core import node_list
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
 
-__all__ = ["Step", "find_step"]
+__all__ = ["Step", "expand_hosts", "find_step"]
 
 # Below the ports that systems give to outgoing connections, above those of well-known services.
 FIRST_PORT, PORTS = 12_000, 20_000
+MAX_HOSTS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Step:
     """One task's view of its step.
 
-    `job` names the step: the same text for all its tasks, another one for any other step; empty if Slurm does not say.
-    `task` counts from 0 to `tasks` - 1; `size_name` is the variable with their number. `hosts` is the list of hosts as
-    Slurm writes it, `tasks_here` how many of the tasks are on this host. `cpus` and `gpus` are this task's share.
+    `job`: names the step, with the same text for all its tasks and another one for any other step; empty if Slurm does
+    not name it. `task`: from 0 to `tasks` - 1; `size_name`: the variable with their number. `hosts`: the list of hosts
+    as Slurm writes it. `tasks_here`: how many of the tasks are on this host. `cpus`, `gpus`: this task's share.
     """
 
     job: str
@@ -40,11 +41,11 @@ class Step:
 
     @property
     def workers(self) -> int:
-        """How many workers a task has room for: one for each GPU, or else for each processor."""
+        """How many workers a task has room for: one for each GPU, or one for each processor without GPUs."""
         return self.gpus or self.cpus
 
     def name(self, uid: int) -> str:
-        """Return the name of the job of this user."""
+        """Return a name for the step that differs between users."""
         return f"{self.job} of user {uid}"
 
     def endpoint(self) -> tuple[str, int]:
@@ -58,7 +59,7 @@ class Step:
                 "--rdzv-endpoint HOST:PORT"
             )
         number = int(hashlib.sha256(self.job.encode()).hexdigest(), 16)
-        return node_list.expand(self.hosts)[0], FIRST_PORT + number % PORTS
+        return expand_hosts(self.hosts)[0], FIRST_PORT + number % PORTS
 
 
 def find_step(environ: Mapping[str, str]) -> Step | None:
@@ -91,7 +92,7 @@ def find_step(environ: Mapping[str, str]) -> Step | None:
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int:
-    """Return how many tasks this host has, by a list like `2(x3),1`; 0 if Slurm does not say."""
+    """Return the number of tasks on this host, from a list like `2(x3),1`; 0 if Slurm does not set it."""
     counts: list[int] = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         if match := re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part):
@@ -101,7 +102,7 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
 
 
 def _count(environ: Mapping[str, str], name: str) -> int:
-    """Return a number that may be missing, or have a kind in front of it (`a100:2`)."""
+    """Return a number after an optional kind (`a100:2`); 0 if the variable is missing or no number."""
     text = environ.get(name, "").rpartition(":")[2]
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
@@ -113,3 +114,52 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     if not text.isdecimal() or len(text) > 9:
         raise UsageError(f"{name}={text!r} is invalid: expected a whole number from 0")
     return int(text)
+
+
+# Lists of hosts
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Return the host names of a compressed list, in order. Raises UsageError if it is malformed."""
+    hosts: list[str] = []
+    for item in _split_hosts(text):
+        hosts.extend(_host_names(item))
+        if len(hosts) > MAX_HOSTS:
+            raise _host_list_error(text)
+    if not hosts:
+        raise _host_list_error(text)
+    return hosts
+
+
+def _split_hosts(text: str) -> list[str]:
+    """Split at the commas that are not in brackets."""
+    if not re.fullmatch(r"(?:[^\[\],]|\[[^\[\]]*\]|,)*", text):
+        raise _host_list_error(text)
+    return [item.strip() for item in re.split(r",(?![^\[]*\])", text) if item.strip()]
+
+
+def _host_names(item: str) -> list[str]:
+    """Return the names that one item stands for; the last bracket counts fastest."""
+    head, bracket, rest = item.partition("[")
+    if not bracket:
+        return [item]
+    inside, _, tail = rest.partition("]")
+    tails = _host_names(tail)
+    return [head + number + end for number in _host_numbers(inside, item) for end in tails]
+
+
+def _host_numbers(inside: str, item: str) -> Iterator[str]:
+    for part in inside.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if not match:
+            raise _host_list_error(item)
+        first, last = match[1], match[2] or match[1]
+        if not int(first) <= int(last) < int(first) + MAX_HOSTS:
+            raise _host_list_error(item)
+        width = len(first) if first.startswith("0") else 0
+        for number in range(int(first), int(last) + 1):
+            yield f"{number:0{width}}" if width else str(number)
+
+
+def _host_list_error(text: str) -> UsageError:
+    return UsageError(f"{text[:200]!r} is not a list of hosts as Slurm writes it, like node[01-03,07],login")

@@ -1,6 +1,6 @@
-"""Accepts connections at listening sockets: who calls, and which failures of `accept` concern the listener.
+"""Accepts connections at listening sockets, and tells failures of a connection from failures of the listener.
 
-A connection that broke in the queue, or another user's at a Unix socket, costs nobody anything: the next one counts.
+A connection that broke in the queue is skipped, and so is another user's at a Unix socket.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Caller", "accept_caller", "is_shortage", "source_of"]
 
 MOST_BROKEN = 16  # in a row, so that the other sockets of a loop get their turn
 ANOTHER_USER = "only processes of our own user are let in at this Unix socket"
-# What accept(2) says of the connection, and not of the listener.
+# Errors of accept(2) that concern the connection, not the listener.
 _BROKEN = {
     errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENETDOWN,
     errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET, errno.ETIMEDOUT,
@@ -29,7 +29,7 @@ _LINK_LOCAL, _LINK_LOCAL_BITS = 0xFE80 >> 6, 10
 
 
 class Caller(NamedTuple):
-    """A new connection, non-blocking. `source` is shared by all that one peer can easily make; `name` is for people."""
+    """A new, non-blocking connection. `source`: shared by all that one peer can easily make; `name`: for messages."""
 
     sock: socket.socket
     source: str
@@ -37,10 +37,10 @@ class Caller(NamedTuple):
 
 
 def accept_caller(listener: socket.socket, turn_away: Callable[[str, str], None]) -> Caller | None:
-    """Return the next caller in the queue of a non-blocking listener, or None if there is none, or only broken ones.
+    """Return the next connection in the queue of a non-blocking listener, or None if there is no intact one.
 
-    `turn_away` gets the reason and the name of each caller that is another user's. Raises OSError if the listener
-    cannot accept: see `is_shortage`.
+    `turn_away` gets the reason and the name for each connection of another user. Raises OSError if the listener cannot
+    accept: see `is_shortage`.
     """
     for _ in range(MOST_BROKEN):
         try:
@@ -71,7 +71,7 @@ def is_shortage(error: OSError) -> bool:
 def source_of(host: str) -> str:
     """Return what counts as one peer: an IPv4 address, or an IPv6 network, in which a host can have any address.
 
-    All link-local addresses are in one network, on every link, so each of them counts alone, with its interface.
+    Link-local addresses all have the same network, on every link, so each counts alone, with its interface.
     """
     if ":" not in host:
         return host

@@ -1,7 +1,7 @@
 """Addresses as texts: `unix:@name` (abstract), `unix:/path`, `tcp:host:port`, `tcp:[::1]:port`.
 
-Names are resolved by getaddrinfo where a connection is opened or a service is bound; addresses are never turned
-back into names, because a reverse look-up can stall for seconds.
+getaddrinfo resolves names when a connection is opened or a service is bound. Addresses are never turned back into
+names, because a reverse look-up can stall for seconds.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Address:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What the socket calls take: the address family and the address in that family's form."""
+    """The arguments of socket calls: the address family, and the address in that family's form."""
 
     family: socket.AddressFamily
     sockaddr: str | tuple[str, int] | tuple[str, int, int, int]
 
 
 def parse_address(text: str) -> Address:
-    """Return the address that a text means. Raises UsageError that says what an address looks like."""
+    """Return the address that a text denotes. Raises UsageError that shows the valid forms."""
     scheme, _, rest = text.partition(":")
     if scheme == "unix" and rest.startswith(("@", "/")) and len(rest) > 1:
         if len(rest.encode()) > UNIX_PATH_BYTES or "\0" in rest:
@@ -87,7 +87,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_tcp(text: str) -> Address:
-    """Return the TCP address that `host:port` or `[ipv6]:port` means. Raises UsageError."""
+    """Return the TCP address that `host:port` or `[ipv6]:port` denotes. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
@@ -100,10 +100,9 @@ def parse_tcp(text: str) -> Address:
 
 
 def resolve(address: Address, within_ns: int | None = None) -> list[Endpoint]:
-    """Return the endpoints to try, in order. Raises OSError (socket.gaierror) if the host's name is not known.
+    """Return the endpoints to try, in order. Raises OSError (socket.gaierror) if the host name is unknown.
 
-    With `within_ns` it takes no longer than that, and without a new answer in time the last one counts
-    (`net/name_resolution`).
+    `within_ns` limits the time; without a new answer by then the last one counts (`net/name_resolution`).
     """
     if address.is_unix:
         path = "\0" + address.path[1:] if address.path.startswith("@") else address.path
@@ -116,7 +115,7 @@ def resolve(address: Address, within_ns: int | None = None) -> list[Endpoint]:
 
 
 def resolve_all(addresses: Sequence[Address], within_ns: int) -> list[list[Endpoint]]:
-    """Return the endpoints of each address, none for those that are not known in time. All are asked for at once."""
+    """Return the endpoints of each address, [] for names not resolved in time. All are resolved at once."""
     deadline_ns = time.monotonic_ns() + within_ns
     for address in addresses:
         if not (address.is_unix or _is_numeric(address.host)):
@@ -133,7 +132,7 @@ def resolve_all(addresses: Sequence[Address], within_ns: int) -> list[list[Endpo
 def _query_name_server(host: str, port: int) -> Answer:
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError:  # as with two dots behind each other
+    except UnicodeError:  # for example two consecutive dots
         raise socket.gaierror(socket.EAI_NONAME, "not a valid host name") from None
 
 
@@ -148,11 +147,11 @@ _HINTS = {
 
 
 def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Address]:
-    """Bind a service; return the listening, non-blocking socket and the address with the port that it got.
+    """Bind a service; return the listening, non-blocking socket, and the address with its actual port.
 
-    A host name that means this machine to others but not to itself (a service name in front of it, or the 127.0.1.1
-    that some systems give their own name) is bound on all interfaces. Raises UsageError if the address is taken or
-    is not ours.
+    If the host name resolves to an address that others do not reach this machine by (that of a service in front of it,
+    or the 127.0.1.1 that some systems give their own name), the socket is bound on all interfaces. Raises UsageError if
+    the address is taken or is not this machine's.
     """
     try:
         endpoint = resolve(address)[0]
@@ -164,7 +163,7 @@ def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Addres
     try:
         if not address.is_unix:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if endpoint.family == socket.AF_INET6:  # with :: for IPv4 too
+            if endpoint.family == socket.AF_INET6:  # :: accepts IPv4, too
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(endpoint.sockaddr)
         listener.listen(backlog)
@@ -181,13 +180,13 @@ def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Addres
 
 
 def _describe_holder(endpoint: Endpoint) -> str:
-    """Return which process listens at a Unix socket, as far as that can be found out."""
+    """Return a phrase that names the process listening at a Unix socket, or "" if it cannot be found out."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             probe.connect(endpoint.sockaddr)
             process, user = process_and_user(probe)
-    except OSError:  # it does not listen, or its queue is full
+    except OSError:  # the process does not listen, or its queue is full
         return ""
     return f" (process {process} of user {user} listens there)"
 
@@ -205,13 +204,13 @@ def is_ours(endpoint: Endpoint) -> bool:
     try:
         with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
             probe.bind((endpoint.sockaddr[0], 0, *endpoint.sockaddr[2:]))
-    except OSError:  # also where no IPv6 is spoken at all
+    except OSError:  # also on a machine without IPv6
         return False
     return True
 
 
 def _reachable_endpoint(endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint, or the wildcard with its port if others would not reach this machine by it."""
+    """Return the endpoint, or the wildcard with its port if others do not reach this machine by the endpoint."""
     if not is_loopback(str(endpoint.sockaddr[0])) and is_ours(endpoint):
         return endpoint
     wildcard = "::" if endpoint.family == socket.AF_INET6 else "0.0.0.0"
@@ -219,24 +218,24 @@ def _reachable_endpoint(endpoint: Endpoint) -> Endpoint:
 
 
 def everywhere() -> str:
-    """Return the numeric address that stands for all addresses of this machine."""
+    """Return the wildcard address of this machine: `::`, or `0.0.0.0` without IPv6."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::", 0))
-    except OSError:  # no IPv6 here
+    except OSError:
         return "0.0.0.0"
     return "::"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a numeric address only reaches its own machine."""
+    """Return whether a numeric address reaches only the machine itself."""
     return host.startswith("127.") or host == "::1"
 
 
 def address_towards(host: str, within_ns: int | None = None) -> str:
-    """Return the numeric address of this machine from which packets to `host` leave; nothing is sent.
+    """Return the numeric address of this machine from which packets to `host` leave; sends nothing.
 
-    Raises UsageError if the host cannot be resolved (`within_ns`) or no route leads to it.
+    Raises UsageError if the host cannot be resolved within `within_ns`, or no route leads to it.
     """
     try:
         endpoint = resolve(Address(host=host, port=9), within_ns)[0]
@@ -270,7 +269,7 @@ def address_of_interface(interface: str) -> str:
 
 
 def addresses_here() -> list[str]:
-    """Return numeric addresses by which others may reach this machine: one of each interface and family, IPv4 first."""
+    """Return the numeric addresses of this machine except loopback: one per interface and family, IPv4 first."""
     ipv4: list[str] = []
     ipv6: list[str] = []
     for _, name in socket.if_nameindex():

@@ -1,12 +1,12 @@
-"""Takes in strangers at listening sockets, and gives back those connections whose other end has proved the job key.
+"""Accepts connections at listening sockets, and returns those whose other end has proved that it knows the job key.
 
 The rules:
-  1. Of what a stranger sends, nothing but the fixed-size handshake is read, and it has ten seconds for that.
-  2. Each listener has its own limit of strangers. More of them wait in its queue, until one of those inside is done,
-     or makes room for them as `core/admission` decides.
-  3. A turn of the loop takes in only a few callers, so that a crowd does not delay those who have proved the key.
-  4. `core/refusal_log` limits what is logged about strangers, `core/accept_failures` how often a broken listener is
-     tried.
+  1. Until then the other end is a stranger: nothing but its fixed-size handshake is read, for ten seconds at most.
+  2. Each listener has a separate limit of strangers. Further ones wait in its queue until a stranger is done, or until
+     `core/admission` decides that one must leave.
+  3. A turn of the loop accepts only a few connections, so that a crowd does not delay authenticated peers.
+  4. `core/refusal_log` limits what is logged about strangers; `core/accept_failures` decides when to try a failing
+     listener again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 class AuthenticatedConnection(NamedTuple):
     """A connection whose other end has proved that it knows the key.
 
-    Nothing beyond the handshake has been read, and the poll tells of what comes.
+    Nothing beyond the handshake has been read, and the socket is registered with the poll.
     """
 
     sock: socket.socket
@@ -71,7 +71,7 @@ class _Stranger:
 
 
 class Authenticator:
-    """The strangers of one service, which log lines call `owner`; its caller owns listeners and poll.
+    """Authenticates the peers of one service, which log lines call `owner`. The caller owns listeners and poll.
 
     `greet` begins the handshake on a new connection. `report` gets the OSError of a listener that cannot accept, once
     until it works again; `handle_ready` passes on the exception that it raises. `give_up` gets the error of the last
@@ -102,7 +102,7 @@ class Authenticator:
         return fd in self._strangers or fd in self._listeners
 
     def handle_ready(self, fd: int) -> AuthenticatedConnection | None:
-        """Do what a ready descriptor of ours wants; return the connection that has become a member's."""
+        """Serve a ready descriptor of this object; return the connection that is now authenticated, if one is."""
         stranger = self._strangers.get(fd)
         if stranger is not None:
             return self._advance_handshake(stranger)
@@ -112,27 +112,27 @@ class Authenticator:
         return None
 
     def pause_accepting(self) -> None:
-        """Leave callers in the queues until `resume_accepting`: the store is full."""
+        """Leave new connections in the queues until `resume_accepting`."""
         self._is_full = True
         for listener in self._listeners.values():
             self._pause_listener(listener, None)
 
     def resume_accepting(self) -> None:
-        """Take callers in; to be called too when descriptors may have become free."""
+        """Accept connections; call this, too, when descriptors may have become free."""
         self._is_full = False
         for listener in self._listeners.values():
             self._open_listener(listener)
 
     @property
     def wake_ns(self) -> int | None:
-        """When to call `tick`, as `time.monotonic_ns()` counts; None: no need."""
+        """When to call `tick`, in the time of `time.monotonic_ns()`; None: not before the next event."""
         times = [each.reopen_ns for each in self._listeners.values() if each.reopen_ns is not None]
         if self._strangers:
             times.append(next(iter(self._strangers.values())).since_ns + HANDSHAKE_NS)
         return min(times) if times else None
 
     def tick(self, now_ns: int) -> None:
-        """Do what is due."""
+        """Close strangers whose time is over, and reopen listeners that are due."""
         while self._strangers:
             oldest = next(iter(self._strangers.values()))
             if oldest.since_ns + HANDSHAKE_NS > now_ns:
@@ -143,12 +143,12 @@ class Authenticator:
                 self._open_listener(listener)
 
     def close(self) -> None:
-        """Hang up on all strangers."""
+        """Close the connections of all strangers, and log what was not logged yet."""
         self._log_lines(self.refusals.final_lines())
         self.close_sockets()
 
     def close_sockets(self) -> None:
-        """Close the strangers' sockets and do nothing else, as a forked child must."""
+        """Close the strangers' sockets only, as a forked child must."""
         for stranger in self._strangers.values():
             stranger.sock.close()
 
@@ -186,7 +186,7 @@ class Authenticator:
             self._begin_handshake(listener, caller, now_ns)
 
     def _handle_accept_failure(self, listener: _Listener, error: OSError, now_ns: int) -> None:
-        """The listener cannot accept: let strangers make room if that helps, else try again later, or never."""
+        """Handle a failing listener: close a stranger if that helps, else pause, or give up for good."""
         if is_shortage(error) and raise_descriptor_limit():
             return
         crowded = max(self._listeners.values(), key=lambda each: len(each.strangers))
@@ -211,19 +211,19 @@ class Authenticator:
     def _begin_handshake(self, listener: _Listener, caller: Caller, now_ns: int) -> None:
         try:
             handshake = self._greet(caller.sock)
-        except OSError:  # it has broken meanwhile
+        except OSError:  # the connection has broken meanwhile
             caller.sock.close()
             return
         stranger = _Stranger(caller, listener, handshake, now_ns)
         self._strangers[stranger.fd] = stranger
         listener.strangers.add_stranger(stranger, caller.source, now_ns)
         self._epoll.register(stranger.fd, select.EPOLLIN)
-        self._advance_handshake(stranger)  # who waited in the queue has spoken by now
+        self._advance_handshake(stranger)  # a peer that has waited in the queue has sent its hello by now
 
     # Strangers
 
     def _advance_handshake(self, stranger: _Stranger) -> AuthenticatedConnection | None:
-        """Read on in the handshake; return the connection if it is done."""
+        """Continue the handshake; return the connection if it is complete."""
         handshake = stranger.handshake
         try:
             data = stranger.sock.recv(handshake.wanted - len(stranger.inbox))
@@ -242,7 +242,7 @@ class Authenticator:
         except ProtocolError as error:
             self._refuse_stranger(stranger, str(error))
             return None
-        except OSError:  # such as that of one who only wanted to know whether we are here
+        except OSError:  # for example a probe, which only connects
             self._remove_stranger(stranger).close()
             return None
         if handshake.wanted:
@@ -252,7 +252,7 @@ class Authenticator:
 
     def _refuse_stranger(self, stranger: _Stranger, reason: str) -> None:
         self._note_refusal(reason, stranger.name)
-        self._remove_stranger(stranger).close()  # the poll forgets it with that
+        self._remove_stranger(stranger).close()  # this also removes it from the poll
 
     def _remove_stranger(self, stranger: _Stranger) -> socket.socket:
         del self._strangers[stranger.fd]

@@ -5,20 +5,21 @@
     client -> server   proof
     server -> client   welcome
 
-A proof is HMAC-SHA256 over (role, purpose, client's hello, server's hello) under the job key. Fresh nonces from both
-sides make a recorded proof worthless, the role keeps a proof from being sent back to its maker, and the purpose keeps
-a connection meant for one thing (the store, communicator 7) from being used for another. The label says who the sender
-is, in 16 bytes that mean something to the caller; the proof covers it. All messages have fixed sizes.
+A proof is HMAC-SHA256 over (role, purpose, client's hello, server's hello) under the job key. Fresh nonces of both
+sides make a recorded proof worthless, the role prevents sending a proof back to its maker, and the purpose prevents
+using a connection for one thing (the store, communicator 7) as one for another. The label names the sender in 16 bytes
+whose meaning the caller defines; the proof covers it. All messages have fixed sizes.
 
-What follows is bound to the two ends by keys of its own (`Handshake.keys`), one for each direction: HKDF-SHA256
-(RFC 5869) of the purpose and both hellos under the job key, so they are fresh for each connection. Each hello says what
-protection its sender needs, and the connection gets the stronger of both. A Unix socket needs none. A connection that
-is one at one end only has somebody in between, and is refused.
+Separate keys (`Handshake.keys`), one for each direction, bind all later messages to the two ends: HKDF-SHA256
+(RFC 5869) of the purpose and both hellos under the job key, so they are fresh for each connection. Each hello names the
+protection that its sender needs, and the connection gets the stronger of both. A Unix socket needs none. A connection
+that is a Unix socket at one end only passes through a third process, and is refused.
 
-Only the welcome tells the client that it is in: a server with a crowd of strangers may hang up before it has read the
-proof. A client that finds the server's proof wrong sends zeros for its own, so that people at the server learn of it.
+The client counts as authenticated only after the welcome: a server with a crowd of strangers may close the connection
+before it reads the proof. A client that finds the server's proof wrong sends zeros for its proof, so that the server
+logs the mismatch.
 
-This module does no input or output, except for `authenticate`, which drives one handshake over a blocking socket.
+Only `authenticate` does input and output: it drives one handshake over a blocking socket.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from contextlib import suppress
 from enum import Enum
 
 from ronde.errors import AuthenticationError, ProtocolError, VersionError
 from ronde.job_key import JobKey
-from ronde.net.deadlines import receive_some, send_all
 from ronde.net.foreign import describe_foreign_hello
 from ronde.net.protection import ConnectionKeys, Protection
 
-__all__ = ["LABEL_BYTES", "PROTOCOL_VERSION", "Handshake", "Role", "authenticate"]
+__all__ = ["LABEL_BYTES", "PROTOCOL_VERSION", "Handshake", "Role", "authenticate", "receive_some", "send_all"]
 
 PROTOCOL_VERSION = 2
 MAGIC = b"RNDE"
@@ -43,12 +44,12 @@ LABEL_BYTES = 16
 NONCE_BYTES = 31
 PROOF_BYTES = 32
 WELCOME = b"\1"
-# As long in all versions, with the version in the same place, so that two of them can tell each other apart.
+# In all versions of the same length, with the version in the same place, so that one can name the other.
 _HELLO = struct.Struct(f"!4sHB{LABEL_BYTES}s{NONCE_BYTES}s")
 
 
 class Role(Enum):
-    """Which end of the connection we are: the client opened it."""
+    """The end of the connection; the client opened it."""
 
     CLIENT = b"client"
     SERVER = b"server"
@@ -57,7 +58,7 @@ class Role(Enum):
 class Handshake:
     """One end of one handshake: send `greeting()`, then `advance()` with exactly `wanted` bytes until that is 0.
 
-    `protection` is what this end needs. Afterwards `keys` has those of the connection, None if it needs none.
+    `protection`: what this end needs. `keys`, after the handshake: those of the connection, None if it needs none.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class Handshake:
         self.wanted = _HELLO.size
 
     def greeting(self) -> bytes:
-        """Return what to send before anything has come: a server says nothing to a stranger."""
+        """Return what to send first; nothing for a server, which does not speak to a stranger."""
         return self._hello if self._role is Role.CLIENT else b""
 
     def check_beginning(self, data: bytes) -> None:
-        """Take fewer than `wanted` bytes, and forget them. Raises AuthenticationError if no hello begins like this."""
+        """Check the first bytes of a message, without consuming them. Raises AuthenticationError if no hello fits."""
         if not self._peer_hello and data[: len(MAGIC)] != MAGIC[: len(data)]:
             raise self._foreign(data)
 
@@ -91,7 +92,7 @@ class Handshake:
 
         Raises VersionError, or AuthenticationError if the other end does not know the key.
         """
-        import hmac  # only now: it loads a large library, and a launcher should be up soon
+        import hmac  # here, because it loads a large library, and the launcher should start fast
 
         if not self._peer_hello:
             return self._take_hello(data)
@@ -111,7 +112,7 @@ class Handshake:
         return self._proof(Role.CLIENT)
 
     def farewell(self) -> bytes:
-        """Return what to send after an error of `advance`, before hanging up."""
+        """Return what to send after an error of `advance`, before closing the connection."""
         return bytes(PROOF_BYTES) if self._role is Role.CLIENT and self._peer_hello else b""
 
     def _take_hello(self, data: bytes) -> bytes:
@@ -189,8 +190,8 @@ def authenticate(
 ) -> Handshake:
     """Do a whole handshake over a socket; return it, with the other end's label and the connection's keys.
 
-    Raises AuthenticationError, VersionError, builtins.TimeoutError at the deadline (of `time.monotonic_ns()`), or
-    ConnectionError if the other end hangs up. Not a byte beyond the handshake is read.
+    Reads no byte beyond the handshake. Raises AuthenticationError, VersionError, builtins.TimeoutError at the deadline
+    (a value of `time.monotonic_ns()`; None: never), or ConnectionError if the other end closes the connection.
     """
     handshake = Handshake(role, key, purpose, protection, label)
     send_all(sock, handshake.greeting(), deadline_ns)
@@ -206,9 +207,41 @@ def authenticate(
 
 
 def _receive(sock: socket.socket, handshake: Handshake, deadline_ns: int | None) -> bytes:
-    """Read what the handshake wants, as long as it may become that: other services may say less, and then wait."""
+    """Read the next message, and check it early: another service may send less, and then wait."""
     data = b""
     while len(data) < handshake.wanted:
         data += receive_some(sock, handshake.wanted - len(data), deadline_ns)
         handshake.check_beginning(data)
+    return data
+
+
+# Blocking calls that end at a deadline
+
+
+def _set_deadline(sock: socket.socket, deadline_ns: int | None) -> None:
+    """Let the next blocking call on the socket end at the deadline. Raises builtins.TimeoutError if it has passed."""
+    if deadline_ns is None:
+        sock.settimeout(None)
+        return
+    left_ns = deadline_ns - time.monotonic_ns()
+    if left_ns <= 0:
+        raise TimeoutError("the deadline has passed")
+    sock.settimeout(left_ns / 1e9)
+
+
+def send_all(sock: socket.socket, data: bytes, deadline_ns: int | None) -> None:
+    """Write all bytes. Raises builtins.TimeoutError at the deadline, ConnectionError if the peer is gone."""
+    _set_deadline(sock, deadline_ns)
+    sock.sendall(data)
+
+
+def receive_some(sock: socket.socket, most: int, deadline_ns: int | None) -> bytes:
+    """Return between 1 and `most` bytes, as soon as any arrive.
+
+    Raises builtins.TimeoutError at the deadline, ConnectionError at the end of the stream.
+    """
+    _set_deadline(sock, deadline_ns)
+    data = sock.recv(most)
+    if not data:
+        raise ConnectionResetError("the connection was closed by the other end")
     return data

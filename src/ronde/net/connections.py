@@ -1,12 +1,12 @@
-"""Opens all connections of one communicator at once: calls the lower ranks, answers the higher ones.
+"""Opens all connections of one communicator at once: connects to the lower ranks, accepts the higher ones.
 
 The rules:
-  1. One loop over all sockets, none of which blocks; it ends when every slot has its connection, at the deadline, or
-     when a peer turns out to be gone: only its machine's refusal of a call says that for certain.
-  2. Both ends prove that they know the job key before a connection counts. The label in the proven hello says which
-     slot it is for. A connection that proves nothing is dropped and costs nobody anything (reception.py).
-  3. A call that breaks before it counts is made again until the deadline: the peer may have a crowd of strangers.
-  4. A control connection that has been established is watched for its end while others are still missing.
+  1. One loop serves all sockets, and none blocks. It ends when every slot has its connection, at the deadline, or when
+     a peer is certainly gone: when its machine refuses the connection.
+  2. A connection counts once both ends have proved that they know the job key. The label in the proven hello names its
+     slot. `net/authenticating_listener` closes connections that prove nothing.
+  3. An attempt that breaks before that is repeated until the deadline: the peer may have a crowd of strangers.
+  4. The loop watches established control connections for their end while others are missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 10 * 10**6, 500 * 10**6  # before a broken attempt is made again
 CHECK_INTERVAL_NS = 100 * 10**6
-# What breaks a call that its peer may take when it is made again.
+# Errors after which the next attempt may succeed.
 _BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 _LABEL = struct.Struct("!IHH8x")
@@ -43,14 +43,14 @@ _log = logging.getLogger(__name__)
 
 
 class Channel(IntEnum):
-    """What a connection is for. The numbers travel between ranks."""
+    """The use of a connection. The numbers travel between ranks."""
 
     CONTROL = 1  # goodbyes, aborts, descriptors; its end means that the peer has died
     DATA = 3  # tensors
 
 
 class Slot(NamedTuple):
-    """One connection that a communicator needs: to whom, what for, and which of several."""
+    """One connection that a communicator needs: its peer, its use, and its number among several."""
 
     peer: int
     channel: Channel
@@ -58,14 +58,14 @@ class Slot(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """One that stands; `keys` are those of its messages, None if it is a Unix socket."""
+    """An established connection. `keys`: of its messages; None for a Unix socket."""
 
     sock: socket.socket
     keys: ConnectionKeys | None
 
 
 class _Attempt:
-    """A slot that we open, and the connection on which the handshake for it is not done yet."""
+    """A slot that this rank opens, and its connection until the handshake is complete."""
 
     def __init__(self, slot: Slot, address: Address) -> None:
         self.slot = slot
@@ -77,7 +77,7 @@ class _Attempt:
 
 
 def named_ranks(ranks: Iterable[int]) -> str:
-    """Return "rank 3" or "ranks 3, 5"; of very many, the first."""
+    """Return "rank 3" or "ranks 3, 5"; the first 16 of many."""
     listed = sorted(ranks)
     shown = ", ".join(map(str, listed[:16]))
     more = f" and {len(listed) - 16} more" if len(listed) > 16 else ""
@@ -96,12 +96,12 @@ def open_connections(
     is_secret: bool = False,
     check: Callable[[], None] | None = None,
 ) -> dict[Slot, Connection]:
-    """Return a non-blocking connection for every slot of `outgoing` (opened by us) and `incoming` (by the peers).
+    """Return a non-blocking connection for every slot of `outgoing` (this rank connects) and `incoming` (peers do).
 
-    `hosts` are the names of the ranks' machines, for messages; `listeners` listening, non-blocking sockets, which stay
-    open; `deadline_ns` a value of `time.monotonic_ns()`; with `is_secret` they are encrypted. `check` is called now and
-    then, and what it raises ends the attempt. Raises TimeoutError that names the missing ranks, PeerLostError,
-    AuthenticationError or VersionError; then no connection is left open.
+    `hosts`: the names of the ranks' machines, for messages. `listeners`: listening, non-blocking sockets, which stay
+    open. `deadline_ns`: a value of `time.monotonic_ns()`. `is_secret`: encrypt the connections. `check`: called
+    regularly; an exception that it raises ends the attempts. Raises TimeoutError that names the missing ranks,
+    PeerLostError, AuthenticationError or VersionError, and then leaves no connection open.
     """
     opening = _Opening(
         rank, hosts, listeners, set(outgoing) | set(incoming), key, purpose, deadline_ns, is_secret
@@ -135,14 +135,14 @@ class _Opening:
         self._rank = rank
         self._hosts = hosts
         self._missing = missing
-        self._addresses: dict[Slot, Address] = {}  # of those that we call
+        self._addresses: dict[Slot, Address] = {}  # of the outgoing slots
         self._key = key
         self._purpose = purpose
         self._deadline_ns = deadline_ns
         self._is_secret = is_secret
         self._started_ns = time.monotonic_ns()
         self._attempts: dict[int, _Attempt] = {}  # under way, by descriptor
-        self._retries: list[tuple[int, _Attempt]] = []  # with the time when they are made again
+        self._retries: list[tuple[int, _Attempt]] = []  # with the time of the next attempt
         self._watched: dict[int, Slot] = {}
         self._epoll = select.epoll()
         self._authenticator = Authenticator(
@@ -154,7 +154,7 @@ class _Opening:
         )
 
     def close(self) -> None:
-        """Close what never became a connection, and the poll."""
+        """Close unfinished attempts, strangers and the poll."""
         for attempt in self._attempts.values():
             if attempt.sock:
                 attempt.sock.close()
@@ -165,10 +165,10 @@ class _Opening:
         label = _LABEL.pack(self._rank, slot.channel, slot.stream) if slot else _LABEL.pack(self._rank, 0, 0)
         return Handshake(role, self._key, self._purpose, protection_of(sock, self._is_secret), label)
 
-    # Calls
+    # Attempts
 
     def begin_attempt(self, attempt: _Attempt) -> None:
-        """Begin to connect."""
+        """Begin to connect, and register the socket."""
         self._addresses[attempt.slot] = attempt.address
         endpoint = resolve(attempt.address)[0]
         sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
@@ -191,9 +191,9 @@ class _Opening:
         self._epoll.register(sock.fileno(), select.EPOLLOUT)
 
     def _connect_unix(self, sock: socket.socket, sockaddr: object) -> None:
-        """Connect within the deadline. A Unix socket whose queue is full can only be waited for by blocking.
+        """Connect before the deadline. The only way to wait for a Unix socket with a full queue is to block.
 
-        No circle of ranks waits here for one another, because everybody calls lower ranks only.
+        Ranks cannot wait here in a circle, because each connects to lower ranks only.
         """
         left_us = max(1, (self._deadline_ns - time.monotonic_ns()) // 1000)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@qq", *divmod(left_us, 10**6)))
@@ -220,7 +220,7 @@ class _Opening:
                 raise
 
     def _send_greeting(self, sock: socket.socket, handshake: Handshake) -> None:
-        """The connection stands, or has failed."""
+        """Send the greeting on a connection that is open now. Raises OSError if it has failed."""
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
@@ -277,14 +277,14 @@ class _Opening:
                 self.begin_attempt(attempt)
 
     def _wake_ns(self) -> int:
-        """When to look again, though no socket is ready."""
+        """When to go on without a ready socket."""
         times = [self._deadline_ns, *(at_ns for at_ns, _ in self._retries)]
         if (wake_ns := self._authenticator.wake_ns) is not None:
             times.append(wake_ns)
         return max(min(times), time.monotonic_ns())
 
     def _accept_connection(self, newcomer: AuthenticatedConnection) -> None:
-        """A peer has called."""
+        """Take over a connection that a peer has opened."""
         peer, channel, stream = _LABEL.unpack(newcomer.handshake.peer_label)
         slot = Slot(peer, channel, stream)
         self._epoll.unregister(newcomer.sock.fileno())
@@ -308,13 +308,13 @@ class _Opening:
                 raise ConnectionResetError(errno.ECONNRESET, "it hung up")
         except OSError as error:
             raise self._unreachable(slot, error) from None
-        # It is ready before us and speaks already: that is for others to read.
+        # The peer is ready and sends already; the communicator will read that.
         del self._watched[sock.fileno()]
         self._epoll.unregister(sock.fileno())
 
     @contextmanager
     def _described_errors(self, slot: Slot) -> Iterator[None]:
-        """Let errors say which peer they are about."""
+        """Add the peer to errors."""
         try:
             yield
         except ProtocolError as error:
@@ -348,5 +348,5 @@ class _Opening:
 
 
 def _raise_error(error: OSError) -> None:
-    """Let a listener that cannot accept be the end: nobody else would make room."""
+    """End the attempt: while it lasts, nothing else in this process frees descriptors."""
     raise error

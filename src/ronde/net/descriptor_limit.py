@@ -1,4 +1,4 @@
-"""How many file descriptors this process may have: the soft limit, low for the sake of old programs, is raised."""
+"""Raises this process's soft limit of file descriptors, which is low for the sake of old programs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ronde.errors import UsageError
 
 __all__ = ["make_room", "raise_descriptor_limit"]
 
-MOST = 21_000  # a store's clients and what else a process has
-SPARE = 64  # for what the program itself opens while we connect
+MOST = 21_000  # a store's clients and the other descriptors of a process
+SPARE = 64  # for files that the program opens meanwhile
 
 
 def raise_descriptor_limit() -> bool:
-    """Allow this process enough descriptors, or what it may have; return whether that is more than before."""
+    """Raise the limit to enough descriptors, or to the hard limit; return whether it has risen."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(MOST, hard)
     if soft >= wanted:
@@ -24,7 +24,7 @@ def raise_descriptor_limit() -> bool:
 
 
 def make_room(count: int, purpose: str) -> None:
-    """Allow this process `count` descriptors more than it has open now, which `purpose` needs.
+    """Raise the limit so that the process can open `count` more descriptors, which `purpose` needs.
 
     Raises UsageError if the hard limit forbids it.
     """

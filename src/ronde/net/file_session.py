@@ -1,9 +1,9 @@
-"""Ranks that meet in a file, where nobody but the ranks themselves knows whether a job is over.
+"""Sessions of ranks that meet in a file, where only the ranks themselves know whether a job is over.
 
-The file outlives the job, and with it whatever a rank that was killed has left there. So a job is a *session*: its keys
-begin with a name that is new for every job, the key `session` has that name and the ranks, and each rank holds a key
-for as long as it lives. Whoever comes and finds nobody of the session alive begins another one and removes the old.
-All this is decided by compare-and-set, so two who come at once agree.
+The file outlives the job, with everything that killed ranks have left there. So a job is a *session*: its keys have a
+prefix that is new for every job, the key `session` has that prefix and the ranks, and each rank holds a key while it
+lives. A rank that finds no living rank of the session begins another one and deletes the old. Compare-and-set decides,
+so two ranks that arrive at once agree.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SESSION = "session"
 
 
 def join_session(store: Store, rank: int) -> Store:
-    """Return the part of the store that belongs to the job of this rank; closing it closes the store.
+    """Join the session of this rank's job; return its part of the store, which closes the store when it is closed.
 
-    Raises UsageError if another process lives that is the same rank.
+    Raises UsageError if another living process has the same rank.
     """
     while True:
         seen = store.multi_get([SESSION], 0)[0] if store.check([SESSION]) else b""
@@ -45,7 +45,7 @@ def join_session(store: Store, rank: int) -> Store:
             if not alive and old:
                 store.delete_prefix(f"{old}/")
             return PrefixStore(store, f"{name}/")
-        store.delete_key(_life(name, rank))  # somebody was faster: look again
+        store.delete_key(_life(name, rank))  # another rank was faster: read again
 
 
 def _life(name: str, rank: int) -> str:
@@ -61,4 +61,4 @@ def _decode(session: bytes) -> tuple[str, list[int]]:
             return name, ranks
     except (ValueError, TypeError):
         pass
-    return "", []  # not ours: it is replaced
+    return "", []  # no session of Ronde: to be replaced

@@ -1,8 +1,7 @@
-"""Tells who is at the other end where Ronde's protocol is not spoken: torch.distributed's TCPStore, for example.
+"""Recognizes other protocols at the other end of a connection: that of torch.distributed's TCPStore.
 
-torchrun's nodes meet in such a store, so a node of torchrun's and one of `ronde run` may find each other at one
-endpoint. A TCPStore does not answer a greeting that is not its own, or hangs up without a word, so we ask it in its own
-language.
+Nodes of torchrun meet in such a store, so a node of torchrun and one of `ronde run` may reach each other at one
+endpoint. A TCPStore does not answer Ronde's greeting, so this module asks in the protocol of the TCPStore.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from ronde.net.addresses import Endpoint
 
 __all__ = ["describe_foreign_hello", "is_torch_store"]
 
-_VALIDATE = b"\0" + struct.pack("<I", 0x3C85F7CE)  # how every client of a TCPStore begins
+_VALIDATE = b"\0" + struct.pack("<I", 0x3C85F7CE)  # the first bytes of every client of a TCPStore
 _PING = b"\x0d"
 _NONCE = b"ring"
 
 
 def describe_foreign_hello(data: bytes) -> str:
-    """Return what is wrong with the first bytes that came where a hello of Ronde's should."""
+    """Return an error message for first bytes that are not Ronde's hello."""
     if data.startswith(_VALIDATE):
         return (
             "the other end is a client of torch.distributed's TCPStore, probably a node started by torchrun: "
@@ -31,7 +30,7 @@ def describe_foreign_hello(data: bytes) -> str:
 
 
 def is_torch_store(endpoint: Endpoint, within_s: float) -> bool:
-    """Return whether torch.distributed's TCPStore answers there."""
+    """Return whether a TCPStore of torch.distributed answers there within `within_s`."""
     with suppress(OSError), socket.socket(endpoint.family, socket.SOCK_STREAM) as sock:
         sock.settimeout(within_s)
         sock.connect(endpoint.sockaddr)

@@ -1,4 +1,4 @@
-"""Identifies the machine of this process, and other surroundings that determine its identity."""
+"""Identifies the machine of this process, and the processes around it that its identity depends on."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def host_name() -> str:
 
 
 def host_key(host_id: str) -> str:
-    """Return a text that two processes share if and only if they can share memory and abstract Unix sockets.
+    """Return a text that is equal for two processes if and only if they can share memory and abstract Unix sockets.
 
     It follows from the boot of the machine, the network namespace, the user, and `host_id` (RONDE_HOST_ID).
     """
-    import hashlib  # workers need it, and the launcher does not
+    import hashlib  # here, because the launcher does not need it
 
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -38,8 +38,8 @@ def host_key(host_id: str) -> str:
 
 
 def surroundings(environ: Mapping[str, str]) -> Surroundings:
-    """Return what `core.identity` needs to know beside the environment."""
-    from ronde.core.identity import Surroundings  # workers need it, and the launcher does not
+    """Return what `core/identity` needs beside the environment."""
+    from ronde.core.identity import Surroundings  # here, because the launcher does not need it
 
     return Surroundings(os.geteuid(), _ancestor(HYDRA_PROXY) if "MPI_LOCALNRANKS" in environ else 0)
 
@@ -58,8 +58,3 @@ def _ancestor(command: str) -> int:
             return pid
         pid = int(rest.split()[1])
     return 0
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()

@@ -1,10 +1,10 @@
 """Finds the key of a job. The first of these that exists:
 
-1. the one that is given: RONDE_JOB_KEY, the descriptor RONDE_JOB_KEY_FD, the file RONDE_JOB_KEY_FILE;
-2. with RONDE_INSECURE_JOB_KEY, one that follows from the job's name: it keeps jobs apart and strangers in;
-3. one that follows from the user's own key file (`key_files`) and the job's name: so machines that share a home
-   directory, and one machine alone, need no setting, and two jobs of a user do not mix;
-4. none, and the job does not start: ranks unpickle what others send, so strangers on the network could run programs.
+1. the given key: RONDE_JOB_KEY, the descriptor RONDE_JOB_KEY_FD, the file RONDE_JOB_KEY_FILE;
+2. with RONDE_INSECURE_JOB_KEY, a key that follows from the job's name: it keeps jobs apart, but not strangers out;
+3. a key that follows from the user's key file (`key_files`) and the job's name: so machines that share a home
+   directory, or one machine alone, need no setting, and two jobs of a user do not mix;
+4. none, and the job does not start: ranks unpickle data of other ranks, so strangers on the network could run programs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def find_job_key(
     is_insecure: bool,
     is_one_machine: bool,
 ) -> JobKey:
-    """Return the key of the job of this name: the one that is given, or what stands for it.
+    """Return the key of the job with this name, by the rules above.
 
-    `is_one_machine`: all ranks and nodes are on this machine. Raises UsageError if there is no key, or no good one.
+    `is_one_machine`: all ranks and nodes are on this machine. Raises UsageError if there is no key, or an invalid one.
     """
     if key is not None:
         return key
@@ -62,7 +62,7 @@ def find_job_key(
 
 
 def key_in_memory(key: JobKey) -> int:
-    """Return the descriptor of a memory file with the key, for workers to inherit; none of them can change it."""
+    """Return the descriptor of a sealed memory file with the key, for workers to inherit."""
     fd = os.memfd_create(_MEMORY, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, key.hex().encode())
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -70,9 +70,9 @@ def key_in_memory(key: JobKey) -> int:
     return fd
 
 
-@functools.cache  # once in this process; those that it forks know it, too
+@functools.cache  # once in this process, which closes the file; forked children inherit the answer
 def _read_memory(fd: int) -> JobKey:
-    """Return the key that the launcher has left in the memory file, and close it: what we start is not to have it."""
+    """Return the key in the launcher's memory file, and close the file, so that child programs do not inherit it."""
     try:
         name = os.readlink(f"/proc/self/fd/{fd}")
     except OSError:

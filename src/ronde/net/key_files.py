@@ -1,10 +1,10 @@
 """Files with a job key: the file that the user names, or the user's default file.
 
-The user's own file lies in the configuration directory of the home directory, where machines share it that share the
-home directory. It is made once, at random. A draft gets its content first and its name by a hard link, which fails if
-there is a file already: so processes that come at once, on one machine or on several, agree on one key, and nobody
-reads half of it. A link in its place is not followed, and a file or directory that others may write or read is refused
-with the command that mends it: its key may be known.
+The default file is in the configuration directory of the home directory, so machines that share the home directory
+share it. The first process that needs the file creates it with a random key. It writes a draft, then gives the draft
+the name by a hard link, which fails if the file exists: so processes that start at once, on one machine or several,
+agree on one key, and none reads half of it. A symbolic link in its place is not followed. A file or directory that
+others may read or write is refused, with the command that mends it, because its key may be known.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ATTEMPTS = 3
 OTHERS_READ, OTHERS_WRITE = 0o077, 0o022
 _WITHOUT_MODES = "a file system without Unix modes (vfat, some network mounts)"
 _ELSEWHERE = f"if the mode stays, that is {_WITHOUT_MODES}: set RONDE_JOB_KEY_FILE to a file on another one"
-# Where one machine's processes find a key if there is no home directory: its memory and its temporary files.
+# Where the processes of one machine find a key if there is no home directory.
 _ON_THIS_MACHINE = ("/tmp", "/dev/shm")
 
 
@@ -40,7 +40,7 @@ class _NoPlaceError(Exception):
 
 
 def read_key_file(path: str) -> JobKey:
-    """Return the key in a file that the user has named. Raises UsageError, without showing what is in it."""
+    """Return the key in a file that the user has named. Raises UsageError, which does not show the content."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -49,9 +49,9 @@ def read_key_file(path: str) -> JobKey:
 
 
 def own_key(environment: Mapping[str, str], is_one_machine: bool) -> JobKey:
-    """Return the key of this user, from his file, which is made if there is none yet.
+    """Return the key in this user's default file, which is created if it does not exist.
 
-    `is_one_machine`: the job is on this machine alone, so that a file of this machine will do. Raises NoKeyFileError,
+    `is_one_machine`: the job is on this machine alone, so that a file of this machine suffices. Raises NoKeyFileError,
     or UsageError that says what is wrong with the file.
     """
     reasons = []
@@ -106,7 +106,7 @@ def _own_key_in(directory: str) -> JobKey:
 
 
 def _open_directory(directory: str) -> int:
-    """Return a descriptor of the directory, which is made if that is a place of ours, or of everybody like /tmp."""
+    """Return a descriptor of the directory; create it if its parent is this user's, or sticky like /tmp."""
     if os.path.islink(directory):
         raise _NoPlaceError(f"{directory} is a link, which is not followed")
     if not os.path.isdir(directory):
@@ -142,15 +142,15 @@ def _create(place: int, directory: str) -> None:
             file.write(JobKey.generate().hex() + "\n")
             file.flush()
             os.fsync(fd)
-        with contextlib.suppress(FileExistsError):  # somebody was faster
+        with contextlib.suppress(FileExistsError):  # another process was faster
             os.link(draft, KEY_FILE, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
     finally:
         os.unlink(draft, dir_fd=place)
 
 
 def _make_private(fd: int, directory: str) -> None:
-    """Take every right to a new file from others, before anything is in it. Raises _NoPlaceError if they keep one."""
-    with contextlib.suppress(PermissionError):  # how vfat answers
+    """Take all rights to the empty file from other users. Raises _NoPlaceError if they keep one."""
+    with contextlib.suppress(PermissionError):  # from vfat
         os.fchmod(fd, 0o600)
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & OTHERS_READ:

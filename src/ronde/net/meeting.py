@@ -1,4 +1,4 @@
-"""Goes to the meeting point of a job: serves the store there if that is this rank's part, and connects to it."""
+"""Connects a rank to its job's store, and serves the store if that is this rank's part."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["Meeting", "meet"]
 _log = logging.getLogger(__name__)
 
 FILE = "file:"
-ELSEWHERE = "192.0.2.1"  # of no machine: reached like everything that is not in our own networks
+ELSEWHERE = "192.0.2.1"  # an address of no machine (RFC 5737), which the default route leads to
 
 
 @dataclass
 class Meeting:
     """The job's store, its key, and the numeric address on which this host offers data connections.
 
-    Keep it as long as the job may still initialize: the others cannot tell a server that rests from one that is gone.
+    Keep it open until all ranks have initialized: they need the server.
     """
 
     store: Store
@@ -36,11 +36,11 @@ class Meeting:
     server: StoreServer | None = None
 
     def turned_away(self) -> str:
-        """Return what there is to say about the last connection that a store served here turned away, or nothing."""
+        """Return a description of the last connection that the store served here has refused, or ""."""
         return self.server.turned_away if self.server else ""
 
     def close(self) -> None:
-        """Let go of the store; if it is served here, it ends. A second call does nothing."""
+        """Close the connection to the store, and the store if it is served here. A second call does nothing."""
         self.store.close()
         if self.server:
             self.server.close()
@@ -49,8 +49,8 @@ class Meeting:
 def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
     """Return the meeting at `point`, within `settings.start_timeout_ns`.
 
-    Raises UsageError if there is no job key, the address is taken or not ours, or the file not to be written,
-    TimeoutError if nobody serves it, AuthenticationError.
+    Raises UsageError if there is no job key, the address is taken or not this machine's, or the file cannot be written;
+    TimeoutError if no store answers; AuthenticationError if it has another job key.
     """
     if point.address.startswith(FILE):
         return _meet_in_file(point, rank, settings)
@@ -59,7 +59,7 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
     key = _key(point, rank, settings, is_one_machine)
     timeout_ns = settings.start_timeout_ns
     if point.is_torch:
-        from ronde.net.stores.torch import TorchStore  # only here, because it imports torch
+        from ronde.net.stores.torch import TorchStore  # here, because it imports torch
 
         store: Store = TorchStore(target.host, target.port, f"ronde/{point.job}", timeout_ns)
         return Meeting(store, key, _data_address(settings, target))
@@ -110,7 +110,7 @@ def _meet_in_file(point: MeetingPoint, rank: int, settings: Settings) -> Meeting
 
 
 def _outward_address() -> str:
-    """Return the address by which this machine would reach others; a loopback one if it cannot."""
+    """Return the address by which this machine would reach others; a loopback address if it cannot."""
     try:
         return addresses.address_towards(ELSEWHERE)
     except UsageError:

@@ -1,9 +1,9 @@
-"""Names of hosts as addresses, asked for by threads: a name server that does not answer holds nobody up for long.
+"""Resolves host names in threads, because a name server may not answer within the caller's time limit.
 
-1. There is one query at a time for each name. Who cannot wait any longer leaves it open, and who asks next gets its
-   answer.
-2. Until there is an answer the last one counts: the name server may be lost together with the host that is looked for
-   at other places.
+1. There is one query at a time for each name. A caller that cannot wait any longer leaves it open, and the next caller
+   gets its answer.
+2. Until there is a new answer the last one counts: the name server may be lost together with a host that the caller
+   now looks for at another address.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Answer = Sequence[tuple[Any, ...]]  # of socket.getaddrinfo
 
 
 class NameResolver:
-    """Who asks, and what is known. `ask` finds the addresses of a host and port, or raises OSError."""
+    """Open queries and known answers. `ask` returns the addresses of a host and port, or raises OSError."""
 
     def __init__(self, ask: Callable[[str, int], Answer]) -> None:
         self._ask = ask
@@ -29,7 +29,7 @@ class NameResolver:
         self._known: dict[tuple[str, int], Answer] = {}
 
     def begin_query(self, host: str, port: int) -> _NameQuery:
-        """Ask, if nobody does so now."""
+        """Return the open query for this name, or begin one."""
         query = self._queries.get((host, port))
         if query is None or query.pid != os.getpid():  # a thread does not survive a fork
             query = self._queries[host, port] = _NameQuery(lambda: self._ask(host, port))
@@ -51,7 +51,7 @@ class NameResolver:
 
 
 class _NameQuery:
-    """One thread that asks; then `done` is set, and `answer` what came of it."""
+    """A thread that asks, then sets `answer` and `done`."""
 
     def __init__(self, ask: Callable[[], Answer]) -> None:
         self.pid = os.getpid()

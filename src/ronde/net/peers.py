@@ -1,8 +1,8 @@
-"""Whose process is at the other end of a Unix socket: the kernel says, and nobody can claim to be another user.
+"""Checks the user at the other end of a Unix socket. The kernel reports it, so no process can claim another user.
 
-Both ends ask, at every Unix socket that has a name, before they send or believe anything. Only processes of our own
-user pass; root, too, is another user to everybody else, and everybody else to root: a job of root's is not to take
-orders from a user, and a user's job that root enters by mistake would hand its data to the wrong job.
+Both ends check, at every Unix socket that has a name, before they send or believe anything. Only processes of the same
+user pass, and root is no exception: a job of root must not take orders from a user, and a process of root that joins a
+user's job by mistake would give its data to the wrong job.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
 
 
 def process_and_user(sock: socket.socket) -> tuple[int, int]:
-    """Return the process id and the user id of the other end of a Unix socket, as `check_user` explains."""
+    """Return the process id and the user id at the other end of a Unix socket; see `check_user`."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(credentials)
     return process, user
 
 
 def check_user(sock: socket.socket) -> None:
-    """Raise AuthenticationError if another user's process is at the other end of a Unix socket. TCP does not tell.
+    """Raise AuthenticationError if another user's process is at the other end of a Unix socket; ignores TCP.
 
-    For a connection that we opened that is the process that listens; for one that we accepted, the one that called.
+    On the connecting side that process is the one that listens; on the accepting side, the one that connected.
     """
     if sock.family != socket.AF_UNIX:
         return

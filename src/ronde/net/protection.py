@@ -1,4 +1,4 @@
-"""What keeps the bytes of a connection those of its two ends: how much of it is wanted, and with which keys."""
+"""The protection of a connection against alteration and reading: how much it needs, and its keys."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ronde.values import PROTECTION
 
 __all__ = ["SECRET", "ConnectionKeys", "Protection", "protection_of", "secrecy_is_wanted"]
 
-SECRET = "secret"  # the value of the setting `protection` that conceals everything
+SECRET = "secret"  # the value of the setting `protection` that encrypts everything
 _VARIABLE = "RONDE_PROTECTION"
 
 
 class Protection(IntEnum):
-    """What a connection needs. The numbers travel in the handshake."""
+    """The protection that a connection needs. The numbers travel in the handshake."""
 
     KERNEL = 0  # a Unix socket: nothing but the kernel is between its ends
     SEALED = 1  # messages carry tags
@@ -23,7 +23,7 @@ class Protection(IntEnum):
 
 
 class ConnectionKeys:
-    """The keys of one connection, as one end has them; `conceals`: its messages are encrypted."""
+    """The keys of one end of a connection. `conceals`: messages are encrypted."""
 
     __slots__ = ("conceals", "incoming", "outgoing")
 
@@ -33,7 +33,7 @@ class ConnectionKeys:
         self.conceals = conceals
 
     def parts(self) -> tuple[bytes, bytes, bool]:
-        """Return what the native side takes: the key of what we send, that of what we receive, whether it conceals."""
+        """Return the arguments for the native side: the key for sending, the key for receiving, and `conceals`."""
         return self.outgoing, self.incoming, self.conceals
 
     def __repr__(self) -> str:
@@ -41,13 +41,13 @@ class ConnectionKeys:
 
 
 def protection_of(sock: socket.socket, is_secret: bool) -> Protection:
-    """Return what a connection over this socket needs."""
+    """Return the protection that a connection over this socket needs."""
     if sock.family == socket.AF_UNIX:
         return Protection.KERNEL
     return Protection.SECRET if is_secret else Protection.SEALED
 
 
 def secrecy_is_wanted() -> bool:
-    """Return whether this process's environment asks for secrecy: for those who have no settings, as launchers."""
+    """Return whether the environment asks for encryption; for processes without settings, such as launchers."""
     text = environment().get(_VARIABLE, "").strip()
     return bool(text) and PROTECTION.read(text, f"{_VARIABLE}={text!r}") == SECRET

@@ -1,6 +1,7 @@
-"""The rendezvous of a job that has one node: the same rules where there is nobody to meet.
+"""The rendezvous of a job with one node: the rules of a round without other nodes.
 
-No store, no thread, no clock; and none of the machines that several nodes need, because a launcher should start soon.
+It has no store, thread or clock, and loads none of the machines that several nodes need, so that the launcher starts
+fast.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["Alone", "make"]
 
 
 class Alone:
-    """The `Rendezvous` of a job that has one node. Raises UsageError if it may have more, or needs more."""
+    """The `Rendezvous` of a job with one node. Raises UsageError if the config asks for more."""
 
     def __init__(self, config: RendezvousConfig) -> None:
         if config.min_nodes != 1 or config.max_nodes != 1:
@@ -39,7 +40,7 @@ class Alone:
             )
         self._happened = EventQueue()
         self._budget = Budget()
-        self._round: Round | None = None  # the last one, with what it has added to the counts
+        self._round: Round | None = None  # the last one, with its counts of restarts and changes
         self._running = False
         self._over = False
 

@@ -12,39 +12,40 @@ __all__ = ["Rendezvous"]
 class Rendezvous(Protocol):
     """One node's part in the rendezvous of its job.
 
-    All methods return at once and may be called from one thread only; what comes of them is an event. `join` first;
-    after `RoundBegan`, `fail` or `succeed` once at most; after `RoundEnded` or `Ejected`, `join` again; `close` last.
-    While workers run, `RoundEnded`, `Ejected`, `JobClosed` and `RendezvousBroken` may come at any time: end them then.
-    The last two, and `AllSucceeded`, are the last event; but after `RendezvousBroken` an `Ejected` may say that workers
-    which are still ending must be killed now.
+    All methods return at once, and answer by events; call them from one thread. Call `join` first; after `RoundBegan`,
+    `fail` or `succeed`, once at most; after `RoundEnded` or `Ejected`, `join` again; `close` last. While workers run,
+    `RoundEnded`, `Ejected`, `JobClosed` or `RendezvousBroken` may arrive at any time: end the workers then.
+    `JobClosed`, `RendezvousBroken` and `AllSucceeded` are last events, except that an `Ejected` after
+    `RendezvousBroken` asks to kill workers that are still ending.
     """
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while there are events."""
 
     def events(self) -> list[RendezvousEvent]:
-        """Return what has happened since the last call."""
+        """Return the events since the last call."""
 
     def join(self, node: Node, budget: Budget) -> None:
-        """Ask to take part in the next round: comes to `RoundBegan`, `JobClosed` or `RendezvousBroken`."""
+        """Ask for a place in the next round; answered by `RoundBegan`, `JobClosed` or `RendezvousBroken`."""
 
     def fail(self, failure: Failure) -> None:
         """End this round for all nodes: a worker of this one has failed."""
 
     def succeed(self) -> None:
-        """Say that all workers of this node have succeeded: comes to `AllSucceeded`, or the round ends otherwise."""
+        """Report that all workers of this node have succeeded; answered by `AllSucceeded`, or another round's end."""
 
     def end_job(self, reason: str) -> None:
         """Close the job for all nodes, present and future: the user has interrupted it."""
 
     def leave(self, reason: str, ends_within_ns: int = 0) -> None:
-        """Go away in good order; the others go on without this node if they may.
+        """Leave the job; the others go on without this node if they may.
 
-        Its workers end within that time, and then comes `close`; the others start theirs when that has happened.
+        The workers of this node end within `ends_within_ns`; call `close` after that. The others start their workers
+        then.
         """
 
     def serves_others(self) -> bool:
         """Return whether the nodes meet at a store that ends with this process."""
 
     def close(self) -> None:
-        """Let go of everything, at the latest after a few seconds. Without `leave` before it, the others see a loss."""
+        """Close all connections, within a few seconds. Without `leave` before it, the others see a lost node."""

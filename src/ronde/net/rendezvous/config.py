@@ -1,4 +1,4 @@
-"""How the nodes of a job find each other, as the user wants it."""
+"""The user's configuration of the rendezvous."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ronde.values import FLAG
 __all__ = ["RendezvousConfig"]
 
 SECOND = 10**9
-# The fields of Rules that are the user's to choose.
+# The fields of Rules that the user chooses.
 _SHARED = (
     *(
         "min_nodes",
@@ -28,14 +28,13 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class RendezvousConfig:
-    """How the nodes of the job find each other.
+    """How the nodes of the job find each other. Fields without a description here are described in `Rules`.
 
-    `backend`: a name in the registry; `alone` for one node without a store. `endpoint`: host:port, a path, or URLs, as
-    the backend reads it. `options`: --rdzv-conf, as given. `node_rank`: this node's group rank where that is given.
-    `min_slots`: of all nodes of a round together. `spares`: how many nodes may wait for a place without limit.
-    `start_timeout_ns`: how long to wait for the store where they meet. `supply`: all the nodes that there will ever be,
-    None if others may come in the place of lost ones. `gives_way`: when no restart is left, a worker that fails takes
-    only its node out of the job. `longest_end_ns`: how long the workers of a node may take to end.
+    `backend`: a name in the registry; `alone` for one node without a store. `endpoint`: host:port, a path, or URLs,
+    depending on the backend. `run_id`: the name of the job. `options`: --rdzv-conf, as given. `node_rank`: the given
+    group rank of this node, -1 if none is given. `exit_barrier_ns`: how long a node that has succeeded waits for the
+    others. `start_timeout_ns`: how long to wait for the store. `supply`: the number of nodes that will ever exist; None
+    if others may take the place of lost ones.
     """
 
     backend: str = "alone"
@@ -58,7 +57,7 @@ class RendezvousConfig:
     longest_end_ns: int = 0
 
     def rules(self, **given: bool) -> Rules:
-        """Return what the machines need of this, with what the backend decides (`given`)."""
+        """Return the parameters for the machines; `given`: those that the backend decides."""
         return Rules(**{name: getattr(self, name) for name in _SHARED}, **given)
 
     @property
@@ -67,6 +66,6 @@ class RendezvousConfig:
         return self.rules().silence_ns
 
     def truth(self, option: str) -> bool | None:
-        """Return what the option says, None if it is not given. Raises UsageError if it is neither yes nor no."""
+        """Return the value of a yes-or-no option, None if it is not given. Raises UsageError if it is neither."""
         text = self.options.get(option)
         return None if text is None else bool(FLAG.read(text, f"--rdzv-conf {option}={text}"))

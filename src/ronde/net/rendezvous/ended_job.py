@@ -1,11 +1,11 @@
-"""What a node does that comes to a place where an earlier job has met and ended.
+"""Begins a new job in a store where an earlier job has ended.
 
-A file, an etcd or a `ronde store` outlives the job, and remembers it under its --rdzv-id, which is often the default.
-If no node of that job lives, the first one to come begins another job there. If one does live, it may be about to go,
-so that is waited for a moment; then this node is too late, and says so.
+A file, an etcd or a `ronde store` outlives the job, and keeps its state under its --rdzv-id, which is often the
+default. If no node of that job lives, the first node to arrive begins another job. If one lives, it may be about to
+end, so the new node waits for a moment; then it is too late for that job, and reports so.
 
-All this is decided by compare-and-set on the state, so of several who come at once one begins, and the others find its
-job. It begins in a new term without a leader: whoever takes part claims to lead.
+Compare-and-set on the state decides, so of several nodes that arrive at once one begins the job, and the others find
+it. The job begins in a new term without a leader: the first node that joins claims to lead.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ronde.net.stores.base import Store
 __all__ = ["succeed_ended_job"]
 
 NOBODY = ""
-LOOK_NS = 10**9 // 2  # so long, until `go_on` is asked again
+LOOK_NS = 10**9 // 2  # the interval between calls of `go_on`
 
 
 def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Callable[[], bool]) -> str:
-    """Begin a new job in the store if it has one that has ended. Returns why that cannot be, or nothing.
+    """Begin a new job in the store if its job has ended; return why that is impossible, or "".
 
-    Raises what the store raises.
+    Raises the store's errors.
     """
     raw = store.watch({STATE: None}, 0).get(STATE)
     try:
@@ -37,7 +37,7 @@ def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Ca
             return ""
         hosts = {state.leader: "", **{node.id: node.host for node in _roster(store, state)}}
     except ProtocolError:
-        return ""  # that of another version: the machine says so
+        return ""  # the state of another version, which the machine reports
     left = {alive_key(node): host for node, host in hosts.items() if node}
     deadline_ns = time.monotonic_ns() + patience_ns
     while left and go_on():
@@ -45,7 +45,7 @@ def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Ca
         known: dict[str, bytes | None] = {STATE: raw, **dict.fromkeys(left, ALIVE)}
         gone = store.watch(known, max(0, min(left_ns, LOOK_NS)))
         if STATE in gone:
-            return ""  # somebody was faster
+            return ""  # another node was faster
         for key in gone:
             del left[key]
         if left and left_ns <= 0:

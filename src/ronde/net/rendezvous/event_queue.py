@@ -1,4 +1,4 @@
-"""Where the agent finds what has happened: a list, and a descriptor that is readable while there is something in it."""
+"""The queue of events for the agent, with a descriptor that is readable while it is not empty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["EventQueue"]
 
 
 class EventQueue:
-    """Any thread may put, one takes."""
+    """A queue of events. Any thread may call `put`; one thread calls `take`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +23,7 @@ class EventQueue:
         return self._fd
 
     def put(self, event: RendezvousEvent) -> None:
-        """Add an event; after `close` it is dropped."""
+        """Append an event; ignored after `close`."""
         with self._lock:
             if self._fd >= 0:
                 self._list.append(event)

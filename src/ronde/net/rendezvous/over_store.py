@@ -1,8 +1,8 @@
 """The rendezvous of nodes that share a store: the shell of `core/rendezvous`.
 
-One thread steps the machine: it waits for news and for the machine's clock, and never for the store, whose threads are
-those of a `StoreSession`. If the store is lost, another thread looks for it, or for another one, and the machine goes
-on there with a new session. Until then it has none, but it has the time: workers are not left running for ever.
+One thread steps the machine: it waits for news and for the machine's next time, never for the store; the threads of a
+`StoreSession` do that. If the store is lost, another thread searches for it, or for another one, and the machine goes
+on there with a new session. Without a session the machine still gets the time, so workers end when the lease does.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = ["StoreAccess", "FoundStore", "OverStore"]
 NAMED_HOSTS = 8
 LONGEST_WAIT_NS = 60 * 10**9
 CLOSE_NS = 3 * 10**9
-CONNECT_NS = 10**9  # of one attempt, so that `close` need not wait longer
-LEAST_NS = 10**8  # of the last one
-LEAST_SILENCE_NS = 2 * 10**9  # of the store, before anybody is told
-LEAVING_NS = 3 * 10**9  # how long nodes of an earlier job may take to go
+CONNECT_NS = 10**9  # for one attempt, so that `close` does not wait longer
+LEAST_NS = 10**8  # for the last attempt
+LEAST_SILENCE_NS = 2 * 10**9  # of the store, before a notice
+LEAVING_NS = 3 * 10**9  # how long nodes of an earlier job may take to end
 STRANGE = (
     "does it belong to another job? Then choose another port; otherwise give all nodes the same RONDE_JOB_KEY"
 )
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class FoundStore(NamedTuple):
-    """A store that was looked for: the ids of nodes that died with the last one, and whether it is another one."""
+    """The result of a search. `gone`: the ids of nodes that died with the last store; `is_elsewhere`: another store."""
 
     store: Store
     gone: Collection[str]
@@ -54,44 +54,43 @@ class FoundStore(NamedTuple):
 
 
 class StoreAccess(Protocol):
-    """How to get to the store."""
+    """How to reach the store of a backend."""
 
     def open_store(self, timeout_ns: int) -> Store:
-        """Return a client. Raises TimeoutError if there is none yet, other errors of this package if never."""
+        """Return a client. Raises TimeoutError if there is no store yet, other errors if there never will be."""
 
     def describe_node(self, node: Node) -> Node:
-        """Return what this node says of itself, with where it listens and may serve a store if this one is lost."""
+        """Return the node's description with `meeting`: where its agent listens, and may serve another store."""
 
     def find_store(
         self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
     ) -> FoundStore | None:
-        """Return a client of the store, or of the one that replaces it.
+        """Return a client of the lost store or of the one that replaces it; None if there is none, or `go_on` is false.
 
-        Called when the store was lost, in a thread of its own. `nodes`: of the last round. `were_there`: those of them
-        that were at the store until it showed that it is gone; None if it is only silent. Returns None if there is
-        none, or `go_on` says no.
+        Called in a separate thread. `nodes`: of the last round. `were_there`: the ids of those that were at the store
+        until its end showed; None if it is only silent.
         """
 
     def call_nodes(self, is_here: bool) -> None:
-        """Call those who meet elsewhere, if the job surely goes on where the nodes have moved to, or do so no more."""
+        """Call nodes at the old address to this store if the job surely goes on here (`is_here`), else stop calling."""
 
     def open_store_at(self, address: str) -> Store:
-        """Return a client of the store that replaces this one, for a node that came later. Raises as `open_store`."""
+        """Return a client of the store to which this node was called. Raises as `open_store`."""
 
     def serves_store(self) -> bool:
-        """Return whether the store is served here."""
+        """Return whether this node serves the store."""
 
     def last_refusal(self) -> str:
-        """Return what there is to say about the last connection that the store here has turned away, or nothing."""
+        """Return a description of the last connection that the store served here has refused, or ""."""
 
     def close(self, others: Callable[[int], None]) -> None:
-        """Let go of what was served here. `others` waits until the other nodes are gone, up to so many nanoseconds."""
+        """Stop serving. `others(timeout_ns)` waits until the other nodes are gone."""
 
 
 class OverStore:
-    """One node's part; see `base.Rendezvous`.
+    """The `Rendezvous` of a node over a store.
 
-    `wish`: the group rank that is given to this node, -1 if none is. `start_timeout_ns`: how long the store may take.
+    `wish`: the given group rank of this node, -1 if none is given. `start_timeout_ns`: how long to wait for the store.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class OverStore:
         self._events = EventQueue()
         self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
         self._session: StoreSession | None = None
-        self._old_sessions: list[StoreSession] = []  # earlier ones, whose threads may still be ending
+        self._old_sessions: list[StoreSession] = []  # their threads may still be ending
         self._thread: threading.Thread | None = None
         self._node = ""
         self._terms: JobTerms | None = None
@@ -113,13 +112,13 @@ class OverStore:
         self._close_by_ns = 0
         self._is_lost = False
         self._search: threading.Thread | None = None
-        self._has_reported_silence = False  # that the store does not answer
+        self._has_reported_silence = False  # of the store
         self._has_moved = False  # to another store
         self._failed_from: StoreSession | None = (
-            None  # from where we were called elsewhere, and did not get in
+            None  # this node was called away from it, and could not connect
         )
 
-    # What the agent calls
+    # Calls of the agent
 
     def fileno(self) -> int:
         return self._events.fileno()
@@ -131,8 +130,8 @@ class OverStore:
         if self._wish >= 0:
             node = replace(node, wish=self._wish)
         self._node, self._terms = node.id, JobTerms.of(self._rules, budget)
-        now_ns = time.monotonic_ns()  # it may take a while until there is a store
-        # Only then it is known whether that is one of ours.
+        now_ns = time.monotonic_ns()  # the store may take a while
+        # `describe_node` needs the store: only then it is known whether this node serves it.
         self._news.put(lambda: self._participant.join(now_ns, self._access.describe_node(node), budget))
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="ronde-rendezvous", daemon=True)
@@ -155,7 +154,7 @@ class OverStore:
         return self._access.serves_store()
 
     def close(self) -> None:
-        """Do what is still to be said, and go. A second call does nothing."""
+        """Send what is still to be sent, and close all. A second call does nothing."""
         if self._is_closing:
             return
         self._close_by_ns = deadline_ns = time.monotonic_ns() + CLOSE_NS
@@ -180,10 +179,10 @@ class OverStore:
         with suppress(queue.Empty):
             while True:
                 if news := self._news.get_nowait():
-                    news()  # nothing comes of it any more, but a store is closed
+                    news()  # its effects are void, but it closes a store that was found
 
     def _wait_until_gone(self, others: Sequence[str], timeout_ns: int) -> None:
-        """They may not have seen the end yet, and the store that tells them ends with us."""
+        """Wait for the other nodes, which read the end of the job from the store that this node serves."""
         deadline_ns = time.monotonic_ns() + timeout_ns
         known: dict[str, bytes | None] = {alive_key(node): ALIVE for node in others}
         try:
@@ -202,13 +201,13 @@ class OverStore:
                 pass
             while self._is_ending_job():
                 self._handle_next()
-        except Exception as error:  # else the agent would wait for ever
+        except Exception as error:  # or the agent would wait forever
             _log.exception("the rendezvous has failed")
             self._is_lost = True
             self._perform(self._participant.give_up(f"the rendezvous has failed: {error!r}"))
 
     def _open_first_store(self) -> None:
-        """Get to the store as soon as it is there."""
+        """Open the store as soon as it exists."""
         deadline_ns = time.monotonic_ns() + self._start_timeout_ns
         has_reported = False
         while not self._is_closing:
@@ -236,13 +235,13 @@ class OverStore:
                 return
 
     def _succeed_ended_job(self, store: Store) -> Store | None:
-        """Return the store if this node may take part there. Raises TimeoutError if it has gone again."""
+        """Return the store if this node may take part there. Raises TimeoutError if it is gone again."""
         assert self._terms
         silence_ns = self._rules.silence_ns
         patience_ns = max(silence_ns, LEAVING_NS)
         try:
             reason = succeed_ended_job(store, self._terms, patience_ns, lambda: not self._is_closing)
-        except PeerLostError as error:  # its job ended, and its node with it
+        except PeerLostError as error:  # the job there ended, and with it the node that served the store
             store.close()
             time.sleep(LEAST_NS / 1e9)
             raise TimeoutError(str(error), operation="store", waited_ns=LEAST_NS) from None
@@ -268,7 +267,7 @@ class OverStore:
         self._perform(self._participant.give_up(reason))
 
     def _on_event(self, session: StoreSession, event: Event) -> None:
-        """Called by a session's threads: something has happened."""
+        """Queue an event; called by a session's threads."""
 
         def step() -> list[Effect]:
             return self._participant.step(time.monotonic_ns(), event) if session is self._session else []
@@ -276,22 +275,22 @@ class OverStore:
         self._news.put(step)
 
     def _on_loss(self, session: StoreSession, error: Exception) -> None:
-        """Called by a session's threads: the store is lost."""
+        """Queue the loss of the store; called by a session's threads."""
         self._news.put(lambda: self._search_store(session, error))
 
     def _on_moved(self, session: StoreSession, address: str) -> None:
-        """Called by a session's threads: the nodes meet elsewhere."""
+        """Queue a call elsewhere; called by a session's threads."""
         self._news.put(lambda: self._move_to(session, address))
 
     def _move_to(self, session: StoreSession, address: str) -> list[Effect]:
-        """Go where the others are. What this node knows is of a job that it has begun by itself."""
+        """Move to the store of the others. The state of this node is of a job that it has begun alone."""
         if session is not self._session or self._is_lost or self._is_done():
             return []
         if session is self._failed_from and self._has_moved:
-            return []  # the others may have come here with us, from one that is frozen and still calls
+            return []  # a frozen node may call to a store that the others have left together with this one
         try:
             store = self._access.open_store_at(address)
-        except RondeError as error:  # its holder has died, or has too much to do: then we are called again
+        except RondeError as error:  # the caller has died, or is overloaded; it calls again
             _log.info("%s", error)
             self._failed_from = session
             return []
@@ -300,11 +299,11 @@ class OverStore:
         return self._participant.enter_store(time.monotonic_ns(), forget=f"the job goes on at {address}")
 
     def _search_store(self, session: StoreSession, error: Exception) -> list[Effect]:
-        """Find the store again, or another one."""
+        """Start the search for the lost store or another one."""
         if session is not self._session or self._is_lost or self._is_done():
             return []
         _log.info("%s", error)
-        has_broken = isinstance(error.__cause__ or error.__context__, ConnectionError)  # no time limit
+        has_broken = isinstance(error.__cause__ or error.__context__, ConnectionError)  # not a timeout
         broke_now = has_broken and self._participant.store_silence.is_fresh(time.monotonic_ns())
         if not broke_now and self._rules.rehost and not self._has_reported_silence:
             self._events.put(Notice(f"{error}; looking for it and for the other nodes"))
@@ -331,7 +330,7 @@ class OverStore:
         return []
 
     def _resume_at(self, found: FoundStore | None, reason: str) -> list[Effect]:
-        """Go on at the store that was found."""
+        """Go on at the store that was found, or give up."""
         if self._is_lost or self._is_done() or found is None:
             if found:
                 found.store.close()
@@ -342,7 +341,7 @@ class OverStore:
         return self._participant.enter_store(time.monotonic_ns(), found.gone, elsewhere=found.is_elsewhere)
 
     def _probe_agents(self, asked: Probe) -> None:
-        """Have it done; it may take a while."""
+        """Probe agents in a separate thread, because that takes a while."""
 
         def probe() -> None:
             event = Probed.of(asked, find_ended(asked.addresses))
@@ -351,20 +350,20 @@ class OverStore:
         threading.Thread(target=probe, name="ronde-rendezvous-probe", daemon=True).start()
 
     def _is_done(self) -> bool:
-        """Whether `close` was called, and there is nothing left that keeps this node."""
+        """Return whether `close` was called and this node has nothing left to send."""
         return self._is_closing and not self._is_ending_job()
 
     def _is_ending_job(self) -> bool:
-        """Whether this node ends the job, and there is time left to say so, or to find the store again for that."""
+        """Return whether this node is ending the job, with time left to write that, or to find the store for it."""
         may_say = not self._is_lost and (self._session is not None or self._search is not None)
         return may_say and self._participant.is_ending and time.monotonic_ns() < self._close_by_ns
 
     def _handle_next(self) -> bool:
-        """Wait for one piece of news, or for the clock. Returns whether to go on."""
+        """Wait for one piece of news or the next time, and handle it; return whether to go on."""
         wait_ns = LONGEST_WAIT_NS
-        if self._participant.has_joined:  # also without a store: the lease runs out
+        if self._participant.has_joined:  # also without a store, because the lease may run out
             wait_ns = self._participant.wake_ns - time.monotonic_ns()
-            if wait_ns <= 0:  # first, for news may never end
+            if wait_ns <= 0:  # before news, which may never cease
                 self._tick(time.monotonic_ns())
         if self._is_closing:
             wait_ns = min(wait_ns, self._close_by_ns - time.monotonic_ns())
@@ -382,14 +381,14 @@ class OverStore:
         return True
 
     def _tick(self, now_ns: int) -> None:
-        # Before the agent asks for a place in the next round: whoever has asked there does not count elsewhere.
+        # Before the agent asks for a place in the next round: a node that has asked there does not count elsewhere.
         must_leave = self._participant.must_end_workers(now_ns)
         effects = self._participant.step(now_ns, Tick())
         self._watch_store(must_leave)
         self._perform(effects)
 
     def _watch_store(self, must_leave: bool = False) -> None:
-        """Say that it does not answer. If that lasts for so long that the others take us for dead, it may be lost."""
+        """Report a silent store, and leave it when its silence is so long that the others take this node for lost."""
         session, now_ns = self._session, time.monotonic_ns()
         if session is None or self._participant.is_over:
             return

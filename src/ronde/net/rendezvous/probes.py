@@ -1,7 +1,7 @@
-"""What can be learned at the result of an agent, without going in: whether its process has ended, is there, or is silent.
+"""Probes of agents' listeners: whether a process has ended, answers, or is silent.
 
-Only a refusal is certain: the machine says that nobody listens there. A result that opens may be that of a process which
-has stopped, and silence may be a cable that was pulled, anywhere.
+Only a refusal is certain: the machine reports that no process listens there. A connection that opens may be that of a
+stopped process, and silence may be due to a broken network anywhere.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ __all__ = ["PROBE_NS", "MAX_PROBES", "ProbeResult", "ProbeListener", "find_ended
 
 PROBE_NS = 10**9
 MAX_PROBES = 64  # at once
-PROBES = 128  # that wait at a listener which accepts none
+PROBES = 128  # the backlog of a listener that accepts none
 FIRST_PAUSE_S = 0.01
-NAMES_NS = PROBE_NS // 2  # of it, for a name server
-NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # this machine does not speak IPv6, say
+NAMES_NS = PROBE_NS // 2  # the share of a probe for name resolution
+NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # for example a machine without IPv6
 
 
 class ProbeResult(Enum):
-    """What becomes of a connection attempt."""
+    """The result of a connection attempt."""
 
     OPEN = auto()
-    SILENT = auto()  # nobody says anything, so nobody knows
-    SHUT = auto()  # its machine says that nobody is there
+    SILENT = auto()  # no answer: inconclusive
+    SHUT = auto()  # the machine reports that no process listens there
 
 
 class ProbeListener:
-    """A listening socket by which other nodes can find out whether this process has ended. It accepts nobody."""
+    """A listening socket that shows other nodes whether this process has ended. It accepts no connections."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._is_closed = False
-        self.address = ""  # where it listens; empty before `listen_at`, or if it cannot listen there
+        self.address = ""  # of the socket; empty before `listen_at`, or if the socket cannot be opened
 
     def listen_at(self, host: str) -> None:
         """Listen at any free port of this address; a second call does nothing."""
         if self._socket is None:
-            with suppress(UsageError, OSError):  # then the others wait for our lease
+            with suppress(UsageError, OSError):  # then the others wait for the end of this node's lease
                 self._socket, address = listen(Address(host=host), backlog=PROBES)
                 self.address = str(address)
-        if self._is_closed:  # meanwhile
+        if self._is_closed:  # meanwhile, by another thread
             self.close()
 
     def close(self) -> None:
-        """Show that this process has ended, or has no workers any more."""
+        """Close the socket, which shows that this process has no workers any more."""
         self._is_closed = True
         if self._socket:
             self._socket.close()
 
 
 def find_ended(addresses: Mapping[str, str]) -> tuple[str, ...]:
-    """Return those nodes whose machines say that their agents have ended; `addresses`: where they listen, by node.
+    """Return the nodes whose machines report that their agents have ended; `addresses`: where they listen, by node.
 
-    A process that ends closes its connections before its listener, so one that answers is probed again for a second.
+    A process that ends closes its connections before its listener, so open listeners are probed again for a second.
     """
     ended: list[str] = []
     left = list(addresses)
@@ -82,12 +82,12 @@ def find_ended(addresses: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def probe(address: Address) -> ProbeResult:
-    """Return what becomes of connecting there, after a second at most."""
+    """Return the result of connecting there, after a second at most."""
     return probe_all([address])[0]
 
 
 def probe_all(addresses: Sequence[Address]) -> list[ProbeResult]:
-    """Return what becomes of connecting to each of them, all at once, after a second at most."""
+    """Return the results of connecting to each address, all at once, after a second at most."""
     answers: list[list[ProbeResult]] = [[] for _ in addresses]
     with ExitStack() as stack:
         poll = select.poll()
@@ -99,7 +99,7 @@ def probe_all(addresses: Sequence[Address]) -> list[ProbeResult]:
                     sock = stack.enter_context(socket.socket(endpoint.family, socket.SOCK_STREAM))
                     sock.setblocking(False)
                     error = sock.connect_ex(endpoint.sockaddr)
-                except OSError as failure:  # no descriptor is left, or no IPv6 is spoken here at all
+                except OSError as failure:  # no descriptor is left, or the machine has no IPv6
                     error = failure.errno or errno.EIO
                 if error == errno.EINPROGRESS:
                     waiting[sock.fileno()] = index, sock
@@ -123,5 +123,5 @@ def _result_of(error: int) -> ProbeResult:
 
 
 def _combine(answers: Sequence[ProbeResult]) -> ProbeResult:
-    """Of a name with several addresses: it is shut only if none of them is silent."""
+    """Return the result for a name with several addresses: it is shut only if none of them is silent."""
     return next((result for result in ProbeResult if result in answers), ProbeResult.SILENT)

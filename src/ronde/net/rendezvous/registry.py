@@ -1,4 +1,4 @@
-"""Which kinds of rendezvous there are, by name. They are loaded when they are asked for.
+"""The backends of the rendezvous, by name; each is loaded when it is first used.
 
 A third party registers a factory by an entry point of the group `ronde.rendezvous`, or by `register`.
 """
@@ -33,17 +33,17 @@ _registered: dict[str, Factory] = {}
 
 
 def register(name: str, factory: Factory) -> None:
-    """Make `name` a backend of this process. Raises UsageError if there is one."""
+    """Register `name` as a backend of this process. Raises UsageError if the name is taken."""
     if name in _OURS or name in _registered:
         raise UsageError(f"there is already a rendezvous backend {name!r}")
     _registered[name] = factory
 
 
 def create(config: RendezvousConfig, key: JobKey) -> Rendezvous:
-    """Return this node's part in the rendezvous that the config describes; `key`: the job's, for stores that need it.
+    """Return this node's part in the rendezvous that the config describes; `key`: the job key.
 
-    Returns at once; whether a store can be reached is an event. Raises UsageError if the config is invalid, an
-    address to be served is taken, or the backend is unknown.
+    Returns at once; an event reports whether the store can be reached. Raises UsageError if the config is invalid, the
+    address to serve is taken, or the backend is unknown.
     """
     if not 1 <= config.min_nodes <= config.max_nodes:
         raise UsageError(
@@ -59,7 +59,7 @@ def _factory(name: str) -> Factory:
         module, attribute = _OURS[name]
         found: Factory = getattr(importlib.import_module(module), attribute)
         return found
-    from importlib.metadata import entry_points  # slow, and seldom needed
+    from importlib.metadata import entry_points  # here, because it is slow and seldom needed
 
     points = {point.name: point for point in entry_points(group=_GROUP)}
     if name in points:
@@ -69,14 +69,14 @@ def _factory(name: str) -> Factory:
 
 
 def names() -> list[str]:
-    """Return the names of all backends, with those that others have installed."""
+    """Return the names of all backends, including those of installed third parties."""
     from importlib.metadata import entry_points
 
     return sorted({*_OURS, *_registered, *(point.name for point in entry_points(group=_GROUP))})
 
 
 def torchruns_names() -> list[str]:
-    """Return the names of the handlers that others have installed for torchrun, which Ronde cannot use."""
+    """Return the names of installed third-party handlers for torchrun, which Ronde cannot use."""
     from importlib.metadata import entry_points
 
     return sorted(point.name for point in entry_points(group=_TORCHRUNS_GROUP))

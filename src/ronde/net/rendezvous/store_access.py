@@ -1,4 +1,4 @@
-"""The ways to a store where nodes meet: one that a node serves, a file, an etcd."""
+"""Access to the stores where nodes meet: a store that a node serves, a file, an etcd."""
 
 from __future__ import annotations
 
@@ -31,44 +31,40 @@ __all__ = ["DEFAULT_PORT", "endpoint_of", "make_etcd", "make_file", "make_static
 DEFAULT_PORT = 29400
 LINGER_NS = 2 * 10**9
 SECOND = 10**9
-RECONNECT_NS = 10 * SECOND  # how long to look for a store that was lost when no others are known
-SEARCH_NS = 60 * SECOND  # and when they are: so long may all connections between the nodes be away
-# After which it is looked for elsewhere; by then its end of the connection has broken too.
+RECONNECT_NS = 10 * SECOND  # how long to search for a lost store when no other nodes are known
+SEARCH_NS = 60 * SECOND  # and when they are: how long all connections between the nodes may be down
+# How long a store may be silent before the search elsewhere; by then the connection has broken at both ends.
 SILENT_NS = 6 * SECOND
-ENTER_NS = (
-    6 * SECOND
-)  # at another node's open result, where thousands may have come at once: nobody goes back
-NOT_OURS = (
-    TimeoutError,
-    PeerLostError,
-    ProtocolError,
-)  # behind an open result; another job may have the port now
-PROBE_AGAIN_S, AT_LEAST_EVERY_S = 0.02, 0.5  # at first, and in the long run: all nodes of the job do so
-# At first, and in the long run: one node of the job does so, and who comes back waits for it.
+ENTER_NS = 6 * SECOND  # for connecting to another node's store, where thousands of nodes may arrive at once
+NOT_OURS = (TimeoutError, PeerLostError, ProtocolError)  # from an open port that another job may have now
+PROBE_AGAIN_S, AT_LEAST_EVERY_S = 0.02, 0.5  # first and longest pause between probes, of all nodes of the job
+# First and longest pause between probes of the old endpoint; one node of the job does so, and newcomers wait for it.
 PROBE_ENDPOINT_S, SELDOM_S = 0.2, 0.5
 FIRST_PATIENCE_NS = SECOND // 20
-LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd gives no shorter one
+LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd grants no shorter one
 
 
 class TcpStoreAccess:
-    """To a store at `address`, which this node serves if it can and should (`serve`; None: if the address is its own).
+    """Access to a store at `address`, which this node serves if `serve` is true; None: if it can.
 
-    If it is lost, the others meet again at the store of the agent of lowest group rank that can be reached, unless that
-    is not wanted (`rehost`). One that does not answer may live for others: who may go on says `core/rendezvous/quorum`.
-    Raises UsageError if this node should serve and cannot.
+    If the store is lost, the nodes meet again at the store of the reachable agent with the lowest group rank, unless
+    `rehost` is off. A store that is silent for this node may answer others: `core/rendezvous/quorum` decides which
+    nodes may go on. Raises UsageError if this node must serve and cannot.
     """
 
     def __init__(self, address: Address, key: JobKey, serve: bool | None, config: RendezvousConfig) -> None:
-        self._endpoint = self._address = address  # where nodes begin, and where the store is
+        self._endpoint = self._address = address  # where the nodes first meet, and where the store is now
         self._key = key
         self._prefix = _prefix(config)
         self._rehost = may_rehost(config)
-        self._call_within_s = min(SELDOM_S, config.last_call_ns / 3e9)  # before it begins a job of its own
+        self._call_within_s = min(
+            SELDOM_S, config.last_call_ns / 3e9
+        )  # before a node there begins another job
         self._redirector: _Redirector | None = None
         self._is_closed = False
         self._may_serve = serve or (serve is None and is_this_machine(address.host))
-        self._server: StoreServer | None = None  # the store, or where it would be if it is lost
-        self._listener = ProbeListener()  # if there will be no server
+        self._server: StoreServer | None = None  # the store, or the one to meet at if the store is lost
+        self._listener = ProbeListener()  # without a server
         if self._may_serve:
             try:
                 self._server = _serve_store(str(address), key)
@@ -87,21 +83,21 @@ class TcpStoreAccess:
         try:
             return self._client(str(self._address), timeout_ns)
         except TimeoutError:
-            # Who served there when we came has died since.
+            # The node that served there has died since this one started.
             if self._may_serve and self._server is None and self._address == self._endpoint:
                 self._try_to_serve(self._endpoint)
             raise
 
     def _try_to_serve(self, address: Address) -> None:
-        with suppress(UsageError, OSError):  # then it can only be a guest
+        with suppress(UsageError, OSError):  # then this node serves no store
             self._server = _serve_store(str(address), self._key)
-        if self._is_closed and self._server:  # meanwhile, and the name server took its time
+        if self._is_closed and self._server:  # closed while the name server took its time
             self._server.close()
 
     def _client(self, address: str, timeout_ns: int) -> Store:
         from ronde.net.stores.tcp import PATIENCE_NS, StoreClient
 
-        patience_ns = 0 if self._rehost else PATIENCE_NS  # we look for it ourselves
+        patience_ns = 0 if self._rehost else PATIENCE_NS  # with `rehost`, `find_store` searches
         return PrefixStore(StoreClient(address, self._key, timeout_ns, patience_ns), self._prefix)
 
     def find_store(
@@ -110,7 +106,7 @@ class TcpStoreAccess:
         if not self._rehost:
             return None
         now_ns = began_ns = time.monotonic_ns()
-        patience_ns = FIRST_PATIENCE_NS  # the result of a dying process stays open for a moment
+        patience_ns = FIRST_PATIENCE_NS  # the listener of a dying process stays open for a moment
         pause_s = PROBE_AGAIN_S
         while go_on() and now_ns - began_ns < (SEARCH_NS if nodes else RECONNECT_NS):
             result = probe(self._address)
@@ -121,7 +117,7 @@ class TcpStoreAccess:
             is_silent = time.monotonic_ns() - began_ns >= SILENT_NS
             if result is ProbeResult.SHUT or is_silent:
                 if found := self._find_other_store(nodes, None if is_silent else were_there, go_on):
-                    return found  # else this one may open again: a `ronde store` that is started again
+                    return found  # else this store may come back: a `ronde store` that is started again
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, AT_LEAST_EVERY_S)
             now_ns = time.monotonic_ns()
@@ -130,14 +126,15 @@ class TcpStoreAccess:
     def _find_other_store(
         self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
     ) -> FoundStore | None:
-        """Go where the others are if these may be enough. Who has ended counts as that if it was there until now.
+        """Return the first reachable store of another node if the reachable nodes may be a quorum.
 
-        Everybody looks in the same order, so everybody finds the same one.
+        A node that has ended counts as ended if it was at the last store until now. All nodes search in the same order,
+        so all find the same store.
         """
         sample = _sample(nodes)
         asked = [node for node in sample if node.meeting]
         ours, *others = probe_all([self._address, *(parse_address(node.meeting) for node in asked)])
-        if ours is ProbeResult.OPEN:  # by now
+        if ours is ProbeResult.OPEN:  # the lost store is back
             with suppress(*NOT_OURS):
                 return FoundStore(self.open_store(PROBE_NS), (), False)
         addresses = dict(zip([node.id for node in asked], others))
@@ -146,7 +143,7 @@ class TcpStoreAccess:
         unknown = {
             node.id for node in nodes if node.id not in (were_there or ()) and node.meeting not in known
         }
-        if 2 * len(unknown) < len(nodes):  # too few to have gone on elsewhere before they ended
+        if 2 * len(unknown) < len(nodes):  # too few to have gone on elsewhere
             unknown.clear()
         gone = {node.id for node in shut if node.id not in unknown}
         open_ones = [node for node in asked if addresses[node.id] is ProbeResult.OPEN]
@@ -167,7 +164,7 @@ class TcpStoreAccess:
         return store
 
     def call_nodes(self, is_here: bool) -> None:
-        """Who serves the store tells those who come later, and only know the endpoint."""
+        """The node that serves the store redirects nodes that only know the endpoint."""
         is_here = is_here and self._address != self._endpoint and self.serves_store()
         if self._redirector:
             self._redirector.is_on = is_here
@@ -194,19 +191,19 @@ class TcpStoreAccess:
 
 
 def _sample(nodes: Sequence[Node]) -> list[Node]:
-    """Return as many of these as can be asked, spread over all: the first ones may be lost with their rack."""
+    """Return as many of the nodes as can be probed, spread over all: the first ones may be lost with their rack."""
     count = min(len(nodes), MAX_PROBES)
     return [nodes[place * len(nodes) // count] for place in range(count)]
 
 
 def _serve_store(address: str, key: JobKey) -> StoreServer:
-    from ronde.net.stores.server import StoreServer  # those who only come do not need it
+    from ronde.net.stores.server import StoreServer  # here, because most nodes do not serve
 
     return StoreServer(address, key)
 
 
 class _Redirector:
-    """When somebody serves a store at `old` again, it says there that the nodes meet at `new`; within `within_s`."""
+    """Holds the address `new` as the key `MOVED` in any store served at `old` again, within `within_s`."""
 
     def __init__(self, old: Address, new: str, key: JobKey, prefix: str, within_s: float) -> None:
         self._old = old
@@ -216,13 +213,13 @@ class _Redirector:
         self._within_s = within_s
         self._pause_s = PROBE_ENDPOINT_S
         self.is_on = True
-        self._client: StoreClient | None = None  # while it says so
+        self._client: StoreClient | None = None  # while it holds the key
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ronde-rendezvous-redirector", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Say it no longer."""
+        """Stop redirecting."""
         self._is_over.set()
         if client := self._client:
             client.close()  # wakes the thread, also if that store is silent
@@ -242,7 +239,7 @@ class _Redirector:
         store = PrefixStore(self._client, self._prefix)
         try:
             store.hold(MOVED, self._new.encode())
-            self._pause_s = PROBE_ENDPOINT_S  # who is started again is soon there
+            self._pause_s = PROBE_ENDPOINT_S  # a store that ends may be started again soon
             while self.is_on and not self._is_over.is_set():
                 store.watch({MOVED: self._new.encode()}, PROBE_NS)
         finally:
@@ -251,7 +248,7 @@ class _Redirector:
 
 
 class _FixedStoreAccess:
-    """What entrances have in common whose store no node serves: there is no other one."""
+    """The common part of accesses to a store that no node serves: it has no replacement."""
 
     def __init__(self) -> None:
         self._listener = ProbeListener()
@@ -282,7 +279,7 @@ class _FixedStoreAccess:
 
 
 class FileStoreAccess(_FixedStoreAccess):
-    """To a store in a file."""
+    """Access to a store in a file."""
 
     def __init__(self, path: str, prefix: str) -> None:
         super().__init__()
@@ -296,7 +293,7 @@ class FileStoreAccess(_FixedStoreAccess):
 
 
 class EtcdStoreAccess(_FixedStoreAccess):
-    """To a store in an etcd."""
+    """Access to a store in an etcd."""
 
     def __init__(self, config: RendezvousConfig, prefix: str) -> None:
         super().__init__()
@@ -313,7 +310,7 @@ class EtcdStoreAccess(_FixedStoreAccess):
             timeout_ns,
             patience_ns=SEARCH_NS,
             lease_ns=min(max(self._config.silence_ns, LEAST_LEASE_NS), MOST_LEASE_NS),
-            # The second names are those of torchrun's older rendezvous in an etcd.
+            # The second names are those of torchrun's older etcd rendezvous.
             ca_file=options.get("ca_cert") or options.get("cacert", ""),
             certificate_file=options.get("ssl_cert") or options.get("cert", ""),
             key_file=options.get("ssl_cert_key") or options.get("key", ""),
@@ -321,10 +318,10 @@ class EtcdStoreAccess(_FixedStoreAccess):
 
 
 def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
-    """Return the rendezvous over a store at host:port, which the node serves whose address it is.
+    """Return the rendezvous over a store at host:port, which the node with that address serves.
 
-    The option `is_host` says of this node that it serves the store, or that it does not; `rehost=false` that the loss
-    of the store is the end of the job.
+    With the option `is_host` the user decides whether this node serves the store; with `rehost=false` the loss of the
+    store ends the job.
     """
     access = TcpStoreAccess(endpoint_of(config), key, config.truth("is_host"), config)
     rules = config.rules(rehost=may_rehost(config))
@@ -332,9 +329,9 @@ def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
 
 
 def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
-    """Return the rendezvous of nodes whose group ranks are given; that of group rank 0 serves the store.
+    """Return the rendezvous of nodes with given group ranks; the node of group rank 0 serves the store.
 
-    Workers expect that the port of the endpoint is theirs (MASTER_PORT), so the nodes themselves meet at another one.
+    Workers use the port of the endpoint (MASTER_PORT), so the nodes meet at another one.
     """
     if not 0 <= config.node_rank < config.max_nodes:
         raise UsageError(
@@ -381,14 +378,14 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
         )
     from ronde.net.stores.etcd_gateway import parse_endpoints
 
-    parse_endpoints(etcd_endpoint(config), "", "", "")  # says now what is wrong with it
+    parse_endpoints(etcd_endpoint(config), "", "", "")  # raises now if the endpoint is invalid
     return OverStore(
         config.rules(), EtcdStoreAccess(config, _prefix(config)), config.node_rank, config.start_timeout_ns
     )
 
 
 def etcd_endpoint(config: RendezvousConfig) -> str:
-    """Return the endpoint, with the scheme that the option `protocol` says where a place has none."""
+    """Return the endpoint, with the scheme of the option `protocol` before addresses without one."""
     protocol = config.options.get("protocol", "").lower()
     if not protocol:
         return config.endpoint
@@ -403,16 +400,16 @@ def _prefix(config: RendezvousConfig) -> str:
 
 
 def _meeting_port(port: int) -> int:
-    """Return the port of the nodes for that of their workers.
+    """Return the port where the nodes meet, for the port of their workers.
 
-    Not the next one, because jobs on one machine often have neighbouring ports; and rather below those that systems
-    give to outgoing connections.
+    It is not the next one, because jobs on one machine often have neighbouring ports; and it is rather below the ports
+    that systems give to outgoing connections.
     """
     return port - 10_000 if port >= 20_000 else port + 10_000
 
 
 def endpoint_of(config: RendezvousConfig) -> Address:
-    """Return the address that the endpoint means. Raises UsageError."""
+    """Return the address of the endpoint, with the default port if it has none. Raises UsageError."""
     text = config.endpoint
     if not text:
         raise UsageError(
@@ -423,7 +420,7 @@ def endpoint_of(config: RendezvousConfig) -> Address:
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether the host's name or address means this machine: whether a socket can be bound to it."""
+    """Return whether the host name or address is this machine's: whether a socket can be bound to it."""
     if host in ("localhost", socket.gethostname()):
         return True
     try:

@@ -1,9 +1,10 @@
-"""One connection to a store for a rendezvous: the threads that do, watch and take what the machine wants.
+"""A session with a store for a rendezvous: three threads carry out, watch and pop for the machine.
 
-Each has one thing to wait for, and a client of the store of its own. To wake one, we change what it waits for: a key
-that only this node has, or a message without meaning. The first client holds the node's key, so it is closed last.
+Each thread waits for one thing, with a separate client of the store. To wake a thread, the session changes what it
+waits for: a key that only this node has, or an empty message. The first client holds the node's keys, so it is closed
+last.
 
-A thread that ends by any error whatever loses the store: nobody else waits for what it waited for.
+A thread that ends with any error loses the store, because no other thread waits in its place.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from ronde.net.stores.base import Store
 
 __all__ = ["MOVED", "StoreSession"]
 
-MOVED = "moved"  # a key that says where the nodes meet instead: who holds it is there
-NOTHING = b"{}"  # a message that nobody understands, to wake who waits for one
-LONGEST_WAIT_NS = 5 * 10**9  # a store that loses its memory may lose what was to wake us
+MOVED = "moved"  # a key with the address where the nodes meet instead; a node that is there holds it
+NOTHING = b"{}"  # a message without meaning, which wakes the thread that pops
+LONGEST_WAIT_NS = 5 * 10**9  # a store that loses its data may lose the change that wakes a thread
 
 _log = logging.getLogger(__name__)
-_sessions = itertools.count()  # so far, of this process
+_sessions = itertools.count()  # of this process
 
 
 class StoreSession:
-    """What is done with one store. `tell` hears what has happened, `lose`, once or more often, that it is over, and
-    `follow` that the nodes meet elsewhere.
+    """A session with one store. Its threads call `on_event` with events, `on_loss`, perhaps repeatedly, when the store
+    is lost, and `on_moved` when the nodes meet elsewhere.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class StoreSession:
         on_moved: Callable[[StoreSession, str], None],
     ) -> None:
         self.store = store
-        # The key by which this node wakes its own watch. That of an earlier session may still be there, for the store
-        # need not have noticed that it is over; and to set it to what it is would wake nobody.
+        # The key that wakes this node's watch. The store may still hold the key of an earlier session whose end it has
+        # not noticed, and setting that to the value that it has would wake no thread. So every session has another key.
         self.wake_key = f"wake/{node}/{next(_sessions)}"
         self.is_over = False
         self._on_event = on_event
@@ -76,12 +77,12 @@ class StoreSession:
         try:
             self._start_thread(self._operate, "operator")
             self._start_thread(self._watcher.run, "watcher")
-        except BaseException:  # this process may get no more threads
+        except BaseException:  # the system may refuse another thread
             self.close()
             raise
 
     def perform(self, effect: Effect) -> None:
-        """Have it done, after everything before it."""
+        """Queue the effect behind all earlier ones."""
         match effect:
             case Watch(known):
                 self._watcher.watch_keys(known)
@@ -96,14 +97,14 @@ class StoreSession:
                 self._operations.put(effect)
 
     def finish(self, deadline_ns: int) -> bool:
-        """Do what is still to be done, until the deadline. Returns whether that was possible; then comes `close`."""
+        """Carry out all queued effects before the deadline; return whether that was possible. Call `close` next."""
         self._operations.put(None)
         for thread in self._threads:
             thread.join(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        """Let go of the store: others see that this node is gone. What is under way fails, and the threads end."""
+        """Close all clients: the others see that this node is gone, pending operations fail, and the threads end."""
         with self._lock:
             self.is_over = True
         self._operations.put(None)
@@ -111,7 +112,7 @@ class StoreSession:
             store.close()
 
     def fork(self) -> Store:
-        """Return a client for one of the threads, which ends with the session."""
+        """Return another client, for one of the threads; it is closed with the session."""
         store = self.store.fork()
         with self._lock:
             if not self.is_over:
@@ -121,15 +122,15 @@ class StoreSession:
         raise UsageError("the session is over")
 
     def report_event(self, event: Event) -> None:
-        """Something has happened; called by the threads."""
+        """Report an event; called by the threads."""
         self._on_event(self, event)
 
     def report_moved(self, address: str) -> None:
-        """The nodes meet elsewhere; called by the threads."""
+        """Report that the nodes meet elsewhere; called by the threads."""
         self._on_moved(self, address)
 
     def report_loss(self, error: Exception) -> None:
-        """It cannot go on; called by the threads."""
+        """Report that the session cannot go on; called by the threads."""
         if self.is_over:
             return
         if not isinstance(error, RondeError):
@@ -139,7 +140,7 @@ class StoreSession:
     def _start_thread(self, run: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=run, name=f"ronde-rendezvous-{name}", daemon=True)
         thread.start()
-        self._threads.append(thread)  # only now, for this process may get no more
+        self._threads.append(thread)  # after the start, which may fail
 
     def _operate(self) -> None:
         try:
@@ -152,7 +153,7 @@ class StoreSession:
             self.report_loss(error)
 
     def _wake_threads(self) -> None:
-        """Our own threads, so that they see that it is over."""
+        """Wake the other threads, so that they end."""
         self._watcher.stop()
         self.store.set(self.wake_key, b"over")
         if before := self._popper.take_from(None)[0]:
@@ -163,14 +164,14 @@ class StoreSession:
 
 
 def _carry_out(store: Store, effect: Effect) -> Event | None:
-    """Do it; return what comes of it."""
+    """Carry out the effect; return the event that answers it, if there is one."""
     match effect:
         case Set(values):
             if len(values) == 1:
                 ((key, value),) = values.items()
                 store.set(key, value)
             else:
-                for key, value in values.items():  # together they may be too large
+                for key, value in values.items():  # one request for all may be too large
                     store.set(key, value)
             return Stored(values)
         case Hold(key, value):
@@ -190,7 +191,7 @@ def _carry_out(store: Store, effect: Effect) -> Event | None:
 
 
 class _Watcher:
-    """The thread that watches."""
+    """The thread that watches keys. `count`: how often the set of keys has changed."""
 
     def __init__(self, session: StoreSession) -> None:
         self._session = session
@@ -200,13 +201,13 @@ class _Watcher:
         self.count = 0
 
     def watch_keys(self, known: Mapping[str, bytes | None]) -> None:
-        """Watch these from now on, once the wake_key has been rung with our count."""
+        """Watch these keys instead, as soon as the wake key is set to `count`."""
         with self._lock:
             self._wanted = known
             self.count += 1
 
     def stop(self) -> None:
-        """It is over, once the wake_key has been rung."""
+        """End, as soon as the wake key changes."""
         self._is_over = True
 
     def run(self) -> None:
@@ -232,7 +233,7 @@ class _Watcher:
             wake_key |= {key: value for key, value in changed.items() if key in wake_key}
             address, now_ns = wake_key[MOVED], time.monotonic_ns()
             if address and (MOVED in changed or now_ns - followed_ns >= LONGEST_WAIT_NS):
-                followed_ns = now_ns  # who does not get in there tries again
+                followed_ns = now_ns  # and again later, in case this node cannot connect there now
                 self._session.report_moved(address.decode())
             news = {key: value for key, value in changed.items() if key in known}
             known |= news
@@ -241,7 +242,7 @@ class _Watcher:
 
 
 class _Popper:
-    """The thread that takes messages out of the leader's inbox."""
+    """The thread that pops messages from the leader's inbox; it runs only while this node leads."""
 
     def __init__(self, session: StoreSession) -> None:
         self._session = session
@@ -250,9 +251,9 @@ class _Popper:
         self._is_running = False
 
     def take_from(self, inbox: str | None) -> tuple[str | None, bool]:
-        """Take from this queue from now on, from none if it is None.
+        """Pop from this queue from now on; None: from no queue.
 
-        Returns the one that the thread may be waiting for, and must be woken of, and whether to start a thread.
+        Returns the queue at which the thread may be waiting, to be woken there, and whether to start a thread.
         """
         with self._lock:
             before, self._inbox = self._inbox, inbox
