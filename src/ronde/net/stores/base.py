@@ -1,9 +1,9 @@
-"""What a store is: a small map from names to bytes that processes share, where they meet before they are connected.
+"""The interface of a store: a small shared map from names to bytes, where processes meet before they are connected.
 
-Nobody who waits polls: `get`, `wait`, `queue_pop` and `watch` return when it happens, and `hold` makes a death
-something that can be watched.
+Waiting needs no polling by the caller: `get`, `wait`, `queue_pop` and `watch` return as soon as they can, and `hold`
+makes the death of a client visible to `watch`.
 
-One suite, tests/conformance/test_stores.py, says what every store must do.
+The suite tests/conformance/test_stores.py defines what every store must do.
 """
 
 from __future__ import annotations
@@ -36,95 +36,95 @@ class Store(Protocol):
 
     @property
     def address(self) -> str:
-        """Where the store is, for messages."""
+        """The address of the store, for messages."""
 
     def set(self, key: str, value: bytes) -> None:
-        """Give the key a value, whether or not it had one."""
+        """Set the key to the value, whether or not it had one."""
 
     def get(self, key: str, timeout_ns: int) -> bytes:
-        """Return the key's value, waiting until it has one. Raises TimeoutError; a timeout of 0 only looks."""
+        """Return the key's value, waiting until it has one. Raises TimeoutError; a timeout of 0 does not wait."""
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        """Return once each key has been there. Raises TimeoutError; a timeout of 0 only looks."""
+        """Return once each key has existed. Raises TimeoutError; a timeout of 0 does not wait."""
 
     def add(self, key: str, amount: int) -> int:
         """Add to the number under the key (0 if there is none), kept as decimal text; return the sum.
 
-        Raises UsageError if the value is no number.
+        Raises UsageError if the value is not a number.
         """
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the key to `desired` if its value is `expected`; return the value it has then.
+        """Set the key to `desired` if its value is `expected`; return the value that it then has.
 
-        A key that is not there counts as having the value b"".
+        An absent key counts as having the value b"".
         """
 
     def delete_key(self, key: str) -> bool:
-        """Remove the key; return whether it was there."""
+        """Delete the key; return whether it existed."""
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether every key is there now."""
+        """Return whether every key exists now."""
 
     def num_keys(self) -> int:
-        """Return how many keys the whole store has, whoever set them; a queue counts while something is in it."""
+        """Return the number of keys in the whole store, of all clients; a queue counts while it is not empty."""
 
     def append(self, key: str, value: bytes) -> None:
-        """Add the value to the end of the key's value, b"" if there is none. Raises UsageError if it gets too long."""
+        """Append to the key's value, b"" if it has none. Raises UsageError if the value exceeds the limit."""
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         """Return the values of all keys at one moment, waiting until each has one. Raises TimeoutError."""
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
-        """Set all of them at one moment."""
+        """Set all keys at one moment."""
 
     def delete_prefix(self, prefix: str) -> int:
-        """Remove all keys, queues too, that begin so, at one moment; return how many there were.
+        """Delete all keys and queues with this prefix at one moment; return how many there were.
 
         A prefix has the limits of a key.
         """
 
-    # Queues have names of their own: the queue "a" and the key "a" have nothing to do with each other.
+    # Queues have separate names: the queue "a" is independent of the key "a".
 
     def queue_push(self, queue: str, value: bytes) -> None:
-        """Put the value at the end of the queue."""
+        """Append the value to the queue."""
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
-        """Take the first value out of the queue, waiting until there is one.
+        """Remove and return the first value of the queue, waiting until there is one.
 
-        Of those who wait, who waits longest goes first if one process serves the store (memory, TCP); elsewhere the
-        quickest. Raises TimeoutError; a timeout of 0 only looks.
+        If one process serves the store (memory, TCP), waiting clients are served in the order of their arrival;
+        elsewhere the fastest gets the value. Raises TimeoutError; a timeout of 0 does not wait.
         """
 
     def queue_len(self, queue: str) -> int:
-        """Return how many values are in the queue."""
+        """Return the number of values in the queue."""
 
-    # Keys that tell
+    # Watched and held keys
 
     def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
-        """Return those keys whose values are not the known ones, with their values, as soon as there is one.
+        """Return the keys whose values differ from the known ones, with their values, as soon as there is one.
 
-        None stands for a key that is not there. Returns an empty dict if nothing has changed until the timeout.
+        None stands for an absent key. Returns an empty dict if no key has changed before the timeout.
         """
 
     def hold(self, key: str, value: bytes) -> None:
-        """Set the key for as long as this client lives: it goes when the client closes, dies or loses its connection.
+        """Set the key until this client closes, dies or loses its connection.
 
-        Whoever held last holds; `delete_key` ends it, other changes of the value do not. A client that reconnects holds
-        it again. How soon a death shows depends on the store: at once, or after a lease.
+        The last client to hold a key holds it; `delete_key` ends that, other changes of the value do not. A client that
+        reconnects holds its keys again. The death of a client shows at once or after a lease, depending on the store.
         """
 
     def fork(self) -> Store:
-        """Return another client of the same store, for a thread of its own; it is closed by itself."""
+        """Return another client of the same store, for another thread; the caller closes it."""
 
     def close(self) -> None:
-        """Let go of the store; the keys stay, but for those held. A second call does nothing.
+        """Close this client. Its held keys go, all others stay. A second call does nothing.
 
-        A call in which another thread waits raises UsageError.
+        Another thread that waits in a call of this client gets a UsageError.
         """
 
 
 def check_key(key: str) -> bytes:
-    """Return the key as bytes. Raises UsageError if it is no text, empty or too long."""
+    """Return the key as bytes. Raises UsageError if it is not text, empty or too long."""
     try:
         encoded = key.encode()
     except (AttributeError, UnicodeEncodeError):
@@ -135,14 +135,14 @@ def check_key(key: str) -> bytes:
 
 
 def several(keys: Iterable[str]) -> list[str]:
-    """Return the keys. Raises UsageError for a single one, whose letters would be taken for keys."""
+    """Return the keys as a list. Raises UsageError for a single key, whose letters would count as keys."""
     if isinstance(keys, str):
         raise UsageError(f"keys are a list: write [{keys[:40]!r}], not {keys[:40]!r}")
     return list(keys)
 
 
 def check_value(key: str, value: bytes) -> bytes:
-    """Return the value as bytes of its own. Raises UsageError if it is nothing like bytes, or too long."""
+    """Return the value as bytes. Raises UsageError if it is not bytes-like, or too long."""
     if type(value) is not bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
             kind = type(value).__name__
@@ -156,6 +156,6 @@ def check_value(key: str, value: bytes) -> bytes:
 
 
 def waited_in_vain(key: str, address: str, timeout_ns: int) -> TimeoutError:
-    """Return the error for a key that did not come."""
+    """Return the error for a key that did not appear in time."""
     message = f"waited {timeout_ns / 1e9:g} s for {key!r} in the store at {address}"
     return TimeoutError(message, operation="store", waited_ns=timeout_ns)

@@ -1,6 +1,6 @@
-"""What things of a store are called in etcd: under the store's prefix, `k/` has keys, `q/` queues and `c/` counters.
+"""Names in etcd for the content of a store: under its prefix, `k/` has keys, `q/` queues and `c/` counters.
 
-All names are in the base64 in which the gateway wants them.
+All names are in base64, as the gateway expects them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["EtcdKeys", "b64", "count_entries", "range_end"]
 
 
 class EtcdKeys:
-    """The names in the store under a prefix. Raises UsageError for keys and queues outside the limits."""
+    """The names of a store with this prefix. Raises UsageError for keys and queues outside the limits."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix.encode() + b"/"
@@ -23,22 +23,22 @@ class EtcdKeys:
         return b64(self._prefix + b"k/" + check_key(key))
 
     def queue(self, queue: str) -> str:
-        """Return what the values of the queue begin with. Two zeros end a name, and one within is followed by 255."""
+        """Return the prefix of the queue's values. Two zero bytes end the name; a zero within it becomes 0, 255."""
         return b64(self._queue(queue))
 
     def item(self, queue: str, client: bytes, number: int) -> str:
-        """Return the name of a value in the queue, which no other has."""
+        """Return a unique name for a value in the queue."""
         return b64(self._queue(queue) + client + b"%d" % number)
 
     def counter(self, client: bytes) -> str:
         return b64(self._prefix + b"c/" + client)
 
     def prefixes(self, prefix: bytes) -> tuple[str, str]:
-        """Return what keys and what queues begin with that begin so."""
+        """Return the prefixes in etcd of the keys and the queues with this prefix."""
         return b64(self._prefix + b"k/" + prefix), b64(self._prefix + b"q/" + _escaped(prefix))
 
     def count_operations(self, prefix: bytes) -> list[Message]:
-        """Return the operations that `count_entries` needs the answers of."""
+        """Return the operations whose answers `count_entries` takes."""
         keys, queues = self.prefixes(prefix)
         return [
             {"request_range": {"key": keys, "range_end": range_end(keys), "count_only": True}},
@@ -50,7 +50,7 @@ class EtcdKeys:
 
 
 def count_entries(answer: Message) -> int:
-    """Return how many keys and queues there are."""
+    """Return the number of keys and queues in the answer to `count_operations`."""
     keys, queues = (response["response_range"] for response in answer["responses"][:2])
     names = {b64decode(item["key"]).rpartition(b"\0\0")[0] for item in queues.get("kvs", ())}
     return int(keys.get("count", 0)) + len(names)
@@ -61,7 +61,7 @@ def b64(text: bytes) -> str:
 
 
 def range_end(name: str) -> str:
-    """Return the first key after all that begin with this one."""
+    """Return the end of the range of names that begin with this one."""
     text = b64decode(name).rstrip(b"\xff")
     return b64(text[:-1] + bytes([text[-1] + 1]))
 

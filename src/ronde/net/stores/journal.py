@@ -147,10 +147,11 @@ def _apply(table: Table, kind: int, name: bytes, value: bytes) -> None:
 
 
 class Journal:
-    """The journal at `path`, made if it is not there; no other server may have it open.
+    """The journal at `path`, created if it does not exist. No other server may have it open.
 
-    First `load`, then `write` what changes; now and then `rewrite`, if it is `is_overgrown`. Raises UsageError if the file
-    cannot be used. `write` and `rewrite` raise OSError, after which the file is as it was before.
+    Call `load` first, then `write` with the changes of each turn, and `rewrite` when it `is_overgrown` or
+    `is_doubtful`. Raises UsageError if the file cannot be used. `write` and `rewrite` raise OSError, and then leave the
+    file as it was.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,8 +1,8 @@
-"""The sockets at which a served store takes clients in: that of its address, and a short way for those on its host.
+"""The listeners of a served store: one at its address, and a Unix socket as a shortcut for clients on its host.
 
-A store at a TCP port also listens at a Unix socket, because a request through that costs half as much. Its name follows
-from the job key and from what the port is bound to, so only the job can know it, and a client that finds such a socket
-in its network namespace has found the store that it would have reached through the port.
+A request through the Unix socket costs half as much as through TCP. The name of the socket follows from the job key and
+the address to which the port is bound, so only the job can know it, and a client that finds it in its network namespace
+reaches the same store as through the port.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ronde.net.addresses import Address, Endpoint, is_ours, listen
 __all__ = ["MAX_CLIENTS", "listen_for_clients", "detect_loss", "shortcuts"]
 
 MAX_CLIENTS = 20_000
-SILENCE_S = 6  # how long a connection may get no sign of its other end
+SILENCE_S = 6  # how long a connection may be without a sign of life
 WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
 def listen_for_clients(
     address: Address, key: JobKey, listener: socket.socket | None = None
 ) -> tuple[list[socket.socket], Address]:
-    """Return the listening sockets of a store at `address`, and that address with the port that it really has.
+    """Return the listening sockets of a store at `address`, and the address with its actual port.
 
-    A `listener` that waits there already is one of them. Raises UsageError if the address is taken or not ours.
+    `listener`: a socket that listens there already. Raises UsageError if the address is taken or not this machine's.
     """
     listener, address = (listener, address) if listener else listen(address)
     if address.is_unix:
@@ -35,11 +35,11 @@ def listen_for_clients(
     try:
         return [listener, listen(_shortcut(key, bound[0], bound[1]))[0]], address
     except UsageError:
-        return [listener], address  # the name is taken: then all clients take the long way
+        return [listener], address  # the name is taken: all clients use TCP
 
 
 def shortcuts(endpoint: Endpoint, key: JobKey) -> Iterator[Endpoint]:
-    """Return Unix sockets to try before a TCP endpoint: of a store bound to it, or to all addresses of this host."""
+    """Return the Unix sockets to try before a TCP endpoint: of a store bound to it, or to all addresses of the host."""
     if endpoint.family not in WILDCARDS:
         return
     host, port = str(endpoint.sockaddr[0]), int(endpoint.sockaddr[1])
@@ -56,7 +56,7 @@ def _shortcut(key: JobKey, host: str, port: int) -> Address:
 
 
 def detect_loss(sock: socket.socket) -> None:
-    """Let a TCP connection send without delay, and break within seconds when nothing comes back from the other end."""
+    """Let a TCP connection send without delay, and break within seconds when the other end is silent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3)

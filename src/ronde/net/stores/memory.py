@@ -18,7 +18,7 @@ Found = TypeVar("Found")
 
 
 class _Content:
-    """What all clients of one store share: the table, and who waits to pop, longest first. Guarded by `changed`."""
+    """The content that clients of a store share: the table, and the waiting poppers by queue. `changed` guards it."""
 
     def __init__(self) -> None:
         self.table = Table()
@@ -27,9 +27,9 @@ class _Content:
 
 
 class MemoryStore:
-    """The `Store` of one process; all its threads may share the object, and a waiting one does not hold up the others.
+    """The `Store` of one process. Its threads may share the object; a waiting thread does not block the others.
 
-    `fork` returns another client of the same content; what a client holds goes when that client is closed.
+    `fork` returns another client of the same content; the keys that a client holds go when it is closed.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class MemoryStore:
                 line.remove(me)
                 if not line:
                     del content.poppers[encoded]
-                content.changed.notify_all()  # somebody else is the first now
+                content.changed.notify_all()  # another thread is the first now
         if value is None:
             raise waited_in_vain(queue, self.address, timeout_ns)
         return value
@@ -139,7 +139,7 @@ class MemoryStore:
         self._change_table(lambda table: table.hold(encoded, value, self))
 
     def fork(self) -> MemoryStore:
-        self._query_table(lambda _: None)  # refuses if closed
+        self._query_table(lambda _: None)  # raises if closed
         other = MemoryStore()
         other._content = self._content
         return other
@@ -163,7 +163,7 @@ class MemoryStore:
             return found
 
     def _wait_until(self, query: Callable[[Table], Found | None], timeout_ns: int) -> Found | None:
-        """Return what is found as soon as it is not None, or None after the timeout."""
+        """Return the result of the query as soon as it is not None, or None after the timeout."""
         deadline_ns = time.monotonic_ns() + timeout_ns
         with self._content.changed:
             while (found := self._query_table(query)) is None:

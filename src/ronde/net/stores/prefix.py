@@ -12,9 +12,9 @@ __all__ = ["PrefixStore"]
 class PrefixStore:
     """The `Store` within `store` whose keys and queues all begin with `prefix`; prefixes nest.
 
-    It is the same client under other names, so closing one closes both; messages show the whole keys. The prefix
-    takes its part of a key's 1,024 bytes. `num_keys` counts all keys of the store, as everywhere, but
-    `delete_prefix("")` removes only what is under the prefix.
+    It is the same client under other names, so closing one closes both. Messages show the whole keys. The prefix counts
+    towards a key's 1,024 bytes. `num_keys` counts all keys of the store, but `delete_prefix("")` deletes only those
+    with the prefix.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -84,5 +84,5 @@ class PrefixStore:
         self._store.close()
 
     def _full(self, key: str) -> str:
-        check_key(key)  # "" is no key, although the prefix would make it one
+        check_key(key)  # the prefix would make "" valid
         return self._prefix + key

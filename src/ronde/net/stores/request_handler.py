@@ -1,12 +1,13 @@
-"""Answers the requests of a served store's clients from its table. No input or output, no clock: the server has those.
+"""Answers the requests of a served store's clients from its table, without input, output or a clock.
 
 The rules:
-  1. A session is one client, across its connections. A request with the number of the session's last one is the same
-     request once more, because the answer was lost: it gets the same answer, and nothing is done.
-  2. A request that must wait is parked under the key or queue that it waits for, and tried again by whoever changes
-     that. What comes of it is in `woken`. Who waits longest goes first.
-  3. With a journal, a turn is `begin_turn`, any number of requests, then `keep_turn` once `pack_turn` is written; or `refuse_turn`, which
-     takes all of it back and answers anew, refusing what would change something. No answer may leave before that.
+  1. A session is one client, across its connections. A request with the number of the session's last one is a
+     repetition, because the answer was lost: it gets the same answer and has no effect.
+  2. A request that must wait is parked under the keys or the queue that it waits for. A change of these retries it, the
+     longest waiting first; its answer is then in `woken`.
+  3. With a journal, a turn is `begin_turn`, any number of requests, then `keep_turn` once the result of `pack_turn` is
+     written; or `refuse_turn`, which undoes the turn and answers its requests anew, with a refusal for those that would
+     change something. No answer may leave before that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ronde.net.stores.wire import ANSWER, FRAME_LIMIT_BYTES, Request, Status, St
 
 __all__ = ["RequestHandler", "Parked", "ClientSession"]
 
-REMEMBERED_NS = 600 * 10**9  # how long the last answer of a client that is gone is kept
+REMEMBERED_NS = 600 * 10**9  # how long to keep the last answer of a client that is gone
 MAX_DEPARTED = 10_000
 OK = answer(Status.OK)
 ABSENT = answer(Status.ABSENT)
@@ -33,7 +34,7 @@ _pack_head = ANSWER.pack
 
 
 class ClientSession:
-    """One client. `number` and `answer` are of its last request with a number; `connection` is the server's."""
+    """One client. `number`, `answer`: of its last numbered request; `connection`: an object of the server."""
 
     __slots__ = ("answer", "connection", "id", "number", "parked")
 
@@ -46,7 +47,7 @@ class ClientSession:
 
 
 class Parked:
-    """A request that waits, under `names` in `index`; `retry` returns the answer, or where to wait on."""
+    """A waiting request, under `names` in `index`; `retry` returns the answer, or where to wait next."""
 
     __slots__ = ("index", "names", "request", "retry")
 
@@ -68,7 +69,7 @@ class Parked:
 
 
 class _TurnEntry(NamedTuple):
-    """One request of a turn, or a parked one that was tried again, and what its session had answered before."""
+    """A request of a turn, or a parked one that was retried, with the earlier `number` and `answer` of its session."""
 
     session: ClientSession
     connection: Any
@@ -81,19 +82,17 @@ _Handler = Callable[[ClientSession, bytes, bytes], bytes | Parked]
 
 
 class RequestHandler:
-    """All sessions of one store, and its table. `woken` has the answers for connections that had waited; empty it."""
+    """All sessions of one store, and its table. `woken`: answers for waiting connections; the server empties it."""
 
     def __init__(self) -> None:
         self.table = Table()
         self.woken: list[tuple[Any, bytes]] = []
         self._refusal_reason = ""
         self._sessions: dict[bytes, ClientSession] = {}
-        self._departed: dict[ClientSession, int] = {}  # when, the longest gone first
+        self._departed: dict[ClientSession, int] = {}  # when they left, the oldest first
         self._waiting: _ParkedSessions = {}
         self._poppers: _ParkedSessions = {}
-        self._fingerprints: dict[
-            bytes, tuple[bytes, bytes]
-        ] = {}  # of long values: value and fingerprint, by key
+        self._fingerprints: dict[bytes, tuple[bytes, bytes]] = {}  # of long values, by key
         self._turn: list[_TurnEntry] | None = None
         by_operation: dict[int, _Handler] = {
             StoreOperation.SET: self._set,
@@ -121,7 +120,7 @@ class RequestHandler:
     # Sessions
 
     def open_session(self, id: bytes) -> ClientSession:
-        """Return the session of the client with this id, on another connection now; without an id, a new one."""
+        """Return the session of the client with this id, which has a new connection; without an id, a new session."""
         session = self._sessions.get(id)
         if session is None:
             session = ClientSession(id)
@@ -132,7 +131,7 @@ class RequestHandler:
         return session
 
     def note_departure(self, session: ClientSession, now_ns: int) -> None:
-        """Take note that a client is gone: it waits and holds no longer. It may come back."""
+        """Note that a client is gone: its parked request and held keys go. It may come back."""
         self._unpark(session)
         for key in self.table.release_holder(session):
             self._retry_waiting(key)
@@ -192,7 +191,7 @@ class RequestHandler:
         return reply
 
     def expire_request(self, session: ClientSession) -> bytes:
-        """Return the answer to a parked request whose time is over."""
+        """Return the answer to a parked request that has reached its timeout."""
         self._unpark(session)
         return ABSENT
 
@@ -215,7 +214,7 @@ class RequestHandler:
                     del parked.index[name]
 
     def _retry_waiting(self, key: bytes) -> None:
-        """Try again what waits for the key."""
+        """Retry the requests that wait for the key."""
         for session in list(self._waiting.get(key, ())):
             self._retry_parked(session)
 
@@ -236,7 +235,7 @@ class RequestHandler:
         self._unpark(session)
         if parked.number:
             session.number, session.answer = parked.number, reply
-        if session.connection is not None:  # else its client is away, and asks once more when it is back
+        if session.connection is not None:  # else the client repeats the request when it is back
             self.woken.append((session.connection, reply))
 
     # Keys
@@ -265,7 +264,7 @@ class RequestHandler:
         return self._wait_for(keys[::-1], keys)
 
     def _wait_for(self, left: list[bytes], wanted: list[bytes] | None) -> bytes | Parked:
-        """Wait for the keys in `left` from its end on, then return the values of all that are wanted."""
+        """Wait for the keys in `left`, from its end on, then answer with the values of the `wanted` keys."""
         while True:
             while left and self.table.get(left[-1]) is not None:
                 left.pop()
@@ -286,7 +285,7 @@ class RequestHandler:
         if amount is None:
             raise ProtocolError("a request to the store has an invalid number")
         total = self.table.add(key, amount)
-        number = self.table.get(key) or b"%d" % total  # quicker than to write it once more
+        number = self.table.get(key) or b"%d" % total  # faster than formatting it again
         if key in self._waiting:
             self._retry_waiting(key)
         return _pack_head(1 + len(number), 0) + number
@@ -352,7 +351,7 @@ class RequestHandler:
     def _queue_len(self, session: ClientSession, key: bytes, argument: bytes) -> bytes:
         return answer(Status.OK, b"%d" % self.table.queue_len(key))
 
-    # Keys that tell
+    # Watched and held keys
 
     def _watch(self, session: ClientSession, key: bytes, argument: bytes) -> bytes | Parked:
         return self._watch_for(wire.known_from(argument))
@@ -368,14 +367,12 @@ class RequestHandler:
         return answer(Status.OK, _within_frame(wire.pack_pairs(changed)))
 
     def _fingerprint(self, key: bytes, value: bytes) -> bytes:
-        """Return the fingerprint of the key's value; many may watch one long value, so that of a long one is kept."""
+        """Return the fingerprint of the key's value; that of a long value is cached, because many may watch it."""
         if len(value) <= wire.DIGEST_BYTES:
             return wire.fingerprint(value)
         before = self._fingerprints.get(key)
         if before is None or before[0] is not value:
-            if (
-                len(self._fingerprints) > len(self._waiting) + 64
-            ):  # most of them are of keys that nobody watches now
+            if len(self._fingerprints) > len(self._waiting) + 64:  # most of these keys are no longer watched
                 self._fingerprints.clear()
             before = self._fingerprints[key] = value, wire.fingerprint(value)
         return before[1]
@@ -391,13 +388,13 @@ class RequestHandler:
     # Turns with a journal
 
     def begin_turn(self) -> None:
-        """Start a turn that can be taken back."""
+        """Begin a turn that can be undone."""
         self._turn = []
         self.table.begin_changes()
 
     def pack_turn(self) -> bytes:
-        """Return what the turn has changed, for the journal; b"" if nothing."""
-        from ronde.net.stores import journal  # only where there is one
+        """Return the turn's changes for the journal; b"" if there are none."""
+        from ronde.net.stores import journal  # here, because most stores have none
 
         changes = journal.pack_changes(self.table.changes())
         if not changes:
@@ -408,12 +405,12 @@ class RequestHandler:
         )
 
     def keep_turn(self) -> None:
-        """Let the turn stand."""
+        """End the turn, and keep its changes."""
         self._turn = None
         self.table.keep_changes()
 
     def refuse_turn(self, reason: str) -> list[tuple[Any, bytes | None]]:
-        """Take the turn back, and return the answers that all its requests get instead; None: parked."""
+        """Undo the turn; return the answers that its requests get instead, None for a request that is parked."""
         turn, self._turn = self._turn or [], None
         self.table.undo_changes()
         self.woken.clear()
@@ -431,11 +428,11 @@ class RequestHandler:
         return answers
 
     def remembered_sessions(self) -> list[tuple[bytes, int, bytes]]:
-        """Return id, number and answer of all sessions that have an answer to remember."""
+        """Return id, number and answer of all sessions with a numbered request."""
         return [(each.id, each.number, each.answer) for each in self._sessions.values() if each.number]
 
     def restore_session(self, id: bytes, number: int, last: bytes, now_ns: int) -> None:
-        """Take over a session from a journal."""
+        """Restore a session from a journal."""
         session = self.open_session(id)
         session.number, session.answer = number, last
         self._departed[session] = now_ns

@@ -1,9 +1,10 @@
-"""The content of a store: keys, queues and who holds what, without waiting, shared by all stores of our own.
+"""The content of a store: keys, queues and holders, without waiting. All of Ronde's stores use it.
 
-Who serves a table wakes those who wait. What an operation has changed is clear from its arguments; the two that
-change what only the table knows, `delete_prefix` and `release_holder`, say what that was.
+The store wakes waiting clients. The arguments of an operation show what it has changed, except for `delete_prefix` and
+`release_holder`, which return that.
 
-Between `begin_changes` and `keep_changes` or `undo_changes` the table remembers how it was, for a server that writes to a journal first.
+Between `begin_changes` and `keep_changes` or `undo_changes` the table can undo, for a server that writes to a journal
+first.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from ronde.net.stores.base import VALUE_LIMIT_BYTES
 
 __all__ = ["Table"]
 
-NUMBER_BYTES = 41  # of the longest that counts as a number
+NUMBER_BYTES = 41  # of the longest number
 
 
 class Table:
-    """Keys, values and queues of one store, as `Store` describes them; not thread-safe, nothing waits.
+    """The keys, values and queues of one store, as `Store` describes them. Not thread-safe.
 
-    Queues have names of their own. A holder is any object that stands for one client.
+    Keys and queues have separate names. A holder is any object that stands for one client.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class Table:
         return len(self._values) + len(self._queues)
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Raises UsageError if the value gets too long."""
+        """Append to the key's value. Raises UsageError if the value exceeds the limit."""
         old = self._values.get(key, b"")
         if len(old) + len(value) > VALUE_LIMIT_BYTES:
             raise UsageError(
@@ -99,7 +100,7 @@ class Table:
             self.set(key, value)
 
     def delete_prefix(self, prefix: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Remove what begins so; return the keys and the queues that were there."""
+        """Delete the keys and queues with this prefix, and return them."""
         keys = [key for key in self._values if key.startswith(prefix)]
         queues = [queue for queue in self._queues if queue.startswith(prefix)]
         for key in keys:
@@ -110,7 +111,7 @@ class Table:
         return keys, queues
 
     def differing(self, known: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
-        """Return the keys whose values are not the known ones, with their values; None is a key that is not there."""
+        """Return the keys whose values differ from the known ones, with their values; None stands for an absent key."""
         return {key: self._values.get(key) for key, value in known.items() if self._values.get(key) != value}
 
     # Queues
@@ -137,7 +138,7 @@ class Table:
     def queue_len(self, queue: bytes) -> int:
         return len(self._queues.get(queue, ()))
 
-    # Keys that somebody holds: whoever held last. One that is deleted is held no longer; other changes leave it so.
+    # Held keys. The last client to hold a key holds it; only a deletion ends that.
 
     def hold(self, key: bytes, value: bytes, holder: Any) -> None:
         self._end_hold(key)
@@ -146,14 +147,14 @@ class Table:
         self.set(key, value)
 
     def release_holder(self, holder: Any) -> list[bytes]:
-        """Remove all keys that the holder holds, and return them."""
+        """Delete all keys that the holder holds, and return them."""
         keys = list(self._held.get(holder, ()))
         for key in keys:
             self.delete(key)
         return keys
 
     def holders(self) -> Mapping[bytes, Any]:
-        """Return who holds which key."""
+        """Return the holders, by key."""
         return self._holders
 
     def _end_hold(self, key: bytes) -> None:
@@ -164,10 +165,10 @@ class Table:
             if not held:
                 del self._held[holder]
 
-    # All of it
+    # The whole content
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Return all keys that nobody holds, with their values."""
+        """Return all keys without a holder, with their values."""
         return ((key, value) for key, value in self._values.items() if key not in self._holders)
 
     def queues(self) -> Iterator[tuple[bytes, Iterable[bytes]]]:
@@ -175,13 +176,13 @@ class Table:
         return iter(self._queues.items())
 
     def begin_changes(self) -> None:
-        """Start to remember what changes."""
+        """Begin to record changes."""
         self._undo = []
 
     def changes(self) -> Iterator[tuple[str, bytes, bytes | None]]:
-        """Return what has changed since `begin_changes`, held keys left out.
+        """Return the changes since `begin_changes`, without held keys.
 
-        That is ("key", key, value it has now or None) in any order, and ("push" or "pop", queue, value) in theirs.
+        First ("key", key, present value or None) in any order, then ("push" or "pop", queue, value) in their order.
         """
         changes = self._undo or []
         for key in dict.fromkeys(name for kind, name, _ in changes if kind == "key"):
@@ -191,11 +192,11 @@ class Table:
                 yield kind, name, value
 
     def keep_changes(self) -> None:
-        """Let all changes since `begin_changes` stand."""
+        """Keep all changes since `begin_changes`, and stop recording."""
         self._undo = None
 
     def undo_changes(self) -> None:
-        """Take back all changes since `begin_changes`, but for who holds what."""
+        """Undo all changes since `begin_changes` except those of holders."""
         changes, self._undo = self._undo or [], None
         for kind, name, old in reversed(changes):
             if kind == "push":

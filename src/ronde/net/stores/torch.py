@@ -1,6 +1,6 @@
-"""torch.distributed's own store as a `Store`: under torchrun its agent already listens where the ranks are to meet.
+"""The TCPStore of torch.distributed as a `Store`: torchrun's agent serves one where the ranks meet.
 
-Whoever reaches that port can read and write there; torch's store knows no authentication.
+Every process that reaches its port can read and write there, because a TCPStore has no authentication.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Answer = TypeVar("Answer")
 class TorchStore:
     """The `Store` that torch serves at `host:port`, with all keys under `prefix`.
 
-    Differs from the others: adding to what is no number makes torch hang up, so it raises PeerLostError; what is
-    appended may get longer than the limit; who reads a key while it is deleted may get anything; and what torch has
-    nothing like (`delete_prefix`, `watch`, `hold`, queues that can be waited for) raises UsageError. Raises
-    TimeoutError if nothing answers before `timeout_ns`.
+    Unlike in other stores, adding to a value that is not a number raises PeerLostError, because torch closes the
+    connection; appended values may exceed the limit; a key that is read while it is deleted may have any value; and
+    `delete_prefix`, `watch`, `hold` and queues raise UsageError, because torch has no equivalent. Raises TimeoutError
+    if the store does not answer before `timeout_ns`.
     """
 
     def __init__(self, host: str, port: int, prefix: str, timeout_ns: int) -> None:
@@ -74,7 +74,7 @@ class TorchStore:
         check_key(key)
         expected, desired = check_value(key, expected), check_value(key, desired)
         value = bytes(self._query(lambda store: store.compare_set(key, expected, desired)))
-        # For a key that is not there torch returns what was expected.
+        # For an absent key torch returns the expected value.
         absent = value == expected != b"" and not self.check([key])
         return b"" if absent else value
 
@@ -131,10 +131,10 @@ class TorchStore:
         return TorchStore(self._target.host, self._target.port, self._prefix, self._patience_ns)
 
     def close(self) -> None:
-        self._open = None  # torch hangs up with the last reference
+        self._open = None  # torch closes the connection with the last reference
 
     def _query(self, query: Callable[[PrefixStore], Answer]) -> Answer:
-        """Return torch's answer. Raises torch's DistStoreError where that is one."""
+        """Return torch's answer. Raises torch's DistStoreError for a timeout."""
         if not self._open:
             raise UsageError(f"the connection to the store at {self.address} has been closed")
         try:
@@ -143,7 +143,7 @@ class TorchStore:
             raise PeerLostError(f"lost torch's store at {self.address}: {_first_line(error)}") from None
 
     def _change(self, key: str, change: Callable[[PrefixStore], object]) -> None:
-        """Have something changed. Torch sends that and does not wait, so others might still see what was before."""
+        """Make a change, and wait until it is visible to others; torch only sends it."""
         self._query(change)
         self.check([key])
 
