@@ -1,17 +1,18 @@
 """A store in an etcd cluster, which does not depend on one node.
 
 The rules:
-  1. Keys, queues and a counter for each client have names of their own (`etcd_names`). A queue's values are keys; the
-     order of their creation is the order of the queue.
-  2. Every change is one transaction, which also counts up its client's counter, and only happens if that still has the
-     number that the client knows. So a change whose answer was lost can be sent again, to any member of the cluster: it
-     happens once, and the client learns whether it had happened already.
-  3. What depends on a value reads it first; the transaction compares that nobody has changed it, or it begins again.
-  4. Who waits reads, and then watches from the next revision on, so nothing is missed and nothing polled.
-  5. Held keys hang on a lease that a thread of its own keeps alive. If it runs out all the same (etcd out of reach for
-     too long), the thread takes a new one and holds the keys again.
+  1. Keys, queues and a counter for each client have separate names (`etcd_names`). The values of a queue are keys in
+     the order of their creation.
+  2. Every change is one transaction, which also increments the client's counter, and succeeds only if the counter has
+     the number that the client knows. So a change whose answer was lost can be sent again, to any member of the
+     cluster: it happens once, and the client learns whether it had happened before.
+  3. A change that depends on a value reads it first; the transaction checks that it is unchanged, or the change is
+     tried again.
+  4. A waiting client reads, and then watches from the next revision on, so it misses nothing and does not poll.
+  5. Held keys have a lease, which a separate thread keeps alive. If the lease runs out (etcd out of reach for too
+     long), the thread takes a new one and holds the keys again.
 
-Whoever reaches etcd reads and writes everything: what protects a job there is etcd's TLS with client certificates.
+Every process that reaches etcd can read and write everything: only etcd's TLS with client certificates protects a job.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ronde.net.stores.table import Table
 
 __all__ = ["EtcdStore"]
 
-ANSWER_NS = 20 * 10**9  # how long a cluster that was there may be out of reach
+ANSWER_NS = 20 * 10**9  # how long a cluster may be out of reach
 CLOSE_NS = 2 * 10**9
 LEASE_NS = 5 * 10**9
 MOST_KEYS_AT_ONCE = 127  # etcd's --max-txn-ops is 128, and one is the counter
@@ -48,7 +49,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class _Found:
-    """A key that is there: its value, the revision that last changed it, and whether somebody holds it."""
+    """An existing key: its value, the revision that last changed it, and whether a client holds it."""
 
     value: bytes
     revision: str
@@ -62,11 +63,11 @@ class _Found:
 class EtcdStore:
     """The `Store` under `prefix` in the etcd (3.4 or later) whose members answer at `endpoints`.
 
-    Endpoints are `host:port`, `http://host:port` or `https://host:port` with the files for TLS; as many as there are
-    members, because the store goes on with the others when one dies. `lease_ns` is how long held keys stay when this
-    process dies; etcd knows whole seconds and gives no less than 2. Tries to connect until `timeout_ns`: raises
-    TimeoutError with the last reason, or UsageError. In a forked child the object is a client of its own, without the
-    keys that its parent holds.
+    `endpoints`: `host:port`, `http://host:port` or `https://host:port`, the latter with the files for TLS; give all
+    members, because the store goes on with the others when one dies. `lease_ns`: how long held keys stay after this
+    process has died; etcd counts whole seconds, and grants no less than 2. `patience_ns`: how long the cluster may be
+    out of reach. Tries to connect for `timeout_ns`; raises TimeoutError with the last reason, or UsageError. In a
+    forked child the object is another client, without the held keys of its parent.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class EtcdStore:
             answer = self._commit([], [*counts, *deletions])
             if answer is None:
                 raise AssertionError("nothing was compared")
-            if "responses" not in answer:  # lost; but etcd still knows how it was just before
+            if "responses" not in answer:  # the answer was lost, but etcd still has the revision before
                 before = {"revision": str(int(answer["header"]["revision"]) - 1)}
                 counted = [{"request_range": {**count["request_range"], **before}} for count in counts]
                 answer = self._gateway.post("kv/txn", {"success": counted})
@@ -231,7 +232,7 @@ class EtcdStore:
         request = {"key": first, "range_end": range_end(first), "count_only": True}
         return self._run(lambda: int(self._gateway.post("kv/range", request).get("count", 0)))
 
-    # Keys that tell
+    # Watched and held keys
 
     def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
         names = {self._names.key(key): key for key in known}
@@ -257,13 +258,13 @@ class EtcdStore:
                 except Refusal as refusal:
                     if refusal.code != UNKNOWN_LEASE:
                         raise
-                    self._lease.renew_now()  # it has run out, and its thread has not noticed yet
+                    self._lease.renew_now()  # it has run out, unnoticed by its thread
             self._lease.keep_key(name, put)
 
         self._run(hold)
 
     def fork(self) -> EtcdStore:
-        self._run(lambda: None)  # refuses if closed
+        self._run(lambda: None)  # raises if closed
         other = object.__new__(EtcdStore)
         other._endpoints, other._prefix, other._names = self._endpoints, self._prefix, self._names
         other._lease_ns, other._patience_ns = self._lease_ns, self._patience_ns
@@ -285,13 +286,13 @@ class EtcdStore:
                 if self._lease:
                     self._lease.close(CLOSE_NS)
                 if self._count:
-                    with suppress(PeerError, Refusal):  # etcd is gone, so it matters no more
+                    with suppress(PeerError, Refusal):  # without etcd the counter does not matter
                         self._gateway.post("kv/deleterange", {"key": self._counter}, CLOSE_NS)
             finally:
                 self._gateway.hang_up()
 
     def _notice_fork(self) -> None:
-        """Begin anew in a forked child: the connections, the counter and what is held are the parent's."""
+        """Start over in a forked child: the connections, the counter and the held keys are the parent's."""
         if os.getpid() == self._pid:
             return
         self._gateway.hang_up()
@@ -355,7 +356,7 @@ class EtcdStore:
         return self._run(attempt)
 
     def _put_all(self, values: Mapping[str, bytes]) -> None:
-        """Set the keys, and leave those held that are."""
+        """Set the keys; held keys stay held."""
         held: set[str] = set()
         while not self._commit(
             [
@@ -375,9 +376,9 @@ class EtcdStore:
             held = {name for name, found in self._read(values, values=False)[0].items() if found.held}
 
     def _commit(self, compare: list[Message], operations: list[Message]) -> Message | None:
-        """Carry out the operations if the comparisons hold, once. Return the answer, or None if they do not hold.
+        """Carry out the operations once, if the comparisons hold; return the answer, or None if they do not hold.
 
-        An answer without "responses" says at which revision it had already happened, before the connection broke.
+        An answer without "responses" has the revision of a transaction that succeeded before the connection broke.
         """
         known = {"key": self._counter} | (
             {"target": "VALUE", "value": b64(b"%d" % self._count)}
@@ -411,7 +412,7 @@ class EtcdStore:
         )
 
     def _read(self, names: Iterable[str], values: bool = True) -> tuple[dict[str, _Found], int]:
-        """Return which of the keys there are, all at one revision, and that revision."""
+        """Return the existing ones of the keys, all at one revision, and that revision."""
         names = list(names)
         found: dict[str, _Found] = {}
         revision = "0"
@@ -439,9 +440,9 @@ class EtcdStore:
         ranges: Callable[[], list[tuple[str, str]]],
         timeout_ns: int,
     ) -> Answer | None:
-        """Return what is found as soon as it is not None, or None after the timeout.
+        """Return the result of the query as soon as it is not None, or None after the timeout.
 
-        The query says at which revision it was; what it has looked at is in the ranges.
+        `query` returns a result and its revision; `ranges`, the keys that the result depends on.
         """
 
         def wait() -> Answer | None:
@@ -458,10 +459,10 @@ class EtcdStore:
                     continue
                 try:
                     stream = self._watch_from(watched, revision)
-                    self._check_open()  # who closes hangs up the stream that it sees
+                    self._check_open()  # `close` hangs up only a stream that it sees
                     stream.wait(revision, deadline_ns)
                     pause_s = FIRST_PAUSE_S
-                except OSError:  # query again, perhaps at another member
+                except OSError:  # query again, perhaps another member
                     self._close_stream()
                     self._closing.wait(pause_s)
                     self._check_open()
@@ -470,7 +471,7 @@ class EtcdStore:
         return self._run(wait)
 
     def _watch_from(self, ranges: list[tuple[str, str]], revision: int) -> WatchStream:
-        """Return a stream of what happens there after the revision: the one there is, if it is of the same keys."""
+        """Return a stream of changes after the revision: the present stream if it watches the same keys."""
         if not self._stream or self._stream.ranges != frozenset(ranges):
             self._close_stream()
             self._stream = WatchStream(self._gateway, ranges, revision + 1)

@@ -1,11 +1,10 @@
-"""Talks to etcd by its JSON gateway: one request after the other, and streams of watched keys.
+"""Requests to etcd through its JSON gateway, and streams of watched keys.
 
-The gateway is part of etcd since 3.4 and as old as its clients' protocol, and everything it needs is in Python's own
-library. The libraries for that protocol itself bring gRPC and protocol buffers, whose versions quarrel with those of
-the frameworks in the same process.
+The gateway has been part of etcd since 3.4, and needs only Python's standard library. The libraries for etcd's native
+protocol depend on gRPC and protocol buffers, whose versions conflict with those of frameworks in the same process.
 
-Whatever is asked here may be asked again of another member of the cluster after a failure, and so may happen twice:
-who asks says it so that this makes no difference.
+After a failure a request is sent again, to another member of the cluster, so it may be carried out twice: callers send
+requests for which this makes no difference.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ __all__ = ["Endpoints", "Gateway", "Refusal", "WatchStream", "parse_endpoints"]
 ATTEMPT_NS = 5 * 10**9  # how long one member may take
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 READ_BYTES = 1 << 16
-KEEPALIVE_IDLE_S, KEEPALIVE_COUNT = 5, 3  # a stream says nothing for long, and its member's host may vanish
-# Cancelled, deadline exceeded, aborted, unavailable: ask again or another member.
+KEEPALIVE_IDLE_S, KEEPALIVE_COUNT = 5, 3  # an idle stream must notice that its member's host has vanished
+# Cancelled, deadline exceeded, aborted, unavailable: try again, or another member.
 TRANSIENT_CODES = {1, 4, 10, 14}
 DEFAULT_PORT = 2379
-CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # as when etcd is just starting or ending
+CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # etcd may be starting or ending
 NO_TLS = "if it speaks no TLS, write http:// before it, or --rdzv-conf protocol=http"
 CERTIFICATES = (
     "the certificates (ca_file, certificate_file, key_file; in --rdzv-conf: ca_cert, ssl_cert, ssl_cert_key)"
@@ -46,7 +45,7 @@ Message = dict[str, Any]
 
 
 class Refusal(Exception):
-    """etcd's answer to an invalid request; `code` is gRPC's."""
+    """etcd's answer to an invalid request; `code`: gRPC's status code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -55,7 +54,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where the members of the cluster are, and how to connect to them."""
+    """The addresses of the cluster's members, and the TLS context for connecting to them."""
 
     members: tuple[tuple[str, int], ...]
     tls: ssl.SSLContext | None
@@ -86,7 +85,7 @@ class Endpoints:
 def parse_endpoints(
     endpoints: str | Sequence[str], ca_file: str = "", certificate_file: str = "", key_file: str = ""
 ) -> Endpoints:
-    """Return what `host:port`, `http://...` or `https://...` mean, several of them separated by commas.
+    """Return the endpoints of `host:port`, `http://...` or `https://...`; several are separated by commas.
 
     Raises UsageError.
     """
@@ -119,21 +118,22 @@ def parse_endpoints(
 
 
 class Gateway:
-    """One connection, to whichever member of the cluster answers. Not thread-safe."""
+    """One connection, to any member of the cluster that answers. Not thread-safe."""
 
     def __init__(self, endpoints: Endpoints, patience_ns: int) -> None:
         self.endpoints = endpoints
         self.patience_ns = patience_ns  # how long to try until the store counts as lost
         self.member = random.randrange(len(endpoints.members))
-        self.is_giving_up = threading.Event()  # set: try everything once, and not again
+        self.is_giving_up = threading.Event()  # set: try every member once only
         self._connection: http.client.HTTPConnection | None = None
 
     def post(
         self, path: str, request: Message, timeout_ns: int | None = None, at_first: bool = False
     ) -> Message:
-        """Return etcd's answer. Raises Refusal, or PeerLostError if none comes before the timeout (or the patience).
+        """Send the request; return etcd's answer.
 
-        `at_first`: nothing has been asked yet, so if all refuse TLS that will not pass, and is a UsageError.
+        Raises Refusal, or PeerLostError if no answer arrives within `timeout_ns` (None: the patience). `at_first`: this
+        is the first request, so if all members refuse TLS the configuration is wrong: raises UsageError.
         """
         body = json.dumps(request).encode()
         deadline_ns = time.monotonic_ns() + (self.patience_ns if timeout_ns is None else timeout_ns)
@@ -165,13 +165,13 @@ class Gateway:
             self.post("kv/range", {"key": "AA==", "keys_only": True}, timeout_ns, at_first=True)
         except PeerLostError as error:
             reason = str(error).partition(": ")[2]
-            if "EOF" in reason:  # etcd hangs up on what it takes for no request at all, or is just starting
+            if "EOF" in reason:  # etcd closes a connection without TLS, or is starting
                 reason += f"; {NO_TLS}"
             message = f"waited {timeout_ns / 1e9:g} s for the store at etcd:{self.endpoints}: {reason}"
             raise errors.TimeoutError(message, operation="store", waited_ns=timeout_ns) from None
 
     def hang_up(self) -> None:
-        """Close the connection; the next request opens one."""
+        """Close the connection; the next request opens another."""
         if self._connection:
             self._connection.close()
             self._connection = None
@@ -186,14 +186,16 @@ class Gateway:
             answer = _parse_message(response.read(), self.endpoints.host(self.member))
             done = True
         finally:
-            if not done:  # the answer may still come: never take it for that to another request
+            if not done:  # the answer may still arrive, and must not count for another request
                 self.hang_up()
         if response.status == 200 and "error" not in answer:
             return answer
         raise _error_of(answer, response.status)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        if not self._connection or not self._connection.sock:  # etcd, or a proxy before it, has closed it
+        if (
+            not self._connection or not self._connection.sock
+        ):  # etcd, or a proxy before it, has closed the last one
             host, port = self.endpoints.members[self.member % len(self.endpoints.members)]
             self._connection = http.client.HTTPConnection(host, port)
             self._connection.sock = self.endpoints.connect(self.member, timeout_s)
@@ -202,9 +204,9 @@ class Gateway:
 
 
 class WatchStream:
-    """What happens to some keys from a revision on: (key, end) pairs in etcd's base64, where an end makes it a range.
+    """A stream of changes to some keys from a revision on. `ranges`: (key, end) in base64; end "": a single key.
 
-    Raises OSError if it breaks or cannot be begun; then nothing is known of what has happened since.
+    Raises OSError if it breaks or cannot be opened; then the caller must read the keys again.
     """
 
     def __init__(self, gateway: Gateway, ranges: Sequence[tuple[str, str]], revision: int) -> None:
@@ -214,7 +216,8 @@ class WatchStream:
             create = {"key": key, "start_revision": str(revision)} | ({"range_end": end} if end else {})
             requests.append(json.dumps({"create_request": create}))
         body = "\n".join(requests).encode()
-        # HTTP/1.0, so that the answer is just lines. Without a leader the stream shall end: it would hear of nothing.
+        # With HTTP/1.0 the answer is plain lines. hasleader: end the stream when the member loses the cluster's leader,
+        # because it would receive no changes.
         head = (
             f"POST /v3/watch HTTP/1.0\r\nHost: {gateway.endpoints.host(gateway.member)}\r\n"
             f"Grpc-Metadata-hasleader: true\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -235,7 +238,7 @@ class WatchStream:
             raise
 
     def wait(self, revision: int, deadline_ns: int) -> None:
-        """Return when something has happened after the revision, or at the deadline."""
+        """Return when a key has changed after the revision, or at the deadline."""
         while True:
             try:
                 line = self._until(b"\n", deadline_ns)
@@ -251,15 +254,15 @@ class WatchStream:
                 return
 
     def hang_up(self) -> None:
-        """End it for the thread that waits."""
-        with suppress(OSError):  # it has ended by itself
+        """End the stream for a thread that waits in it."""
+        with suppress(OSError):  # it has ended before
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._sock.close()
 
     def _until(self, mark: bytes, deadline_ns: int) -> bytes:
-        """Return what comes before the mark; what has been received is kept if time is up."""
+        """Return the bytes before the mark. At the deadline raises TimeoutError, and keeps what was received."""
         looked = 0
         while (at := self._received.find(mark, looked)) < 0:
             looked = max(0, len(self._received) - len(mark))
@@ -289,7 +292,7 @@ def _parse_message(text: bytes, whose: str) -> Message:
 
 def _error_of(answer: Message, status: int) -> Exception:
     error = answer.get("error", "")
-    if isinstance(error, dict):  # from what could be a stream
+    if isinstance(error, dict):  # the form of errors in streams
         answer, error = {"code": error.get("grpc_code", 0)}, error.get("message", "")
     code, message = int(answer.get("code", 0)), str(error)
     if "database space exceeded" in message:

@@ -1,4 +1,4 @@
-"""An etcd lease that a thread keeps alive, and the keys that hang on it."""
+"""An etcd lease that a thread keeps alive, and the keys that have it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _log = logging.getLogger(__name__)
 
 
 class EtcdLease:
-    """A lease of about `ttl_ns`; the gateway is its own. Raises PeerLostError or Refusal if there is none to be had."""
+    """A lease of about `ttl_ns`; takes over the gateway. Raises PeerLostError or Refusal if etcd grants none."""
 
     def __init__(self, gateway: Gateway, ttl_ns: int) -> None:
         self._gateway = gateway
         self._ttl_ns = ttl_ns
         self._kept: dict[str, Message] = {}
-        self._lock = threading.Lock()  # of all that follows, and of the gateway
+        self._lock = threading.Lock()  # guards the lease, its keys and the gateway
         self._ended = threading.Event()
         self.number = ""
         self._granted_s = 0.0
@@ -33,38 +33,38 @@ class EtcdLease:
         self._thread.start()
 
     def keep_key(self, name: str, put: Message) -> None:
-        """Put the key again, so, whenever the lease has run out."""
+        """Repeat this put whenever the lease has run out."""
         with self._lock:
             self._kept[name] = put
-            if put["lease"] != self.number:  # it ran out since that was written
+            if put["lease"] != self.number:  # the lease has run out since the put
                 self._hold_keys()
 
     def kept_names(self) -> list[str]:
-        """Return what hangs on the lease."""
+        """Return the names of the kept keys."""
         with self._lock:
             return list(self._kept)
 
     def drop_keys(self, names: Iterable[str]) -> None:
-        """Keep these no longer."""
+        """Stop keeping these keys."""
         with self._lock:
             for name in names:
                 self._kept.pop(name, None)
 
     def renew_now(self) -> None:
-        """Make sure of the lease now. Raises PeerLostError."""
+        """Renew the lease, or take a new one. Raises PeerLostError."""
         with self._lock:
             self._renew()
 
     def close(self, timeout_ns: int) -> None:
-        """Give the lease back, and with it the keys."""
+        """Revoke the lease, which deletes its keys."""
         self._ended.set()
         self._thread.join()
-        with suppress(PeerError, Refusal):  # then it runs out
+        with suppress(PeerError, Refusal):  # otherwise the lease runs out
             self._gateway.post("lease/revoke", {"ID": self.number}, timeout_ns)
         self._gateway.hang_up()
 
     def abandon(self) -> None:
-        """Let go of the connection in a forked child; the lease is its parent's."""
+        """Close the connection in a forked child; the lease is the parent's."""
         self._gateway.hang_up()
 
     def _run(self) -> None:
@@ -72,7 +72,9 @@ class EtcdLease:
             try:
                 with self._lock:
                     self._renew(int(self._granted_s * 1e9 / RENEWALS))
-            except Exception as error:  # whatever it is: without this thread, others take us for dead
+            except (
+                Exception
+            ) as error:  # any error: without this thread, the others take this process for dead
                 _log.info("cannot keep alive what this process holds in etcd: %s", error)
 
     def _renew(self, timeout_ns: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """A store in a file, for any number of processes that share a file system, and no server.
 
-Who waits looks again every few milliseconds, because file systems tell nobody; so it is the store for meeting and for
-small jobs. Use one of the others for a job with hundreds of ranks.
+A waiting client reads the file every few milliseconds, because file systems do not report changes. Use this store for
+meeting and for small jobs, and another one for a job with hundreds of ranks.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ronde.net.stores.table import Table
 __all__ = ["FileStore"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
-COMPACT_BYTES = 1 << 20  # no smaller file is worth making a new one
-COMPACT_RATIO = 4  # how much larger than what is in it a file may be
+COMPACT_BYTES = 1 << 20  # smaller files are not worth compacting
+COMPACT_RATIO = 4  # how many times larger than its content a file may be
 
-_HEAD = struct.Struct("!BHIQ")  # what, length of the name, length of the value, number
+_HEAD = struct.Struct("!BHIQ")  # kind, length of the name, length of the value, number
 
 Found = TypeVar("Found")
 
 
 class _ChangeKind(IntEnum):
-    """What a record says. A record has several of them where several things changed at one moment."""
+    """The kind of an entry. A record has several entries where several keys changed at one moment."""
 
     SET = 1
     APPEND = 2
@@ -41,9 +41,9 @@ class _ChangeKind(IntEnum):
     DELETE_PREFIX = 4
     PUSH = 5
     POP = 6
-    HOLD = 7  # the number is that of the client
+    HOLD = 7  # by the client with this number
     RELEASE = 8
-    NUMBER = 9  # the number is the highest that a client has got
+    NUMBER = 9  # the highest number of a client
 
 
 def _entry(kind: _ChangeKind, name: bytes = b"", value: bytes = b"", number: int = 0) -> bytes:
@@ -51,12 +51,12 @@ def _entry(kind: _ChangeKind, name: bytes = b"", value: bytes = b"", number: int
 
 
 class FileStore:
-    """The `Store` in the file at `path`, which is made if it is not there; nobody removes it.
+    """The `Store` in the file at `path`, which is created if it does not exist, and never removed.
 
-    A process that holds keys also makes `path` + ".alive". Raises UsageError if the path cannot be written, and
-    PeerLostError from any call if the file system is full (nothing has changed then), or the file gone or damaged.
-    Threads may share it: one that waits does not hold up the others. In a forked child the object is a client of its
-    own, without the keys that its parent holds.
+    A process that holds keys also creates `path` + ".alive". Raises UsageError if the path cannot be written, and
+    PeerLostError from any call if the file system is full (then nothing has changed), or the file is gone or damaged.
+    Threads may share the object: a waiting thread does not block the others. In a forked child the object is another
+    client, without the held keys of its parent.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -65,10 +65,10 @@ class FileStore:
         self._closing = False
         self._lock = threading.Lock()  # one query or change at a time
         self._forked = False
-        self._highest = 0  # number that a client has got
+        self._highest = 0  # the highest number of a client so far
         self._open_files()
         try:
-            self._query_table(lambda _: None, ())  # says now if this is no store
+            self._query_table(lambda _: None, ())  # raises now if the file is not a store
         except BaseException:
             self._close_files()
             raise
@@ -188,7 +188,7 @@ class FileStore:
             ):
                 raise waited_in_vain(queue, self.address, timeout_ns)
             value = self._change_table((), pop)
-            if value is not None:  # else another client was quicker
+            if value is not None:  # else another client was faster
                 return value
 
     def queue_len(self, queue: str) -> int:
@@ -217,7 +217,7 @@ class FileStore:
         try:
             self._change_table([encoded], hold)
         except BaseException:
-            if not was_alive:  # nobody knows that we have the number
+            if not was_alive:  # the file does not have the new number
                 self._live_clients.close()
             raise
 
@@ -226,13 +226,15 @@ class FileStore:
         return FileStore(self._path)
 
     def close(self) -> None:
-        self._closing = True  # seen by the thread that waits when it looks again
+        self._closing = True  # a waiting thread notices it at its next query
         with self._lock:
             if not self._open:
                 return
             try:
                 if self._live_clients.number:
-                    with suppress(PeerLostError):  # others see that we are gone by our lock
+                    with suppress(
+                        PeerLostError
+                    ):  # the released lock shows the others that this client is gone
                         self._release(self._live_clients.number)
             finally:
                 self._open = False
@@ -267,7 +269,7 @@ class FileStore:
     def _change_locked(
         self, names: Iterable[bytes] | None, operate: Callable[[Table], tuple[Found, bytes]]
     ) -> Found:
-        """Operate on the table, and write down what that has changed. An operation that fails has changed nothing."""
+        """Operate on the table, and write the change to the file. An operation that fails changes nothing."""
         self._reopen_after_fork()
         with self._log.locked(exclusive=True) as is_reset:
             self._catch_up(is_reset, exclusive=True)
@@ -284,7 +286,7 @@ class FileStore:
             except UsageError:
                 raise
             except BaseException:
-                self._log.reset()  # the table may say what the file does not
+                self._log.reset()  # the table may differ from the file
                 raise
             if self._log.size_bytes > self._compact_at:
                 self._compact()
@@ -336,7 +338,7 @@ class FileStore:
                     self._highest = max(self._highest, number)
 
     def _dead_holders(self, names: Iterable[bytes] | None) -> list[int]:
-        """Return who held one of these keys and lives no more."""
+        """Return the numbers of clients that hold one of these keys and have died; None: any key."""
         holders = self._table.holders()
         if not holders:
             return []
@@ -362,11 +364,13 @@ class FileStore:
     def _wait_until(
         self, query: Callable[[Table], Found | None], names: Sequence[bytes], timeout_ns: int
     ) -> Found | None:
-        """Return what is found as soon as it is not None, or None after the timeout."""
+        """Return the result of the query as soon as it is not None, or None after the timeout."""
         deadline_ns = time.monotonic_ns() + timeout_ns
         pause_s = FIRST_PAUSE_S
         while True:
-            with self._lock:  # not while it sleeps: another thread may bring what this one waits for
+            with (
+                self._lock
+            ):  # not during the pause: another thread may make the change that this one waits for
                 found = self._query_table(query, names)
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
             if found is not None or left_s <= 0:
@@ -394,7 +398,7 @@ class FileStore:
             raise UsageError(f"this client of the store at {self.address} has been closed")
 
     def _after_fork(self) -> None:
-        """Let go of what the parent has opened: with it, this child would keep its parent's held keys alive."""
+        """Close the parent's files, which would keep the parent's held keys alive."""
         self._close_files()
         self._lock = threading.Lock()
         self._forked = True

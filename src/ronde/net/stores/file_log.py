@@ -1,18 +1,18 @@
-"""The file of a `FileStore`: what has changed, in order, by processes that lock the file and may die at any moment.
+"""The file of a `FileStore`: a log of changes by processes that lock the file and may die at any moment.
 
 The rules:
-  1. Nobody reads or writes without the lock: shared for reading, exclusive for writing. It is one of an open file
-     description (F_OFD_SETLK), on a byte far behind the end: the kernel drops it with the process; on NFS it reaches
-     the server and makes visible what others wrote. Of the other two kinds of locks, flock cannot be asked who lives
-     (see `LiveClients`), and with classic POSIX locks two clients of one process would not exclude each other.
-  2. A record is its length, the checksum of its payload, the checksum of these two, and the payload. A record that the
-     end of the file cuts off is that of a writer that died. It was never acknowledged, and the next writer cuts it off.
-     Anything else that is wrong with a record is damage, and is said, never skipped.
-  3. When most of the file is history, a writer puts what is left into a new file and renames it. It marks the old one
-     first, so who still has that open looks for the new one; a mark on a file that has not been replaced is that of a
-     writer that died in between, and means nothing.
+  1. Every access has the lock: shared for reading, exclusive for writing. It is a lock of an open file description
+     (F_OFD_SETLK), on a byte far behind the end. The kernel drops it with the process; on NFS it reaches the server and
+     makes the writes of others visible. Of the other two kinds of locks, flock cannot report whether a client lives
+     (`LiveClients`), and classic POSIX locks do not exclude two clients of one process from each other.
+  2. A record is its length, the checksum of its payload, the checksum of these two, and the payload. A record cut off
+     by the end of the file is of a writer that died. It was never acknowledged, and the next writer removes it. Any
+     other defect of a record is damage, and an error.
+  3. When most of the file is history, a writer puts the present content into a new file and renames that. It marks the
+     old file first, so that clients that have it open reopen the path. A mark on a file that was not replaced is of a
+     writer that died in between, and has no effect.
 
-Records are not forced to the disk: they survive every process, but not the machine that keeps the file.
+Records are not forced to the disk: they survive every process, but not a crash of the machine that keeps the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ronde.new_files import create_anew, open_kept
 __all__ = ["FileLog", "LiveClients"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.00002, 0.005
-LOCK_NS = 30 * 10**9  # how long another client may keep the lock; it needs it for well under a millisecond
+LOCK_NS = 30 * 10**9  # how long another client may keep the lock, for which it needs well under a millisecond
 
 _MAGIC = b"a store of Ronde, 1 "
 _CURRENT, _REPLACED = b".\n", b"!\n"
@@ -48,28 +48,28 @@ _FLOCK = struct.Struct("@hhqqi4x")  # Linux's struct flock: type, whence, start,
 class FileLog:
     """The records of the file at `path`, read once each.
 
-    Raises UsageError if the path cannot be a store, PeerLostError if it no longer can be read or written.
+    Raises UsageError if the path cannot be a store, PeerLostError if the file can no longer be read or written.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = _open(path)
-        self._end = 0  # up to here the records are known to our reader
+        self._end = 0  # the end of the records that were read or written
 
     def close(self) -> None:
-        """Let go of the file. A second call does nothing."""
+        """Close the file. A second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     @property
     def size_bytes(self) -> int:
-        """How much of the file has been read or written."""
+        """The size of the part of the file that was read or written."""
         return self._end
 
     @contextmanager
     def locked(self, exclusive: bool) -> Iterator[bool]:
-        """Keep others from writing, or from reading too; yields whether all must be read anew."""
+        """Lock the file against writers, or against readers, too; yields whether all records must be read anew."""
         anew = self._acquire(exclusive)
         try:
             yield anew
@@ -91,7 +91,9 @@ class FileLog:
                     with suppress(OSError):
                         _unlock(self._fd)
                     raise self._lost(error) from None
-                replacement = _open(self.path)  # a file server forgets what another machine has replaced
+                replacement = _open(
+                    self.path
+                )  # a file server forgets a file that another machine has replaced
             except PeerLostError:
                 with suppress(OSError):
                     _unlock(self._fd)
@@ -102,11 +104,11 @@ class FileLog:
             self._fd, self._end, anew = replacement, 0, True
 
     def reset(self) -> None:
-        """Begin anew with the first record."""
+        """Read from the first record next time."""
         self._end = 0
 
     def read_records(self, exclusive: bool) -> list[bytes]:
-        """Return the records that are new. Call while locked; only who has the file for itself mends its end."""
+        """Return the new records. Call while locked; with an exclusive lock it repairs the end of the file."""
         size = os.fstat(self._fd).st_size
         if size < _BEGIN:
             if not (_MAGIC + _CURRENT).startswith(os.pread(self._fd, _BEGIN, 0)):
@@ -127,18 +129,18 @@ class FileLog:
         return records
 
     def append_record(self, payload: bytes) -> None:
-        """Write a record, or nothing and raise PeerLostError. Call while locked for writing, after `read_records`."""
+        """Append a record; or raise PeerLostError and write nothing. Call while locked for writing, after reading."""
         record = _record(payload)
         try:
             self._write(record, self._end)
         except OSError as error:
-            with suppress(OSError):  # or whoever writes next cuts it off
+            with suppress(OSError):  # otherwise the next writer cuts it off
                 os.ftruncate(self._fd, self._end)
             raise self._lost(error) from None
         self._end += len(record)
 
     def replace_records(self, payloads: Iterator[bytes]) -> None:
-        """Put these in the place of all records, if there is room. Call while locked for writing; it ends the lock."""
+        """Replace all records, if there is room. Call while locked for writing; ends the lock."""
         path = self.path + ".new"
         fd = -1
         try:
@@ -150,7 +152,7 @@ class FileLog:
             os.fsync(fd)
             os.pwrite(self._fd, _REPLACED, len(_MAGIC))
             os.rename(path, self.path)
-        except OSError:  # as it was; a mark without a replacement means nothing
+        except OSError:  # the file stays; a mark without a replacement has no effect
             if fd >= 0:
                 os.close(fd)
                 with suppress(OSError):
@@ -160,7 +162,7 @@ class FileLog:
         self._fd, self._end = fd, end
 
     def _replacement(self, exclusive: bool) -> int | None:
-        """Return the new file, if this one, which is locked, has been replaced."""
+        """Return a descriptor of the new file if this one, which is locked, was replaced."""
         status = os.fstat(self._fd)
         if os.pread(self._fd, len(_REPLACED), len(_MAGIC)) == _REPLACED:
             fd = _open(self.path)
@@ -187,9 +189,7 @@ class FileLog:
         while at + _HEAD_BYTES <= len(text):
             length, checksum = _HEAD.unpack_from(text, at)
             if zlib.crc32(text[at : at + _HEAD.size]) != _CHECK.unpack_from(text, at + _HEAD.size)[0]:
-                if not text[at:].strip(
-                    b"\0"
-                ):  # the machine died before it had written what it had made room for
+                if not text[at:].strip(b"\0"):  # the machine died before it wrote the data
                     return
                 raise self._damaged()
             end = at + _HEAD_BYTES + length
@@ -219,9 +219,9 @@ class FileLog:
 
 
 class LiveClients:
-    """The file `path`, in which every living client has locked the byte of its number: so others see who lives.
+    """The file at `path`, in which every living client has locked the byte at its number.
 
-    One descriptor for the own life and for looking at others. It must not live on in a forked child.
+    One descriptor has the lock of this client and checks the locks of others. A forked child must close it.
     """
 
     def __init__(self, path: str) -> None:
@@ -230,9 +230,9 @@ class LiveClients:
         self.number = 0
 
     def claim_number(self, number: int) -> None:
-        """Live under the first free number from there on. Raises UsageError if the path cannot be used.
+        """Lock the first free number from this one on. Raises UsageError if the path cannot be used.
 
-        One that is not free is that of a client of an earlier store at this path.
+        A number that is not free belongs to a client of an earlier store at this path.
         """
         self._open_file()
         while not _is_locked_now(self._fd, fcntl.F_WRLCK, self._path, number):
@@ -240,7 +240,7 @@ class LiveClients:
         self.number = number
 
     def is_dead(self, number: int) -> bool:
-        """Return whether nobody lives under that number."""
+        """Return whether the client with this number has died."""
         if number == self.number:
             return False
         self._open_file()
@@ -248,7 +248,7 @@ class LiveClients:
         return bool(_FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, question))[0] == fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """End the life. A second call does nothing."""
+        """Give up the number. A second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self.number = -1, 0
@@ -264,7 +264,7 @@ def _record(payload: bytes) -> bytes:
 
 
 def _write_all(fd: int, text: bytes, start: int) -> int:
-    """Write the text there; return where it ends."""
+    """Write the text at `start`; return its end."""
     rest = memoryview(text)
     while rest:
         written = os.pwrite(fd, rest, start)
@@ -281,7 +281,7 @@ def _open(path: str) -> int:
 
 
 def _lock(fd: int, kind: int, path: str) -> None:
-    """Lock the file. The kernel could wait for it, but not for a limited time."""
+    """Lock the file, polling: the kernel can wait for a lock, but not for a limited time."""
     deadline_ns = 0
     pause_s = FIRST_PAUSE_S
     while not _is_locked_now(fd, kind, path, _MUTEX):
@@ -296,7 +296,7 @@ def _lock(fd: int, kind: int, path: str) -> None:
 
 
 def _is_locked_now(fd: int, kind: int, path: str, start: int) -> bool:
-    """Return whether we have the lock of a byte now; if not, somebody else has it."""
+    """Try to lock the byte at `start`; return whether that worked, or another client has it."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))
         return True

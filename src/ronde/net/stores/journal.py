@@ -1,16 +1,16 @@
-"""The journal of a served store: a file from which the store is as it was, after its server has died or moved.
+"""The journal of a served store: a file that restores the store after its server has died or moved.
 
     file   = header, records
     record = length (4 bytes), CRC-32 of the entries (4), CRC-32 of these eight (4), entries
     entry  = kind (1 byte), length of the name (2), length of the value (4), name, value
 
-An entry says what something has become, so the meaning of requests may change without the journal. A record is all
-that one turn of the server has changed. It is on the disk before anybody is answered, and counts as a whole or not at
-all: the torn record at the end, of a server that died writing it, is cut off. A broken record before the end is damage,
-and an error.
+An entry has a new value, not a request, so the meaning of requests may change without the journal. A record has all
+changes of one turn of the server. It is on the disk before the turn's answers leave, and counts as a whole or not at
+all: a torn record at the end is of a server that died while writing, and is cut off. A broken record before the end is
+damage, and an error.
 
-Held keys are not in it. When the file has grown to several times what it tells, it is written anew beside its place
-and moved there.
+Held keys are not in the journal. When the file has grown to several times the size of the content, the server writes it
+anew beside its place, and renames it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["Journal", "Remembered", "pack_changes", "pack_sessions", "read_journ
 
 HEADER = b"ronde store journal, version 1\n"
 SMALLEST_REWRITE_BYTES = 16 << 20
-GROWTH = 4  # times what a new file would have
+GROWTH = 4  # times the size of a new file
 PIECE_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
 
-Remembered = tuple[bytes, int, bytes]  # a session's id, its last number, the answer to that
+Remembered = tuple[bytes, int, bytes]  # a session's id, its last number, and the answer
 
 _RECORD = struct.Struct("!II")
 _HEAD_SUM = struct.Struct("!I")
@@ -49,7 +49,7 @@ _KINDS = {"push": _PUSH, "pop": _POP}
 
 
 def pack_changes(changes: Iterable[tuple[str, bytes, bytes | None]]) -> bytes:
-    """Return the entries for what `Table.changes` says."""
+    """Return the entries for the changes of `Table.changes`."""
     pieces = []
     for kind, name, value in changes:
         code = _KINDS.get(kind) or (_NO_KEY if value is None else _KEY)
@@ -58,7 +58,7 @@ def pack_changes(changes: Iterable[tuple[str, bytes, bytes | None]]) -> bytes:
 
 
 def pack_sessions(sessions: Iterable[Remembered]) -> bytes:
-    """Return the entries for what clients were answered."""
+    """Return the entries for the last answers of sessions."""
     return b"".join([_entry(_SESSION, id, _NUMBER.pack(number) + answer) for id, number, answer in sessions])
 
 
@@ -76,9 +76,9 @@ def _pack_all(table: Table, sessions: Iterable[Remembered]) -> Iterator[bytes]:
 
 
 def read_journal(path: Path, table: Table) -> tuple[list[Remembered], int]:
-    """Fill the table from a journal; return the sessions, and how many bytes of the file count.
+    """Fill the table from a journal; return the sessions, and the size of the valid part of the file in bytes.
 
-    Raises UsageError if it cannot be read or is damaged.
+    Raises UsageError if the file cannot be read or is damaged.
     """
     try:
         data = path.read_bytes()
@@ -89,7 +89,7 @@ def read_journal(path: Path, table: Table) -> tuple[list[Remembered], int]:
 
 def _replay(data: bytes, path: Path, table: Table) -> tuple[list[Remembered], int]:
     if not data.startswith(HEADER):
-        if HEADER.startswith(data):  # its server died when it had just been made
+        if HEADER.startswith(data):  # the server died while it created the file
             return [], 0
         raise UsageError(f"{path} is not a journal of a store, or comes from another version of Ronde")
     sessions: dict[bytes, Remembered] = {}
@@ -113,14 +113,14 @@ def _replay(data: bytes, path: Path, table: Table) -> tuple[list[Remembered], in
 
 
 def _end_of_record(data: bytes, place: int) -> int:
-    """Return where the record ends; 0 if it is torn, -1 if it is damaged."""
+    """Return the end of the record; 0 if the record is torn, -1 if it is damaged."""
     begin = place + _HEAD_BYTES
     if len(data) < begin:
         return 0
     head = data[place : place + _RECORD.size]
     length, checksum = _RECORD.unpack(head)
     if zlib.crc32(head) != _HEAD_SUM.unpack_from(data, place + _RECORD.size)[0]:
-        # Nobody knows where it ends. A file system may have put zeros where the end of the file was to be.
+        # The end is unknown. After a crash, a file system may have zeros at the end of the file.
         return 0 if not data[begin:].strip(b"\0") else -1
     end = int(begin + length)
     if end <= len(data) and zlib.crc32(memoryview(data)[begin:end]) == checksum:
@@ -158,11 +158,11 @@ class Journal:
         self._path = path
         self._fd = _open(path)
         self._size = 0
-        self._rewritten_size = 0  # the size of the file when it was last written anew
-        self._is_doubtful = False  # whether the end of the file may be something else than we think
+        self._rewritten_size = 0  # the size of the file when it was last rewritten
+        self._is_doubtful = False  # whether the end of the file may differ from `_size`
 
     def load(self, table: Table) -> list[Remembered]:
-        """Fill the table, and return the sessions that are remembered. Raises UsageError if the file is damaged."""
+        """Fill the table, and return the remembered sessions. Raises UsageError if the file is damaged."""
         sessions, self._size = read_journal(self._path, table)
         torn = os.fstat(self._fd).st_size - self._size
         if torn:
@@ -179,25 +179,25 @@ class Journal:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in the file yet."""
+        """Whether the file has no records."""
         return os.fstat(self._fd).st_size <= len(HEADER)
 
     @property
     def is_overgrown(self) -> bool:
-        """Whether it is time to write the file anew."""
+        """Whether it is time to rewrite the file."""
         return self._size > max(SMALLEST_REWRITE_BYTES, GROWTH * self._rewritten_size)
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether a failed write could not be taken back: only `rewrite` helps."""
+        """Whether a write has failed, so that the end of the file is unknown: only `rewrite` helps."""
         return self._is_doubtful
 
     def write(self, entries: bytes) -> None:
-        """Append one record and see it to the disk."""
+        """Append one record, and force it to the disk."""
         self._append_synced(_record(entries))
 
     def rewrite(self, table: Table, sessions: Iterable[Remembered]) -> None:
-        """Write the file anew with no more than what there is now."""
+        """Replace the file by one with only the present content."""
         new = self._path.with_name(self._path.name + ".new")
         fd = create_anew(new, os.O_RDWR, 0o600)
         try:
@@ -227,7 +227,7 @@ class Journal:
             _write_all(self._fd, data)
             os.fdatasync(self._fd)
         except OSError:
-            # What a failed sync has left on the disk nobody knows. Later records are then written to a new file.
+            # After a failed sync the content of the disk is unknown, so later records go to a new file.
             self._is_doubtful = True
             os.ftruncate(self._fd, self._size)
             os.lseek(self._fd, self._size, os.SEEK_SET)
@@ -261,7 +261,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _open(path: Path) -> int:
-    """Return the file, opened and locked. It may be moved away under us while a server still writes it anew."""
+    """Return a descriptor of the locked file; try again if another server has replaced the file meanwhile."""
     while True:
         try:
             fd = open_kept(path)
@@ -281,7 +281,7 @@ def _open(path: Path) -> int:
 
 
 def _sync_folder(path: Path) -> None:
-    with suppress(OSError):  # some file systems cannot, and the file itself is safe
+    with suppress(OSError):  # some file systems cannot do this, and the file itself is safe
         fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)

@@ -1,18 +1,17 @@
-"""Serves a store over TCP or a Unix socket, from one thread of its own.
+"""Serves a store over TCP or a Unix socket, in one separate thread.
 
 The rules:
-  1. A connection is a stranger until it has proved that it knows the job key; until then it is in
-     net/authenticating_listener.
-  2. A member has one request at a time, and takes its answer before it asks again. A request that must wait is parked
-     (see request_handler.py) and answered by whoever changes what it waits for, or by its timer; nobody polls.
-  3. Whatever one client does wrong costs that client its connection and nobody else anything.
-  4. A connection that breaks is noticed at once, or within seconds if no packet says so. What its client held goes with
-     it; its last answer is kept, for it may come back.
-  5. A turn of the loop takes whole requests from several members and sends all answers at its end, in one native call
-     each (cpp/bind_store_server.cc). What else comes, such as pieces of requests, is received here.
-  6. Over TCP every message is sealed (net/protection.py). One that was altered on its way only ends its connection.
-  7. With a journal, the answers of a turn leave only when its changes are on the disk. If they cannot be written, they
-     are taken back and refused, and the store goes on with what it has.
+  1. Until a connection has proved that it knows the job key, it belongs to `net/authenticating_listener`.
+  2. A client has one request at a time, and takes the answer before its next request. A request that must wait is
+     parked (`request_handler`) until a change or its timer answers it; nothing polls.
+  3. A client's error costs that client its connection, and other clients nothing.
+  4. The server notices a broken connection at once, or within seconds if no packet reports it. The held keys of its
+     client go; the last answer is kept, because the client may come back.
+  5. A turn of the loop takes whole requests from several clients and sends all answers at its end, in one native call
+     each (cpp/bind_store_server.cc). Everything else, such as parts of requests, is received here.
+  6. Over TCP every message is sealed (`net/protection`). An altered message ends its connection, and nothing else.
+  7. With a journal, the answers of a turn leave only when its changes are on the disk. If these cannot be written, the
+     server undoes and refuses them, and the store goes on with its earlier content.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ STORE_PURPOSE = "store"
 MOST_IN_A_TURN = 16
 LONGEST_SLEEP_MS = 3600 * 1000
 READ_BYTES = 1 << 16
-REPAIR_NS = 10**9  # how often to try again if the journal cannot be written
+REPAIR_NS = 10**9  # the interval between attempts to rewrite a journal
 
 _log = logging.getLogger(__name__)
 _length_of = LENGTH.unpack_from
@@ -62,7 +61,7 @@ _READABLE, _WRITABLE = select.EPOLLIN, select.EPOLLOUT
 
 
 class _Client:
-    """One member's connection."""
+    """One client's connection."""
 
     __slots__ = ("fd", "inbox", "outbox", "session", "sock", "timer")
 
@@ -70,19 +69,19 @@ class _Client:
         self.sock = sock
         self.fd = sock.fileno()
         self.session = session
-        self.inbox = bytearray()  # of a request of which only a part has come
+        self.inbox = bytearray()  # the part of a request that has arrived
         self.outbox = b""
         self.timer = 0  # number of the timer that is set; 0: none
 
 
 class StoreServer:
-    """A store at `address` (`unix:...`, `tcp:host:port`; port 0: any free one) for those who know the key.
+    """A store at `address` (`unix:...`, `tcp:host:port`; port 0: any free one) for clients with the job key.
 
-    With a `journal` it goes on with what is in that file, and writes every change to it before it answers. With a
-    `seed` it begins with what is in that journal of another store, on whatever node that was; its journal must be empty
-    then. A `listener` that waits at the address already becomes the server's. Raises UsageError if the address is taken
-    or not ours, or a file cannot be used. Connections are encrypted if either end asks for it: this one by `is_secret`,
-    or by the environment. `give_up` gets a sentence, on the server's thread, when no client can come any more.
+    `journal`: a file with the content to begin with, to which the server writes every change before it answers. `seed`:
+    a journal of another store with the content to begin with; the journal of this one must then be empty. `listener`: a
+    socket that listens at the address already; the server takes it over. `is_secret`: encrypt connections, as clients
+    may ask, too; None: as the environment asks. `give_up` gets a sentence, on the server's thread, when no client can
+    connect any more. Raises UsageError if the address is taken or not this machine's, or a file cannot be used.
     """
 
     def __init__(
@@ -115,9 +114,9 @@ class StoreServer:
             self._close_listeners()
             self._epoll.close()
             raise
-        self._answers: dict[int, bytes] = {}  # to leave at the end of the turn, by descriptor
+        self._answers: dict[int, bytes] = {}  # to send at the end of the turn, by descriptor
         self._clients: dict[int, _Client] = {}
-        # 1 for each descriptor of a member with nothing half received or half sent.
+        # By descriptor: 1 for a client without a partly received request or a partly sent answer.
         self._at_rest = bytearray(256)
         self._seals = new_seals()
         self._departed: list[ClientSession] = []
@@ -132,28 +131,28 @@ class StoreServer:
 
     @property
     def address(self) -> str:
-        """The address with the port that it really has."""
+        """The address with its actual port."""
         return str(self._address)
 
     @property
     def turned_away(self) -> str:
-        """What there is to say about the last connection that did not prove that it knows the key, or nothing."""
+        """A description of the last connection that did not prove the job key, or ""."""
         return self._authenticator.refusals.summary
 
     def close(self) -> None:
-        """Stop serving, hang up on all clients, and free the address. A second call does nothing."""
+        """Stop serving, close all connections, and free the address. A second call does nothing."""
         if self._thread.is_alive():
             os.eventfd_write(self._stop, 1)
             self._thread.join()
 
     def wait(self) -> None:
-        """Return when it serves no more: closed, or failed."""
+        """Return when the server has ended: closed, or failed."""
         self._thread.join()
 
     def _open_journal(self, path: Path | None, seed: Path | None) -> Journal | None:
         if not path and not seed:
             return None
-        from ronde.net.stores.journal import Journal, read_journal  # only now: most stores have none
+        from ronde.net.stores.journal import Journal, read_journal  # here, because most stores have none
 
         now_ns = time.monotonic_ns()
         handler = self._handler
@@ -180,7 +179,7 @@ class StoreServer:
         return journal
 
     def _close_inherited(self) -> None:
-        """Close what a forked child has inherited: it would keep open what its parent closes."""
+        """Close the descriptors that a forked child has inherited: it would keep the parent's connections open."""
         for client in self._clients.values():
             client.sock.close()
         self._authenticator.close_sockets()
@@ -197,7 +196,7 @@ class StoreServer:
         going_on = True
         try:
             while going_on:
-                # Not of all in one turn: while some are answered, the others have time to ask.
+                # Half of the clients at most: while the server answers these, the others send requests.
                 most = min(MOST_IN_A_TURN, len(self._clients) // 2)
                 wake_ns = self._authenticator.wake_ns
                 timeout_ms = self._ms_to_next_timer(wake_ns) if self._timers or wake_ns is not None else -1
@@ -211,16 +210,16 @@ class StoreServer:
             self._close_all()
 
     def _serve_turn(self, requests: list[_Request], others: list[tuple[int, int, bytes | None]]) -> bool:
-        """Serve whoever has something to say; return whether to go on."""
+        """Serve all ready descriptors; return whether to go on."""
         if self._journal:
             self._repair_journal()
             self._handler.begin_turn()
         self._answer_requests(
             requests
-        )  # before a newcomer may get the descriptor of who is dropped in this turn
+        )  # before a new connection can reuse a descriptor that is closed in this turn
         going_on = True
         for fd, event, data in others:
-            client = self._clients.get(fd)  # none: dropped earlier in this turn
+            client = self._clients.get(fd)  # None: dropped earlier in this turn
             if client is not None:
                 self._serve_client(client, event, data)
             elif fd in self._authenticator:
@@ -255,7 +254,7 @@ class StoreServer:
         for listener in self._listeners:
             listener.close()
         if self._address.path.startswith("/"):
-            with suppress(FileNotFoundError):  # somebody has tidied up
+            with suppress(FileNotFoundError):  # removed meanwhile
                 os.unlink(self._address.path)
 
     # Connections
@@ -271,7 +270,7 @@ class StoreServer:
         )
 
     def _add_client(self, newcomer: AuthenticatedConnection) -> None:
-        """Let a connection be a member's."""
+        """Serve an authenticated connection as a client from now on."""
         label = newcomer.handshake.peer_label
         session = self._handler.open_session(label if any(label) else b"")
         client = _Client(newcomer.sock, session)
@@ -282,7 +281,7 @@ class StoreServer:
         self._at_rest[client.fd] = 1
         if newcomer.handshake.keys:
             set_seals(self._seals, client.fd, *newcomer.handshake.keys.parts())
-        if old is not None:  # its client has given it up before we saw that it is broken
+        if old is not None:  # the client has reconnected before the server noticed the break
             self._drop_client(old)
         if len(self._clients) >= MAX_CLIENTS:
             self._authenticator.pause_accepting()
@@ -293,7 +292,7 @@ class StoreServer:
         self._at_rest[client.fd] = 0
         set_seals(self._seals, client.fd)
         client.timer = 0
-        client.sock.close()  # epoll forgets it with that
+        client.sock.close()  # this also removes it from the epoll
         session = client.session
         if session.connection is client:
             session.connection = None
@@ -306,7 +305,7 @@ class StoreServer:
             self._deliver_to_woken()
 
     def _serve_client(self, client: _Client, event: int, data: bytes | None) -> None:
-        """Do what is not just one whole request; `data` is what has come, if it has been received already."""
+        """Serve a ready client that has not just sent one whole request; `data`: received already, if not None."""
         try:
             if event & _WRITABLE:
                 self._flush_outbox(client)
@@ -322,13 +321,13 @@ class StoreServer:
     def _fail_client(self, client: _Client, error: Exception) -> None:
         if isinstance(error, ProtocolError):
             _log.warning("the store at %s turned a connection away: %s", self._address, error)
-        elif not isinstance(error, OSError):  # ours, but not for the others to suffer
+        elif not isinstance(error, OSError):  # a bug, which must not end the server
             _log.error("the store at %s cannot serve a client", self._address, exc_info=error)
         if client.fd in self._clients:
             self._drop_client(client)
 
     def _receive(self, client: _Client, data: bytes) -> None:
-        """Take a part of a request."""
+        """Take a part of a request, and answer it when it is complete."""
         if not data:
             raise ConnectionResetError("hung up")
         inbox = client.inbox
@@ -372,7 +371,7 @@ class StoreServer:
             self._deliver_answer(client, reply)
 
     def _deliver_answer(self, client: _Client | None, reply: bytes) -> None:
-        """Let an answer leave with this turn."""
+        """Queue an answer for the end of the turn."""
         if client is None or client.session.connection is not client:
             return  # dropped in the meantime
         client.timer = 0
@@ -382,7 +381,7 @@ class StoreServer:
         if not self._answers:
             return
         answers, self._answers = self._answers, {}
-        # What is left of those that could not be sent in whole.
+        # Answers that were not sent completely.
         for fd, left in send_answers(answers, self._seals).items():
             if left is None:
                 self._drop_client(self._clients[fd])
@@ -403,7 +402,7 @@ class StoreServer:
     # The journal
 
     def _commit_turn(self, journal: Journal) -> None:
-        """Write what this turn has changed; or refuse it all."""
+        """Write the turn's changes to the journal, or refuse them all."""
         handler = self._handler
         record = handler.pack_turn()
         try:
@@ -419,11 +418,11 @@ class StoreServer:
             for client, reply in handler.refuse_turn(reason):
                 if reply is not None:
                     self._deliver_answer(client, reply)
-                elif client is not None and client.timer == 0:  # else it broke in this very turn
+                elif client is not None and client.timer == 0:  # else it broke in this turn
                     self._set_timer(client, client.session.parked.timeout_ns)
 
     def _repair_journal(self) -> None:
-        """Write the journal anew if it has grown, or if its end is not what it should be."""
+        """Rewrite the journal if it has grown, or if its end is doubtful."""
         journal = self._journal
         assert journal
         if not (journal.is_overgrown or journal.is_doubtful) or time.monotonic_ns() < self._repair_at_ns:
@@ -434,7 +433,7 @@ class StoreServer:
             _log.warning("the store at %s cannot write its journal anew: %s", self._address, error.strerror)
             self._repair_at_ns = time.monotonic_ns() + REPAIR_NS
 
-    # Timers: a heap in which a timer that is no longer its client's counts for nothing
+    # Timers: a heap, whose entries are void once their client has another timer
 
     def _set_timer(self, client: _Client, after_ns: int) -> None:
         if len(self._timers) > 2 * len(self._clients) + 64:
@@ -445,7 +444,7 @@ class StoreServer:
         heapq.heappush(self._timers, (time.monotonic_ns() + after_ns, client.timer, client))
 
     def _ms_to_next_timer(self, wake_ns: int | None) -> int:
-        """Return for how long to wait, at most until `wake_ns`; -1: for as long as it takes."""
+        """Return how long to wait, at most until `wake_ns`; -1: without limit."""
         while self._timers and self._timers[0][2].timer != self._timers[0][1]:
             heapq.heappop(self._timers)
         if self._timers and (wake_ns is None or self._timers[0][0] < wake_ns):

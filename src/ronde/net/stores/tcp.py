@@ -1,14 +1,13 @@
-"""A store that another process, or another thread of this one, serves over TCP or a Unix socket.
+"""The client of a store that another process or thread serves over TCP or a Unix socket.
 
 The rules of a client:
-  1. One request at a time: one send, one receive, in one native call (cpp/store_request.h).
-  2. If the connection breaks, the client connects again and repeats the request under its number, so that it is done
-     once, whether or not the server had done it before. It does so for as long as its patience lasts.
-  3. It holds its keys again first.
-  4. Over TCP every message is sealed (net/protection.py). One that somebody has altered on the way ends the connection,
-     and rule 2 applies.
-  5. A forked child lets go of the connection at once, or it would hide the death of its parent. If it goes on using the
-     client, that is another client from then on.
+  1. It has one request at a time: one send and one receive, in one native call (cpp/store_request.h).
+  2. If the connection breaks, the client reconnects and repeats the request under its number, so that the server
+     carries it out once. It does so until its patience ends.
+  3. After reconnecting, it first holds its keys again.
+  4. Over TCP every message is sealed (`net/protection`). An altered message ends the connection, and rule 2 applies.
+  5. A forked child closes the connection at once: it would hide the death of its parent. In the child, the object is
+     another client from then on.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Status, StoreOperation
 __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
 
 PATIENCE_NS = 10 * 10**9
-ANSWER_NS = 60 * 10**9  # how often the kernel lets a call look at the clock
-FIRST_ANSWER_NS = 2 * 10**9  # after which somebody should know that something else may be there
-SHORT_WAY_NS = 10**9  # for the handshake on the way that costs less; a squatter may have taken its name
+ANSWER_NS = 60 * 10**9  # how often the kernel interrupts a wait, to check the time
+FIRST_ANSWER_NS = 2 * 10**9  # after which to warn that another service may be there
+SHORT_WAY_NS = 10**9  # for a handshake on the shortcut, whose name another process may have taken
 PROBE_AFTER_NS, PROBE_S = 10**9 // 2, 0.5
 TORCH_ANSWERS = (
     "an incompatible server answers there, torch.distributed's TCPStore, probably of a node started by torchrun: start "
@@ -56,7 +55,7 @@ TORCH_ANSWERS = (
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
 _TIMEVAL = struct.Struct("@ll")
 
-# Of those that there are many of: before Python 3.12 a look at a class's member takes a while.
+# Of the frequent operations: before Python 3.12 the access to a class's attribute is slow.
 _SET, _GET, _WAIT = StoreOperation.SET, StoreOperation.GET, StoreOperation.WAIT
 _ADD, _COMPARE_SET = StoreOperation.ADD, StoreOperation.COMPARE_SET
 
@@ -64,15 +63,15 @@ _log = logging.getLogger(__name__)
 
 
 class StoreClient(StoreLine):
-    """The `Store` served at `address`; tries to connect until `timeout_ns`, because its server may not be up yet.
+    """The `Store` served at `address`; tries to connect for `timeout_ns`, because the server may still be starting.
 
-    Several addresses with commas between are places where the store may be served, at one of them at a time; they are
-    tried in turn. When the connection breaks, the client tries for `patience_ns` to get another one; then the call
-    raises PeerLostError, and so does every later one at once. With 0, the first break is the end. Connections are
-    encrypted if either end asks for it: this one by `is_secret`, or by the environment.
+    `address`: several, separated by commas, are places where the store may be served, at one of them at a time; the
+    client tries them in turn. `patience_ns`: how long to try to reconnect after a break; then the call raises
+    PeerLostError, and every later call does so at once. With 0 the first break is final. `is_secret`: encrypt the
+    connection, as the server may ask, too; None: as the environment asks.
 
-    Raises TimeoutError with the last reason, AuthenticationError or VersionError at once. `close` may be called while
-    another thread waits in a call, which then raises UsageError.
+    Raises TimeoutError with the last reason; AuthenticationError or VersionError at once. Any thread may call `close`;
+    a thread that waits in a call then gets a UsageError.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class StoreClient(StoreLine):
         self._lock = threading.Lock()
         self._closed = False
         self._lost = ""
-        self._opening: socket.socket | None = None  # the one that is being connected, or was last
+        self._opening: socket.socket | None = None  # of the present or last attempt to connect
         self._sock: socket.socket | None = None
         self._fd = -1
         _clients.add(self)
@@ -103,7 +102,7 @@ class StoreClient(StoreLine):
         return ",".join(map(str, self._targets))
 
     def fork(self) -> StoreClient:
-        """Return another client of the same store, for a thread of its own; it is closed by itself."""
+        """Return another client of the same store, for another thread; the caller closes it."""
         if self._closed:
             raise UsageError(f"the connection to the store at {self.address} has been closed")
         timeout_ns = max(self._patience_ns, HANDSHAKE_NS)
@@ -114,9 +113,7 @@ class StoreClient(StoreLine):
         sock = self._sock or self._opening
         if sock and self._lock.locked():
             with suppress(OSError):
-                sock.shutdown(
-                    socket.SHUT_RDWR
-                )  # wakes the thread that waits for an answer, or to be connected
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for an answer or a connection
         with self._lock:
             if self._sock:
                 with suppress(OSError):  # it may have broken before
@@ -201,7 +198,7 @@ class StoreClient(StoreLine):
 
     def hold(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
-        self._held[encoded] = value  # first, so that a new connection cannot forget it
+        self._held[encoded] = value  # first, so that a reconnection holds it, too
         self._ask(StoreOperation.HOLD, key, value, 0, False)
 
     def _missing_keys_error(self, keys: Sequence[str], timeout_ns: int) -> errors.TimeoutError:
@@ -210,13 +207,13 @@ class StoreClient(StoreLine):
         )
         return waited_in_vain(shown, self.address, timeout_ns)
 
-    # What `_ask` of StoreLine calls when its own way comes to an end
+    # Called by the native `_ask` of StoreLine
 
     _check_key = staticmethod(check_key)
 
     @staticmethod
     def _judge(status: int, value: bytes) -> bytes | None:
-        """Return the value of an answer, None if it says ABSENT; raise what it says otherwise."""
+        """Return the value of an answer, None for ABSENT; raise the error of any other answer."""
         if status >= Status.REFUSED:
             raise (UsageError if status == Status.REFUSED else PeerLostError)(value.decode())
         return None if status == Status.ABSENT else value
@@ -231,7 +228,7 @@ class StoreClient(StoreLine):
         began_ns: int,
         error: OSError,
     ) -> bytes | None:
-        """Return what `_ask` does, by as many new connections as it takes; the lock is held."""
+        """Return the answer to a request whose connection broke, after reconnecting; the caller has the lock."""
         reason = str(error) if self._sock else "it was given up by a fork or an interrupted call"
         give_up_ns = time.monotonic_ns() + self._patience_ns
         try:
@@ -258,12 +255,14 @@ class StoreClient(StoreLine):
                 except OSError as failure:
                     error, reason = failure, str(failure)
                     now_ns = time.monotonic_ns()
-                    if now_ns - connected_ns > self._patience_ns:  # one that broke sooner does not count
+                    if (
+                        now_ns - connected_ns > self._patience_ns
+                    ):  # a shorter connection does not renew the patience
                         give_up_ns = now_ns + self._patience_ns
                     elif now_ns > give_up_ns:
                         self._lost = reason
                     time.sleep(FIRST_PAUSE_S)
-        except BaseException:  # the answer may still come: never take it for that to another request
+        except BaseException:  # the answer may still arrive, and must not count for another request
             self._hang_up()
             raise
         return self._judge(status, value)
@@ -271,7 +270,7 @@ class StoreClient(StoreLine):
     # Connections
 
     def _reset_after_fork(self) -> None:
-        """Be another client, in a forked child; whatever other threads of the parent were doing."""
+        """Become another client, in a forked child, whatever other threads of the parent were doing."""
         self._lock = threading.Lock()
         self._id = secrets.token_bytes(LABEL_BYTES)
         self._held = {}
@@ -288,7 +287,7 @@ class StoreClient(StoreLine):
             self._sock = None
 
     def _connect_until(self, deadline_ns: int, timeout_ns: int) -> socket.socket:
-        """Try until it works. A server that is not there yet cannot be waited for, only asked again."""
+        """Try to connect until it works: there is no way to wait for a server that does not listen yet."""
         pause_s = FIRST_PAUSE_S
         patience_ns = min(FIRST_ANSWER_NS, max(0, deadline_ns - time.monotonic_ns()) * 3 // 4)
         began_ns, has_warned = time.monotonic_ns(), False
@@ -324,7 +323,7 @@ class StoreClient(StoreLine):
             for endpoint in endpoints:
                 for shorter in shortcuts(endpoint, self._key):
                     left_ns = deadline_ns - time.monotonic_ns()
-                    with suppress(OSError, ProtocolError):  # somebody else may have taken the name
+                    with suppress(OSError, ProtocolError):  # another process may have taken the name
                         return self._open_connection(shorter, deadline_ns, min(SHORT_WAY_NS, left_ns // 4))
                 try:
                     return self._open_connection(endpoint, deadline_ns, patience_ns)
@@ -345,7 +344,7 @@ class StoreClient(StoreLine):
             if endpoint.family != socket.AF_UNIX:
                 detect_loss(sock)
             self._authenticate(sock, endpoint, attempt_ns)
-            # From here on the kernel keeps the time: one system call to send, one to receive.
+            # From now on the kernel limits the time, so that a request needs one system call to send, one to receive.
             sock.settimeout(None)
             limit = _TIMEVAL.pack(ANSWER_NS // 10**9, 0)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -356,7 +355,7 @@ class StoreClient(StoreLine):
         return sock
 
     def _authenticate(self, sock: socket.socket, endpoint: Endpoint, deadline_ns: int) -> None:
-        """Do the handshake. Raises ProtocolError if the other end is known to be something else."""
+        """Do the handshake. Raises ProtocolError if another service is recognized at the other end."""
         began_ns = time.monotonic_ns()
         protection = protection_of(sock, self._is_secret)
         try:
@@ -370,7 +369,7 @@ class StoreClient(StoreLine):
             ) from None
         except builtins.TimeoutError:
             waited_ns = time.monotonic_ns() - began_ns
-            if waited_ns >= PROBE_AFTER_NS:  # else a store that has much to do would have more
+            if waited_ns >= PROBE_AFTER_NS:  # not sooner, to spare a busy store the extra load
                 _refuse_torch(endpoint)
             reason = f"it has not answered our greeting for {waited_ns / 1e9:.2g} s; is it a store of Ronde?"
             raise _NoAnswerError(reason) from None
@@ -378,13 +377,13 @@ class StoreClient(StoreLine):
 
 
 def _refuse_torch(endpoint: Endpoint) -> None:
-    """Raise ProtocolError if torch's store is there."""
+    """Raise ProtocolError if a TCPStore of torch answers there."""
     if endpoint.family != socket.AF_UNIX and is_torch_store(endpoint, PROBE_S):
         raise ProtocolError(TORCH_ANSWERS)
 
 
 class _NoAnswerError(OSError):
-    """Something takes connections there, and does not take part in the handshake."""
+    """A service that accepts connections, and does not answer the handshake."""
 
 
 _clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()

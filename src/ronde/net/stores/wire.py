@@ -4,8 +4,8 @@
               argument (the rest)
     answer  = length of the rest (4 bytes), status (1), value (the rest)
 
-A client numbers the requests that must not be done twice, from 1; 0 is a request that may. It repeats a request whose
-answer it did not get under the same number, and the server gives the answer of the first time.
+A client numbers the requests that must be carried out only once, from 1; other requests have number 0. It repeats a
+request without an answer under the same number, and the server repeats its first answer.
 
 The argument is the value for SET, APPEND, PUSH and HOLD, decimal text for ADD, and for COMPARE_SET the length of the
 expected value (4 bytes), the expected and the desired value. Several keys, with values or without, are lists as packed
@@ -59,9 +59,9 @@ _PAIR = struct.Struct("!HBI")
 
 
 class StoreOperation:
-    """What a client asks for. WAIT answers like MULTI_GET, but without the values; BYE has no answer."""
+    """The operations of requests. WAIT answers like MULTI_GET, but without the values; BYE has no answer."""
 
-    # No enumeration: before Python 3.12 every look at a member of one takes longer than the rest of a request's head.
+    # Not an enumeration: before Python 3.12 the access to a member takes longer than packing a request's head.
 
     SET = 1
     GET = 2
@@ -87,9 +87,10 @@ OPERATIONS = range(StoreOperation.SET, StoreOperation.BYE + 1)
 
 
 class Status:
-    """How it went: ABSENT is what did not come in time or was not there; two have a sentence for the caller.
+    """The status of an answer.
 
-    REFUSED: the request is invalid; FAILED: the store cannot do it now.
+    ABSENT: a key or value did not exist, or did not appear in time. REFUSED: the request is invalid. FAILED: the store
+    cannot carry it out now. The last two carry a message for the caller.
     """
 
     OK = 0
@@ -98,7 +99,7 @@ class Status:
     FAILED = 3
 
 
-# What a WATCH or its answer says of a key: that it is not there, its value, or the digest of a long one.
+# A key in a WATCH or its answer has one of: no value, a value, or the digest of a long value.
 _ABSENT, _VALUE, _DIGEST = 0, 1, 2
 
 
@@ -117,7 +118,7 @@ def answer(status: int, value: bytes = b"") -> bytes:
 
 
 def is_named(operation: int) -> bool:
-    """Return whether the request of this operation has a key that must not be empty."""
+    """Return whether requests of this operation have a key."""
     return operation not in _NAMELESS
 
 
@@ -159,7 +160,7 @@ def pack_keys(keys: Iterable[bytes]) -> bytes:
 
 
 def keys_from(data: bytes) -> list[bytes]:
-    """Return what `pack_keys` packed. Raises ProtocolError."""
+    """Return the keys of `pack_keys`. Raises ProtocolError."""
     keys = []
     place = 0
     while place < len(data):
@@ -178,7 +179,7 @@ def pack_values(values: Iterable[bytes]) -> bytes:
 
 
 def values_from(data: bytes) -> list[bytes]:
-    """Return what `pack_values` packed. Raises ProtocolError."""
+    """Return the values of `pack_values`. Raises ProtocolError."""
     values = []
     place = 0
     while place < len(data):
@@ -193,7 +194,7 @@ def values_from(data: bytes) -> list[bytes]:
 
 
 def pack_pairs(pairs: Mapping[bytes, bytes | None]) -> bytes:
-    """Pack keys with values; None stands for a key that is not there."""
+    """Pack keys with values; None stands for an absent key."""
     return b"".join(
         [
             _PAIR.pack(len(key), _ABSENT if value is None else _VALUE, len(value or b""))
@@ -205,7 +206,7 @@ def pack_pairs(pairs: Mapping[bytes, bytes | None]) -> bytes:
 
 
 def pack_known(known: Mapping[bytes, bytes | None]) -> bytes:
-    """Pack the keys and known values of a WATCH; of long ones the digest is enough."""
+    """Pack the keys and known values of a WATCH, long values as digests."""
     pieces = []
     for key, value in known.items():
         kind = _ABSENT if value is None else _VALUE
@@ -216,12 +217,12 @@ def pack_known(known: Mapping[bytes, bytes | None]) -> bytes:
 
 
 def pairs_from(data: bytes) -> dict[bytes, bytes | None]:
-    """Return what `pack_pairs` packed. Raises ProtocolError."""
+    """Return the pairs of `pack_pairs`. Raises ProtocolError."""
     return {key: None if kind == _ABSENT else value for key, kind, value in _triples(data)}
 
 
 def known_from(data: bytes) -> dict[bytes, bytes | None]:
-    """Return the fingerprints of the values in a WATCH, None for a key that was not there. Raises ProtocolError."""
+    """Return the fingerprints of the values in a WATCH, None for an absent key. Raises ProtocolError."""
     found: dict[bytes, bytes | None] = {}
     for key, kind, value in _triples(data):
         found[key] = None if kind == _ABSENT else bytes([kind]) + value
@@ -229,14 +230,14 @@ def known_from(data: bytes) -> dict[bytes, bytes | None]:
 
 
 def fingerprint(value: bytes) -> bytes:
-    """Return what stands for a value in `known_from`."""
+    """Return the fingerprint of a value, as in `known_from`."""
     if len(value) > DIGEST_BYTES:
         return bytes([_DIGEST]) + digest_of(value)
     return bytes([_VALUE]) + value
 
 
 def digest_of(value: bytes) -> bytes:
-    import hashlib  # only now: it loads a large library
+    import hashlib  # here, because it loads a large library
 
     return hashlib.blake2b(value, digest_size=DIGEST_BYTES).digest()
 
