@@ -142,7 +142,7 @@ def test_a_server_that_speaks_first_is_known_at_once() -> None:
 @pytest.mark.slow
 def test_a_mute_server_is_mentioned_within_seconds(caplog: pytest.LogCaptureFixture) -> None:
     listener, address = listen(parse_address("tcp:127.0.0.1:0"))
-    with service(listener, say_nothing), pytest.raises(TimeoutError, match="has not answered our greeting"):
+    with service(listener, say_nothing), pytest.raises(TimeoutError, match="has not answered the greeting"):
         StoreClient(str(address), KEY, 4 * SECOND)
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [

@@ -55,7 +55,7 @@ class Step:
         """
         if not self.hosts:
             raise UsageError(
-                "neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is set, although Slurm's other variables are: say "
+                "neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is set, although Slurm's other variables are: give "
                 "--rdzv-endpoint HOST:PORT"
             )
         number = int(hashlib.sha256(self.job.encode()).hexdigest(), 16)

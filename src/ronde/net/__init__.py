@@ -1,1 +1,1 @@
-"""What drives the machine: sockets, stores, processes and their output."""
+"""Connections, authentication, addresses, stores, and the shell of the rendezvous."""

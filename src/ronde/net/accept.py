@@ -16,7 +16,7 @@ from ronde.net.peers import process_and_user
 __all__ = ["Caller", "accept_caller", "is_shortage", "source_of"]
 
 MOST_BROKEN = 16  # in a row, so that the other sockets of a loop get their turn
-ANOTHER_USER = "only processes of our own user are let in at this Unix socket"
+ANOTHER_USER = "this Unix socket accepts only processes of the same user"
 # Errors of accept(2) that concern the connection, not the listener.
 _BROKEN = {
     errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENETDOWN,

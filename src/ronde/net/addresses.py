@@ -141,7 +141,7 @@ _resolver = NameResolver(_query_name_server)
 
 _HINTS = {
     errno.EADDRINUSE: "; end the process that uses it or choose another address",
-    errno.EADDRNOTAVAIL: "; this machine has no such address, so name one of its own",
+    errno.EADDRNOTAVAIL: "; choose an address of this machine",
     errno.EACCES: "; choose a port above 1023",
 }
 

@@ -168,7 +168,7 @@ class Handshake:
             )
         if (ours is Protection.KERNEL) != (theirs == Protection.KERNEL):
             raise AuthenticationError(
-                "this connection is a Unix socket at one end only: somebody in between passes on what is sent"
+                "this connection is a Unix socket at one end only, so another process relays it"
             )
         if ours is Protection.KERNEL:
             return None

@@ -34,8 +34,8 @@ def join_session(store: Store, rank: int) -> Store:
         if rank in alive:
             holder = store.get(_life(name, rank), 0).decode()
             raise UsageError(
-                f"two processes say that they are rank {rank} of the job that meets at {store.address}: "
-                f"the other one is {holder}; give every process a rank of its own, or every job a file"
+                f"two processes have rank {rank} of the job that meets at {store.address}: "
+                f"the other one is {holder}; give every process another rank, or every job another file"
             )
         if not alive:
             old, name, ranks = name, secrets.token_hex(8), []

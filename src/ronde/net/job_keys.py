@@ -27,7 +27,7 @@ INSECURE = (
 _MEMORY = "ronde-job-key"  # the name of the memory file
 REMEDY = (
     "make one with `(umask 077; head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key)`, copy it to all "
-    "machines and set RONDE_JOB_KEY_FILE to it, or set RONDE_INSECURE_JOB_KEY=1 if nobody else reaches this network"
+    "machines and set RONDE_JOB_KEY_FILE to it, or set RONDE_INSECURE_JOB_KEY=1 if no other user reaches this network"
 )
 
 

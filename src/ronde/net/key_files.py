@@ -114,7 +114,9 @@ def _open_directory(directory: str) -> int:
         base = parent if os.path.isdir(parent) else os.path.dirname(parent)
         status = os.stat(base)
         if status.st_uid != os.geteuid() and not status.st_mode & stat.S_ISVTX:
-            raise _NoPlaceError(f"{base} belongs to user {status.st_uid}, and we are user {os.geteuid()}")
+            raise _NoPlaceError(
+                f"{base} belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
+            )
         for folder in (parent, directory):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
@@ -124,7 +126,9 @@ def _open_directory(directory: str) -> int:
 def _check_directory(place: int, directory: str) -> None:
     status = os.fstat(place)
     if status.st_uid != os.geteuid():
-        raise _NoPlaceError(f"{directory} belongs to user {status.st_uid}, and we are user {os.geteuid()}")
+        raise _NoPlaceError(
+            f"{directory} belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
+        )
     if status.st_mode & OTHERS_WRITE:
         raise UsageError(
             f"others may write to {directory} (mode {stat.S_IMODE(status.st_mode):04o}), so the job key in it may be "
@@ -179,8 +183,8 @@ def _check_file(status: os.stat_result, path: str) -> None:
         raise UsageError(f"the job key {path} is not a regular file: name a file that only you can read")
     if status.st_uid != os.geteuid():
         raise UsageError(
-            f"the job key {path} belongs to user {status.st_uid}, and we are user {os.geteuid()}: copy it into a file "
-            "of your own (install -m 600)"
+            f"the job key {path} belongs to user {status.st_uid}, and this process runs as user "
+            f"{os.geteuid()}: copy it into a file that belongs to this user (install -m 600)"
         )
     if mode & OTHERS_READ:
         raise UsageError(

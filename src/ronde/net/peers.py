@@ -35,6 +35,6 @@ def check_user(sock: socket.socket) -> None:
     process, user = process_and_user(sock)
     if user != os.geteuid():
         raise AuthenticationError(
-            f"the other end of this Unix socket is process {process} of user {user}, and we are user {os.geteuid()}: "
-            "run all processes of a job as one user"
+            f"the other end of this Unix socket is process {process} of user {user}, and this process "
+            f"runs as user {os.geteuid()}: run all processes of a job as one user"
         )

@@ -196,7 +196,7 @@ def test_init_method_by_a_file_with_one_rank_twice(script: str, tmp_path: Path) 
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
         assert done.returncode != 0
         assert re.search(
-            rf"UsageError: two processes say that they are rank 1 .*: the other one is process {first.pid} on",
+            rf"UsageError: two processes have rank 1 .*: the other one is process {first.pid} on",
             done.stderr,
         )
     finally:

@@ -195,7 +195,7 @@ def test_a_protection_that_is_unknown_is_named() -> None:
 
 
 def test_a_unix_socket_at_one_end_only_is_refused() -> None:
-    with pytest.raises(AuthenticationError, match="somebody in between"):
+    with pytest.raises(AuthenticationError, match="another process relays it"):
         keys_of(KERNEL, SEALED)
     ends = Handshake(Role.CLIENT, KEY, "store", KERNEL), Handshake(Role.SERVER, KEY, "store", KERNEL)
     both(*ends)

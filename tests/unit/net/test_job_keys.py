@@ -111,7 +111,9 @@ BAD = [
     (_in_a_shared_directory, "others may write to"),
     (_pipe, "is not a regular file"),
     (_half, "64 hexadecimal digits"),
-    pytest.param(_of_another_user, "belongs to user 65534, and we are user 0", marks=pytest.mark.root),
+    pytest.param(
+        _of_another_user, "belongs to user 65534, and this process runs as user 0", marks=pytest.mark.root
+    ),
 ]
 
 

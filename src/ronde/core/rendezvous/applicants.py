@@ -80,7 +80,7 @@ class Applicants:
                 self._rivals.pop(node.id, None)
             elif now_ns - self._rivals.setdefault(node.id, now_ns) > patience_ns:
                 hosts = node.host if node.host == other.host else f"{other.host} and {node.host}"
-                reason = f"two nodes say that they are --node-rank {node.wish}, on {hosts}"
+                reason = f"two nodes have --node-rank {node.wish}, on {hosts}"
                 del self._rivals[node.id], self._nodes[node.id]
                 refused.append(Refused(node.id, reason))
         return refused

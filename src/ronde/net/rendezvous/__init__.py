@@ -1,1 +1,1 @@
-"""How nodes find each other and agree who takes part: one interface (`base.Rendezvous`), several ways, by name."""
+"""How nodes meet and agree on the members of a round: one interface (`base.Rendezvous`), several backends by name."""

@@ -243,7 +243,7 @@ class FileStore:
     # Under the lock of the file
 
     def _query_table(self, query: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
-        """Return what the query finds. `names` are the keys that it looks at, None all: who held them must be alive."""
+        """Return the result of the query. `names`: the keys that it reads, None: all. Dead holders lose theirs."""
         self._check_open()
         self._reopen_after_fork()
         with self._log.locked(exclusive=False) as is_reset:

@@ -215,7 +215,7 @@ class FileLog:
         return PeerLostError(f"the store at file:{self.path} is damaged at byte {self._end}; remove the file")
 
     def _foreign(self) -> UsageError:
-        return UsageError(f"the file {self.path} is not a store; give the store a path of its own")
+        return UsageError(f"the file {self.path} is not a store; give the store another path")
 
 
 class LiveClients:

@@ -371,7 +371,7 @@ class StoreClient(StoreLine):
             waited_ns = time.monotonic_ns() - began_ns
             if waited_ns >= PROBE_AFTER_NS:  # not sooner, to spare a busy store the extra load
                 _refuse_torch(endpoint)
-            reason = f"it has not answered our greeting for {waited_ns / 1e9:.2g} s; is it a store of Ronde?"
+            reason = f"it has not answered the greeting for {waited_ns / 1e9:.2g} s; is it a store of Ronde?"
             raise _NoAnswerError(reason) from None
         self._use_keys(*(keys.parts() if keys else ()))
 

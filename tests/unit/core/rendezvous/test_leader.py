@@ -258,7 +258,7 @@ def test_of_two_with_one_place_the_later_one_is_refused_if_both_live() -> None:
     assert inbox.now_ns > 15 * S  # the first one may be what is left of the second
     ((refused),) = inbox.state.refused
     assert refused.id == "c"
-    assert refused.reason == "two nodes say that they are --node-rank 1, on host-b and host-c"
+    assert refused.reason == "two nodes have --node-rank 1, on host-b and host-c"
     inbox.join("d", wish=2)
     assert inbox.roster == "abd"
 

@@ -90,7 +90,7 @@ def test_damage_is_said_and_not_skipped(path: Path) -> None:
 
 def test_a_file_that_is_no_store_is_left_alone(path: Path) -> None:
     path.write_text("precious and longer than any header of ours")
-    with pytest.raises(UsageError, match="is not a store; give the store a path of its own"):
+    with pytest.raises(UsageError, match="is not a store; give the store another path"):
         FileStore(path)
     assert path.read_text().startswith("precious")
 
