@@ -24,7 +24,7 @@ def new_store(kind: str) -> Iterator[Open]:
 
 @pytest.fixture
 def whole(kind: str) -> None:
-    """Skips what a store that is only for bootstrap does not have."""
+    """Skips operations that a store for bootstrap only does not have."""
     if kind in ONLY_BOOTSTRAP:
         pytest.skip("torch's store has nothing like it")
 

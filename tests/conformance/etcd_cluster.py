@@ -74,7 +74,7 @@ class EtcdCluster:
             self._processes[member] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self, member: int) -> None:
-        """Kill it, so that it has no time to say anything."""
+        """Kill the member, without a chance to say goodbye."""
         process = self._processes[member]
         assert process
         process.kill()

@@ -123,7 +123,7 @@ class ProcessNode:
         self.process.stdin.write("succeed\n")
 
     def stop(self) -> None:
-        """Stop it, but not while it has the lock of a store in a file: then nobody could go on."""
+        """Stop the process, but not while it has the lock of a store in a file, which would block all others."""
         while True:
             self.signal(signal.SIGSTOP)
             os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

@@ -156,7 +156,7 @@ def of_torch() -> Iterator[tuple[Callable[[], Store], Where | None]]:
 
 
 class Remote:
-    """A client of a store in a process of its own, told through pipes what to call; it can be killed."""
+    """A client of a store in a separate process, which receives calls through pipes, and can be killed."""
 
     def __init__(self, where: Where) -> None:
         command = [sys.executable, "-m", "tests.conformance.store_kinds"]
@@ -169,7 +169,7 @@ class Remote:
         self._send(where)
 
     def start(self, method: str, *arguments: Any) -> None:
-        """Make a call; `result` returns what comes of it."""
+        """Make a call; `result` returns its result."""
         self._send((method, arguments))
 
     def result(self) -> Any:

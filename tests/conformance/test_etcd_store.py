@@ -1,4 +1,4 @@
-"""What only a store in etcd must do: survive members, lost answers and leases, and say what is wrong with an etcd."""
+"""The store in etcd in particular: dead members, lost answers and leases, and errors about an unusable etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rendezvous must do. A new one is done when it passes this."""
+"""The behaviour of every rendezvous. A new one is done when it passes these tests."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def test_who_served_the_store_finds_the_others_when_it_comes_back(served: list[P
 
 
 def test_who_is_left_without_the_store_and_with_too_few_waits_for_others(tmp_path: Path) -> None:
-    """And whoever comes to the endpoint is told where."""
+    """A node that comes to the endpoint is redirected."""
     endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
     job = Job(RendezvousConfig("tcp", endpoint, tmp_path.name, 2, 3, last_call_ns=S // 2, heartbeat_ns=S))
     nodes = a, b = [job.add_process(name, options={"is_host": str(name == "a")}) for name in "ab"]

@@ -64,7 +64,7 @@ def test_keys_that_somebody_has_deleted_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_store_that_is_started_again_before_the_first_round(tmp_path: Path) -> None:
-    """There is no node yet at whose store to meet instead, and the machine says at once that nobody is there."""
+    """No other node's store can replace it yet, and the machine refuses the connection at once."""
     key = JobKey.generate()
     server = StoreServer("tcp:127.0.0.1:0", key)
     endpoint = server.address.removeprefix("tcp:")

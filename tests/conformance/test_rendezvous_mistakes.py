@@ -1,4 +1,4 @@
-"""What a rendezvous says of what makes no sense, of nobody there, and of somebody else's key."""
+"""The errors of a rendezvous: invalid configurations, no store, another job's key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store must do: whatever concurrent clients see must be explained by calls that happen one by one."""
+"""Every store is linearizable: the answers to concurrent clients are those of some sequence of calls."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_processes_see_one_store_although_some_are_killed(kind: str, where: Wher
 
 
 def read(path: Path) -> list[Event]:
-    """Return what a process told before it was killed, perhaps in the middle of it."""
+    """Return the calls that a process reported before it was killed, perhaps in the middle of a report."""
     events = []
     with path.open("rb") as file:
         while True:

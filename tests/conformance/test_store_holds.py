@@ -1,4 +1,4 @@
-"""What every store must do: a held key is there as long as its holder, and whoever watches it learns of the end."""
+"""Every store keeps a held key exactly while its holder lives, and reports its end to watching clients."""
 
 from __future__ import annotations
 

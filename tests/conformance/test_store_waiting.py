@@ -1,4 +1,4 @@
-"""What every store must do: wake who waits for a key, a queue or a change, in this process and in others."""
+"""Every store wakes clients that wait for a key, a queue or a change, in this process and in others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ronde.errors import TimeoutError, UsageError
 from ronde.net.stores.base import Store
 
 Connect = Callable[[], Store]
-SOON_S = 0.05  # long enough that who waits is really waiting, most of the time
+SOON_S = 0.05  # long enough for a client to begin to wait, most of the time
 
 
 @pytest.fixture(scope="module", params=WHOLE_KINDS)
@@ -151,7 +151,7 @@ def test_a_killed_popper_takes_nothing(where: Where, connect: Connect) -> None:
         victim.start("queue_pop", "queue", LONG)
         time.sleep(SOON_S)
         victim.kill()
-    time.sleep(SOON_S)  # the store may need a moment to see that nobody is there any more
+    time.sleep(SOON_S)  # the store may need a moment to notice that the client is gone
     store.queue_push("queue", b"1")
     assert store.queue_pop("queue", LONG) == b"1"
 

@@ -1,4 +1,4 @@
-"""What every store must do. A new store is done when it passes this and the other tests here that are called so."""
+"""The operations of every store. A new store is done when it passes this and all other test_store_* files here."""
 
 from __future__ import annotations
 

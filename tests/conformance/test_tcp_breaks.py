@@ -66,7 +66,7 @@ def in_threads(*works: Callable[[], None]) -> None:
 
 
 def change_things(address: str, name: int, rounds: int) -> None:
-    """Do everything that must not be done twice, and look at what comes back."""
+    """Do every operation that must not be done twice, and check the answers."""
     store = StoreClient(address, KEY, LONG, patience_ns=LONG)
     for count in range(1, rounds + 1):
         assert store.add(f"own {name}", 1) == count
@@ -162,7 +162,9 @@ def test_what_is_held_is_held_again(place: Place) -> None:
     assert store.delete_key("not for long")
     place.stop()
     place.start()
-    assert watcher.check(["alive"]) is False  # nobody has come back yet, and a held key is in no journal
+    assert (
+        watcher.check(["alive"]) is False
+    )  # the holder has not come back yet, and a held key is in no journal
     store.set("any", b"")
     assert watcher.multi_get(["alive", "alive too"], 0) == [b"1", b"2"]
     assert not watcher.check(["not for long"])

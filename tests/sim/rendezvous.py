@@ -2,7 +2,7 @@
 
     python -m tests.sim.rendezvous --seeds 100000              # some hundred run with the quick tests, this by night
     python -m tests.sim.rendezvous --seeds 20 --nodes 1000     # and this; a few with the slow tests
-    python -m tests.sim.rendezvous --seed 7 --nodes 64         # again what has failed; the last events are printed
+    python -m tests.sim.rendezvous --seed 7 --nodes 64         # replay a failure, and print its last events
 
 Every node has a clock with an origin and a rate of its own, messages take random times, operations of the store fail
 (and may have been done), takers of a queue lose what they took. Nodes come late, die with or without a broken
@@ -46,9 +46,7 @@ class Simulation:
 
     def __init__(self, seed: int, nodes: int) -> None:
         self.rng = rng = random.Random(f"{nodes} nodes with {seed}")
-        self.crowd = max(
-            1.0, nodes / 30
-        )  # what may befall each of many is rarer, or nothing else would happen
+        self.crowd = max(1.0, nodes / 30)  # with many nodes each fault is rarer, or nothing else would happen
         self.now_ns = 0
         self.agenda: list[tuple[int, int, Callable[[], None]]] = []
         self.planned = 0
@@ -89,7 +87,7 @@ class Simulation:
             end = self.end_job if chance < 0.1 else self.freeze_and_end_job
             self.at(rng.randrange(BAD_TIMES_NS), self.end_job_without_leader if chance > 0.15 else end)
 
-    # What the world does
+    # Faults
 
     def at(self, at_ns: int, do: Callable[[], None]) -> None:
         self.planned += 1
@@ -112,7 +110,7 @@ class Simulation:
         return self.ids[node]
 
     def door(self, node: SimNode, other: str) -> str:
-        """What becomes of this node's attempt to connect to the other one's agent."""
+        """Return the result of this node's attempt to connect to the other node's agent."""
         found = self.by_id(other)
         return "silent" if found.has_no_power else "open" if found.is_alive else "shut"
 
@@ -129,7 +127,7 @@ class Simulation:
         return freezes
 
     def draw_work(self, node: SimNode) -> tuple[int, Callable[[], None]]:
-        """What the workers of a node do in a round, and when."""
+        """Plan the work of a node's workers in a round."""
         bad = self.now_ns < BAD_TIMES_NS
         if bad and self.rng.random() < self.failing / len(self.nodes):
             return self.rng.randrange(20 * S), node.fail
@@ -201,7 +199,7 @@ class Simulation:
                 node.lose_store()
 
     def restart_store(self) -> None:
-        """The store is away for a moment, and remembers all but what was held. That is nobody's death."""
+        """Restart the store with all keys except the held ones. No node dies of that."""
         self.counts["the store restarts"] += 1
         self.note("the store", "restarts")
         self.checks.leader_harmed_ns = self.now_ns
@@ -217,7 +215,7 @@ class Simulation:
             self.at(self.now_ns + self.rng.randrange(8 * S), self.restart_store)
 
     def restart_store_soon(self) -> None:
-        """Sometimes, when somebody comes or a round begins."""
+        """Called when a node joins or a round begins."""
         if self.now_ns < BAD_TIMES_NS and self.rng.random() < 0.02 / self.crowd:
             self.at(self.now_ns + self.rng.randrange(20 * self.typical_ns), self.restart_store)
 
@@ -264,7 +262,7 @@ class Simulation:
         self.come(node)
 
     def come(self, node: SimNode) -> None:
-        """Who comes when the store is lost does not find another one before that is known."""
+        """A node that starts after the loss of the store finds no other store until the loss is known."""
         if any(each.is_protected for each in self.living()):
             self.at(self.now_ns + S // 10, lambda: self.come(node))
             return
@@ -282,7 +280,7 @@ class Simulation:
     # From the beginning to the end
 
     def run(self) -> Counter[str]:
-        """Run to the end; returns what happened how often. Raises Broken, or whatever a machine raises."""
+        """Run to the end; return how often each event happened. Raises Broken, or the error of a machine."""
         while self.agenda and not self.is_over():
             self.now_ns, _, do = heapq.heappop(self.agenda)
             if self.now_ns >= BOUND_NS:
@@ -308,7 +306,7 @@ class Simulation:
 
 
 def simulate(seed: int, nodes: int, kind: type[Simulation] = Simulation) -> Counter[str]:
-    """Run one simulation; returns what happened how often. Raises Broken with the command that does it again."""
+    """Run one simulation; return how often each event happened. Raises Broken with the command that replays it."""
     return command.run(kind(seed, nodes), f"{kind.module} --seed {seed} --nodes {nodes}")
 
 

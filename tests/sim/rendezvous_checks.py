@@ -1,4 +1,4 @@
-"""What must hold in every simulated rendezvous."""
+"""The invariants of every simulated rendezvous."""
 
 from __future__ import annotations
 
@@ -30,23 +30,27 @@ PATIENCE_NS = 70 * 10**9
 
 
 class Checks:
-    """Collects what the nodes were told, and complains at once."""
+    """Collects the events of all nodes, and raises Broken at the first violation."""
 
     def __init__(self, rules: Rules, budget: Budget) -> None:
         self.rules = rules
         self.budget = budget
-        self.rounds: dict[int, Round] = {}  # as whoever was told first was told
-        self.begun: dict[int, dict[str, int]] = {}  # by round: the group ranks of those who were told
+        self.rounds: dict[int, Round] = {}  # as the first node received it
+        self.begun: dict[
+            int, dict[str, int]
+        ] = {}  # by round: the group ranks of the nodes that have received it
         self.decided_ns: dict[tuple[SimStore, RosterKey | None], int] = {}  # when rounds began
         self.losses: set[tuple[RosterKey | None, Cause]] = set()  # that have been looked at
         self.causes: dict[int, Cause] = {}
-        self.half_known: set[int] = set()  # rounds that the store has forgotten before all in them were told
+        self.half_known: set[int] = (
+            set()
+        )  # rounds that the store has lost before all their nodes received them
         self.succeeded: dict[int, set[str]] = {}
         self.completed: int | None = None
         self.leader_harmed_ns = -PATIENCE_NS  # a new leader begins a new last call
         self.closed: JobClosed | None = None
-        self.buried: set[str] = set()  # who died, and was known to be lost
-        # By node: what it knew when it said that the job ends.
+        self.buried: set[str] = set()  # nodes that died, and were known to be lost
+        # By node: the state that it knew when it reported the end of the job.
         self.known_at_end: dict[str, JobState | None] = {}
 
     def forget(self, number: int) -> None:
@@ -67,7 +71,7 @@ class Checks:
                     require(may, lost.id, "is well, but was taken for dead:", cause.reason)
 
     def may_lose(self, node: SimNode, other: SimNode) -> bool:
-        """Whether this node may say that the other one is lost."""
+        """Return whether this node may take the other one for lost."""
         return other.is_harmed
 
     def began(self, node: SimNode, round: Round) -> None:
@@ -90,7 +94,7 @@ class Checks:
             self.new_round(round)
 
     def lost_store(self) -> None:
-        """Who had not been told of the last round may be the first to say what the next one goes by."""
+        """Note a round that not all of its nodes have received: one of them may be the first to write a state."""
         last = max(self.rounds, default=-1)
         if last >= 0 and len(self.begun[last]) < len(self.rounds[last].nodes):
             self.half_known.add(last)
@@ -152,7 +156,7 @@ class Checks:
         self.known_at_end[node.node.id] = node.participant.state
 
     def wrote(self, node: SimNode, state: JobState) -> None:
-        """This node, who wants the job to end, has written this; as a leader, perhaps for another reason.
+        """Note that this node, which ends the job, has written this; as a leader perhaps for another reason.
 
         Who waits takes part in what it knows of, and in the round after that, which may begin while it says so. Who
         waits and knows of nothing yet was known to nobody: as with all who come, it is the job that is ended.
@@ -172,7 +176,7 @@ class Checks:
             require(is_over, node.name, "has ended the job and goes, but the job goes on")
 
     def store(self, state: JobState, keys: Collection[str], led_to_the_end: bool) -> None:
-        """Called at the end with what is left in the store. A leader that dies or starts again may leave more."""
+        """Check the keys left in the store at the end. A leader that dies or starts again may leave more."""
         if state.term == 1 and not state.is_open and led_to_the_end:
             left = [node for node in self.buried if heartbeat_key(node) in keys]
             require(not left, "beats of the dead are left:", left)

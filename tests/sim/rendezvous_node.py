@@ -50,8 +50,8 @@ S = 10**9
 MS = 10**6
 NEVER_NS = 10**18
 KNOCK_NS = S
-GRACE_NS = S  # in which what a leader knows may be older
-CLOSE_NS = 3 * S  # how long the shell stays to do what is still to be done, as to end the job
+GRACE_NS = S  # by which a leader's knowledge may be older
+CLOSE_NS = 3 * S  # how long the shell goes on to finish its work, for example to end the job
 
 
 class SimNode:
@@ -97,7 +97,7 @@ class SimNode:
         self.round: Round | None = None  # that it works in
         self.succeeded: set[int] = set()
         self.last_number = -1
-        self.work = 0  # what it does now: grows, so that what was planned before is void
+        self.work = 0  # grows with each activity, so that earlier plans are void
         self.outcome: RendezvousEvent | None = None
         self.led_to_the_end = False
         self.is_harmed = False  # something has happened to it, so that others may take it for dead
@@ -173,7 +173,7 @@ class SimNode:
                 self.ask(effect)
 
     def ask(self, effect: Effect) -> None:
-        """Send it to the store; what fails is sent again, whether or not it has been done."""
+        """Send an effect to the store; after a failure send it again, whether or not it was carried out."""
         sim, store = self.sim, self.store
 
         def arrive() -> None:
@@ -183,7 +183,7 @@ class SimNode:
                 self.later(sim.latency_ns() + sim.rng.randrange(S), again)
                 return
             if not self.is_alive and isinstance(effect, Hold):
-                return  # what arrives after its sender's death has shown is not held
+                return  # a hold that arrives after its sender's death has no effect
             self.hold()
             result = self.place.execute(self.node.id, effect)
             if isinstance(effect, Hold):
@@ -348,7 +348,7 @@ class SimNode:
             self.watch_over()
 
     def watch_over(self) -> None:
-        """What a protected node knows must not get lost before it is in the store."""
+        """A protected node survives until its state is in the store."""
         if self.participant.store_identity.is_unclear:
             self.later(S // 10, self.watch_over)
         else:
@@ -375,7 +375,7 @@ class SimNode:
         self.perform(self.participant.join(self.now_ns(), self.node, self.sim.budget))
 
     def plan(self, delay_ns: int, do: Callable[[], None]) -> None:
-        """What the agent does later, if nothing happens before."""
+        """Let the agent do this later, unless another activity begins first."""
         self.work += 1
         work = self.work
         self.later(delay_ns, lambda: do() if work == self.work else None)
@@ -407,7 +407,7 @@ class SimNode:
                 self.finish(event)
 
     def recover(self) -> None:
-        """What has befallen it before this round was decided is no reason any more to take it for dead."""
+        """Faults before this round was decided no longer justify taking this node for lost."""
         state = self.participant.state
         assert state
         decided_ns = self.sim.checks.decided_ns[self.place, state.roster]
@@ -445,7 +445,7 @@ class SimNode:
         """Like Ctrl-C, after which an agent goes as soon as it can."""
         self.sim.checks.ends_job(self)
         self.has_ended_job = self.participant.has_joined
-        # Else it may have to see first what is there.
+        # Otherwise it may have to read the state first.
         is_known = self.sim.now_ns - self.sim.restarted_ns > 10 * S
         self.is_heard = self.has_ended_job and is_known and not self.is_harmed and not self.sim.hiccup
         self.is_harmed = self.is_leaving = True

@@ -36,7 +36,7 @@ LINGER_NS = 2 * S
 
 
 class PlaceStore(SimStore):
-    """The store of one node, which tells what is decided there."""
+    """The store of one node, which reports the decisions made there."""
 
     def __init__(self, sim: Partition, name: str) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ class PlaceStore(SimStore):
 
 
 class PartitionChecks(Checks):
-    """Nodes may give up for more reasons here: that is counted, not judged. Each side sees an end of its own, and who
-    does not see that the job has completed may go on.
+    """Checks for partitions: nodes may give up for more reasons, which are only counted. The sides may see different
+    ends of the job, and a node that does not see its completion may go on.
     """
 
     def began(self, node: SimNode, round: Round) -> None:
@@ -109,7 +109,7 @@ class MovingNode(SimNode):
             super().hold()
 
     def lose_sight(self) -> None:
-        """What is under way does not arrive; after a while both ends notice."""
+        """Messages under way do not arrive; after a while both ends notice the break."""
         self.store += 1
         self.watches += 1
         self.queue, self.is_busy = None, True
@@ -239,7 +239,7 @@ class Partition(Simulation):
         self._store = PlaceStore(self, "n0.0")
 
     def come(self, node: SimNode) -> None:
-        """Who finds nobody at the first store would begin another job."""
+        """A node that finds no others at the first store would begin another job."""
         if self.is_shut(self.store):
             node.is_alive = False
         else:
@@ -249,7 +249,7 @@ class Partition(Simulation):
         delay_ns, do = super().draw_work(node)
         return (delay_ns + BAD_TIMES_NS if self.now_ns < BAD_TIMES_NS else delay_ns), do
 
-    # Where everybody is
+    # The places of nodes
 
     def owner(self, place: SimStore) -> SimNode:
         assert isinstance(place, PlaceStore)
@@ -302,7 +302,7 @@ class Partition(Simulation):
             self.notice()
 
     def call(self) -> None:
-        """Whoever serves the store where the job has settled calls those who are at the first one."""
+        """The node that serves the settled job's store calls the nodes at the first store."""
         for node in self.nodes:
             assert isinstance(node, MovingNode)
             is_caller = (
@@ -321,7 +321,7 @@ class Partition(Simulation):
                         other.follow(node.own)
         self.at(self.now_ns + S, self.call)
 
-    # What is decided
+    # Decisions
 
     def decided(self, place: PlaceStore, before: JobState | None, state: JobState) -> None:
         if state.roster is None or not state.is_open:
@@ -340,7 +340,7 @@ class Partition(Simulation):
             self.roster_keys.add(key)
             return
         self.roster_keys.add(key)
-        # Whoever takes over from those who have all ended does not know of rounds that they had begun elsewhere.
+        # Newcomers that take over after the end of all nodes do not know the rounds that these had begun elsewhere.
         if earlier := self.begun.get(state.number):
             is_over = not any(self.by_id(node).is_alive for node in earlier)
             require(is_over, "round", state.number, "begins twice:", nodes, self.begun)
@@ -355,7 +355,7 @@ class Partition(Simulation):
         self.decisions.append((state.number, nodes, place))
 
     def forget_what_nobody_knows(self) -> None:
-        """What was decided in a store that died before anybody was told."""
+        """Return the decisions in a store that died before any node received them."""
         known = [node.participant.state for node in self.nodes if node.is_alive]
         latest = max((state.roster.number for state in known if state and state.roster), default=-1)
         while self.decisions and self.decisions[-1][2].is_shut and self.decisions[-1][0] > latest:

@@ -1,4 +1,4 @@
-"""A store in simulated time: what it does at one moment, and who waits for what. It counts what it is asked."""
+"""A store in simulated time: its operations and its waiting clients. It counts requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Waiter:
 
 
 class Taker:
-    """A request for what comes into a queue."""
+    """A request for the values of a queue."""
 
     def __init__(self, answer: Callable[[tuple[bytes, ...]], None]) -> None:
         self.answer = answer
@@ -43,7 +43,7 @@ class SimStore:
         self.messages[kind] += 1
         self.bytes += 32 + sum(len(each) for each in contents if isinstance(each, bytes | str))
 
-    # What comes to an answer at once
+    # Operations with an immediate answer
 
     def execute(self, client: str, effect: Effect) -> Values | bytes | None:
         match effect:
@@ -96,7 +96,7 @@ class SimStore:
     def differing(self, known: Mapping[str, bytes | None]) -> Values:
         return {key: self.values.get(key) for key, value in known.items() if self.values.get(key) != value}
 
-    # What is answered later
+    # Operations that wait
 
     def watch(self, known: Mapping[str, bytes | None], answer: Callable[[Values], None]) -> Waiter:
         self.count("watch", *known, b" " * 8 * len(known))
@@ -132,12 +132,12 @@ class SimStore:
             takers[0].answer(taken)
 
     def forget(self) -> None:
-        """Everything is gone, and all who wait with it: this is another store."""
+        """Lose all data and waiting requests: become another store."""
         for content in (self.values, self.queues, self.held, self.waiting, self.taking):
             content.clear()
 
     def restart(self) -> dict[str, dict[str, bytes]]:
-        """All connections break at one moment, and nothing else is lost; returns what was held, by client."""
+        """Break all connections at one moment, and keep the data; return the held keys, by client."""
         held = dict(self.held)
         self.held.clear()
         for keys in held.values():
@@ -150,7 +150,7 @@ class SimStore:
         return held
 
     def lose(self, client: str) -> dict[str, bytes]:
-        """The client's connection is gone; returns what it held."""
+        """Break the client's connection; return its held keys."""
         held = self.held.pop(client, {})
         for key in held:
             self.put(key, None)

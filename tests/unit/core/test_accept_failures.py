@@ -1,4 +1,4 @@
-"""What a service does while `accept` fails."""
+"""A listener whose `accept` fails."""
 
 from __future__ import annotations
 

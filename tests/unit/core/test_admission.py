@@ -1,4 +1,4 @@
-"""Which strangers a listener takes in, and which leave for others."""
+"""Which strangers a listener accepts, and which must leave for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that come, go and fail: who takes part, who is set aside for how long, and when the job is given up."""
+"""Hosts that come, go and fail: which take part, which are set aside and how long, and when the job ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of hosts: what is understood, what is refused and how, and who gets how many workers."""
+"""Lists of hosts: valid and invalid ones, and the placement of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is logged about connections that were turned away."""
+"""The lines about refused connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task of a Slurm step learns from its environment."""
+"""A Slurm step and its tasks, read from the environment."""
 
 from __future__ import annotations
 

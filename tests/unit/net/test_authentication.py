@@ -83,7 +83,7 @@ def test_a_server_finds_out_a_client_that_cannot_prove() -> None:
 
 
 def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
-    """A client that does not know the key answers with what the server itself has said."""
+    """A client without the key answers with the server's own proof."""
     server = Handshake(Role.SERVER, KEY, "store", SEALED)
     answer = server.advance(Handshake(Role.CLIENT, JobKey.generate(), "store", SEALED).greeting())
     with pytest.raises(AuthenticationError):

@@ -1,4 +1,4 @@
-"""Which key a job has, and what must not be taken for one."""
+"""The key of a job, and files that must not be taken for one."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_without_a_home_directory_only_one_machine_has_a_key(tmp_path: Path) -> 
 
 @pytest.mark.root
 def test_nothing_is_left_in_the_home_directory_of_another_user(home: Path) -> None:
-    """As under sudo, where HOME may still be that of whoever has called it."""
+    """As under sudo, where HOME may still be the calling user's."""
     os.chown(home, 65534, 65534)
     with pytest.raises(UsageError, match="belongs to user 65534"):
         find(home)

@@ -29,7 +29,7 @@ def test_rank_0_serves_and_the_others_come() -> None:
     assert sum(meeting.server is not None for meeting in meetings) == 1
     assert {meeting.address for meeting in meetings} == {"127.0.0.1"}
     (key,) = {meeting.key for meeting in meetings}
-    assert key != JobKey.derived_from(POINT.job)  # which everybody can compute
+    assert key != JobKey.derived_from(POINT.job)  # which strangers can compute
     for meeting in meetings:
         meeting.close()
         meeting.close()

@@ -1,4 +1,4 @@
-"""Nobody becomes a client of another user's store or another user's rank through a Unix socket, not even by the key."""
+"""A Unix socket connects no process to another user's store or rank, not even one with the key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ with socket.socket(socket.AF_UNIX) as listener:
 
 
 def shake_hands(address: str, key: JobKey) -> None:
-    """Do the handshake with the right key, and believe whoever answers."""
+    """Do the handshake with the right key, and trust any process that answers."""
     endpoint = resolve(parse_address(address))[0]
     with socket.socket(endpoint.family) as sock:
         sock.connect(endpoint.sockaddr)

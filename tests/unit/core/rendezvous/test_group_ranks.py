@@ -1,4 +1,4 @@
-"""Who gets which group rank."""
+"""The assignment of group ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader believes when held keys are gone: that nodes are dead, or that the store was away."""
+"""A leader's conclusion when held keys are gone: nodes are dead, or the store was away."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RULES = Rules(min_nodes=1, max_nodes=3, last_call_ns=S, heartbeat_ns=5 * S)
 
 
 class Shell:
-    """A node whose operations are done at once, and that sees what it watches when it is asked to `look`."""
+    """A node whose operations take no time; `look` delivers the changes that it watches."""
 
     def __init__(self, job: Job, name: str) -> None:
         self.job = job
@@ -98,7 +98,7 @@ class Shell:
         self.perform(self.participant.step(self.job.now_ns, event))
 
     def look(self) -> bool:
-        """See what is to be seen. Returns whether there was anything."""
+        """Deliver watched changes; return whether there were any."""
         values = self.job.store.queues.get(self.queue or "")
         changed = self.job.store.differing(self.watched)
         self.watched |= changed
@@ -116,7 +116,7 @@ class Shell:
         self.perform(self.participant.enter_store(self.job.now_ns, elsewhere=elsewhere))
 
     def hold_again(self) -> None:
-        """What the client of a store does when it has connected again."""
+        """Do what a store's client does after it has reconnected."""
         for key, value in self.held.items():
             self.job.store.held[self.name][key] = value
             self.job.store.put(key, value)
@@ -128,7 +128,7 @@ class Job:
     def __init__(self, rules: Rules = RULES) -> None:
         self.rules = rules
         self.now_ns = 0
-        self.knocked: list[list[str]] = []  # the nodes at whose doors somebody has knocked
+        self.knocked: list[list[str]] = []  # the nodes whose agents were probed
         self.store = SimStore()
         self.nodes = [Shell(self, name) for name in "abc"]
         self.a, self.b, self.c = self.nodes
@@ -173,7 +173,7 @@ def test_who_loses_the_connection_is_dead_at_once(job: Job) -> None:
 
 @pytest.mark.parametrize("order", ["abc", "bca", "cab"])
 def test_a_store_that_was_away_is_nobodys_death(job: Job, order: str) -> None:
-    """Whoever comes back first, and whoever looks first."""
+    """In any order of returning and reading."""
     for _ in range(2):
         job.restart_store()
         for name in order:
@@ -190,7 +190,7 @@ def test_the_leader_notices_although_its_own_key_is_there_again(job: Job) -> Non
     job.settle(job.a)
     assert job.lost() == []
     assert job.a.participant.state is not None
-    assert job.a.participant.state.term > 1  # everybody says again what may have been lost
+    assert job.a.participant.state.term > 1  # all nodes repeat the requests that may be lost
 
 
 def test_two_restarts_in_a_row_are_no_death_either(job: Job) -> None:
@@ -229,7 +229,7 @@ def test_who_does_not_come_back_is_lost_by_silence(job: Job) -> None:
 
 
 def test_who_has_moved_calls_others_as_soon_as_more_than_half_are_there() -> None:
-    """For who is called late may have begun a round where nobody was."""
+    """A node that is called late may have begun a round elsewhere."""
     job = Job(replace(RULES, rehost=True))
     job.store = SimStore()
     job.a.move()
@@ -243,7 +243,7 @@ def test_who_has_moved_calls_others_as_soon_as_more_than_half_are_there() -> Non
 def test_the_beat_of_the_dead_goes_with_the_next_round(job: Job) -> None:
     job.store.lose("b")
     job.settle(job.a, job.c)
-    assert "heartbeat/b" in job.store.values  # it may have said that its work was done
+    assert "heartbeat/b" in job.store.values  # it may report a success
     for node in (job.a, job.c):
         node.join()
     job.outlive_leases(job.a, job.c)
@@ -340,7 +340,7 @@ def test_the_others_wait_until_the_agent_of_a_node_that_leaves_has_ended(job: Jo
 
 def test_the_others_wait_for_a_node_that_leaves_no_longer_than_its_workers_may_take(job: Job) -> None:
     leaving(job)
-    for _ in range(6):  # 36 s since it said so, and its workers have ended after 30 s
+    for _ in range(6):  # 36 s after the notice; the workers have ended after 30 s
         job.now_ns += 2 * S
         job.settle()
     assert job.last_round() == ["a", "c"]

@@ -1,4 +1,4 @@
-"""The leader alone: when rounds begin and end, what they cost, who is dead."""
+"""The leader alone: when rounds begin and end, what they cost, which nodes are lost."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_of_two_with_one_place_the_later_one_is_refused_if_both_live() -> None:
         assert heartbeat < 20
         inbox.at(heartbeat * 2.5)
         inbox.leader.note_heartbeats(inbox.now_ns, dict.fromkeys("abc", Heartbeat(heartbeat, -1)), "abc")
-    assert inbox.now_ns > 15 * S  # the first one may be what is left of the second
+    assert inbox.now_ns > 15 * S  # the first may be a previous start of the second
     ((refused),) = inbox.state.refused
     assert refused.id == "c"
     assert refused.reason == "two nodes have --node-rank 1, on host-b and host-c"

@@ -45,7 +45,7 @@ def test_a_silent_leader_is_looked_at_once_more() -> None:
 
 
 def test_a_leader_whose_beat_is_gone_is_silent() -> None:
-    """It left, deleted its heartbeat, and stopped for good before it let go of what it holds."""
+    """It left, deleted its heartbeat, and stopped for good before it gave up its held keys."""
     detector = followed(b"1")
     detector.note_values(S, {}, {"heartbeat/a": None})
     assert detector.must_check_leader(15 * S)

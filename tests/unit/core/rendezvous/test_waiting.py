@@ -1,4 +1,4 @@
-"""What a node that waits says to people."""
+"""Messages of a node that waits for a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a node goes that has lost the store."""
+"""The search of a node that has lost the store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serve(stack: ExitStack, key: JobKey = KEY) -> str:
 
 
 def search(stack: ExitStack, lost: str, meetings: list[str]) -> FoundStore | None:
-    """Return what a node finds that has lost the store there, and knows that the others would meet at these."""
+    """Return the store that a node finds after the loss of one, if the others would meet at `meetings`."""
     config = RendezvousConfig("tcp", max_nodes=len(meetings))
     access = TcpStoreAccess(parse_address(lost), KEY, False, config)
     nodes = [
@@ -63,7 +63,7 @@ def test_another_job_at_the_port_of_the_lost_store_is_not_the_end(stack: ExitSta
 def test_of_many_nodes_not_only_the_first_are_asked(stack: ExitStack) -> None:
     """They may be in the rack that has lost its power."""
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-    for _ in range(2):  # from now on nobody answers there
+    for _ in range(2):  # from now on the port does not answer
         knocker = stack.enter_context(socket.socket())
         knocker.setblocking(False)
         knocker.connect_ex(silent.getsockname())

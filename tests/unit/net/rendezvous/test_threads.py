@@ -1,4 +1,4 @@
-"""The threads of a rendezvous never end unnoticed: somebody waits for what they wait for."""
+"""A thread of a rendezvous never ends unnoticed, because no other waits in its place."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_whatever_ends_a_thread_ends_the_rendezvous(fault: str) -> None:
 
 
 class Crowded(Way):
-    """To a store that says where the nodes meet instead, where there is no room at first."""
+    """Access to a store that names another one, which refuses the node at first."""
 
     def __init__(self, store: Store, other: Store) -> None:
         super().__init__(store)

@@ -20,7 +20,7 @@ WRITERS = 3
 
 
 def write(path: str, name: str, seed: str, acknowledge: int) -> None:
-    """Count in a key of one's own and in one of all, and write what is large enough to be cut off in the middle."""
+    """Count in a separate and in a shared key, with values large enough to be cut off in the middle."""
     chance = random.Random(seed)
     store = FileStore(path)
     store.hold(f"alive {name}", b"")

@@ -1,4 +1,4 @@
-"""A member of a store that may say what no client would: over TCP with tags, from a second implementation of them."""
+"""A client of a store that may send invalid requests: over TCP with tags, from a second implementation of them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Member:
         return data
 
     def sealed(self, words: bytes) -> bytes:
-        """Return what may be several frames as they travel; what is no frame, as it is."""
+        """Return the bytes with their frames sealed; bytes that are not frames stay as they are."""
         if not self._keys:
             return words
         sealed = b""

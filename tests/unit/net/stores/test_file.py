@@ -1,4 +1,4 @@
-"""What a store in a file must survive: deaths in the middle of a write, a full disk, damage, and being replaced."""
+"""A store in a file survives deaths in the middle of a write, a full disk, damage, and replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the handler of a served store answers to whom."""
+"""The answers of a served store's request handler."""
 
 from __future__ import annotations
 

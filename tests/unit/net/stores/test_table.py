@@ -1,4 +1,4 @@
-"""What the content of a store promises to those who serve it; what users see of it is in tests/conformance."""
+"""The promises of a table to its server; those to users are in tests/conformance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special about a store that is served: strangers, wrong keys, broken clients, a server that goes."""
+"""The served store in particular: strangers, wrong keys, broken clients, a server that ends."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_a_process_may_end_while_its_threads_ask() -> None:
 def test_a_lost_server_is_told_with_what_has_happened_to_the_connection(
     server: StoreServer, client: StoreClient
 ) -> None:
-    """Whoever looks for another store wants to know whether this one has ended or is silent."""
+    """A search for another store depends on whether this one has ended or is silent."""
     client.set("a", b"1")
     server.close()
     with pytest.raises(PeerLostError) as lost:

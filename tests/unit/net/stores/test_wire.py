@@ -1,4 +1,4 @@
-"""Lists in requests and answers, and what comes of bytes that are no request."""
+"""Lists in requests and answers, and bytes that are not a request."""
 
 from __future__ import annotations
 
