@@ -266,7 +266,7 @@ def test_by_ipv6(connect: Callable[..., EtcdStore]) -> None:
         other.close()
 
 
-def test_nobody_there() -> None:
+def test_no_etcd_at_the_endpoint() -> None:
     (port,) = free_ports(1, "127.0.0.1")
     with pytest.raises(
         TimeoutError, match=rf"waited 0.2 s for the store at etcd:127.0.0.1:{port}: .*refused"
@@ -274,7 +274,7 @@ def test_nobody_there() -> None:
         EtcdStore(f"127.0.0.1:{port}", "job", SECOND // 5)
 
 
-def test_somebody_else_there(etcd: EtcdCluster) -> None:
+def test_another_service_at_the_endpoint(etcd: EtcdCluster) -> None:
     with pytest.raises(UsageError, match="not an etcd with the JSON gateway of version 3"):
         EtcdStore(f"127.0.0.1:{etcd.peer_port}", "job", LONG)
 

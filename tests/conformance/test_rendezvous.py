@@ -203,7 +203,7 @@ def test_a_late_node_waits_and_comes_in(job: Job) -> None:
     assert [round.group_rank for round in after] == [before[0].group_rank, before[1].group_rank, 2]
 
 
-def test_who_was_lost_comes_back_at_once(job: Job) -> None:
+def test_a_lost_node_comes_back_at_once(job: Job) -> None:
     a, b = dynamic(job).start("a", "b", min_nodes=1)
     a.begins(), b.begins()
     b.close()
@@ -257,7 +257,7 @@ def test_of_two_that_end_the_job_and_go_the_first_is_its_cause(job: Job) -> None
     assert a.expect(JobClosed) == JobClosed("host-b: interrupted by Ctrl-C")
 
 
-def test_nodes_that_disagree_are_told_in_what(job: Job) -> None:
+def test_nodes_with_different_terms_get_the_difference(job: Job) -> None:
     a, b = job.start("a", "b")
     a.begins(), b.begins()
     late = job.add("c", Budget(7), min_nodes=2, max_nodes=2)
@@ -370,7 +370,9 @@ def test_a_node_is_lost_and_then_the_one_with_the_store(tmp_path: Path) -> None:
     b.close()
 
 
-def test_who_served_the_store_finds_the_others_when_it_comes_back(served: list[ProcessNode]) -> None:
+def test_the_node_that_served_the_store_finds_the_others_when_it_comes_back(
+    served: list[ProcessNode],
+) -> None:
     a, b, c = served
     a.signal(signal.SIGKILL)
     for node in (b, c):
@@ -381,7 +383,7 @@ def test_who_served_the_store_finds_the_others_when_it_comes_back(served: list[P
         assert node.says("began").startswith("2 3")
 
 
-def test_who_is_left_without_the_store_and_with_too_few_waits_for_others(tmp_path: Path) -> None:
+def test_a_node_without_the_store_and_a_quorum_waits_for_others(tmp_path: Path) -> None:
     """A node that comes to the endpoint is redirected."""
     endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
     job = Job(RendezvousConfig("tcp", endpoint, tmp_path.name, 2, 3, last_call_ns=S // 2, heartbeat_ns=S))

@@ -50,7 +50,7 @@ def test_a_store_that_comes_back_without_its_memory_gets_it_from_the_nodes(tmp_p
     server.close()
 
 
-def test_keys_that_somebody_has_deleted_come_back(tmp_path: Path) -> None:
+def test_deleted_keys_come_back(tmp_path: Path) -> None:
     job = Job(RendezvousConfig("file", str(tmp_path / "meeting"), "job", heartbeat_ns=S // 2))
     a, b = job.start("a", "b")
     a.begins(), b.begins()
@@ -82,7 +82,7 @@ def test_a_store_that_is_started_again_before_the_first_round(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_nobody_misses_the_store_once_the_job_has_ended(tmp_path: Path) -> None:
+def test_the_loss_of_the_store_after_the_end_of_the_job_is_harmless(tmp_path: Path) -> None:
     """Workers may take long to exit; nodes ask nothing of the store any more, and it may go."""
     key = JobKey.generate()
     server = StoreServer("tcp:127.0.0.1:0", key)
@@ -103,7 +103,7 @@ def test_nobody_misses_the_store_once_the_job_has_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_who_comes_when_all_of_the_last_round_have_ended_takes_over(tmp_path: Path, leaves: bool) -> None:
+def test_a_newcomer_takes_over_when_all_of_the_last_round_have_ended(tmp_path: Path, leaves: bool) -> None:
     key = JobKey.generate()
     server = StoreServer("tcp:127.0.0.1:0", key)
     endpoint = server.address.removeprefix("tcp:")

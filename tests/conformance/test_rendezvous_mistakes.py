@@ -63,14 +63,14 @@ def refused(config: RendezvousConfig, key: JobKey) -> str:
         node.close()
 
 
-def test_nobody_is_there() -> None:
+def test_no_node_is_there() -> None:
     config = RendezvousConfig(
         "tcp", f"127.0.0.1:{free_port('127.0.0.1')}", join_timeout_ns=S, options={"is_host": "0"}
     )
     assert "Connection refused" in refused(config, JobKey.generate())
 
 
-def test_a_host_that_nobody_knows() -> None:
+def test_an_unknown_host() -> None:
     config = RendezvousConfig("tcp", "no-such-host.invalid:1", join_timeout_ns=S)
     assert "no-such-host.invalid" in refused(config, JobKey.generate())
 

@@ -58,7 +58,7 @@ def test_a_closing_holder_wakes_watchers(connect: Connect) -> None:
     timer.join()
 
 
-def test_a_held_key_that_somebody_sets_is_still_held(connect: Connect) -> None:
+def test_a_held_key_that_another_client_sets_is_still_held(connect: Connect) -> None:
     holder, other = connect(), connect()
     holder.hold("a", b"1")
     holder.hold("b", b"1")
@@ -72,7 +72,7 @@ def test_a_held_key_that_somebody_sets_is_still_held(connect: Connect) -> None:
         known |= other.watch(known, LONG)
 
 
-def test_whoever_held_last_holds(connect: Connect) -> None:
+def test_the_last_client_to_hold_a_key_holds_it(connect: Connect) -> None:
     first, last, other = connect(), connect(), connect()
     first.hold("key", b"1")
     last.hold("key", b"2")

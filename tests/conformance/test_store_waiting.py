@@ -121,7 +121,7 @@ def test_many_watchers_of_many_keys(connect: Connect) -> None:
     assert answers == [{"key 250": b"1"}] * 8
 
 
-def test_another_process_wakes_who_waits(where: Where, connect: Connect) -> None:
+def test_another_process_wakes_a_waiting_client(where: Where, connect: Connect) -> None:
     store = connect()
     waits: list[tuple[Callable[[], Any], object]] = [
         (lambda: store.get("key", LONG), b"1"),
@@ -156,7 +156,7 @@ def test_a_killed_popper_takes_nothing(where: Where, connect: Connect) -> None:
     assert store.queue_pop("queue", LONG) == b"1"
 
 
-def test_who_waits_longest_pops_first_where_one_process_knows(kind: str, connect: Connect) -> None:
+def test_the_longest_waiting_client_pops_first_where_one_process_serves(kind: str, connect: Connect) -> None:
     if kind in ("file", "etcd"):
         pytest.skip("nobody knows there who waits")
     popped: list[tuple[int, bytes]] = []
@@ -178,7 +178,7 @@ def test_who_waits_longest_pops_first_where_one_process_knows(kind: str, connect
     assert sorted(popped) == [(0, b"0"), (1, b"1"), (2, b"2")]
 
 
-def test_a_thread_that_waits_does_not_hold_up_who_shares_its_client(kind: str, store: Store) -> None:
+def test_a_waiting_thread_does_not_block_others_of_its_client(kind: str, store: Store) -> None:
     if kind not in {"memory", "file"}:
         pytest.skip("has one connection")
     with soon(lambda: store.set("key", b"1")):

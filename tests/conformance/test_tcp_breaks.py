@@ -233,7 +233,7 @@ def test_it_goes_on_elsewhere_from_a_copy_of_the_journal(place: Place, tmp_path:
     place.start()
 
 
-def test_close_wakes_who_waits(place: Place) -> None:
+def test_close_wakes_a_waiting_thread(place: Place) -> None:
     store, told = StoreClient(place.address, KEY, LONG), list[str]()
 
     def wait() -> None:

@@ -38,7 +38,7 @@ def test_in_a_shortage_one_comes_in_the_place_of_another() -> None:
     assert strangers.find_room(SILENT_NS, is_short=True) == Room(leaver="a")
 
 
-def test_who_talks_has_more_time() -> None:
+def test_a_stranger_with_a_hello_has_more_time() -> None:
     strangers = crowd("a", "a")
     for name in ("a0", "a1"):
         strangers.note_hello(name, 10)

@@ -140,7 +140,7 @@ def test_both_ends_tell_another_version(monkeypatch: pytest.MonkeyPatch) -> None
         both(Handshake(Role.CLIENT, KEY, "store", SEALED), server)
 
 
-def test_a_silent_peer_holds_nobody(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_silent_peer_blocks_no_other(pair: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(builtins.TimeoutError):
         authenticate(pair[0], Role.SERVER, KEY, "store", SEALED, time.monotonic_ns() + 10**7)
 
@@ -173,7 +173,7 @@ def test_a_connection_is_secret_if_either_end_asks_for_it(client: Protection, se
     assert all(keys.conceals for keys in keys_of(client, server))
 
 
-def test_nobody_weakens_the_protection_on_the_way() -> None:
+def test_a_relay_cannot_weaken_the_protection() -> None:
     client, server = (
         Handshake(Role.CLIENT, KEY, "store", SECRET),
         Handshake(Role.SERVER, KEY, "store", SEALED),

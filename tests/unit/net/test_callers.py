@@ -22,5 +22,5 @@ from ronde.net.accept import source_of
         ("fec0::1", "fec0::2", True),
     ],
 )
-def test_who_shares_a_budget(one: str, other: str, is_one_source: bool) -> None:
+def test_which_addresses_share_a_budget(one: str, other: str, is_one_source: bool) -> None:
     assert (source_of(one) == source_of(other)) is is_one_source

@@ -50,7 +50,7 @@ def test_the_launcher_serves_and_gives_the_key() -> None:
     server.close()
 
 
-def test_nobody_serves() -> None:
+def test_no_server_at_the_meeting_point() -> None:
     with pytest.raises(TimeoutError, match=f"for the store at {POINT.address}: Connection refused"):
         meet(POINT, 1, Settings(start_timeout_ns=SECOND // 20))
 

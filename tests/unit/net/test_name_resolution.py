@@ -32,7 +32,7 @@ class Server:
         return answer
 
 
-def test_a_server_that_does_not_answer_is_asked_once_and_holds_nobody_up() -> None:
+def test_a_server_that_does_not_answer_is_asked_once_and_blocks_no_caller() -> None:
     server = Server(HERE)
     server.well.clear()
     names = NameResolver(server.ask)

@@ -165,14 +165,14 @@ def job() -> Job:
     return Job()
 
 
-def test_who_loses_the_connection_is_dead_at_once(job: Job) -> None:
+def test_a_node_that_loses_its_connection_is_dead_at_once(job: Job) -> None:
     job.store.lose("b")
     job.settle(job.a, job.c)
     assert job.lost() == ["b"]
 
 
 @pytest.mark.parametrize("order", ["abc", "bca", "cab"])
-def test_a_store_that_was_away_is_nobodys_death(job: Job, order: str) -> None:
+def test_no_node_dies_because_the_store_was_away(job: Job, order: str) -> None:
     """In any order of returning and reading."""
     for _ in range(2):
         job.restart_store()
@@ -206,7 +206,7 @@ def test_two_restarts_in_a_row_are_no_death_either(job: Job) -> None:
     assert job.lost() == []
 
 
-def test_who_was_seen_since_the_store_was_away_can_be_lost_at_once(job: Job) -> None:
+def test_a_node_seen_since_the_store_was_away_can_be_lost_at_once(job: Job) -> None:
     job.restart_store()
     for node in job.nodes:
         node.hold_again()
@@ -216,7 +216,7 @@ def test_who_was_seen_since_the_store_was_away_can_be_lost_at_once(job: Job) -> 
     assert job.lost() == ["b"]
 
 
-def test_who_does_not_come_back_is_lost_by_silence(job: Job) -> None:
+def test_a_node_that_does_not_come_back_is_lost_by_silence(job: Job) -> None:
     job.restart_store()
     job.a.hold_again()
     job.c.hold_again()
@@ -228,7 +228,7 @@ def test_who_does_not_come_back_is_lost_by_silence(job: Job) -> None:
     assert job.lost() == ["b"]
 
 
-def test_who_has_moved_calls_others_as_soon_as_more_than_half_are_there() -> None:
+def test_nodes_that_have_moved_call_others_once_more_than_half_are_there() -> None:
     """A node that is called late may have begun a round elsewhere."""
     job = Job(replace(RULES, rehost=True))
     job.store = SimStore()
@@ -240,7 +240,7 @@ def test_who_has_moved_calls_others_as_soon_as_more_than_half_are_there() -> Non
     assert job.a.participant.store_identity.is_calling
 
 
-def test_the_beat_of_the_dead_goes_with_the_next_round(job: Job) -> None:
+def test_the_heartbeat_of_a_dead_node_goes_with_the_next_round(job: Job) -> None:
     job.store.lose("b")
     job.settle(job.a, job.c)
     assert "heartbeat/b" in job.store.values  # it may report a success
@@ -251,7 +251,7 @@ def test_the_beat_of_the_dead_goes_with_the_next_round(job: Job) -> None:
     assert {key for key in job.store.values if key.startswith("heartbeat/")} == {"heartbeat/a", "heartbeat/c"}
 
 
-def test_who_was_lost_and_is_back_before_the_next_round_can_end_the_job(job: Job) -> None:
+def test_a_lost_node_that_is_back_before_the_next_round_can_end_the_job(job: Job) -> None:
     job.outlive_leases(job.a, job.c)  # b is frozen
     assert job.lost() == ["b"]
     job.settle()
@@ -264,7 +264,7 @@ def test_who_was_lost_and_is_back_before_the_next_round_can_end_the_job(job: Job
     assert JobClosed("host-b: interrupted") in job.a.told
 
 
-def test_who_was_frozen_tells_no_store_without_memory_what_it_knew_before_the_others_can(job: Job) -> None:
+def test_a_frozen_node_lets_the_others_restore_a_store_first(job: Job) -> None:
     job.outlive_leases(job.a, job.c)  # b is frozen
     job.a.join()
     job.c.join()
@@ -284,7 +284,7 @@ def test_who_was_frozen_tells_no_store_without_memory_what_it_knew_before_the_ot
     assert any(isinstance(event, Ejected) for event in job.b.told)
 
 
-def test_who_was_frozen_and_finds_nobody_goes_on_a_heartbeat_later(job: Job) -> None:
+def test_a_frozen_node_that_is_alone_goes_on_a_heartbeat_later(job: Job) -> None:
     job.now_ns += 20 * S
     job.store = SimStore()
     for node in job.nodes:

@@ -89,7 +89,7 @@ def test_too_few_wait_and_then_there_is_a_last_call() -> None:
     assert inbox.at(131).roster == "ax"
 
 
-def test_a_shrinking_world_waits_for_nobody() -> None:
+def test_a_shrinking_world_does_not_wait() -> None:
     inbox = running("abc", Rules(1, 5)).at(50).lose("b").join("c", after=0)
     assert inbox.is_forming
     assert inbox.join("a", after=0).roster == "ac"
@@ -98,7 +98,7 @@ def test_a_shrinking_world_waits_for_nobody() -> None:
     assert inbox.state.cause.reason == "host-b lost the connection to the others"
 
 
-def test_who_does_not_come_is_left_behind() -> None:
+def test_a_survivor_that_does_not_join_is_left_behind() -> None:
     inbox = running("ab", Rules(1, 2)).at(50).lose("x")
     inbox.say(FailureReport(0, "a", 0, BOOM))
     inbox.join("a", after=0).at(50 + STRAGGLER_NS / S - 1)
@@ -106,7 +106,7 @@ def test_who_does_not_come_is_left_behind() -> None:
     assert inbox.at(50 + STRAGGLER_NS / S).roster == "a"
 
 
-def test_nobody_is_left_behind_while_its_workers_may_still_be_ending() -> None:
+def test_no_survivor_is_left_behind_while_its_workers_may_still_be_ending() -> None:
     inbox = running("ab", Rules(1, 2, heartbeat_ns=5 * S, longest_end_ns=70 * S)).at(50)
     inbox.say(FailureReport(0, "a", 0, BOOM))
     inbox.join("a", after=0).at(50 + 74.9)
@@ -133,7 +133,7 @@ def test_a_world_that_was_larger_is_made_whole_at_once() -> None:
     assert inbox.join("c2", after=1).is_forming
 
 
-def test_nobody_comes_in_once_somebody_has_succeeded() -> None:
+def test_no_node_joins_once_another_has_succeeded() -> None:
     inbox = running("a", Rules(1, 2))
     inbox.say(SuccessReport(0, "a", 0))
     assert inbox.state.phase == JobPhase.COMPLETED
@@ -184,7 +184,7 @@ def test_a_failure_that_blames_a_peer_waits_for_a_better_one() -> None:
     assert inbox.state.cause == WorkerFailed(blaming), "all live, so it was the cause"
 
 
-def test_who_succeeded_and_died_is_no_loss() -> None:
+def test_a_node_that_succeeded_and_died_is_no_loss() -> None:
     inbox = running("ab", Rules(1, 2))
     inbox.leader.note_heartbeats(0, {"a": Heartbeat(9, 0)}, "a")  # its last words
     assert inbox.lose("a").roster == "ab"
@@ -205,7 +205,7 @@ def test_silence() -> None:
     assert inbox.state.cause.reason == "host-b was silent for 6 s"
 
 
-def test_a_judge_who_overslept_starts_again() -> None:
+def test_a_leader_that_reads_late_grants_the_full_time_again() -> None:
     rules = Rules(1, 2, heartbeat_ns=2 * S)
     inbox = running("ab", rules)
     assert inbox.leader.tick(100 * S)
@@ -220,7 +220,7 @@ def test_leaving() -> None:
     assert inbox.state.cause.reason == "host-c left: preempted"
 
 
-def test_the_cause_has_all_who_are_lost_though_it_names_some() -> None:
+def test_the_cause_has_all_lost_nodes_though_it_names_some() -> None:
     names = [f"{i:02}" for i in range(40)]
     inbox = LeaderWithInbox(Rules(1, 40)).join(*names)
     roster = inbox.leader.roster

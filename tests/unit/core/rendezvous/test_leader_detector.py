@@ -23,7 +23,7 @@ def look(detector: LeaderDetector, now_ns: int, heartbeat: Values) -> None:
     detector.note_values(now_ns, detector.keys_to_read, {"alive/a": ALIVE, **heartbeat})
 
 
-def test_a_leader_that_beats_lives() -> None:
+def test_a_leader_with_heartbeats_lives() -> None:
     detector = followed(b"1")
     for second in range(1, 40):
         assert not detector.must_check_leader(second * S)
@@ -44,7 +44,7 @@ def test_a_silent_leader_is_looked_at_once_more() -> None:
     assert detector.loss.is_silent
 
 
-def test_a_leader_whose_beat_is_gone_is_silent() -> None:
+def test_a_leader_whose_heartbeat_is_gone_is_silent() -> None:
     """It left, deleted its heartbeat, and stopped for good before it gave up its held keys."""
     detector = followed(b"1")
     detector.note_values(S, {}, {"heartbeat/a": None})
@@ -55,7 +55,7 @@ def test_a_leader_whose_beat_is_gone_is_silent() -> None:
     assert detector.loss.last_heartbeat is None
 
 
-def test_a_leader_may_beat_again_after_its_beat_was_gone() -> None:
+def test_a_leader_may_send_heartbeats_again_after_one_was_gone() -> None:
     detector = followed(b"1")
     detector.note_values(S, {}, {"heartbeat/a": None})
     detector.note_values(9 * S, {}, {"heartbeat/a": b"2"})

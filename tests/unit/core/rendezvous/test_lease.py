@@ -53,7 +53,7 @@ def test_a_round_waits_until_the_lease_of_a_lost_node_has_run_out() -> None:
     assert inbox.at(24).roster == "ab"
 
 
-def test_nobody_waits_for_a_node_that_has_no_workers() -> None:
+def test_no_round_waits_for_a_node_without_workers() -> None:
     def lost() -> LeaderWithInbox:
         inbox = running("abc", RULES).at(10)
         inbox.leader.lose_nodes(inbox.now_ns, ["c"], "lost the connection", may_work=True)

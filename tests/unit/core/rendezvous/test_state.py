@@ -14,7 +14,7 @@ RUNNING = JobState(
 ENDED = replace(RUNNING, version=19, phase=JobPhase.FORMING, number=6)
 
 
-def test_who_was_frozen_does_not_take_back_the_end_of_a_round_by_writing_often() -> None:
+def test_a_frozen_node_does_not_undo_the_end_of_a_round_by_writing_often() -> None:
     """The leader was lost with the store, and the one that was frozen is the first to find the new one."""
     written_again = replace(RUNNING.restored("b", None), version=30)
     assert ENDED.is_newer(written_again, elsewhere=False)

@@ -74,7 +74,7 @@ def test_of_many_nodes_not_only_the_first_are_asked(stack: ExitStack) -> None:
     assert found.store.address == other
 
 
-def test_who_cannot_even_knock_learns_nothing() -> None:
+def test_a_probe_without_descriptors_is_inconclusive() -> None:
     address = parse_address(f"tcp:127.0.0.1:{free_port('127.0.0.1')}")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unused = os.dup(0)

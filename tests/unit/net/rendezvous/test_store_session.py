@@ -18,7 +18,7 @@ from ronde.net.stores.tcp import StoreClient
 HANGING_NS = 60 * 10**9
 
 
-def test_who_goes_leaves_no_thread_waiting_at_a_store_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_session_leaves_no_thread_waiting_at_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_session, "LONGEST_WAIT_NS", 3600 * 10**9)
     key, lost = JobKey.generate(), []
     server = StoreServer("tcp:127.0.0.1:0", key)

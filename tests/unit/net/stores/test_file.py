@@ -73,7 +73,7 @@ def test_a_header_that_was_cut_off_is_an_empty_store(path: Path) -> None:
         assert path.read_bytes() == text
 
 
-def test_damage_is_said_and_not_skipped(path: Path) -> None:
+def test_damage_is_an_error_and_not_skipped(path: Path) -> None:
     store = FileStore(path)
     store.set("a", b"1" * 50)
     store.set("b", b"2" * 50)
@@ -104,7 +104,7 @@ def test_a_path_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
             FileStore(path)
 
 
-def test_a_file_that_somebody_removed_is_said_at_once(path: Path) -> None:
+def test_a_removed_file_is_an_error_at_once(path: Path) -> None:
     store = FileStore(path)
     store.set("a", b"1")
     path.unlink()
@@ -126,7 +126,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-def test_a_full_disk_is_said_and_changes_nothing(small_disk: Path) -> None:
+def test_a_full_disk_is_an_error_and_changes_nothing(small_disk: Path) -> None:
     store, other = FileStore(small_disk / "store"), FileStore(small_disk / "store")
     filler = small_disk / "filler"
     store.set("a", b"1")

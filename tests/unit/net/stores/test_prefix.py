@@ -10,7 +10,7 @@ from ronde.net.stores.memory import MemoryStore
 from ronde.net.stores.prefix import PrefixStore
 
 
-def test_prefixes_nest_and_are_seen_as_a_whole_from_outside() -> None:
+def test_prefixes_nest_and_the_store_has_the_whole_keys() -> None:
     store = MemoryStore()
     inner = PrefixStore(PrefixStore(store, "job/"), "round 1/")
     inner.set("key", b"1")

@@ -8,7 +8,7 @@ from ronde.net.stores.wire import StoreOperation, pack_known
 LONG = 30 * 10**9
 
 
-def test_nobody_is_told_who_died_with_the_holder() -> None:
+def test_a_watcher_that_died_with_the_holder_gets_no_answer() -> None:
     """A killed agent loses all its connections at once: the one that holds a key, and those that watch it."""
     handler = RequestHandler()
     holder, watcher, other = (handler.open_session(b"") for _ in range(3))

@@ -123,7 +123,7 @@ def test_a_member_may_write_in_any_pieces(server: StoreServer) -> None:
         assert sock.receive(100) == b"\0"
 
 
-def test_strangers_that_dawdle_keep_nobody_out(server: StoreServer, client: StoreClient) -> None:
+def test_slow_strangers_keep_no_client_out(server: StoreServer, client: StoreClient) -> None:
     dawdlers = []
     for _ in range(3 * MAX_STRANGERS):
         dawdlers.append(stranger(server))
@@ -218,13 +218,13 @@ def test_a_client_may_come_before_its_server() -> None:
         ("tcp:no-such-host.invalid:1", ""),
     ],
 )
-def test_where_nobody_serves(address: str, reason: str) -> None:
+def test_no_server_at_the_address(address: str, reason: str) -> None:
     with pytest.raises(TimeoutError, match=f"waited 0.05 s for the store at {address}: {reason}") as caught:
         StoreClient(address, KEY, SECOND // 20)
     assert caught.value.operation == "store"
 
 
-def test_a_server_that_goes_takes_nobody_with_it(server: StoreServer, client: StoreClient) -> None:
+def test_a_closed_server_ends_no_client(server: StoreServer, client: StoreClient) -> None:
     errors = []
 
     def wait() -> None:
@@ -303,7 +303,7 @@ def test_a_process_may_end_while_its_threads_ask() -> None:
         subprocess.run([sys.executable, "-c", ENDS_WHILE_THREADS_ASK], check=True, timeout=60)
 
 
-def test_a_lost_server_is_told_with_what_has_happened_to_the_connection(
+def test_the_loss_of_a_server_names_the_error_of_the_connection(
     server: StoreServer, client: StoreClient
 ) -> None:
     """A search for another store depends on whether this one has ended or is silent."""
