@@ -9,8 +9,19 @@ from tests.sim.agents import AgentSimulation
 from tests.sim.common_order import Broken
 from tests.sim.rendezvous import Simulation, draw_nodes, simulate
 
-from ronde.core.agent import Agent, Effect, Failing, JoinRound, ReportFailure, ReportSuccess, WorkersGone
+from ronde.core.agent import (
+    TRANSITIONS,
+    Failing,
+    Healthy,
+    Joining,
+    JoinRound,
+    ReportSuccess,
+    Stopping,
+    Unhealthy,
+    WorkersGone,
+)
 from ronde.core.rendezvous.lease import LeftoverWorkers
+from ronde.core.rendezvous.membership import Ejected, RoundEnded
 
 WHAT_HAPPENS = {
     "a node dies",
@@ -56,29 +67,26 @@ def test_500_more_seeds() -> None:
 
 
 def join_before_the_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Agent, "_again", lambda self: [JoinRound()])
+    for state in Healthy, Unhealthy:
+        for event in RoundEnded, Ejected:
+            patch.setitem(TRANSITIONS, (state, event), lambda *_: (Joining(True), [JoinRound()]))
 
 
 def call_it_success_when_workers_were_stopped(patch: pytest.MonkeyPatch) -> None:
-    gone = Agent._gone
-
-    def broken(self: Agent, now_ns: int, event: WorkersGone) -> list[Effect]:
-        return [ReportSuccess()] if event.exit_code == 143 and self._rejoin else gone(self, now_ns, event)
-
-    patch.setattr(Agent, "_gone", broken)
+    patch.setitem(
+        TRANSITIONS, (Stopping, WorkersGone), lambda agent, _, state, event: (state, [ReportSuccess()])
+    )
 
 
 def keep_a_failure_to_oneself(patch: pytest.MonkeyPatch) -> None:
-    failing = Agent._failing
-
-    def broken(self: Agent, failure: Failing) -> list[Effect]:
-        return [effect for effect in failing(self, failure) if not isinstance(effect, ReportFailure)]  # type: ignore[arg-type]
-
-    patch.setattr(Agent, "_failing", broken)
+    fail = TRANSITIONS[Healthy, Failing]
+    patch.setitem(TRANSITIONS, (Healthy, Failing), lambda *arguments: (fail(*arguments)[0], []))
 
 
 def leave_without_a_word_when_others_are_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Agent, "_again", lambda self: [])
+    for state, event in list(TRANSITIONS):
+        if event in (RoundEnded, Ejected):
+            patch.delitem(TRANSITIONS, (state, event))
 
 
 def begin_before_the_workers_of_a_lost_node_have_ended(patch: pytest.MonkeyPatch) -> None:

@@ -1,45 +1,60 @@
-r"""What the agent of one node decides, from its first join to its exit. Pure.
+"""What the agent of one node decides, from its first join to its exit. Pure.
 
-An agent takes part in the rendezvous, runs its workers for as long as a round lasts, and tells the others how they
-ended. What happens within one run of the workers, `worker_group` decides; who is in a round, and whether there is to be
-another one, the rendezvous.
+An agent joins the rendezvous, runs the workers of its node while a round lasts, and reports how they ended. The
+rendezvous decides on rounds and their members, and `worker_group` on what happens within one run of the workers.
+
+The agent is in one state, and each state carries its data. `TRANSITIONS` says which method handles an event in which
+state; an event without an entry has no effect. These are all changes of state (a test compares them with the machine):
+
+    Joining                             -- RoundBegan -->    Healthy
+    Healthy                             -- Failing -->       Unhealthy
+    Healthy                             -- WorkersGone -->   Succeeded, AwaitingVerdict
+    Unhealthy                           -- WorkersGone -->   AwaitingVerdict
+    Healthy, Unhealthy                  -- RoundEnded -->    Stopping
+    Healthy, Unhealthy                  -- Ejected -->       Stopping
+    Stopping                            -- WorkersGone -->   Joining
+    Succeeded, AwaitingVerdict          -- RoundEnded -->    Joining
+    Succeeded, AwaitingVerdict          -- Ejected -->       Joining
+
+    Succeeded                           -- AllSucceeded -->  Ended
+    Succeeded, Joining                  -- AgentTimer -->    Ended       rules 4 and 5
+    AwaitingVerdict                     -- Ejected -->       Ended       rule 7
+    Joining, Succeeded, AwaitingVerdict -- JobClosed, RendezvousBroken, InterruptAgent -->  Ended
+
+    Stopping                            -- AgentTimer -->    Exiting     rule 5
+    Unhealthy                           -- Ejected -->       Exiting     rule 7
+    Healthy, Unhealthy, Stopping        -- JobClosed, RendezvousBroken, InterruptAgent -->  Exiting
+    Exiting                             -- WorkersGone -->   Ended
 
 Rules
 
-1. Workers run only within a round, and never two runs of them at once: before it joins again, an agent waits until all
-   processes of the last run are gone.
-2. The first worker that fails for a reason of its own ends the round for all nodes: `ReportFailure`. It is told at
-   once, while the other workers are still being ended. Whether the job goes on is what the rendezvous answers.
-3. Workers that fail because they lost a peer are no cause as long as one of this node may have a better one, so their
-   failure is told when all are gone. Whether the cause is on another node, the rendezvous finds out.
-4. When all workers have succeeded, the agent waits for the other nodes (the exit barrier), because they may still need
-   its store, or fail and make it start again. After the patience it leaves, and has succeeded; but not while others
-   need what it serves: the store of the round (group rank 0), or that of the rendezvous.
-5. A round that has ended, or that went on without us, ends the workers at once; then we join again.
-   Where it is known that no other nodes will come (Slurm starts no task again, and -H no agent of a fixed list) and
-   too few are left, the job ends unless a lost one, which may have been cut off only, is back in time.
-6. Ctrl-C and Ctrl-\ end the job on all nodes. Other signals take this node away; the others go on if they may.
+1. Workers run only within a round, and one run of them at a time: before it joins again, an agent waits until all
+   processes of the last run have ended.
+2. The first worker that fails without blaming a peer ends the round for all nodes. The agent reports it at once
+   (`ReportFailure`), while its other workers still end. The rendezvous answers whether the job continues.
+3. A worker that fails because it lost a peer is not the cause as long as another worker of this node may be, so the
+   agent reports such a failure when all workers have ended. The rendezvous finds out whether the cause is elsewhere.
+4. When all its workers have succeeded, the agent waits for the other nodes (the exit barrier), because they may still
+   need its store, or may fail and make it start again. It leaves when the barrier's time is up, and has succeeded. It
+   stays while others need a store that it serves: that of the round (group rank 0), or that of the rendezvous.
+5. When a round ends or continues without this node, the agent ends its workers and joins again. Where no other nodes
+   can come (Slurm starts no task again, and -H no agent of a fixed list) and too few are left, the agent ends the job,
+   unless a lost node, which may only have been cut off, is back in time.
+6. Ctrl-C and Ctrl-\\ end the job on all nodes. Other signals take this node away; the others continue if they may.
 7. Where nodes can be replaced (`gives_way`), the first failure of a round when no restart is left costs the job its
-   node, and not its life: the others go on if they may. That node is told to go, by being left out, because a later
-   failure may be only a consequence. Whoever has placed the nodes sees to the rest.
-8. Every ending has one reason, and nothing is decided after it.
-9. Workers of a node that the others take for dead are killed at once. The others start theirs when the node's lease has
-   run out (`core/rendezvous/lease`), and what the old workers would save then might replace what the new ones save.
-   The others wait for those of a node that leaves, so these may still save something.
-
-Theory of operation
-
-    INIT --RoundBegan--> HEALTHY --all ended with 0--> SUCCEEDED --AllSucceeded--> exit 0
-      ^                     | \
-      |                     |  \--a worker fails--> UNHEALTHY --all gone--> FAILED --JobClosed--> exit
-      |             RoundEnded, Ejected                 |                     |
-      +--all gone-- STOPPED <---------------------------+---------------------+ RoundEnded
+   node, and not its life: the others continue if they may. The rendezvous ejects that node, because a later failure may
+   be only a consequence. The launcher that placed the nodes handles the rest.
+8. Every ending has one reason, and the agent decides nothing after it.
+9. The agent kills its workers at once if the others take this node for dead. They start theirs when the lease of this
+   node has run out (`core/rendezvous/lease`), and a late checkpoint of the old workers might replace one of the new
+   workers. The others wait for the workers of a node that leaves, so these have time to save.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ronde.core.rendezvous.membership import (
     AllSucceeded,
@@ -58,6 +73,7 @@ from ronde.core.rendezvous.membership import (
     WorkerFailed,
 )
 from ronde.core.worker_group import TYPED
+from ronde.light_dataclasses import dataclass, replace
 
 __all__ = [
     "Agent",
@@ -74,37 +90,26 @@ __all__ = [
     "AgentNotice",
     "SetAgentTimer",
     "StartWorkers",
+    "TRANSITIONS",
     "WorkerState",
     "StopWorkers",
     "ReportSuccess",
     "AgentTimer",
 ]
 
-FAILED, UNREACHABLE = 1, 2  # exit codes for what is no worker's fault
+FAILED, UNREACHABLE = 1, 2  # exit codes of endings that no worker caused
 
-
-class WorkerState(Enum):
-    """How the workers of this node are, in the words of torch's elastic agent."""
-
-    INIT = "INIT"
-    HEALTHY = "HEALTHY"
-    UNHEALTHY = "UNHEALTHY"
-    STOPPED = "STOPPED"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-
-
-# What happens, beside what the rendezvous tells.
+# Events, beside those of the rendezvous.
 
 
 class Failing(NamedTuple):
-    """A worker has failed for a reason of its own; others may still be there, and are being ended."""
+    """A worker has failed without blaming a peer. The supervisor ends the others, and some may still run."""
 
     failure: Failure
 
 
 class WorkersGone(NamedTuple):
-    """No process of the workers is left.
+    """All processes of the workers have ended.
 
     `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
     """
@@ -115,15 +120,16 @@ class WorkersGone(NamedTuple):
 
 
 class InterruptAgent(NamedTuple):
-    """The agent got a signal that means: end. The shell has passed it on to the workers, if there are any."""
+    """The agent got a signal that asks it to end. The shell has passed it on to the workers, if there are any."""
 
     signum: int
     reason: str
 
 
 class AgentTimer(NamedTuple):
-    """The time of the last `SetAgentTimer` has come, or the shell woke up for nothing. `serves`: whether the nodes meet
-    at a store that ends with this one.
+    """The time of the last `SetAgentTimer` has come; an early `AgentTimer` does no harm.
+
+    `serves`: whether the nodes meet at a store that ends with this node.
     """
 
     serves: bool = False
@@ -132,7 +138,7 @@ class AgentTimer(NamedTuple):
 Event = RendezvousEvent | Failing | WorkersGone | InterruptAgent | AgentTimer
 
 
-# What is to be done.
+# Effects, which the shell performs.
 
 
 class JoinRound(NamedTuple):
@@ -140,27 +146,27 @@ class JoinRound(NamedTuple):
 
 
 class StartWorkers(NamedTuple):
-    """Start the workers of the round; `again` says that they may be started again if one fails."""
+    """Start the workers of the round; `again`: whether the job restarts them if one fails."""
 
     round: Round
     again: bool
 
 
 class StopWorkers(NamedTuple):
-    """End the workers; `WorkersGone` comes of it. `at_once`: leave them no time to save anything (rule 9)."""
+    """End the workers, then send `WorkersGone`. `at_once`: leave them no time to save anything (rule 9)."""
 
     reason: str
     at_once: bool = False
 
 
 class ReportFailure(NamedTuple):
-    """Tell the rendezvous that a worker of this round has failed."""
+    """Report to the rendezvous that a worker of this round has failed."""
 
     failure: Failure
 
 
 class ReportSuccess(NamedTuple):
-    """Tell the rendezvous that all workers of this node have succeeded."""
+    """Report to the rendezvous that all workers of this node have succeeded."""
 
 
 class EndJob(NamedTuple):
@@ -170,13 +176,13 @@ class EndJob(NamedTuple):
 
 
 class LeaveJob(NamedTuple):
-    """Tell the rendezvous that this node goes."""
+    """Tell the rendezvous that this node leaves."""
 
     reason: str
 
 
 class AgentNotice(NamedTuple):
-    """Something for the user's eyes."""
+    """Show the user this text."""
 
     text: str
 
@@ -188,9 +194,10 @@ class SetAgentTimer(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """It is over. `failure` is the job's first one, on whatever node; `reason` says why where that is no failure.
+    """End the agent.
 
-    `gave_way`: it is over for this node alone.
+    `failure` is the job's first failure, on any node, and None if the job ended for another reason. `gave_way`: the job
+    may continue without this node.
     """
 
     code: int
@@ -213,11 +220,123 @@ Effect = (
 )
 
 
+# States. These, like all that the launcher loads, are light dataclasses.
+
+
+class WorkerState(Enum):
+    """The state of the workers of this node, in the words of torch's elastic agent."""
+
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+class Shortage(NamedTuple):
+    """Too few nodes are left for another round, and no new ones can come: at `ends_ns` the agent ends the job."""
+
+    reason: str
+    ends_ns: int
+
+
+@dataclass(frozen=True)
+class Joining:
+    """No workers; the agent has asked for the next round. `has_begun`: whether this node was in an earlier one."""
+
+    workers: ClassVar = WorkerState.INIT
+    has_begun: bool = False
+    shortage: Shortage | None = None
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """The workers of the round run."""
+
+    workers: ClassVar = WorkerState.HEALTHY
+    round: Round
+
+
+@dataclass(frozen=True)
+class Unhealthy:
+    """A worker has failed, and the agent has reported it; the supervisor ends the other workers."""
+
+    workers: ClassVar = WorkerState.UNHEALTHY
+    round: Round
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class AwaitingVerdict:
+    """The workers have failed and ended; the rendezvous will answer whether the job continues.
+
+    `failure` is the reported one; None if all workers ended without a failure, but not with exit code 0.
+    """
+
+    workers: ClassVar = WorkerState.FAILED
+    round: Round
+    failure: Failure | None
+
+
+@dataclass(frozen=True)
+class Succeeded:
+    """All workers have succeeded; the agent waits for other nodes until `leaves_ns`; None: as long as they need it."""
+
+    workers: ClassVar = WorkerState.SUCCEEDED
+    round: Round
+    leaves_ns: int | None
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The agent ends the workers of a round that is over, or continues without this node, and then joins again."""
+
+    workers: ClassVar = WorkerState.STOPPED
+    shortage: Shortage | None = None
+
+
+@dataclass(frozen=True)
+class Exiting:
+    """The agent ends its workers, or they end after a signal; then the agent exits.
+
+    `exit`: None if the workers' exit code is to be the agent's. `round`: theirs, while it lasts. `has_signal`: whether
+    the agent has passed on a signal to the rendezvous. `shortage`: it was there before the signal; if its time is up
+    before the workers have ended, it becomes the reason.
+    """
+
+    workers: ClassVar = WorkerState.STOPPED
+    exit: Exit | None
+    round: Round | None = None
+    has_signal: bool = False
+    shortage: Shortage | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The agent has ended."""
+
+    exit: Exit
+
+    @property
+    def workers(self) -> WorkerState:
+        return WorkerState.FAILED if self.exit.code else WorkerState.SUCCEEDED
+
+
+State = Joining | Healthy | Unhealthy | AwaitingVerdict | Succeeded | Stopping | Exiting | Ended
+WithWorkers = Healthy | Unhealthy | Stopping | Exiting
+
+KILL = StopWorkers("the others may have gone on", at_once=True)
+
+Next = tuple[State, list[Effect]]  # the next state, and what the shell performs
+_Handler = Callable[["Agent", int, Any, Any], Next]
+
+
 class Agent:
     """The machine: one agent of a job, in any number of rounds.
 
-    `exit_barrier_ns` is how long to wait for others. `gives_way`: rule 7. `supply`: all the nodes that there will ever
-    be, None if others may come; the job needs `least`, and waits `shortage_ns` for a lost one if it has fewer.
+    `exit_barrier_ns` is how long to wait for others. `gives_way`: rule 7. `supply`: the number of all nodes that can
+    ever come, None if there is no limit; the job needs `least`, and waits `shortage_ns` for a lost one if it has fewer.
     """
 
     def __init__(
@@ -230,208 +349,192 @@ class Agent:
         shortage_ns: int = 0,
     ) -> None:
         self._budget = budget
+        self._exit_barrier_ns = exit_barrier_ns
         self._gives_way = gives_way
         self._supply = supply
         self._least = least
         self._shortage_ns = shortage_ns
         self._lost: set[str] = set()  # by id, nodes that have not come back
-        self._shortage = ""  # why there will be no other round unless one of them does
-        self._exit_barrier_ns = exit_barrier_ns
-        self._round: Round | None = None  # the one whose workers run or have ended; None while we join
-        self._alive = False  # whether there are processes of workers
-        self._said = False  # whether this round has our word already: failed, or succeeded
-        self._failure: Failure | None = None  # the first one on this node
-        self._deadline_ns: int | None = None
-        self._rejoin = False  # once the workers are gone
-        self._interrupted = False
-        self._exit: Exit | None = None  # once the workers are gone
-        self._began = False  # some round has
-        self._over = False
-        self.state = WorkerState.INIT
+        self._state: State = Joining()
+
+    @property
+    def state(self) -> WorkerState:
+        """The state of this node's workers."""
+        return self._state.workers
 
     def begin(self) -> list[Effect]:
-        """Return what to do first."""
+        """Return the first effects."""
         return [JoinRound()]
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
-        """Return what to do about the event, which the shell learned of at `now_ns` of its own monotonic clock."""
-        if self._over:
+        """Return the effects of the event, which the shell learned of at `now_ns` of its monotonic clock."""
+        handle = TRANSITIONS.get((type(self._state), type(event)))
+        if handle is None:
             return []
-        match event:
-            case Failing(failure):
-                return self._failing(failure)
-            case WorkersGone():
-                return self._gone(now_ns, event)
-            case InterruptAgent(signum, reason):
-                return self._interrupt(signum, reason)
-            case AgentTimer(serves):
-                return self._timer(now_ns, serves)
-            case _:
-                return self._hear(now_ns, event)
-
-    # What the rendezvous tells
-
-    def _hear(self, now_ns: int, event: RendezvousEvent) -> list[Effect]:
-        match event:
-            case RoundBegan(round):
-                return self._round_began(round)
-            case RoundEnded(number, cause):
-                return self._round_ended(now_ns, number, cause)
-            case Ejected(reason):
-                return self._ejected(reason)
-            case AllSucceeded(number):
-                at_barrier = (
-                    self.state is WorkerState.SUCCEEDED and self._round and self._round.number == number
-                )
-                return self._leave_for_good(Exit(0, "all nodes have succeeded")) if at_barrier else []
-            case JobClosed():
-                return self._closed(event)
-            case RendezvousBroken(reason):
-                return self._broken(reason)
-            case Notice(text):
-                return [AgentNotice(text)]
-
-    def _round_began(self, round: Round) -> list[Effect]:
-        if self._round or self._alive:
-            return []
-        self._round, self._alive, self._began = round, True, True
-        self._lost -= {node.id for node in round.nodes}
-        self._said, self._failure, self._deadline_ns = False, None, None
-        self.state = WorkerState.HEALTHY
-        return [StartWorkers(round, round.restarts < self._budget.restarts)]
-
-    def _round_ended(
-        self, now_ns: int, number: int, cause: WorkerFailed | NodesLost | NodesWaiting
-    ) -> list[Effect]:
-        if self._round is None or self._round.number != number:
-            return []
-        ended = self._round
-        effects: list[Effect] = [AgentNotice(self._describe(cause, ended)), *self._again()]
-        if isinstance(cause, NodesLost) and (shortage := self._find_shortage(cause, ended)):
-            self._shortage, self._deadline_ns = shortage, now_ns + self._shortage_ns
-            effects.append(SetAgentTimer(self._deadline_ns))
+        self._state, effects = handle(self, now_ns, self._state, event)
         return effects
 
-    def _find_shortage(self, cause: NodesLost, round: Round) -> str:
-        """Return why there cannot be another round after this loss, nothing if there can."""
-        if self._supply is None or self._exit or self._interrupted:
-            return ""
+    # Rounds
+
+    def _begin_round(self, _: int, state: Joining, event: RoundBegan) -> Next:
+        round = event.round
+        self._lost -= {node.id for node in round.nodes}
+        return Healthy(round), [StartWorkers(round, round.restarts < self._budget.restarts)]
+
+    def _end_round(
+        self, now_ns: int, state: Healthy | Unhealthy | Succeeded | AwaitingVerdict, event: RoundEnded
+    ) -> Next:
+        round = state.round
+        if round.number != event.number:
+            return state, []
+        shortage = self._find_shortage(now_ns, event.cause, round)
+        notice = AgentNotice(self._describe(event.cause, round))
+        timer = [SetAgentTimer(shortage.ends_ns)] if shortage else []
+        if isinstance(state, WithWorkers):
+            return Stopping(shortage), [notice, StopWorkers("the round is over"), *timer]
+        return Joining(has_begun=True, shortage=shortage), [notice, JoinRound(), *timer]
+
+    def _end_round_while_exiting(self, _: int, state: Exiting, event: RoundEnded) -> Next:
+        if state.round is None or state.round.number != event.number:
+            return state, []
+        return replace(state, round=None), [AgentNotice(self._describe(event.cause, state.round))]
+
+    def _find_shortage(
+        self, now_ns: int, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round
+    ) -> Shortage | None:
+        """Return the shortage that follows from this loss; None if another round can begin."""
+        if self._supply is None or not isinstance(cause, NodesLost):
+            return None
         self._lost |= cause.ids(round.nodes)
         left = self._supply - len(self._lost)
         if left >= self._least:
-            return ""
+            return None
         are = "is" if left == 1 else "are"
-        return (
+        reason = (
             f"{cause.reason}, and nobody starts it again: {left} of {self._supply} nodes {are} left, and the job needs "
             f"{self._least} (--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer)"
         )
+        return Shortage(reason, now_ns + self._shortage_ns)
 
-    def _ejected(self, reason: str) -> list[Effect]:
-        if self._failure and self._gives_way and not (self._exit or self._interrupted):
-            exit = Exit(_exit_code(self._failure), self._failure.message, self._failure, gave_way=True)
-            said: list[Effect] = [LeaveJob(exit.reason)] if self._alive else []
-            return said + self._leave_for_good(exit, stop=False)
-        return [AgentNotice(reason), *self._again(at_once=True)]
+    def _kill_workers(self, _: int, state: Healthy | Unhealthy | Stopping, event: Ejected) -> Next:
+        return Stopping(), [AgentNotice(event.reason), KILL]
 
-    def _again(self, at_once: bool = False) -> list[Effect]:
-        """Join again, once the workers are gone."""
-        self._round, self._failure, self._deadline_ns = None, None, None
-        stop = StopWorkers("the others may have gone on" if at_once else "the round is over", at_once)
-        if self._exit or self._interrupted:  # the workers are ending already, though perhaps not in time
-            return [stop] if at_once and self._alive else []
-        self.state = WorkerState.STOPPED
-        if not self._alive:
-            return [JoinRound()]
-        self._rejoin = True
-        return [stop]
+    def _kill_workers_and_exit(self, _: int, state: Exiting, event: Ejected) -> Next:
+        return replace(state, round=None, shortage=None), [AgentNotice(event.reason), KILL]
 
-    def _closed(self, event: JobClosed) -> list[Effect]:
-        if self._interrupted or self._exit:
-            return []
+    def _join_again(self, _: int, state: Joining | Succeeded | AwaitingVerdict, event: Ejected) -> Next:
+        has_begun = state.has_begun if isinstance(state, Joining) else True
+        return Joining(has_begun), [AgentNotice(event.reason), JoinRound()]
+
+    def _give_way(self, now_ns: int, state: Unhealthy | AwaitingVerdict, event: Ejected) -> Next:
+        if self._gives_way and (failure := state.failure):
+            exit = Exit(_exit_code(failure), failure.message, failure, gave_way=True)
+            if isinstance(state, Unhealthy):
+                return Exiting(exit, state.round), [LeaveJob(exit.reason)]
+            return Ended(exit), [exit]
+        if isinstance(state, Unhealthy):
+            return self._kill_workers(now_ns, state, event)
+        return self._join_again(now_ns, state, event)
+
+    # Workers
+
+    def _report_failure(self, _: int, state: Healthy, event: Failing) -> Next:
+        return Unhealthy(state.round, event.failure), [ReportFailure(event.failure)]
+
+    def _judge_workers(self, now_ns: int, state: Healthy, event: WorkersGone) -> Next:
+        if event.exit_code == 0:
+            leaves_ns = now_ns + self._exit_barrier_ns
+            return Succeeded(state.round, leaves_ns), [ReportSuccess(), SetAgentTimer(leaves_ns)]
+        report: list[Effect] = [ReportFailure(event.failure)] if event.failure else []
+        return AwaitingVerdict(state.round, event.failure), report
+
+    def _await_verdict(self, _: int, state: Unhealthy, event: WorkersGone) -> Next:
+        return AwaitingVerdict(state.round, state.failure), []
+
+    def _join_next_round(self, _: int, state: Stopping, event: WorkersGone) -> Next:
+        return Joining(has_begun=True, shortage=state.shortage), [JoinRound()]
+
+    def _finish_exit(self, _: int, state: Exiting, event: WorkersGone) -> Next:
+        exit = state.exit or Exit(event.exit_code, event.reason, event.failure)
+        if exit.failure and event.failure and _is_same(exit.failure, event.failure):
+            # The first report told of the worker's exception; its exit code is known only now.
+            exit = Exit(event.exit_code, exit.reason, event.failure, exit.gave_way)
+        return Ended(exit), [exit]
+
+    # Endings
+
+    def _exit(self, state: State, exit: Exit, stop: bool = True) -> Next:
+        """Exit, at once or when the workers have ended; without `stop` their end is already under way."""
+        if not isinstance(state, WithWorkers):
+            return Ended(exit), [exit]
+        effects: list[Effect] = [StopWorkers(exit.reason)] if stop else []
+        if isinstance(state, Exiting):
+            return replace(state, exit=exit, shortage=None), effects
+        return Exiting(exit, None if isinstance(state, Stopping) else state.round), effects
+
+    def _succeed(self, _: int, state: Succeeded, event: AllSucceeded) -> Next:
+        if event.number != state.round.number:
+            return state, []
+        return self._exit(state, Exit(0, "all nodes have succeeded"))
+
+    def _close(self, _: int, state: State, event: JobClosed) -> Next:
         code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
-        failing = self._said and self.state in (WorkerState.UNHEALTHY, WorkerState.FAILED)
-        said = [AgentNotice(f"{event.reason}; this node was not needed")] if event.completed else []
-        return said + self._leave_for_good(Exit(code, event.reason, event.failure), stop=not failing)
+        exit = Exit(code, event.reason, event.failure)
+        following, effects = self._exit(state, exit, stop=not isinstance(state, Unhealthy))
+        notice = [AgentNotice(f"{event.reason}; this node was not needed")] if event.completed else []
+        return following, [*notice, *effects]
 
-    def _broken(self, reason: str) -> list[Effect]:
-        if self._interrupted or self._exit:
-            return []
-        if self.state is WorkerState.SUCCEEDED:
-            text = f"the workers of this node have succeeded; how the other nodes end is not known: {reason}"
-            return [AgentNotice(text), *self._leave_for_good(Exit(0, text))]
-        if self.state in (WorkerState.UNHEALTHY, WorkerState.FAILED) and self._failure:
-            return self._leave_for_good(Exit(_exit_code(self._failure), reason, self._failure))
-        return self._leave_for_good(Exit(FAILED if self._began else UNREACHABLE, reason))
+    def _break(self, _: int, state: State, event: RendezvousBroken) -> Next:
+        match state:
+            case Succeeded():
+                text = f"the workers of this node have succeeded; how the other nodes end is not known: {event.reason}"
+                following, effects = self._exit(state, Exit(0, text))
+                return following, [AgentNotice(text), *effects]
+            case Unhealthy(_, Failure() as failure) | AwaitingVerdict(_, Failure() as failure):
+                return self._exit(state, Exit(_exit_code(failure), event.reason, failure))
+            case Joining(has_begun=False):
+                return self._exit(state, Exit(UNREACHABLE, event.reason))
+            case _:
+                return self._exit(state, Exit(FAILED, event.reason))
 
-    def _leave_for_good(self, exit: Exit, *, stop: bool = True) -> list[Effect]:
-        """Exit, once the workers are gone; those that fail already are being ended as they should."""
-        self._deadline_ns, self._rejoin = None, False
-        if not self._alive:
-            self._over = True
-            return [exit]
-        self._exit = exit
-        return [StopWorkers(exit.reason)] if stop else []
+    def _interrupt(self, _: int, state: Healthy | Unhealthy, event: InterruptAgent) -> Next:
+        return Exiting(None, state.round, has_signal=True), [_pass_on(event)]
 
-    # What the workers do
+    def _interrupt_and_exit(self, _: int, state: State, event: InterruptAgent) -> Next:
+        exit = Exit(128 + event.signum, event.reason)
+        if isinstance(state, Stopping):
+            return Exiting(exit, has_signal=True, shortage=state.shortage), [_pass_on(event)]
+        return Ended(exit), [_pass_on(event), exit]
 
-    def _failing(self, failure: Failure) -> list[Effect]:
-        if not self._alive or self._round is None or self._said or self._exit or self._interrupted:
-            return []
-        self.state = WorkerState.UNHEALTHY
-        self._said, self._failure = True, failure
-        return [ReportFailure(failure)]
+    def _interrupt_exit(self, _: int, state: Exiting, event: InterruptAgent) -> Next:
+        return replace(state, has_signal=True), [] if state.has_signal else [_pass_on(event)]
 
-    def _gone(self, now_ns: int, event: WorkersGone) -> list[Effect]:
-        if not self._alive:
-            return []
-        self._alive = False
-        if self._exit or self._interrupted:
-            self._over = True
-            exit = self._exit or Exit(event.exit_code, event.reason, event.failure)
-            if exit.failure and event.failure and _is_same(exit.failure, event.failure):
-                # It was told when the exception was raised; how the process ends is known only now.
-                exit = Exit(event.exit_code, exit.reason, event.failure, exit.gave_way)
-            return [exit]
-        if self._rejoin or self._round is None:
-            self._rejoin = False
-            return [JoinRound()]
-        if event.exit_code == 0 and not self._said:
-            self.state, self._said = WorkerState.SUCCEEDED, True
-            self._deadline_ns = now_ns + self._exit_barrier_ns
-            return [ReportSuccess(), SetAgentTimer(self._deadline_ns)]
-        self.state = WorkerState.FAILED
-        if self._said or event.failure is None:
-            return []
-        self._failure, self._said = event.failure, True
-        return [ReportFailure(event.failure)]
+    def _end_short_job(self, now_ns: int, state: Joining | Stopping | Exiting, event: AgentTimer) -> Next:
+        shortage = state.shortage
+        if shortage is None:
+            return state, []
+        if now_ns < shortage.ends_ns:
+            return state, [SetAgentTimer(shortage.ends_ns)]
+        following, effects = self._exit(state, Exit(FAILED, shortage.reason))
+        return following, [EndJob(shortage.reason), *effects]
 
-    # Signals and time
-
-    def _interrupt(self, signum: int, reason: str) -> list[Effect]:
-        effects: list[Effect] = []
-        if not self._interrupted:
-            self._interrupted = True
-            if self._rejoin:  # what had failed would have been started again
-                self._exit = Exit(128 + signum, reason)
-            effects = [EndJob(reason) if signum in TYPED else LeaveJob(reason)]
-        if not self._alive:
-            self._over = True
-            effects.append(Exit(128 + signum, reason))
-        return effects
-
-    def _timer(self, now_ns: int, serves: bool) -> list[Effect]:
-        if self._deadline_ns is None:
-            return []
-        if now_ns < self._deadline_ns:
-            return [SetAgentTimer(self._deadline_ns)]
-        self._deadline_ns = None
-        if self._round is None:
-            return [EndJob(self._shortage), *self._leave_for_good(Exit(FAILED, self._shortage))]
+    def _leave_barrier(self, now_ns: int, state: Succeeded, event: AgentTimer) -> Next:
+        if state.leaves_ns is None:
+            return state, []
+        if now_ns < state.leaves_ns:
+            return state, [SetAgentTimer(state.leaves_ns)]
         waited = f"{self._exit_barrier_ns / 1e9:g} s"
         text = f"the workers of this node have succeeded; waited {waited} for those of other nodes"
-        if serves or self._round.group_rank == 0:
-            return [AgentNotice(f"{text}, and go on waiting: they need the store that is here")]
-        return [AgentNotice(text), LeaveJob(text), *self._leave_for_good(Exit(0, text))]
+        if event.serves or state.round.group_rank == 0:
+            notice = AgentNotice(f"{text}, and go on waiting: they need the store that is here")
+            return Succeeded(state.round, leaves_ns=None), [notice]
+        following, effects = self._exit(state, Exit(0, text))
+        return following, [AgentNotice(text), LeaveJob(text), *effects]
+
+    # Notices
+
+    def _show(self, _: int, state: State, event: Notice) -> Next:
+        return state, [AgentNotice(event.text)]
 
     def _describe(self, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round) -> str:
         match cause:
@@ -443,6 +546,37 @@ class Agent:
                 return f"{reason}; starting again without"
             case NodesWaiting(count):
                 return f"{count} more node{'s' if count > 1 else ''} can take part; starting again with more"
+
+
+# An event, its handler, and the states in which the event has an effect.
+_HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
+    (RoundBegan, Agent._begin_round, (Joining,)),
+    (RoundEnded, Agent._end_round, (Healthy, Unhealthy, Succeeded, AwaitingVerdict)),
+    (RoundEnded, Agent._end_round_while_exiting, (Exiting,)),
+    (Ejected, Agent._join_again, (Joining, Succeeded)),
+    (Ejected, Agent._kill_workers, (Healthy, Stopping)),
+    (Ejected, Agent._give_way, (Unhealthy, AwaitingVerdict)),
+    (Ejected, Agent._kill_workers_and_exit, (Exiting,)),
+    (Failing, Agent._report_failure, (Healthy,)),
+    (WorkersGone, Agent._judge_workers, (Healthy,)),
+    (WorkersGone, Agent._await_verdict, (Unhealthy,)),
+    (WorkersGone, Agent._join_next_round, (Stopping,)),
+    (WorkersGone, Agent._finish_exit, (Exiting,)),
+    (AllSucceeded, Agent._succeed, (Succeeded,)),
+    (JobClosed, Agent._close, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),
+    (RendezvousBroken, Agent._break, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),
+    (InterruptAgent, Agent._interrupt, (Healthy, Unhealthy)),
+    (InterruptAgent, Agent._interrupt_and_exit, (Joining, Stopping, Succeeded, AwaitingVerdict)),
+    (InterruptAgent, Agent._interrupt_exit, (Exiting,)),
+    (AgentTimer, Agent._end_short_job, (Joining, Stopping, Exiting)),
+    (AgentTimer, Agent._leave_barrier, (Succeeded,)),
+    (Notice, Agent._show, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict, Exiting)),
+)
+TRANSITIONS = {(state, event): handler for event, handler, states in _HANDLERS for state in states}
+
+
+def _pass_on(event: InterruptAgent) -> EndJob | LeaveJob:
+    return EndJob(event.reason) if event.signum in TYPED else LeaveJob(event.reason)
 
 
 def _is_same(one: Failure, other: Failure) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ronde.core import agent as machine
 from ronde.core.agent import (
+    TRANSITIONS,
     Agent,
     AgentNotice,
     AgentTimer,
@@ -299,6 +303,60 @@ def test_success_outlives_the_store() -> None:
     (exit,) = story.after(RendezvousBroken("the store is lost"))
     assert isinstance(exit, Exit)
     assert exit.code == 0
+
+
+# The drawing in the header, the table at the end, and what the machine does.
+
+ONE_OF_EACH: list[Event] = [
+    *(
+        RoundBegan(a_round()),
+        Failing(OURS),
+        AllSucceeded(0),
+        Ejected("silent"),
+        Notice("hello"),
+        AgentTimer(),
+    ),
+    *(
+        RoundEnded(0, cause)
+        for cause in (WorkerFailed(OTHERS), NodesLost(NODES[1:], "gone"), NodesWaiting(2))
+    ),
+    *(JobClosed("over"), RendezvousBroken("lost"), InterruptAgent(SIGINT, "Ctrl-C")),
+    *(WorkersGone(0, ""), WorkersGone(1, "", OURS)),
+]
+
+
+def explore(gives_way: bool) -> tuple[set[tuple[str, str, str]], set[tuple[type, type]]]:
+    """Try every event in every state: the changes of state, and the pairs of state and event that had an effect."""
+    changes, effective = set(), set()
+    agents = [Agent(Budget(1), BARRIER_NS, gives_way, supply=3, least=2)]
+    known = {agents[0]._state}
+    for agent in agents:  # grows
+        for event in ONE_OF_EACH:
+            after = copy.deepcopy(agent)
+            effects = after.step(2 * BARRIER_NS if isinstance(event, AgentTimer) else 0, event)
+            before, changed = type(agent._state), type(after._state)
+            if effects or agent._state != after._state:
+                effective.add((before, type(event)))
+            if before is not changed:
+                changes.add((before.__name__, type(event).__name__, changed.__name__))
+            if after._state not in known:
+                known.add(after._state)
+                agents.append(after)
+    return changes, effective
+
+
+def test_drawing_and_table_show_what_the_machine_does() -> None:
+    arrows = re.findall(r"^    (\w.*?) +-- (.+?) --> +(\w+(?:, \w+)*)", machine.__doc__ or "", re.MULTILINE)
+    drawn = {
+        (before, event, after)
+        for befores, events, afters in arrows
+        for before in befores.split(", ")
+        for event in events.split(", ")
+        for after in afters.split(", ")
+    }
+    explored = [explore(gives_way) for gives_way in (False, True)]
+    assert explored[0][0] | explored[1][0] == drawn
+    assert explored[0][1] | explored[1][1] == set(TRANSITIONS)
 
 
 # Whatever happens, in whatever order.
