@@ -1,17 +1,24 @@
-"""What a node makes of the state: what it tells its agent, and what it has to say to the leader. Pure.
+"""What a member concludes from the job's state: events for its agent, and messages to the leader. Pure.
+
+A member is in one of four phases. The agent moves it to JOINING, and the state that it reads moves it on:
+
+    IDLE, JOINING, WORKING   -- join -->                                    JOINING
+    JOINING                  -- a round begins with this node -->           WORKING
+    WORKING                  -- the round ends, or goes on without it -->   IDLE
+    any                      -- the job ends, or cannot be joined -->       OVER
 
 Rules
 
-1. A node that wants in says so, and says it again whenever the state shows that it may not have been heeded: in a new
-   term, or when a round has begun or ended without it. Everything else it says again in every new term. And whatever is
-   not heeded for as long as it takes to be declared dead is said again: the leader may have lost sight of this node.
-2. Whether a round has begun with this node stands in the roster alone.
-3. A node in round N goes by the state's number: N+1 being formed, the round has ended; anything later, or the node
-   named among the lost, and the others have gone on without it.
-4. A node with other terms than the job's says what differs and does not take part.
-5. Who ends the job needs no leader, who may be lost: it makes the state itself by which the job is closed. But a node
-   that was frozen or cut off, and so knows an old state, ends no job that has gone on without it. One that has just
-   come, and knows none yet, ends the job whatever that does.
+1. A joining node repeats its request whenever the state shows that the leader may not have got it: in a new term, or
+   when a round has begun or ended without this node. A node repeats its other messages in each new term. It repeats
+   every message that has no effect for three heartbeats, because the leader may have lost sight of this node.
+2. Only the roster tells whether a round has begun with this node.
+3. A node in round N compares N with the state's number. If N+1 forms, the round has ended. If the number is later, or
+   the cause names this node among the lost, the others have gone on without it.
+4. A node whose terms differ from the job's names the difference and does not take part.
+5. A node ends the job without the leader, which may be lost: it makes the state that closes the job. A node that was
+   frozen or cut off knows an old state only, and does not end a job that has gone on without it. A node that has just
+   come, and knows no state, ends the job in any case.
 """
 
 from __future__ import annotations
@@ -53,54 +60,56 @@ from ronde.core.rendezvous.wait_messages import waits_for, waits_in_vain
 
 __all__ = ["Member"]
 
-# Beside two times of silence: how long the others may take to come to where we have moved.
+# In addition to two times of silence: how long the others may take to come to the store to which this node has moved.
 STUCK_NS = 30 * 10**9
-MESSAGE_CHARACTERS, DETAILS_CHARACTERS = 2_000, 20_000  # of a failure: everybody reads it
+MESSAGE_CHARACTERS, DETAILS_CHARACTERS = 2_000, 20_000  # of a failure, which every node reads
 
 
 class _MemberPhase(Enum):
-    IDLE = auto()  # not asked yet, or the last round has ended and the agent has not joined again
+    IDLE = auto()  # before the first `join`, and between the end of a round and the next one
     JOINING = auto()
     WORKING = auto()
     OVER = auto()
 
 
 class _Ending(NamedTuple):
-    """This node wants the job to end; `known` is the state that it knew then."""
+    """This node ends the job; `known` is the state that it knew when its agent asked for that."""
 
     reason: str
     known: JobState | None
 
 
 class Member:
-    """The machine. `says` and `tells` collect what is to be said to the leader and to the agent; take them after each
-    call. `wants_roster`: the state cannot be understood without the roster that it names. `wants_lease`: a round with
-    this node has begun, but its lease has run out (`lease`); then `see` tells the agent, once there is another.
+    """The machine of one member.
+
+    `says` collects messages to the leader, `tells` events for the agent; the caller takes both after each call.
+    `wants_roster`: the member needs the roster that the state names. `wants_lease`: a round with this node has begun,
+    but its lease has run out (`lease`); the next `see` with a new lease tells the agent.
     """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._place = _MemberPhase.IDLE
+        self._phase = _MemberPhase.IDLE
         self._node: Node | None = None
         self._terms: JobTerms | None = None
         self._state: JobState | None = None
         self._number = -1  # of the round that this node is or was in
-        self._roster_key: RosterKey | None = None  # of that round: with its term, so that it is this round
+        self._roster_key: RosterKey | None = None  # of that round, with its term
         self._nodes: tuple[Node, ...] = ()
         self._said: tuple[int, int] | None = None  # term and `after` of the last Join
-        self._wish: Message | None = None  # what else is not heeded yet
+        self._wish: Message | None = None  # another message that has had no effect yet
         self._wish_term = -1
         self._ending: _Ending | None = None
-        self._is_left_working = False  # though the store is lost for good: workers may still be ending
+        self._is_left_working = False  # the store is lost for good, but workers may still be ending
         self._seq = 0
-        self._deadline_ns = 0  # until when to wait for a round
-        self._again_ns = 0  # when to say again what has not been heeded
-        self._stuck_ns = 0  # until when, if it is not clear that the others cannot go on
-        self._has_moved = False  # and it is not clear that the others have
-        self._pending = -1  # the round after which we have asked the lost store for a place
-        self._promised = -1  # and those where we were before
-        self._floor = -1  # the latest round that we may be given a place in where we were before
-        self._shown = ""  # what we have last said of those who are missing
+        self._deadline_ns = 0  # when this node stops waiting for a round
+        self._again_ns = 0  # when to repeat what has had no effect
+        self._stuck_ns = 0  # the same, while it is unclear whether the others can go on
+        self._has_moved = False  # to another store, and it is unclear whether the others have
+        self._pending = -1  # after this round the node has asked for a place, in the store that is lost
+        self._promised = -1  # the same, in stores before that
+        self._floor = -1  # the latest round in which an earlier store may give this node a place
+        self._shown = ""  # the last notice about missing nodes
         self.says: list[Message] = []
         self.tells: list[RendezvousEvent] = []
         self.wants_roster = False
@@ -109,49 +118,49 @@ class Member:
 
     @property
     def node(self) -> Node | None:
-        """What this node says of itself, once it has joined."""
+        """The description of this node; None before `join`."""
         return self._node
 
     @property
     def wake_ns(self) -> int | None:
-        """When `tick` wants to be called."""
-        if self._place == _MemberPhase.JOINING:
+        """When `tick` is due."""
+        if self._phase == _MemberPhase.JOINING:
             return self._again_ns if self._is_spare() else min(self._due_ns, self._again_ns)
-        return self._again_ns if self._place == _MemberPhase.WORKING and self._wish else None
+        return self._again_ns if self._phase == _MemberPhase.WORKING and self._wish else None
 
     @property
     def terms(self) -> JobTerms | None:
-        """On what terms this node takes part, once it has joined."""
+        """The terms on which this node takes part; None before `join`."""
         return self._terms
 
     @property
     def may_lead(self) -> bool:
-        """Whether this node takes part, so that it can take over."""
+        """Whether this node may become the leader: it takes part, and does not leave."""
         return self._node is not None and not self.is_over and not isinstance(self._wish, LeaveNotice)
 
     @property
     def is_working(self) -> bool:
-        """Whether this node may have workers of a round that others may end."""
-        return self._place == _MemberPhase.WORKING or self._is_left_working
+        """Whether this node may have workers of a round that other nodes may end."""
+        return self._phase == _MemberPhase.WORKING or self._is_left_working
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to tell."""
-        return self._place == _MemberPhase.OVER
+        """Whether the member has told the agent its last event."""
+        return self._phase == _MemberPhase.OVER
 
     @property
     def is_ending(self) -> bool:
-        """Whether this node wants to end the job, and that is not in the state yet."""
+        """Whether this node ends the job, and the state does not say so yet."""
         return self._ending is not None
 
-    # What the agent asks for
+    # Requests of the agent
 
     def join(self, now_ns: int, node: Node, budget: Budget) -> None:
         """Take part in the next round."""
-        if self._place == _MemberPhase.OVER:
+        if self._phase == _MemberPhase.OVER:
             return
         self._node, self._terms = node, JobTerms.of(self._rules, budget)
-        self._place = _MemberPhase.JOINING
+        self._phase = _MemberPhase.JOINING
         self._said = None
         self._wish = None
         self._deadline_ns = now_ns + self._rules.join_timeout_ns
@@ -160,8 +169,8 @@ class Member:
         self._consider()
 
     def fail(self, failure: Failure) -> None:
-        """A worker has failed."""
-        if self._place == _MemberPhase.WORKING and self._node:
+        """Report that a worker has failed."""
+        if self._phase == _MemberPhase.WORKING and self._node:
             short = replace(
                 failure,
                 message=failure.message[:MESSAGE_CHARACTERS],
@@ -170,25 +179,25 @@ class Member:
             self._wish_for(FailureReport(self._next_seq(), self._node.id, self._number, short))
 
     def succeed(self) -> int:
-        """All workers have succeeded. Returns the round."""
-        if self._place == _MemberPhase.WORKING and self._node and not isinstance(self._wish, SuccessReport):
+        """Report that all workers have succeeded. Returns the number of the round."""
+        if self._phase == _MemberPhase.WORKING and self._node and not isinstance(self._wish, SuccessReport):
             self._wish_for(SuccessReport(self._next_seq(), self._node.id, self._number))
         return self._number
 
     def leave(self, reason: str, ends_within_ns: int) -> None:
-        """Go away. The workers of this node end within that time."""
-        if self._node and self._place != _MemberPhase.OVER:
+        """Announce that this node leaves. Its workers end within that time."""
+        if self._node and self._phase != _MemberPhase.OVER:
             self._wish_for(
                 LeaveNotice(self._next_seq(), self._node.id, self._node.host, reason, ends_within_ns)
             )
 
     def end_job(self, reason: str) -> None:
-        """End it for everybody, by what `closed` returns."""
-        if self._node and self._place != _MemberPhase.OVER:
+        """End the job for all nodes, by the state that `closed` returns."""
+        if self._node and self._phase != _MemberPhase.OVER:
             self._ending = _Ending(reason, self._state)
 
     def closed(self, state: JobState) -> JobState | None:
-        """Return how this node ends the job whose state is this, if it wants to and may."""
+        """Return the state that ends the job; None if this node does not end it, or may not."""
         if self._ending and self._node and state.is_open:
             if self._has_gone_on(state, self._ending):
                 self._ending = None
@@ -198,20 +207,20 @@ class Member:
         return None
 
     def _has_gone_on(self, state: JobState, ending: _Ending) -> bool:
-        """Whether the job went on without this node before that could end it."""
-        if self._place == _MemberPhase.JOINING:
-            # One round may begin while that is said. Who knew of nothing was known to nobody: it is not taken for dead.
+        """Return whether the job has gone on without this node since it wanted to end it."""
+        if self._phase == _MemberPhase.JOINING:
+            # One round may begin meanwhile. A node that knew no state was unknown to the others, so it is not lost.
             return ending.known is not None and state.number > ending.known.number + 1
-        # While a round runs, the cause is that of the one before, of which this node may have come back.
+        # While a round runs, the cause is that of the round before, and this node may have come back since.
         was_lost = state.phase == JobPhase.FORMING and bool(self._why_lost(state.cause))
         return was_lost or state.roster != self._roster_key
 
     def tick(self, now_ns: int) -> None:
-        """Look at the clock."""
+        """Do what is due at this time."""
         wake_ns = self.wake_ns
         if wake_ns is None or now_ns < wake_ns or self._node is None:
             return
-        if self._place == _MemberPhase.JOINING and now_ns >= self._due_ns and not self._is_spare():
+        if self._phase == _MemberPhase.JOINING and now_ns >= self._due_ns and not self._is_spare():
             self.says.append(
                 LeaveNotice(self._next_seq(), self._node.id, self._node.host, "has waited long enough")
             )
@@ -221,7 +230,7 @@ class Member:
         self.say_again()
 
     def say_again(self) -> None:
-        """What is not heeded may not have been heard."""
+        """Repeat what has had no effect, because the leader may not have got it."""
         if self._said:
             self._said = -1, self._said[1]
         self._wish_term = -1
@@ -232,26 +241,26 @@ class Member:
         return min(self._deadline_ns, self._stuck_ns) if self._has_moved else self._deadline_ns
 
     def give_up(self, reason: str) -> None:
-        """The store is lost for good."""
-        if self._place != _MemberPhase.OVER:
-            self._is_left_working = self._place == _MemberPhase.WORKING
+        """End this node's part, because the store is lost for good."""
+        if self._phase != _MemberPhase.OVER:
+            self._is_left_working = self._phase == _MemberPhase.WORKING
             self._tell_last(RendezvousBroken(reason))
 
     def cut_off(self, reason: str) -> None:
-        """For too long nothing was heard of the store: the others will have taken this node for dead."""
+        """Leave the round: the store was silent, and by now the others take this node for dead."""
         if self.is_working:
             self._is_left_working = False
             self._tell(Ejected(reason), _MemberPhase.OVER if self.is_over else _MemberPhase.IDLE)
 
     def lose_sight(self, broke_now: bool) -> None:
-        """The store is lost; unless it has broken for all, what was said may be heeded all the same."""
+        """Note that the store is lost; unless it broke for all nodes, the leader may still act on earlier messages."""
         state = self._state
-        if self._place == _MemberPhase.JOINING and self._said and state and state.roster and not broke_now:
+        if self._phase == _MemberPhase.JOINING and self._said and state and state.roster and not broke_now:
             self._pending = state.roster.number
 
     def move(self, now_ns: int, elsewhere: bool) -> None:
-        """There is a store again, that one or another."""
-        self.says.clear()  # it is said again, with what is known by then
+        """Go on at a store, the same or another one (`elsewhere`)."""
+        self.says.clear()  # the member says it again, with what it knows by then
         if elsewhere:
             self._has_moved = True
             self._stuck_ns = now_ns + 2 * self._rules.silence_ns + STUCK_NS
@@ -261,20 +270,20 @@ class Member:
         self._pending = -1
 
     def forget(self, reason: str) -> None:
-        """The job is another one than this node has seen so far."""
+        """Drop all that belongs to the job that this node has seen so far: this is another one."""
         self._state, self._said = None, None
         self._number, self._floor, self._roster_key = -1, -1, None
         self._promised = -1
         self._ending = None
-        if self._place == _MemberPhase.WORKING:
+        if self._phase == _MemberPhase.WORKING:
             self._tell(Ejected(reason), _MemberPhase.IDLE)
-        elif self._place == _MemberPhase.JOINING:
+        elif self._phase == _MemberPhase.JOINING:
             self.tells.append(Notice(reason))
 
-    # What is seen
+    # The state
 
     def see(self, state: JobState, roster: Sequence[Node] | None = None) -> None:
-        """The state is this. With the roster, if `wants_roster` has asked for it."""
+        """Read the state; with the roster, if `wants_roster` has asked for it."""
         self._state, self._has_moved = state, state.has_moved
         self._consider(roster)
 
@@ -283,7 +292,7 @@ class Member:
         state = self._state
         if state is None:
             return
-        match self._place:
+        match self._phase:
             case _MemberPhase.JOINING:
                 self._consider_joining(state, roster)
             case _MemberPhase.WORKING:
@@ -299,7 +308,7 @@ class Member:
         if state.phase == JobPhase.CLOSED:
             self._tell_last(JobClosed(state.reason, state.failure))
         elif state.phase == JobPhase.COMPLETED:
-            if self._roster_key == state.roster and self._place == _MemberPhase.WORKING:
+            if self._roster_key == state.roster and self._phase == _MemberPhase.WORKING:
                 self._tell_last(AllSucceeded(state.number))
             else:
                 self._tell_last(JobClosed("the job has completed", completed=True))
@@ -345,7 +354,7 @@ class Member:
         ):
             return
         if isinstance(self._wish, LeaveNotice):
-            return  # the others wait for the workers that are still here
+            return  # the others wait for the workers of this node
         cause = state.cause
         if state.phase == JobPhase.FORMING and state.number == self._number + 1 and cause is not None:
             why = self._why_lost(cause)
@@ -357,16 +366,16 @@ class Member:
         self._tell(Ejected(f"the others went on without {self._node.host}: {why}"), _MemberPhase.IDLE)
 
     def _why_lost(self, cause: Cause | None) -> str:
-        """Why the others take this node for lost, if they do."""
+        """Return why the others take this node for lost; empty if they do not."""
         if not isinstance(cause, NodesLost) or self._node is None:
             return ""
         return cause.reason if self._node.id in cause.ids(self._nodes) else ""
 
-    # Saying and telling
+    # Messages and events
 
     def _say_join(self, state: JobState, after: int) -> None:
         assert self._node is not None
-        after = max(after, self._number, self._floor)  # a store that lost its memory may be behind
+        after = max(after, self._number, self._floor)  # a store that lost its memory may show an older round
         if self._said != (state.term, after):
             self._said = state.term, after
             self.says.append(JoinRequest(self._next_seq(), self._node, after, self._promised))
@@ -381,8 +390,8 @@ class Member:
         self._seq += 1
         return self._seq
 
-    def _tell(self, event: RendezvousEvent, place: _MemberPhase) -> None:
-        self._place = place
+    def _tell(self, event: RendezvousEvent, phase: _MemberPhase) -> None:
+        self._phase = phase
         if not isinstance(self._wish, LeaveNotice):
             self._wish = None
         self._shown = ""
