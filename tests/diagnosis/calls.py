@@ -95,7 +95,7 @@ FAILURES = [
         """,
         (
             r"PeerLostError: rank 1 on \S+ has shut down before tensor 'loss' could run: it has failed, or submits",
-            r"if ranks have different numbers of batches, call join\(\) after the last one",
+            r"if ranks have different numbers of batches, call join\(\) after the last batch",
             r"ronde: rank 0 \(pid \d+\) failed with exit code 1",
             r"ronde: rank 1 succeeded",
         ),

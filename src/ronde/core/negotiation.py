@@ -427,7 +427,7 @@ class Requester:
     def _refuse_twice(self, request: Request) -> None:
         if request.name in self._in_flight:
             raise UsageError(
-                f"tensor '{request.name}' is in flight already: wait for it before it is submitted again"
+                f"tensor '{request.name}' is in flight already: wait for it before you submit it again"
             )
 
     def _queue_request(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Counts how late each rank submits its tensors."""
+"""Measures how late each rank submits its tensors, for `ronde.stragglers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ronde.errors import TimeoutError
 
 __all__ = ["Arrivals", "survey_arrivals"]
 
-_SURVEY_NS = 5 * 10**9  # for answers that take milliseconds
+_SURVEY_NS = 5 * 10**9  # ample: answers take milliseconds
 
 
 class Arrivals(NamedTuple):
@@ -30,7 +30,7 @@ class Arrivals(NamedTuple):
 def survey_arrivals(stalls: _native.Stalls, names: Sequence[int], hosts: Sequence[str]) -> list[Arrivals]:
     """Return how the tensors of each rank have arrived so far. Raises TimeoutError if a rank does not answer.
 
-    `names`: by rank, how messages call it; `hosts`: by rank.
+    `names`: by rank, its number in messages; `hosts`: by rank.
     """
     answers = stalls.survey(_SURVEY_NS)
     missing = tuple(rank for rank, answer in zip(names, answers) if answer is None)

@@ -1,7 +1,7 @@
-"""The engine of the world, or of a process set: what users submit, checked and prepared, goes to its negotiator.
+"""The engine of the world, or of a process set: checks and prepares tensors of users for its negotiator.
 
-How ranks agree is in `negotiator`, who carries the bytes in `carriers`, and what runs without the interpreter in
-cpp/engine.
+`negotiator` agrees with the other ranks, `carriers` choose the library that carries the bytes, and cpp/engine runs
+without the interpreter.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNNAMED_IN_FLIGHT = 64  # operations without a name, of each sort
 
 
 class Engine:
-    """One per process and world. Every rank of the world makes one, in the same place of its program."""
+    """An engine of this rank. Every rank of its communicator makes one, at the same place in its program."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Engine:
         label: str = "",
         ranks: Sequence[int] | None = None,
     ) -> None:
-        """Begin.
+        """Start the engine.
 
-        `comm`: its own, which it shuts down. `core`: for its threads, None: any. `timeline`: of the process, in which
-        `label` goes before its tensors' names. `ranks`: those of the world that it is for, if not all.
+        `comm`: used by no one else; the engine shuts it down. `core`: for its threads (None: any). `timeline`: of the
+        process, where `label` precedes the names of tensors. `ranks`: its ranks in the world (None: all).
         """
         capacity = settings.cache_capacity
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
@@ -90,8 +90,8 @@ class Engine:
         self._cycle.record_into(timeline.native, label, self._names)
         with starting_threads_on(core):
             tuner = begin_tuning(self._cycle, comm, settings, is_tuned)
-        self._comm.barrier()  # from here on everybody listens, and nobody's notes are lost
-        self._known: dict[str, tuple[RequestTerms, _native.Signature]] = {}  # as they were last submitted
+        self._comm.barrier()  # from here on all ranks listen, so no note is lost
+        self._known: dict[str, tuple[RequestTerms, _native.Signature]] = {}  # as last submitted
         self._unnamed: dict[str, _UnnamedNames] = {}
         self.divides_by_all = settings.join_average == "all"
         self._negotiator = Negotiator(
@@ -117,14 +117,14 @@ class Engine:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._size
 
     def _subject(self) -> Subject:
-        """What a report calls that which waits; and whom it suspects if all ranks have submitted it."""
+        """Return the words of stall reports, which name the libraries that may be slow."""
         if not (others := " or ".join(self.backends())):
             return TENSORS
-        complete = f"it is being executed, by {others} perhaps, and does not come to an end"
+        complete = f"it is being executed, perhaps by {others}, and does not end"
         return TENSORS._replace(complete=complete)
 
     def arrivals(self) -> list[Arrivals]:
@@ -132,11 +132,11 @@ class Engine:
         return survey_arrivals(self._stalls.native, self._names, self._hosts)
 
     def backends(self) -> list[str]:
-        """Return the names of those that carry something beside the native one."""
+        """Return the names of the backends in use besides the native one."""
         return self._carriers.names()
 
     def carries(self, kind: Kind, dtype: DType, op: ReduceOp, device: Any) -> bool:
-        """Return whether tensors in the memory of this device (a torch.device) need not be copied to main memory."""
+        """Return whether a backend takes tensors in the memory of this device (a torch.device) without a copy."""
         return self._carriers.carries(kind, dtype, op, device)
 
     def submit(
@@ -156,12 +156,12 @@ class Engine:
         """Submit a tensor; return its handle.
 
         `x`: any array (None for a barrier); it must not change until the handle is done. `name`: the same on all ranks;
-        None numbers the tensors of a kind in the order in which they are submitted. `op`, `prescale`, `postscale`: of
-        reductions; `root`: of a broadcast; `splits`: of an all-to-all. `out`: takes the result, may be `x`. `waits`:
-        the caller calls `wait()` at once. `device`: where the program has the tensor of which `x` is a copy, or with
-        " memory" at its end where `x` itself is, a tensor that a backend `carries`. Raises ValueError for a name that
-        is in flight, UsageError for invalid arguments, PeerError if the world has failed. What ranks disagree about
-        is raised by `wait()` on all of them.
+        None numbers the tensors of a kind in the order of submission. `op`, `prescale`, `postscale`: of reductions;
+        `root`: of a broadcast; `splits`: of an all-to-all. `out`: receives the result, may be `x`. `waits`: the caller
+        calls `wait()` at once. `device`: the type of the device of which `x` is a copy, or that type and " memory" if
+        `x` itself is there and a backend `carries` it. Raises ValueError for a name that is in flight, UsageError for
+        invalid arguments, PeerError if the world has failed. If ranks submit different operations, `wait()` raises
+        MismatchError on all of them.
         """
         given = () if kind is Barrier else (operand(x, device.endswith(DEVICE_MEMORY)),)
         dtype, shape = (given[0].dtype, given[0].shape) if given else (DType.uint8, ())
@@ -190,7 +190,7 @@ class Engine:
     ) -> Handle:
         """Submit several tensors under one name; they run when all ranks have submitted all of them.
 
-        `kind`: all-reduce, all-gather or reduce-scatter. `outs`: of an all-reduce, where the results go. `wait()`
+        `kind`: all-reduce, all-gather or reduce-scatter. `outs`: of an all-reduce, receive the results. `wait()`
         returns the list of results. Otherwise as `submit`.
         """
         given = tuple(operand(x) for x in xs)
@@ -214,7 +214,7 @@ class Engine:
         waits: bool,
         is_group: bool = False,
     ) -> Handle:
-        """Submit what has not been submitted before just like this."""
+        """Check and submit an operation that differs from the last one of its name."""
         check(terms, given, out, self._size)
         for each in {each.dtype for each in given} or {terms.dtype}:
             self._check(terms, each)
@@ -236,9 +236,9 @@ class Engine:
     def prepare(
         self, x: Any, name: str, op: ReduceOp, prescale: float, postscale: float
     ) -> Callable[[bool], Handle]:
-        """Return `submit(waits)` for an all-reduce in place that is going to be repeated, always of this memory.
+        """Return `submit(waits)` for a repeated all-reduce in place of this memory.
 
-        `x`: a contiguous array. All that can be done beforehand is done here; the rest is as in `submit`.
+        `x`: a contiguous array. All checks and preparations happen here; otherwise as `submit`.
         """
         given = operand(x)
         check_name(name)
@@ -260,7 +260,7 @@ class Engine:
         return submit
 
     def _check(self, terms: RequestTerms, dtype: DType) -> None:
-        """Raise UsageError if nobody here can do it."""
+        """Raise UsageError if no backend supports the operation."""
         if terms.op is Adasum:
             self._comm.check_adasum(dtype)
         self._carriers.check(terms.kind, dtype, terms.op, terms.device)
@@ -268,14 +268,14 @@ class Engine:
     # Joining and leaving
 
     def join(self) -> int:
-        """Contribute neutral elements to what others submit until all ranks have joined; return the last that did."""
+        """Contribute neutral elements to the operations of other ranks until all have joined; return the last rank."""
         return self._negotiator.join()
 
     def close(self) -> None:
-        """Take leave; what is pending on the other ranks and needs this one fails there."""
+        """Leave; pending operations of other ranks that need this rank fail there."""
         self._negotiator.announce_leave()
         if self._cycle.is_stepping():
-            # Called by a signal handler, in the middle of a collective: that is aborted.
+            # Called by a signal handler in the middle of a collective, which is aborted.
             self._stalls.close(waits=False)
             self._comm.shutdown()
             self._cycle.stop()
@@ -287,16 +287,16 @@ class Engine:
         self._negotiator.join_thread()
         self._carriers.close(failed=False)
         self._cycle.release()
-        self._negotiator.on_failure = lambda: None  # which holds this engine, and that its memory
+        self._negotiator.on_failure = lambda: None  # the closure would keep this engine and its memory alive
 
     def abandon(self) -> None:
-        """In a forked child: refuse everything, and leave what is the parent's alone."""
+        """In a forked child: refuse all operations, and leave the parent's resources alone."""
         self._cycle.abandon()
         self._stalls.abandon()
 
 
 def _fusion_buffer_bytes(settings: Settings, is_tuned: bool) -> int:
-    """Return how much memory the tensors of one fused call need at most."""
+    """Return the size of the fusion buffer: the largest size that tuning may choose, or that of the settings."""
     return max(settings.fusion_bytes, LARGEST_FUSION_BYTES) if is_tuned else settings.fusion_bytes
 
 

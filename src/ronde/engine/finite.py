@@ -1,4 +1,4 @@
-"""Finds the first NaN or infinity among the numbers that this rank submits, before they mix with other ranks'."""
+"""Finds the first NaN or infinity in the tensors that this rank submits, before a reduction spreads it to all ranks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _log = logging.getLogger("ronde.engine")
 Submit = Callable[..., Handle]  # Negotiator.submit
 
 _FLOATS = range(DType.float16, DType.complex128 + 1)
-# All bits of the exponent are set in a NaN or infinity, and only there. NumPy's isfinite is slow for float16 and does
-# not know bfloat16.
+# A NaN or infinity, and no other number, has all bits of the exponent set. NumPy's isfinite is slow for float16 and
+# does not support bfloat16.
 _EXPONENTS = {DType.float16: 0x7C00, DType.bfloat16: 0x7F80}
-_BLOCK = 2**15  # elements; a block and its answer stay in the cache
+_BLOCK = 2**15  # elements: a block and its result fit into the processor's cache
 _MOST_NAMES = 2**16  # bounds the memory of a program that never repeats a name
 
 
 class FiniteCheck:
     """Checks the floating point and complex numbers that a rank submits; tensors in device memory pass unchecked.
 
-    Logs the first finding, or aborts the world with it: then every rank raises AbortedError with the same text.
+    It logs the first finding, or aborts the world with it: then every rank raises AbortedError with the same text.
     """
 
     def __init__(self, comm: Communicator, rank: int, raises: bool) -> None:
@@ -102,7 +102,7 @@ def first_not_finite(given: Operand) -> int:
 
 
 def _flat(given: Operand) -> Any:
-    """Return the numbers as a NumPy array of one axis; bfloat16 as NumPy can hold them."""
+    """Return the numbers as a NumPy array of one axis, bfloat16 as their bits."""
     flat = given.memory.reshape(-1)
     if isinstance(flat, np.ndarray):
         return flat

@@ -1,8 +1,8 @@
-"""How messages travel in a cold round: merged along the tree of hosts to rank 0, and from there to everybody.
+"""Carries the messages of a negotiation round: merged along the tree of hosts to rank 0, and from there to all ranks.
 
-On one host rank 0 gathers them from all ranks at once. On several, the ranks of a host send theirs to its leader, who
-merges them with what its children send and sends the result to its parent (`core.tree`, `core.merging`). What rank 0
-decides is broadcast. Everything runs in the engine's own communicator, and is sealed between hosts.
+On one host, rank 0 gathers the messages of all ranks. On several hosts, the ranks of a host send theirs to its leader,
+which merges them with those of its children and sends the result to its parent (`core.tree`, `core.merging`). Rank 0
+broadcasts its decisions. Everything runs on the engine's own communicator, and is sealed between hosts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Collector:
         }
 
     def collect(self, outbox: Sequence[Message]) -> list[Batch]:
-        """Return on rank 0 what all ranks say, an empty list on the others. All ranks call it."""
+        """Return the messages of all ranks on rank 0, an empty list on the others. All ranks call it."""
         mine = encode_requests(outbox)
         if self._is_one_host:
             gathered = gather_bytes(self._comm, mine)
@@ -70,13 +70,13 @@ class Collector:
             for rank, outbox in outboxes.items():
                 with sent_by(self._comm, rank):
                     batch_of_outboxes({rank: outbox})
-            raise  # each by itself is well-formed
+            raise  # each outbox alone is valid
 
 
 @contextmanager
 def sent_by(comm: Communicator, rank: int) -> Iterator[None]:
-    """Turn a ProtocolError into the loss of `rank`, which has sent what is read here; all ranks hear of it."""
+    """Turn a ProtocolError in the block, which reads a message of `rank`, into the loss of that rank for all ranks."""
     try:
         yield
     except ProtocolError as error:
-        comm.distrust(rank, f"what cannot be followed: {error}")
+        comm.distrust(rank, f"an invalid message: {error}")

@@ -1,12 +1,13 @@
-"""One rank's part in agreeing what runs: it drives the machines of `core.negotiation` and feeds the native hot path.
+"""Agrees with the other ranks which tensors run: drives the machines of `core.negotiation`, and feeds the native cycle.
 
 A submitted tensor takes one of two ways:
-  - Hit: the native cycle knows its name and signature. It sets a bit, and no Python runs any more until somebody waits.
-  - Miss: it becomes a Request, and the next cold round takes it along. In a cold round the engine's threads of all
-    ranks gather their requests on rank 0 (`negotiation_rounds`), whose Coordinator makes of them a stream of items;
-    everybody gets the stream and applies it item by item. Caches change nowhere else, so they are the same everywhere.
+  - Hit: the native cycle knows its name and signature. It sets a bit, and no Python runs until a thread waits.
+  - Miss: it becomes a Request for the next negotiation round (a cold round in cpp/engine). There the engine's threads
+    of all ranks gather their requests on rank 0 (`negotiation_rounds`), and its Coordinator turns them into a stream of
+    items. Every rank receives the stream and applies it item by item. Only the stream changes caches, so they are equal
+    on all ranks.
 
-The lock orders submitting threads against cold rounds; it is never held while a rank waits for another.
+The lock orders submitting threads and negotiation rounds. No thread holds it while it waits for another rank.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ __all__ = ["Negotiator"]
 
 _log = logging.getLogger("ronde.engine")
 
-_LEAVE_PATIENCE_S = 1.0  # so long a rank that shuts down waits until everybody begins to listen
-_ROUND_PATIENCE_S = 30.0  # and so long until all have heard of it
+_LEAVE_PATIENCE_S = 1.0  # how long a rank that shuts down waits for the other ranks to begin the round
+_ROUND_PATIENCE_S = 30.0  # how long it waits for the end of the round
 
 
 class Negotiator:
-    """The shell around a Member (and on rank 0 the Coordinator), with the thread that makes the cold rounds."""
+    """The shell around a Requester, and on rank 0 the Coordinator, with the thread of the negotiation rounds."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Negotiator:
         divides_by_all: bool,
         tuner: Tuner | None,
     ) -> None:
-        """`names`: by rank, how messages call it. `tuner`: of rank 0, if there is one. The caller starts `thread`."""
+        """`names`: by rank, its number in messages. `tuner`: rank 0's, if any. The caller starts `thread`."""
         self._comm, self._cycle, self._names = comm, cycle, names
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
         self._collector = Collector(comm, arity)
@@ -83,15 +84,15 @@ class Negotiator:
         self._coordinator = Coordinator(self._size, capacity, names) if self._rank == 0 else None
         self._requester = Requester(self._rank, self._size)
         self._lock = threading.RLock()
-        self.cold: dict[str, Handle] = {}  # what is in flight as a miss
+        self.cold: dict[str, Handle] = {}  # misses in flight
         self._joined: set[int] = set()
         self._joining: Handle | None = None  # of this rank
         self._divides_by_all = divides_by_all
-        self.on_resume: Callable[[], object] = lambda: None  # all ranks have joined, and begin again
+        self.on_resume: Callable[[], object] = lambda: None  # called when all ranks have joined, and resume
         self.on_failure: Callable[[], object] = lambda: None
         self._failure: BaseException | None = None
         self._closed = threading.Event()
-        self._decided: list[str] = []  # what this rank has submitted of what runs next
+        self._decided: list[str] = []  # this rank's tensors of the run that comes next
         self._has_decided = False
         self._is_in_round = False
         self._is_ending = False
@@ -104,13 +105,13 @@ class Negotiator:
             raise fresh(self._failure)
         if submission.name in self.cold:
             raise UsageError(
-                f"tensor '{submission.name}' is in flight already: wait for it before it is submitted again"
+                f"tensor '{submission.name}' is in flight already: wait for it before you submit it again"
             )
         if submission.goals is not None:
             handle = self._submit_hot(submission, signature, waits)
             if handle is not None:
                 return handle
-        with self._lock:  # between cold rounds, where what is cached does not change
+        with self._lock:  # between negotiation rounds the cache does not change
             if self._failure is not None:
                 raise fresh(self._failure)
             known = self._requester.cached_response(submission.name)
@@ -118,7 +119,7 @@ class Negotiator:
                 request, run, _ = known
                 if request == submission.terms.request(submission.name):
                     submission = submission.with_goals(run.rows, self._rank, self._size)
-                # Also if it does not fit: perhaps the name is in flight.
+                # Also with another signature: the cycle refuses a name that is in flight.
                 handle = self._submit_hot(submission, signature, waits)
                 if handle is not None:
                     self._tell_splits(handle, submission.terms.kind, run)
@@ -157,7 +158,8 @@ class Negotiator:
         return handle
 
     def _submit_cold(self, submission: Submission, has_name: bool) -> Handle:
-        # The root of a broadcast often has a line for itself, and a barrier has no array that could be the wrong one.
+        # The root of a broadcast often calls it on another line, and a barrier has no array that could be the wrong
+        # one.
         is_compared = not has_name and submission.terms.kind not in (Broadcast, Barrier)
         self._requester.submit(submission.terms.request(submission.name), call_site() if is_compared else "")
         handle = Handle(self._cycle)
@@ -180,8 +182,8 @@ class Negotiator:
             while self._cycle.run():
                 self._is_in_round = True
                 self._cold_round()
-                self._is_in_round = self._is_ending  # the last is to follow at once
-            if self._failure is None:  # nobody has answered while this rank took leave
+                self._is_in_round = self._is_ending  # the last round follows at once
+            if self._failure is None:  # the cycle has stopped before the other ranks joined the last round
                 rank, host = self._names[self._rank], self._hosts[self._rank]
                 raise PeerLostError(f"rank {rank} on {host} has shut down", rank, host)
         except BaseException as error:
@@ -208,7 +210,7 @@ class Negotiator:
 
     def _apply_stream(self, items: Sequence[StreamItem]) -> None:
         for item in items:
-            # Tensors that follow each other run together, on all ranks alike. Evictions and refusals concern others.
+            # Runs that follow each other in the stream run together. Evictions and failures do not separate them.
             if not isinstance(item, Run | Evict | FailTensor):
                 self._run_decided()
             with self._lock:
@@ -216,7 +218,7 @@ class Negotiator:
                     self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
-        """Do what an item of the stream asks for, with the lock held."""
+        """Perform an effect of a stream item, with the lock held."""
         match effect:
             case Execute():
                 self._add_decided(effect)
@@ -227,7 +229,7 @@ class Negotiator:
             case Evicted(slot):
                 self._displace(self._cycle.evict(slot))
             case Failed(request, reason, left):
-                if left < 0:  # else all that is pending fails, in a moment
+                if left < 0:  # otherwise Closed follows, and all pending tensors fail
                     self._cycle.record_refused(request.name)
                     self.cold.pop(request.name).fail(MismatchError(reason))
             case _:
@@ -252,7 +254,7 @@ class Negotiator:
                 self._stop_after(rank)
 
     def _displace(self, handle: Handle | None) -> None:
-        """What was submitted as a hit, and not decided, is requested again."""
+        """Request a pending hit again, as a miss."""
         if handle is None:
             return
         submission: Submission = handle.inputs
@@ -260,12 +262,12 @@ class Negotiator:
         self._add_cold(submission, handle)
 
     def _add_decided(self, effect: Execute) -> None:
-        """Add a tensor, of which all ranks have just heard that it is ready, to what runs next."""
+        """Add a tensor that is ready on all ranks to the run that comes next."""
         request, run = effect.request, effect.run
         handle = self.cold[request.name]
         submission: Submission = handle.inputs
         if submission.terms.kind in (Allgather, Alltoall):
-            # Of a hit that was displaced: the sizes may be others now.
+            # A displaced hit may have targets of other sizes.
             submission = submission._replace(goals=None)
         submission = submission.with_goals(run.rows, self._rank, self._size)
         self._add_cold_run(
@@ -301,7 +303,7 @@ class Negotiator:
         return self._size if self._divides_by_all else self._size - len(run.absent)
 
     def join(self) -> int:
-        """Contribute neutral elements to what others submit until all ranks have joined; return the last that did."""
+        """Contribute neutral elements to the operations of other ranks until all have joined; return the last rank."""
         with self._lock:
             if self._failure is not None:
                 raise fresh(self._failure)
@@ -317,7 +319,7 @@ class Negotiator:
             self._displace(self._cycle.take_back(slot))
 
     def _resume_after(self, last: int) -> None:
-        """All have joined, and submit again; tensors without names count from the beginning, as ranks may differ."""
+        """Resume after all ranks have joined. Numbers of unnamed tensors restart, because ranks may differ in them."""
         self._joined.clear()
         self.on_resume()
         self._cycle.set_contributors(self._size)
@@ -331,7 +333,7 @@ class Negotiator:
         name, host = self._names[rank], self._hosts[rank]
         why = (
             "it has failed, or submits fewer operations than this rank; if ranks have different numbers of batches, "
-            "call join() after the last one"
+            "call join() after the last batch"
         )
         begin = f"rank {name} on {host} has shut down"
         self._failure = PeerLostError(f"{begin} and takes part in nothing more: {why}", name, host)
@@ -362,20 +364,20 @@ class Negotiator:
         self._closed.set()
 
     def announce_leave(self) -> None:
-        """Say in the next cold round that this rank submits nothing more."""
+        """Announce in the next negotiation round that this rank leaves."""
         with self._lock:
             if self._failure is None:
                 self._requester.announce_leave()
                 self._cycle.want_cold()
 
     def join_thread(self) -> None:
-        """Wait for the end of the threads; the cycle has been stopped."""
+        """Wait for the end of the threads, after the cycle has stopped."""
         self.thread.join()
         if self._tuner is not None:
             self._tuner.close()
 
     def wait_until_all_know(self) -> None:
-        """Wait for the last round: patiently once they listen, because then one of the others is busy."""
+        """Wait for the last round: for a short time until it begins, then longer, because another rank may be busy."""
         until = time.monotonic() + _ROUND_PATIENCE_S
         while not self._closed.wait(_LEAVE_PATIENCE_S) and self._is_in_round and time.monotonic() < until:
             pass

@@ -1,4 +1,4 @@
-"""The engine of this process, and its process sets: begins with `init`, ends with `shutdown`."""
+"""The engine of this process and its process sets, from `init` to `shutdown`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ global_process_set = ProcessSet([])  # of all ranks; it knows them after `init`
 
 
 class _EngineProcess:
-    """What this process has; one instance, below."""
+    """The state of this process; one instance, below."""
 
     engine: Engine | None = None
     sets: ProcessSets | None = None
     timeline: Timeline | None = None
-    parents: Engine | None = None  # of a forked child: kept, but never to be touched
+    parents: Engine | None = None  # in a forked child: kept, but never used
 
 
 _process = _EngineProcess()
@@ -179,7 +179,7 @@ def submit(
 def prepare(
     x: Any, name: str, op: ReduceOp = Sum, prescale: float = 1.0, postscale: float = 1.0
 ) -> Callable[[bool], Handle]:
-    """Prepare an all-reduce in place that is going to be repeated (see Engine.prepare)."""
+    """Prepare a repeated all-reduce in place (see Engine.prepare)."""
     return engine().prepare(x, name, op, prescale, postscale)
 
 

@@ -1,6 +1,6 @@
-"""Process sets: some ranks of the world that make operations of their own, besides those of all ranks.
+"""Process sets: some ranks of the world that run operations among themselves, besides those of all ranks.
 
-Every set has an engine of its own (coordinator, cache, communicator, thread), so sets do not wait for each other. All
+Every set has a separate engine (coordinator, cache, communicator, thread), so sets do not wait for each other. All
 ranks of the world add and remove sets together, in the same order.
 """
 
@@ -21,9 +21,9 @@ __all__ = ["ProcessSet", "ProcessSets"]
 
 
 class ProcessSet:
-    """Some ranks of the world. It works once it is added: by `init(process_sets=...)` or `add_process_set`.
+    """Some ranks of the world. Add it before use, by `init(process_sets=...)` or `add_process_set`.
 
-    `ranks`: those of the world, in any order. `process_set_id`: 0 is the set of all ranks; None if it is not added.
+    `ranks`: ranks of the world, in any order. `process_set_id`: 0 for the set of all ranks; None if it is not added.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -37,10 +37,10 @@ class ProcessSet:
         return f"ProcessSet(ranks={self.ranks}, {state})"
 
     def __deepcopy__(self, _: object) -> ProcessSet:
-        return self  # a module that is copied works with the same ranks
+        return self  # a copied module uses the same ranks
 
     def __reduce__(self) -> tuple[type[ProcessSet], tuple[list[int]]]:
-        return ProcessSet, (self.ranks,)  # another process adds its own
+        return ProcessSet, (self.ranks,)  # the other process adds the set
 
     def initialized(self) -> bool:
         """Return whether the set has been added. Raises no error."""
@@ -69,7 +69,7 @@ class ProcessSet:
         return self.ranks.index(rank)
 
     def engine(self) -> Engine:
-        """Return its engine. Raises UsageError if the set is not added or this process is not in it."""
+        """Return the set's engine. Raises UsageError if the set is not added or this process is not in it."""
         self._check_added()
         if self._engine is None:
             self._check_included()
@@ -90,7 +90,7 @@ class ProcessSet:
     # For ProcessSets
 
     def mark_added(self, process_set_id: int, ranks: list[int], own_rank: int, engine: Engine | None) -> None:
-        """The set is added. `engine`: None on ranks that are not in it."""
+        """Record that the set is added. `engine`: None on ranks outside the set."""
         self.process_set_id, self.ranks, self._own_rank, self._engine = (
             process_set_id,
             ranks,
@@ -99,13 +99,13 @@ class ProcessSet:
         )
 
     def mark_removed(self) -> Engine | None:
-        """The set is removed; return the engine that is to be closed."""
+        """Record that the set is removed; return its engine, which the caller closes."""
         self.process_set_id, engine, self._engine = None, self._engine, None
         return engine
 
 
 class ProcessSets:
-    """Those of this process; made with the engine of all ranks."""
+    """The process sets of this process, besides that of all ranks."""
 
     def __init__(self, world: Communicator, engine: Engine, settings: Settings, core: int | None) -> None:
         self._world = world
@@ -116,7 +116,7 @@ class ProcessSets:
         self._added = 0
 
     def ids_and_ranks(self) -> dict[int, list[int]]:
-        """Return the ranks of every set, by id; 0 is that of all ranks."""
+        """Return the ranks of every set by id; id 0 is the set of all ranks."""
         return {
             0: list(range(self._world.size)),
             **{number: each.ranks for number, each in self._sets.items()},
@@ -125,8 +125,8 @@ class ProcessSets:
     def add(self, wanted: ProcessSet) -> None:
         """Add a set. All ranks call it with the same ranks.
 
-        Raises on all ranks MismatchError if they are not the same, and UsageError (a ValueError) for ranks that do not
-        exist, and for a set that exists.
+        Raises, on all ranks, MismatchError if the ranks differ, and UsageError (a ValueError) if a rank does not exist
+        or the set exists.
         """
         if wanted.process_set_id is not None:
             raise UsageError(f"{wanted!r} is added already")
@@ -161,11 +161,11 @@ class ProcessSets:
         engine = unwanted.mark_removed()
         if engine is not None:
             engine.close()
-        self._require_equal("remove", unwanted.ranks)  # nobody goes on before all are through
+        self._require_equal("remove", unwanted.ranks)  # all ranks have removed it before one of them continues
         return True
 
     def close(self) -> None:
-        """This process leaves all of them."""
+        """Leave all sets."""
         for each in list(self._sets.values()):
             engine = each.mark_removed()
             if engine is not None:
@@ -173,7 +173,7 @@ class ProcessSets:
         self._sets.clear()
 
     def abandon(self) -> None:
-        """In a forked child: refuse everything."""
+        """In a forked child: refuse all operations."""
         for each in self._sets.values():
             engine = each.mark_removed()
             if engine is not None:
@@ -181,7 +181,7 @@ class ProcessSets:
         self._sets.clear()
 
     def _require_equal(self, verb: str, ranks: Sequence[int]) -> None:
-        """Wait for all ranks to call it. Raises MismatchError on all of them if they name different sets."""
+        """Wait until all ranks have called it. Raises MismatchError on all of them if they name different sets."""
 
         def exchange(mine: bytes) -> list[bytes]:
             name = f"ronde.process_set.{verb}"

@@ -1,4 +1,4 @@
-"""The search of `core.tuning`, by the library bayesian-optimization (the extra `tuning`)."""
+"""The search of `core.tuning`, with the library bayesian-optimization (the extra `tuning`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 __all__ = ["HINT", "BayesianSearch", "is_installed"]
 
 HINT = "autotune needs the package bayesian-optimization on rank 0: pip install 'ronde[tuning]'"
-_GIVEN = 2  # points that are tried before the first proposal
+_GIVEN = 2  # trials before the first proposal
 _NOISE = 0.02  # the variance of a measured score, when scores are scaled to variance 1
 
 
 def is_installed() -> bool:
-    """Return whether there is something to search with."""
+    """Return whether the library is installed."""
     return importlib.util.find_spec("bayes_opt") is not None
 
 
@@ -43,8 +43,8 @@ class BayesianSearch:
     def propose(self, known: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...]:
         """Return the point to try next. `known`: all points so far with their scores, in bytes per second.
 
-        What counts is the logarithm: one may be a hundred times as fast as another. The first few, as many as there are
-        axes, are anywhere: from next to no scores the search would conclude too much.
+        The search compares logarithms, because one point may be a hundred times as fast as another. The first
+        proposals, as many as there are axes, are random: from very few scores the search would conclude too much.
         """
         if len(known) < _GIVEN + len(self._names):
             return tuple(self._random.random() for _ in self._names)

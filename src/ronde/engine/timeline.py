@@ -1,4 +1,4 @@
-"""The shell of the timeline: which file a rank writes, and when. The native side records and writes (cpp/engine)."""
+"""The shell of the timeline: decides which file a rank writes, and when. The native side writes it (cpp/engine)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("ronde.timeline")
 
 
 class Timeline:
-    """The timeline of this rank: off until `start`. Several engines may record into it (`Timeline.native`)."""
+    """The timeline of this rank, off until `start`. Several engines may record into `native`."""
 
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.native = _native.Timeline()
@@ -25,12 +25,12 @@ class Timeline:
         self._path = ""
 
     def start_as_set(self, settings: Settings) -> None:
-        """Start it if the settings want it."""
+        """Start the timeline if the setting `timeline` names a path."""
         if settings.timeline and settings.timeline != "DYNAMIC":  # Horovod's word for "not yet"
             self.start(settings.timeline, settings.timeline_mark_cycles)
 
     def start(self, file_path: str | os.PathLike[str], mark_cycles: bool) -> None:
-        """Begin a file (see `ronde.start_timeline`)."""
+        """Create the file and start to record (see `ronde.start_timeline`)."""
         wanted = os.fspath(file_path)
         path = Path(path_of(wanted, self._rank, self._size, os.path.isdir(wanted)))
         if path.exists() and not path.is_file():
@@ -40,7 +40,7 @@ class Timeline:
         self._path = str(path)
 
     def stop(self) -> None:
-        """End the file; does nothing if there is none."""
+        """Complete the file, if there is one."""
         trouble = self.native.stop()
         if trouble:
             _log.warning("rank %d: the timeline %s ends early: %s", self._rank, self._path, trouble)

@@ -1,13 +1,13 @@
-"""The shell around `core.tuning`: rank 0 measures, searches and logs; all ranks take over what it finds.
+"""The shell around `core.tuning`: rank 0 measures, searches and logs; all ranks adopt its values.
 
-On rank 0 a thread of its own does what takes long, so that nobody waits for the search:
+A separate thread on rank 0 does the slow parts, so that no rank waits for the search:
 
-    native meter: has all samples, and asks for a cold round
-    cold round:   the samples go to the thread
-    thread:       scores, the log, the search; has values to switch to, and asks for a cold round
-    cold round:   the Coordinator says them in the stream, and every rank takes them over; the meter starts anew
+    native meter:       has all samples, and requests a negotiation round
+    negotiation round:  passes the samples to the thread
+    thread:             scores, logs and searches; has new values, and requests a negotiation round
+    negotiation round:  the Coordinator puts them into the stream, every rank adopts them, and the meter starts again
 
-So between two switches a job runs as without tuning, but for the meter on rank 0, which costs a submission some 50 ns.
+Between two switches, tuning costs only the meter on rank 0, some 50 ns per submission.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _log = logging.getLogger("ronde.tuning")
 def begin_tuning(
     cycle: _native.Cycle, comm: Communicator, settings: Settings, is_tuned: bool
 ) -> Tuner | None:
-    """Have the cycle do what the settings say; return rank 0's tuner if there is to be one. All ranks call it.
+    """Apply the settings to the cycle; return rank 0's tuner if `is_tuned`, otherwise None. All ranks call it.
 
-    Raises UsageError on all ranks if rank 0 has nothing to search with, or cannot write the log.
+    Raises UsageError on all ranks if rank 0 lacks the library for the search, or cannot write the log.
     """
     native = Tune(*cycle.tunables())
     usual = replace(native, fusion_bytes=Settings.fusion_bytes, linger_ns=Settings.linger_ns)
@@ -71,7 +71,7 @@ def begin_tuning(
     log, problem = None, ""
     if not space.knobs:
         if comm.rank == 0:
-            _log.warning("autotune has nothing to do: every setting that it tunes here has a fixed value")
+            _log.warning("autotune has no effect: every setting that it could tune here has a fixed value")
         return None
     if comm.rank == 0:
         try:
@@ -96,7 +96,7 @@ def begin_tuning(
 
 
 def take_over(cycle: _native.Cycle, values: Tune, tuner: Tuner | None) -> None:
-    """Do as the values say from here on. In a cold round, on every rank."""
+    """Adopt the values from now on. Every rank calls it in the same negotiation round."""
     cycle.tune(*astuple(values))
     _log.info("from here on %s", values)
     if tuner is not None:
@@ -108,10 +108,10 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class Tuner:
-    """Rank 0's: takes samples, has the machine decide, and does what it says."""
+    """Rank 0's shell of `Tuning`: takes samples, and performs the effects."""
 
     def __init__(self, cycle: _native.Cycle, tuning: Tuning, space: Space, log: _Log, steps: int) -> None:
-        """`steps`: of a sample, at least."""
+        """`steps`: the smallest number of steps in a sample."""
         self._cycle = cycle
         self._tuning = tuning
         self._space = space
@@ -128,7 +128,7 @@ class Tuner:
         self.begin_samples()
 
     def exchange_with(self, coordinator: Coordinator) -> None:
-        """In a cold round: take what is measured, and pass on what to switch to."""
+        """In a negotiation round: take the samples, and pass the next values to the coordinator."""
         samples = self._cycle.take_samples()
         if samples:
             self._measured.put(Measured(tuple(Sample(*each) for each in samples)))
@@ -138,15 +138,15 @@ class Tuner:
             coordinator.tune(switch.values)
 
     def begin_samples(self) -> None:
-        """What runs from here on is measured, if it is to be."""
+        """Start to measure, if samples are wanted."""
         self._cycle.start_meter(self._steps, self._wanted)
 
     def close(self) -> None:
-        """End the thread, when there are no more cold rounds."""
+        """End the thread. There are no more negotiation rounds."""
         self._measured.put(None)
         self._thread.join()
         if not self._tuning.is_over and self._tuning.best().score > 0:
-            _log.warning("the job ends before tuning does; so far: %s", self._describe(self._tuning.best()))
+            _log.warning("the job ends before tuning: %s", self._describe(self._tuning.best()))
         self._log.close()
 
     def _run_thread(self) -> None:
@@ -154,7 +154,7 @@ class Tuner:
             try:
                 self._handle_event(event)
             except Exception:
-                _log.exception("autotune has failed, and keeps the best values so far")
+                _log.exception("autotune has failed; the job keeps the best values so far")
                 self._tuning.is_over = True
                 self._perform(Switch(self._tuning.best().values, 0))
 
@@ -187,7 +187,7 @@ class Tuner:
 
 
 class _Log:
-    """The CSV file of trials; none without a path."""
+    """The CSV file of trials, or no file without a path."""
 
     def __init__(self, path: str | None, space: Space) -> None:
         self._space = space
@@ -198,7 +198,7 @@ class _Log:
             self._write_row(["trial", "seconds", *names, "bytes_per_second", "again"])
 
     def write_trial(self, trial: Trial) -> None:
-        """Add a row, which is there at once."""
+        """Write a row, and flush it."""
         values = [getattr(trial.values, knob.name) for knob in self._space.knobs]
         seconds = f"{trial.at_ns / 1e9:.3f}"
         self._write_row([trial.number, seconds, *values, round(trial.score), int(trial.is_again)])

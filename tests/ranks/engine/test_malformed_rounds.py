@@ -31,7 +31,7 @@ def _all_reduce_after(rank: int, module: str, function: str, message: bytes) -> 
         (1, "engine.negotiation_rounds.encode_requests", b"[[7]]", "malformed message of the negotiation"),
         (0, "comm.byte_exchange._first_part", b"\xff" * 2048, "a message of 18446744073709551615 bytes"),
         (0, "engine.negotiator.encode_stream", b"[[7]]", "malformed message of the negotiation"),
-        (0, "engine.negotiator.encode_stream", b'[["Evict",[3]]]', "sent what cannot be followed"),
+        (0, "engine.negotiator.encode_stream", b'[["Evict",3]]', "slot 3 is evicted, but holds nothing"),
     ],
 )
 def test_who_sends_a_malformed_message_is_named(rank: int, place: str, message: bytes, text: str) -> None:
@@ -39,5 +39,5 @@ def test_who_sends_a_malformed_message_is_named(rank: int, place: str, message: 
     told = ranks.run(_all_reduce_after, 2, rank, f"ronde.{module}", function, message)
     for error in told:
         assert error.startswith(f"rank {rank} on "), error
-        assert "sent what cannot be followed" in error
+        assert "sent an invalid message: " in error
         assert text in error

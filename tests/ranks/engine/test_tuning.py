@@ -116,7 +116,7 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
 def test_a_job_that_ends_early_says_what_was_best_so_far() -> None:
     pytest.importorskip("bayes_opt")
     [told] = ranks.run(train, 1, 300, environ={**QUICK, "RONDE_AUTOTUNE_TRIALS": "1000"})
-    assert told[-1].startswith("the job ends before tuning does; so far: the best of")
+    assert told[-1].startswith("the job ends before tuning: the best of")
 
 
 def begin() -> str:
