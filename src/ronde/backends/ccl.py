@@ -77,10 +77,10 @@ class CCL(Backend):
         return None
 
     def open(self) -> None:
-        threading.Thread(target=self._work, name="ronde-ccl", daemon=True).start()
+        threading.Thread(target=self._make_calls, name="ronde-ccl", daemon=True).start()
         library, place = _load(), self.place
         shared = self._share_id(library)
-        self._call(
+        self._await_call(
             "start",
             lambda: library.onecclCommInitRank(ctypes.byref(self._comm), place.size, shared, place.rank),
         )
@@ -90,7 +90,7 @@ class CCL(Backend):
             _process.has_failed = True
         elif self._comm:
             comm = self._comm
-            self._call("shutdown", lambda: _load().onecclCommDestroy(comm))
+            self._await_call("shutdown", lambda: _load().onecclCommDestroy(comm))
         self._comm = ctypes.c_void_p()
         self._calls.put(None)
 
@@ -114,12 +114,12 @@ class CCL(Backend):
         rows = np.empty((len(sizes), max(sizes)), np.uint8)
         mine = np.zeros(max(sizes), np.uint8)
         mine[: x.size] = x
-        self._run("onecclAllGather", "allgather", mine, rows, mine.size, _TYPES["uint8"])
+        self._call_collective("onecclAllGather", "allgather", mine, rows, mine.size, _TYPES["uint8"])
         out[:] = np.concatenate([row[:size] for row, size in zip(rows, sizes)])
 
     def broadcast(self, data: Any, root: int) -> None:
         copy = data.copy()
-        self._run("onecclBroadcast", "broadcast", copy, copy, copy.size, _TYPES["uint8"], root)
+        self._call_collective("onecclBroadcast", "broadcast", copy, copy, copy.size, _TYPES["uint8"], root)
         data[:] = copy
 
     def alltoall(self, x: Any, in_sizes: Sequence[int], out: Any, out_sizes: Sequence[int]) -> None:
@@ -133,7 +133,7 @@ class CCL(Backend):
         for row, size in zip(sent, in_sizes):
             row[:size] = x[begin : begin + size]
             begin += size
-        self._run("onecclAllToAll", "alltoall", sent, received, longest, _TYPES["uint8"])
+        self._call_collective("onecclAllToAll", "alltoall", sent, received, longest, _TYPES["uint8"])
         out[:] = np.concatenate([row[:size] for row, size in zip(received, out_sizes)])
 
     def barrier(self) -> None:
@@ -141,18 +141,20 @@ class CCL(Backend):
 
     def _reduced(self, x: Any, op: ReduceOp) -> Any:
         copy = x.copy()
-        self._run(
+        self._call_collective(
             "onecclAllReduce", "reduction", copy, copy, copy.size, _TYPES[x.dtype.name], _OPERATIONS[op]
         )
         return copy
 
-    def _run(self, function: str, operation: str, sent: Any, received: Any, count: int, *terms: int) -> None:
+    def _call_collective(
+        self, function: str, operation: str, sent: Any, received: Any, count: int, *terms: int
+    ) -> None:
         begin = getattr(_load(), function)
         pointers = ctypes.c_void_p(sent.ctypes.data), ctypes.c_void_p(received.ctypes.data)
         numbers = [ctypes.c_size_t(count), *(ctypes.c_int(term) for term in terms)]
-        self._call(operation, lambda: begin(*pointers, *numbers, self._comm, None), sent, received)
+        self._await_call(operation, lambda: begin(*pointers, *numbers, self._comm, None), sent, received)
 
-    def _call(self, operation: str, action: Callable[[], int], *memory: Any) -> None:
+    def _await_call(self, operation: str, action: Callable[[], int], *memory: Any) -> None:
         """Have the thread make a call, and wait for it. Raises RuntimeError, and what Patience raises."""
         call = _Call(action, memory)
         self._calls.put(call)
@@ -162,7 +164,7 @@ class CCL(Backend):
         if call.result:
             raise RuntimeError(f"oneCCL returned {call.result}: {_last_error(_load())}")
 
-    def _work(self) -> None:
+    def _make_calls(self) -> None:
         while (call := self._calls.get()) is not None:
             call.result = call.action()
             call.is_over.set()
@@ -178,7 +180,7 @@ class CCL(Backend):
                 store.set(key, bytes(memoryview(shared).cast("B")))
         elif store is not None:
             patience = self.place.patience("the start of ccl")
-            ctypes.memmove(ctypes.byref(shared), _awaited(store, key, patience.check), _UNIQUE_ID_BYTES)
+            ctypes.memmove(ctypes.byref(shared), _awaited_value(store, key, patience.check), _UNIQUE_ID_BYTES)
         return shared
 
 
@@ -192,7 +194,7 @@ class _Call:
         self.is_over = threading.Event()
 
 
-def _awaited(store: Any, key: str, check: Callable[[], None]) -> bytes:
+def _awaited_value(store: Any, key: str, check: Callable[[], None]) -> bytes:
     while True:
         try:
             value: bytes = store.get(key, _SLICE_NS)

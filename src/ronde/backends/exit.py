@@ -19,9 +19,9 @@ def at_exit(action: Callable[[], None]) -> None:
     _last.append(action)
 
 
-def _run() -> None:
+def _run_actions() -> None:
     for action in _last:
         action()
 
 
-atexit.register(_run)
+atexit.register(_run_actions)

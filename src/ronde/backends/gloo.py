@@ -64,7 +64,7 @@ class Gloo(Backend):
 
         store = JobStore(self.place)
         self._group = Group(store, self.place.rank, self.place.size, options)
-        self._finish("barrier", self._group.barrier())  # everybody has read
+        self._await_work("barrier", self._group.barrier())  # everybody has read
         store.forget()
 
     def close(self, failed: bool) -> None:
@@ -86,7 +86,7 @@ class Gloo(Backend):
         if x is not out:
             out[:] = x
         if out.size:
-            self._finish("allreduce", self._group.allreduce([self._tensor(out)], self._operations[op]))
+            self._await_work("allreduce", self._group.allreduce([self._tensor(out)], self._operations[op]))
 
     def reducescatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> None:
         """Gloo has none that takes shares of different sizes: everything is reduced, and the share is kept."""
@@ -105,7 +105,7 @@ class Gloo(Backend):
             mine[: x.size] = x
         everything = out if is_even else np.empty(longest * len(sizes), np.uint8)
         rows = list(self._tensor(everything).chunk(len(sizes)))
-        self._finish("allgather", self._group.allgather([rows], [self._tensor(mine)]))
+        self._await_work("allgather", self._group.allgather([rows], [self._tensor(mine)]))
         if not is_even:
             end = 0
             for rank, size in enumerate(sizes):
@@ -113,20 +113,20 @@ class Gloo(Backend):
                 end += size
 
     def broadcast(self, data: Any, root: int) -> None:
-        self._finish("broadcast", self._group.broadcast(self._tensor(data), root))
+        self._await_work("broadcast", self._group.broadcast(self._tensor(data), root))
 
     def alltoall(self, x: Any, in_sizes: Sequence[int], out: Any, out_sizes: Sequence[int]) -> None:
         sent, received = self._tensor(x), self._tensor(out)
         work = self._group.alltoall_base(received, sent, list(out_sizes), list(in_sizes))
-        self._finish("alltoall", work)
+        self._await_work("alltoall", work)
 
     def barrier(self) -> None:
-        self._finish("barrier", self._group.barrier())
+        self._await_work("barrier", self._group.barrier())
 
     def _tensor(self, array: Any) -> Any:
         return self._torch.from_numpy(array)
 
-    def _finish(self, operation: str, work: Any) -> None:
+    def _await_work(self, operation: str, work: Any) -> None:
         """Wait for an operation. Raises what went wrong with it, and what Patience raises."""
         self._running = work
         patience: Patience | None = None

@@ -59,7 +59,7 @@ class MPI(Backend):
                 "mpirun has not started it: use mpirun, or ronde run --launcher mpi"  # MPI would run it alone
             )
         try:
-            mpi = _load()
+            mpi = _load_mpi()
         except (ImportError, RuntimeError) as error:
             return f"mpi4py cannot be imported ({_first_line(error)})"
         if mpi.Is_finalized():
@@ -79,7 +79,7 @@ class MPI(Backend):
         return None
 
     def open(self) -> None:
-        mpi, members = _load(), self.place.members
+        mpi, members = _load_mpi(), self.place.members
         if members not in _process.communicators:
             group = mpi.COMM_WORLD.Get_group().Incl(members)
             _process.communicators[members] = mpi.COMM_WORLD.Create_group(group)
@@ -95,28 +95,28 @@ class MPI(Backend):
 
     def allreduce(self, x: Any, out: Any, op: ReduceOp) -> None:
         source = _process.module.IN_PLACE if x is out else x
-        self._finish("allreduce", self._comm.Iallreduce(source, out, _process.operations[op]), x, out)
+        self._await_request("allreduce", self._comm.Iallreduce(source, out, _process.operations[op]), x, out)
 
     def reducescatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> None:
         request = self._comm.Ireduce_scatter(x, out, counts, _process.operations[op])
-        self._finish("reducescatter", request, x, out)
+        self._await_request("reducescatter", request, x, out)
 
     def allgather(self, x: Any, out: Any, sizes: Sequence[int]) -> None:
         request = self._comm.Iallgatherv(x, [out, sizes, _offsets(sizes), _process.module.BYTE])
-        self._finish("allgather", request, x, out)
+        self._await_request("allgather", request, x, out)
 
     def broadcast(self, data: Any, root: int) -> None:
-        self._finish("broadcast", self._comm.Ibcast(data, root), data)
+        self._await_request("broadcast", self._comm.Ibcast(data, root), data)
 
     def alltoall(self, x: Any, in_sizes: Sequence[int], out: Any, out_sizes: Sequence[int]) -> None:
         byte = _process.module.BYTE
         sent, received = [x, in_sizes, _offsets(in_sizes), byte], [out, out_sizes, _offsets(out_sizes), byte]
-        self._finish("alltoall", self._comm.Ialltoallv(sent, received), x, out)
+        self._await_request("alltoall", self._comm.Ialltoallv(sent, received), x, out)
 
     def barrier(self) -> None:
-        self._finish("barrier", self._comm.Ibarrier())
+        self._await_request("barrier", self._comm.Ibarrier())
 
-    def _finish(self, operation: str, request: Any, *memory: Any) -> None:
+    def _await_request(self, operation: str, request: Any, *memory: Any) -> None:
         """Look after an operation until it is through. Raises what Patience raises."""
         if request.Test():
             return
@@ -139,7 +139,7 @@ def _has_launcher() -> bool:
     return any(name.startswith(("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "HYDI_")) for name in environment())
 
 
-def _load() -> Any:
+def _load_mpi() -> Any:
     if _process.module is None:
         _process.is_ours = "mpi4py.MPI" not in sys.modules
         if _process.is_ours:
@@ -156,11 +156,11 @@ def _load() -> Any:
                 ),
             )
         )
-        at_exit(_end)
+        at_exit(_finalize_mpi)
     return _process.module
 
 
-def _end() -> None:
+def _finalize_mpi() -> None:
     """At the end of the process, after the engine's."""
     module = _process.module
     if module.Is_finalized():

@@ -83,7 +83,7 @@ class NCCL(DeviceBackend):
         """The device that this rank needs for itself."""
         import torch
 
-        return f"CUDA device {torch.cuda.get_device_properties(self._number()).uuid}"
+        return f"CUDA device {torch.cuda.get_device_properties(self._device_number()).uuid}"
 
     def open(self) -> None:
         import torch
@@ -94,7 +94,7 @@ class NCCL(DeviceBackend):
 
         self._torch = torch
         self._operations = dict(zip(ReduceOp, (Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT)))
-        self.device = torch.device("cuda", self._number())
+        self.device = torch.device("cuda", self._device_number())
         self._stream = torch.cuda.Stream(self.device)
         options = Group.Options()
         options._timeout = timedelta(days=365)  # failures are our own business
@@ -102,7 +102,7 @@ class NCCL(DeviceBackend):
         self._group = Group(self._store, self.place.rank, self.place.size, options)
         one = torch.ones(1, device=self.device)
         make_ready(one)
-        self._finish("start", [one], lambda: self._group.allreduce([one]))  # connects
+        self._run_on_stream("start", [one], lambda: self._group.allreduce([one]))  # connects
         self._store.forget()
 
     def close(self, failed: bool) -> None:
@@ -132,7 +132,7 @@ class NCCL(DeviceBackend):
             return self._group.allreduce([out], self._options("AllreduceOptions", op))
 
         if out.numel():
-            self._finish("allreduce", [x, out], begin)
+            self._run_on_stream("allreduce", [x, out], begin)
 
     def reducescatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> None:
         """Shares of the same size by NCCL's own operation; others by an all-reduce of which the share is kept."""
@@ -148,7 +148,7 @@ class NCCL(DeviceBackend):
             out.copy_(whole[start : start + out.numel()], non_blocking=True)
             return None
 
-        self._finish("reducescatter", [x, out], begin)
+        self._run_on_stream("reducescatter", [x, out], begin)
 
     def allgather(self, x: Any, out: Any, sizes: Sequence[int]) -> None:
         """NCCL wants the same size of all ranks: shorter arrays are filled up."""
@@ -167,23 +167,23 @@ class NCCL(DeviceBackend):
                 end += size
             return None
 
-        self._finish("allgather", [x, out], begin, late=True)
+        self._run_on_stream("allgather", [x, out], begin, late=True)
 
     def broadcast(self, data: Any, root: int) -> None:
         options = self._torch._C._distributed_c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        self._finish("broadcast", [data], lambda: self._group.broadcast([data], options))
+        self._run_on_stream("broadcast", [data], lambda: self._group.broadcast([data], options))
 
     def alltoall(self, x: Any, in_sizes: Sequence[int], out: Any, out_sizes: Sequence[int]) -> None:
         def begin() -> Any:
             return self._group.alltoall_base(out, x, list(out_sizes), list(in_sizes))
 
-        self._finish("alltoall", [x, out], begin, late=True)
+        self._run_on_stream("alltoall", [x, out], begin, late=True)
 
     def barrier(self) -> None:
         raise NotImplementedError("barriers have no memory, and so belong to no device")
 
-    def _number(self) -> int:
+    def _device_number(self) -> int:
         import torch
 
         return self.place.local_rank % int(torch.cuda.device_count())
@@ -193,7 +193,7 @@ class NCCL(DeviceBackend):
         options.reduceOp = self._operations[op]
         return options
 
-    def _finish(
+    def _run_on_stream(
         self, operation: str, memory: Sequence[Any], begin: Callable[[], Any], late: bool = False
     ) -> None:
         """Run an operation on the stream, when its memory is ready; return when the device is through with it.
