@@ -169,7 +169,7 @@ def test_a_wish_that_cannot_be_fulfilled_is_an_error() -> None:
 
 def test_unknown_backends() -> None:
     for answer in ranks.run(refused, 2, environ={"RONDE_BACKENDS": "glue,native"}):
-        assert "there is no backend 'glue'" in answer
+        assert "backend 'glue' does not exist" in answer
 
 
 def disagree() -> str:

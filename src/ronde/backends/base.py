@@ -2,12 +2,12 @@
 
 The rules:
   1. A backend carries collectives of `BackendContext.size` ranks. All ranks make the same calls in the same order, one
-     at a time; the thread may be another one every time.
-  2. Whether it can carry something (`is_enabled`) depends on the arguments alone, so that all ranks decide alike.
-  3. Nothing waits for ever: whoever waits calls `Patience.check` now and then, which raises once the world has failed
-     or the time is up. Whatever a call raises fails the world, on every rank.
-  4. Memory is used only during the call. After a failure nothing may write to it any more, as far as the library lets
-     us.
+     at a time, from any thread.
+  2. `is_enabled` depends on its arguments alone, so that all ranks decide alike.
+  3. No call waits for ever: a waiting call runs `Patience.check` regularly, which raises when the world has failed or
+     the time is up. An exception in a call fails the world, on every rank.
+  4. A backend uses memory only during the call. After a failure it must not write to that memory, as far as the library
+     allows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["Backend", "DeviceBackend", "Patience", "BackendContext"]
 
 @dataclass(frozen=True)
 class BackendContext:
-    """Where a backend works.
+    """The ranks that a backend serves, and their limits.
 
-    `members`: the ranks of the whole job that take part, by rank here. `hosts`: the name of each rank's host;
-    `local_rank`: this rank's number among those of its host. `address`: the numeric one that this host offers to
-    others. `purpose`: a text that is the same on all ranks and used once. `store`: the job's, where the ranks can meet;
-    None if there is but one rank. `timeout_ns`: how long an operation may wait, 0 for ever; `start_timeout_ns`: how
-    long `open` may. `has_failed`: whether the world has.
+    `members`: by rank here, its rank in the job. `hosts`: the name of each rank's host; `local_rank`: this rank's
+    number among those of its host. `address`: the numeric address that this host offers to others. `purpose`: a text
+    that is the same on all ranks and used once. `store`: the job's store, where the ranks can meet; None if there is
+    one rank. `timeout_ns`: how long an operation may wait (0: for ever); `start_timeout_ns`: how long `open` may wait.
+    `has_failed`: returns whether the world has failed.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class BackendContext:
 
 
 class Patience:
-    """How long somebody still waits."""
+    """Limits the wait for one operation."""
 
     def __init__(self, place: BackendContext, operation: str) -> None:
         self._place = place
@@ -63,11 +63,11 @@ class Patience:
 
     @property
     def waited_ns(self) -> int:
-        """How long it has lasted."""
+        """The time since the operation began."""
         return time.monotonic_ns() - self._began_ns
 
     def check(self) -> None:
-        """Raise PeerError if the world has failed, TimeoutError if the setting `timeout_ns` says so."""
+        """Raise PeerError if the world has failed, TimeoutError after `timeout_ns`."""
         place = self._place
         if place.has_failed():
             raise PeerError(f"the world has failed during {self._operation}")
@@ -77,7 +77,7 @@ class Patience:
 
 
 class Backend(ABC):
-    """One of them on one rank. Arrays are contiguous and have one axis.
+    """A backend on one rank. Arrays are contiguous and have one axis.
 
     A third party registers a subclass under the entry point group `ronde.backends`.
     """
@@ -89,23 +89,25 @@ class Backend(ABC):
 
     @abstractmethod
     def missing(self) -> str | None:
-        """Return what this rank lacks to take part, as half a sentence; None if it lacks nothing. Waits for nobody."""
+        """Return why this rank cannot take part, as a clause; None if it can. The call does not wait for other
+        ranks.
+        """
 
     def claim(self) -> str:
-        """Return what this rank needs for itself, as a name that no other rank may have too; nothing: empty."""
+        """Return the name of a resource that this rank cannot share with other ranks, or ""."""
         return ""
 
     @abstractmethod
     def open(self) -> None:
-        """Connect with the other ranks, all of which lack nothing and call it too."""
+        """Connect with the other ranks. All ranks call it, after `missing` has returned None on each."""
 
     @abstractmethod
     def close(self, failed: bool) -> None:
-        """Let go of everything. `failed`: the others may be gone, or in the middle of an operation."""
+        """Release all resources. `failed`: the other ranks may be gone, or in the middle of an operation."""
 
     @abstractmethod
     def is_enabled(self, kind: Kind, dtype: DType, op: ReduceOp) -> bool:
-        """Whether it carries this operation. Reductions come in the types and forms of `numbers` only."""
+        """Return whether the backend carries this operation. Reductions come only in the forms of `numbers`."""
 
     @abstractmethod
     def allreduce(self, x: Any, out: Any, op: ReduceOp) -> None:
@@ -113,19 +115,19 @@ class Backend(ABC):
 
     @abstractmethod
     def reducescatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> None:
-        """Reduce `x`; `out` is this rank's share of it. `counts`: the elements of every rank's share."""
+        """Reduce `x` of all ranks; `out` receives this rank's share. `counts`: the elements of every rank's share."""
 
     @abstractmethod
     def allgather(self, x: Any, out: Any, sizes: Sequence[int]) -> None:
-        """Concatenate the bytes of all ranks. `sizes`: how many each has."""
+        """Concatenate the bytes of all ranks. `sizes`: of each rank, in bytes."""
 
     @abstractmethod
     def broadcast(self, data: Any, root: int) -> None:
-        """Give every rank the bytes of rank `root`, in place."""
+        """Copy the bytes of rank `root` to every rank, in place."""
 
     @abstractmethod
     def alltoall(self, x: Any, in_sizes: Sequence[int], out: Any, out_sizes: Sequence[int]) -> None:
-        """Send consecutive bytes of `x` to each rank, and fill `out` with what each has for this one, in rank order."""
+        """Send consecutive bytes of `x` to each rank, and fill `out` with the bytes from each rank, in rank order."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -133,11 +135,11 @@ class Backend(ABC):
 
 
 class DeviceBackend(Backend):
-    """One for memory that only a device can touch. Its arrays are what `view` makes.
+    """A backend for memory that only a device can access. Its arrays are those that `view` returns.
 
-    Reductions come in the types of the tensors, except that bool is seen as uint8 (Min and Max), and sums of complex
-    numbers as those of their parts. Average comes for floats only, and means that of the library. `device`: whose
-    memory it takes, a torch.device.
+    Reductions come in the types of the tensors, except that bool arrives as uint8 (Min and Max), and a complex sum as
+    the sum of real parts and imaginary parts. Average comes for floats only, and is the library's. `device`: the
+    torch.device of the memory.
     """
 
     device: Any = None

@@ -26,9 +26,9 @@ __all__ = ["Carrier", "DeviceCarrier"]
 
 
 class Carrier:
-    """Called by cpp/bind_backend.cc, with memory as arrays of bytes and enums as their numbers.
+    """Carries operations for cpp/bind_backend.cc, which passes memory as arrays of bytes, and enums as numbers.
 
-    `divisor`: of an average, the ranks that contribute.
+    `divisor`: of an average, the number of ranks that contribute.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -82,14 +82,14 @@ class Carrier:
 
 
 def _apart(x: Any, out: Any) -> Any:
-    """Return the input, or a copy if the result overlaps it: libraries do not expect that."""
+    """Return the input, or a copy if the result overlaps it, which libraries do not support."""
     return x.copy() if np.may_share_memory(x, out) else x
 
 
 class DeviceCarrier:
-    """The same for memory of a device: what looks like arrays of bytes may not be read here, only asked where it is.
+    """Carries operations on the memory of a device: its arrays have an address, but the processor cannot read them.
 
-    An average is the library's own, of all ranks: every rank contributes to tensors in a device's memory.
+    An average is the library's, over all ranks: every rank contributes to tensors in a device's memory.
     """
 
     def __init__(self, backend: DeviceBackend) -> None:

@@ -1,8 +1,8 @@
-"""oneCCL on the processor, by ctypes: `pip install oneccl` brings the library (and nearly 2 GB).
+"""The backend `ccl`: oneCCL on the processor, by ctypes; `pip install oneccl` brings the library (nearly 2 GB).
 
-oneCCL can neither be interrupted nor told to give up: its C interface declares an abort that is not there. So a thread
-of its own makes the calls, and a call that does not end after a failure keeps that thread for good. What it may still
-write to is memory of this module, never that of a tensor.
+oneCCL cannot be interrupted and has no working abort: its C interface declares one that the library lacks. So a
+separate thread makes the calls, and a call that does not end after a failure keeps that thread for good. Such a call
+may still write to memory of this module, never to that of a tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TYPES = {"int8": 0, "uint8": 1, "int32": 2, "int64": 4, "float32": 7, "float64"
 _OPERATIONS = {Sum: 0, Product: 1, Max: 2, Min: 3}
 _UNIQUE_ID_BYTES = 4096
 
-# In the order in which they need each other: they do not know where to look for themselves.
+# In the order of their dependencies, because they do not find each other.
 _LIBRARIES = (
     *("libintlc.so.5", "libimf.so", "libsvml.so", "libirng.so", "libsycl.so.[0-9]*", "libfabric.so.1"),
     *("libccl.so.2", "libccl.so.1", "libccl_legacy_cpu.so"),
@@ -43,7 +43,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class _CclProcess:
-    """What this process has of oneCCL; one instance, below."""
+    """The state of oneCCL in this process; one instance, below."""
 
     library: ctypes.CDLL | None = None
     has_failed: bool = False
@@ -64,7 +64,7 @@ class CCL(Backend):
 
     def missing(self) -> str | None:
         if _process.has_failed:
-            return "oneCCL has failed in this process before, and cannot be used again"
+            return "oneCCL has failed in this process before and cannot be used again"
         try:
             library = _load()
         except OSError as error:
@@ -73,7 +73,7 @@ class CCL(Backend):
         if library.onecclGetVersion(ctypes.byref(version)) or not version.value:
             return f"oneCCL does not initialize ({_last_error(library)})"
         if self.place.store is None and self.place.size > 1:
-            return "there is no store where the ranks could meet"
+            return "the job has no store where the ranks can meet"
         return None
 
     def open(self) -> None:
@@ -104,13 +104,13 @@ class CCL(Backend):
             out[:] = self._reduced(x, op)
 
     def reducescatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> None:
-        """oneCCL has none that takes shares of different sizes: everything is reduced, and the share is kept."""
+        """Reduce the whole array, and keep the share: oneCCL does not support shares of different sizes."""
         if x.size:
             begin = sum(counts[: self.place.rank])
             out[:] = self._reduced(x, op)[begin : begin + out.size]
 
     def allgather(self, x: Any, out: Any, sizes: Sequence[int]) -> None:
-        """oneCCL wants the same size of all ranks: shorter arrays are filled up."""
+        """Gather arrays that are padded to the longest: oneCCL expects the same size from all ranks."""
         rows = np.empty((len(sizes), max(sizes)), np.uint8)
         mine = np.zeros(max(sizes), np.uint8)
         mine[: x.size] = x
@@ -123,7 +123,7 @@ class CCL(Backend):
         data[:] = copy
 
     def alltoall(self, x: Any, in_sizes: Sequence[int], out: Any, out_sizes: Sequence[int]) -> None:
-        """The same; how long the longest of all is, the ranks have to ask each other first."""
+        """Exchange parts that are padded to the longest of all ranks, which an all-reduce determines first."""
         own = np.array([max(*in_sizes, *out_sizes)], np.int64)
         longest = int(self._reduced(own, Max)[0])
         if not longest:
@@ -155,7 +155,7 @@ class CCL(Backend):
         self._await_call(operation, lambda: begin(*pointers, *numbers, self._comm, None), sent, received)
 
     def _await_call(self, operation: str, action: Callable[[], int], *memory: Any) -> None:
-        """Have the thread make a call, and wait for it. Raises RuntimeError, and what Patience raises."""
+        """Let the thread make a call, and wait for its end. Raises RuntimeError, and the errors of Patience."""
         call = _Call(action, memory)
         self._calls.put(call)
         patience = self.place.patience(f"{operation} by ccl")
@@ -170,7 +170,7 @@ class CCL(Backend):
             call.is_over.set()
 
     def _share_id(self, library: ctypes.CDLL) -> _UniqueId:
-        """Return rank 0's, on all ranks."""
+        """Return rank 0's id on all ranks."""
         shared, store = _UniqueId(), self.place.store
         key = f"{self.place.purpose}/id"
         if self.place.rank == 0:
@@ -185,7 +185,7 @@ class CCL(Backend):
 
 
 class _Call:
-    """One call of oneCCL; it keeps the memory that it uses."""
+    """One call of oneCCL. It keeps the memory that it uses alive."""
 
     def __init__(self, action: Callable[[], int], memory: tuple[Any, ...]) -> None:
         self.action = action
@@ -204,7 +204,7 @@ def _awaited_value(store: Any, key: str, check: Callable[[], None]) -> bytes:
 
 
 def is_installed() -> bool:
-    """Whether the library is where pip puts it."""
+    """Return whether pip has installed the library."""
     return (_folder() / "libccl.so.2").exists()
 
 
@@ -217,8 +217,8 @@ def _load() -> ctypes.CDLL:
     if _process.library is None:
         folder = _folder()
         if not is_installed():
-            raise OSError(f"there is no {folder}/libccl.so.2: pip install oneccl")
-        # Its plugin for processors; what it would choose by itself wants a GPU. And MPI only if somebody says so.
+            raise OSError(f"{folder}/libccl.so.2 does not exist: pip install oneccl")
+        # The plugin for processors, because the default needs a GPU; and libfabric, because the default needs MPI.
         set_defaults(
             CCL_PLUGIN="ONECCL_LEGACY_CPU",
             CCL_ATL_TRANSPORT="ofi",

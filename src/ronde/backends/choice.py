@@ -1,8 +1,8 @@
 """Parses the setting `backends`, and finds backends by name.
 
-The setting `backends` is a list for all operations, `mpi,native`, lists for some,
-`allreduce=mpi,native;broadcast=gloo`, or both, `native;allreduce=gloo,native`. What nobody mentions is native. The
-first of a list that can carry a tensor does.
+The setting is a list for all operations, `mpi,native`, lists for some, `allreduce=mpi,native;broadcast=gloo`, or both,
+`native;allreduce=gloo,native`. Operations without a list are native. The first backend of a list that supports a tensor
+carries it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OURS = {
 
 
 def wishes(text: str) -> dict[Kind, list[str]]:
-    """Return the ordered names for each operation. Raises UsageError for an invalid list."""
+    """Return the names for each operation, in order of preference. Raises UsageError for an invalid list."""
     names = {kind.name: kind for kind in OPERATIONS}
     wanted: dict[Kind, list[str]] = {}
     default = [NATIVE]
@@ -58,7 +58,7 @@ def wishes(text: str) -> dict[Kind, list[str]]:
 
 
 def backend_class(name: str) -> type[Backend]:
-    """Return the backend of this name: ours, or a registered one. Raises UsageError if nobody knows it."""
+    """Return the backend of this name, Ronde's or a registered one. Raises UsageError for an unknown name."""
     if name in _OURS:
         module, attribute = _OURS[name]
         found: type[Backend] = getattr(importlib.import_module(module), attribute)
@@ -68,4 +68,4 @@ def backend_class(name: str) -> type[Backend]:
         loaded: type[Backend] = registered[name].load()
         return loaded
     known = ", ".join([NATIVE, *_OURS, *sorted(registered)])
-    raise UsageError(f"there is no backend {name!r}: there are {known}")
+    raise UsageError(f"backend {name!r} does not exist: expected one of {known}")

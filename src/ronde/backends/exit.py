@@ -1,7 +1,7 @@
 """Runs functions at the end of the process, after the engine has shut down.
 
-Handlers of `atexit` run in the opposite order of their registration: whoever imports this before it registers its own
-goes first.
+Python runs handlers of `atexit` in the opposite order of their registration. So handlers that other modules register
+after they have imported this one run before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _last: list[Callable[[], None]] = []
 
 
 def at_exit(action: Callable[[], None]) -> None:
-    """Do this at the end, after whatever was registered with `atexit` since this module was imported."""
+    """Run the action at the end, after all handlers registered with `atexit` since this module was imported."""
     _last.append(action)
 
 

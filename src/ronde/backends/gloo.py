@@ -1,10 +1,10 @@
 """The backend `gloo`: the Gloo of PyTorch, over sockets, on any machine.
 
-The ranks meet at the job's own store, so whoever does not know the job's key does not take part in the meeting. Gloo's
-own connections, which carry the data, know no authentication.
+The ranks meet at the job's store, so only processes that know the job key take part in the meeting. Gloo's connections,
+which carry the data, have no authentication.
 
 Gloo cannot be interrupted, but its operations end when a rank that they wait for closes its connections. So a rank that
-hears of a failure lets go of its group at once, and nobody's operation outlives that for long.
+learns of a failure closes its group at once, and operations of other ranks end soon after.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ronde.types import DType, Kind, ReduceOp
 
 __all__ = ["Gloo"]
 
-_LOOK = timedelta(milliseconds=50)  # so long a wait may last until it looks whether the world has failed
+_LOOK = timedelta(milliseconds=50)  # how often a wait checks whether the world has failed
 _NEVER = timedelta(days=365)
-_END_PATIENCE_S = 10.0  # for an operation to end after a failure
+_END_PATIENCE_S = 10.0  # how long an operation may take to end after a failure
 
-_unending: list[Any] = []  # groups whose operation never ended: to destroy them would wait for it
+_unending: list[Any] = []  # groups whose operation did not end: destroying them would wait for it
 
 
 class Gloo(Backend):
-    """torch.distributed's ProcessGroupGloo, made for this purpose and known to nobody else."""
+    """A ProcessGroupGloo of torch.distributed, which only this object knows."""
 
     name = "gloo"
 
     def __init__(self, place: BackendContext) -> None:
         super().__init__(place)
         self._group: Any = None
-        self._running: Any = None  # an operation that has begun and not ended
+        self._running: Any = None  # an operation that has not ended
 
     def missing(self) -> str | None:
         try:
@@ -46,7 +46,7 @@ class Gloo(Backend):
         if not distributed.is_available() or not distributed.is_gloo_available():
             return "this PyTorch was built without Gloo"
         if self.place.store is None and self.place.size > 1:
-            return "there is no store where the ranks could meet"
+            return "the job has no store where the ranks can meet"
         return None
 
     def open(self) -> None:
@@ -64,7 +64,7 @@ class Gloo(Backend):
 
         store = JobStore(self.place)
         self._group = Group(store, self.place.rank, self.place.size, options)
-        self._await_work("barrier", self._group.barrier())  # everybody has read
+        self._await_work("barrier", self._group.barrier())  # all ranks have read the store
         store.forget()
 
     def close(self, failed: bool) -> None:
@@ -89,14 +89,14 @@ class Gloo(Backend):
             self._await_work("allreduce", self._group.allreduce([self._tensor(out)], self._operations[op]))
 
     def reducescatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> None:
-        """Gloo has none that takes shares of different sizes: everything is reduced, and the share is kept."""
+        """Reduce the whole array, and keep the share: Gloo does not support shares of different sizes."""
         whole = x.copy()
         self.allreduce(whole, whole, op)
         begin = sum(counts[: self.place.rank])
         out[:] = whole[begin : begin + out.size]
 
     def allgather(self, x: Any, out: Any, sizes: Sequence[int]) -> None:
-        """Gloo wants the same size of all ranks: shorter arrays are filled up."""
+        """Gather arrays that are padded to the longest: Gloo expects the same size from all ranks."""
         longest = max(sizes)
         is_even = min(sizes) == longest
         mine = x
@@ -127,7 +127,7 @@ class Gloo(Backend):
         return self._torch.from_numpy(array)
 
     def _await_work(self, operation: str, work: Any) -> None:
-        """Wait for an operation. Raises what went wrong with it, and what Patience raises."""
+        """Wait for an operation. Raises its error, and the errors of Patience."""
         self._running = work
         patience: Patience | None = None
         while True:
@@ -137,7 +137,8 @@ class Gloo(Backend):
             except RuntimeError:
                 if work.is_completed():
                     self._running = None
-                    work.wait()  # at once. If it ended just after the time was over, all is well; else this raises why.
+                    # Returns at once if the operation has ended just now, otherwise raises its error.
+                    work.wait()
                     break
             patience = patience or self.place.patience(f"{operation} by gloo")
             patience.check()

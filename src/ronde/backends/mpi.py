@@ -1,8 +1,8 @@
 """The backend `mpi`: MPI through mpi4py, for jobs under `mpirun` or `ronde run --launcher mpi`.
 
-MPI cannot be interrupted, and after a failure it may be called no more. So nothing here blocks inside of MPI:
-operations are begun, and looked after until they are through or the world has failed. Once it has, this process calls
-MPI no more, and does not finalize it at the end either, which would wait for the dead.
+MPI cannot be interrupted, and a process must not call it after a failure. So no call here blocks inside MPI: operations
+are begun, and tested until they end or the world has failed. After a failure this process makes no more calls of MPI,
+nor finalizes it at the end, because that would wait for dead ranks.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ronde.types import DType, Kind, ReduceOp
 
 __all__ = ["MPI"]
 
-# So long an operation is looked after without a rest: what is decided is ready on all ranks.
+# How long to test an operation without a pause. The wait is short, because the operation is ready on all ranks.
 _SPIN_NS = 2 * 10**9
 _REST_S = 50e-6
 
 
 class _MpiProcess:
-    """What this process has of MPI; one instance, below."""
+    """The state of MPI in this process; one instance, below."""
 
     module: Any = None  # mpi4py.MPI
-    is_ours: bool = False  # nobody had imported it before, so we end it
+    is_ours: bool = False  # Ronde imported it first, and finalizes it
     has_failed: bool = False
     operations: dict[ReduceOp, Any]
     communicators: dict[tuple[int, ...], Any]  # by members; freeing them would need all of them
-    pending: list[Any]  # operations that a failure has cut short, with their memory
+    pending: list[Any]  # operations that a failure has interrupted, with their memory
 
 
 _process = _MpiProcess()
@@ -43,7 +43,7 @@ _process.operations, _process.communicators, _process.pending = {}, {}, []
 
 
 class MPI(Backend):
-    """A communicator of MPI's own, beside MPI.COMM_WORLD."""
+    """A communicator of MPI, separate from MPI.COMM_WORLD."""
 
     name = "mpi"
 
@@ -53,7 +53,7 @@ class MPI(Backend):
 
     def missing(self) -> str | None:
         if _process.has_failed:
-            return "MPI has failed in this process before, and cannot be used again"
+            return "MPI has failed in this process before and cannot be used again"
         if self.place.size > 1 and "mpi4py.MPI" not in sys.modules and not _has_launcher():
             return (
                 "mpirun has not started it: use mpirun, or ronde run --launcher mpi"  # MPI would run it alone
@@ -117,7 +117,7 @@ class MPI(Backend):
         self._await_request("barrier", self._comm.Ibarrier())
 
     def _await_request(self, operation: str, request: Any, *memory: Any) -> None:
-        """Look after an operation until it is through. Raises what Patience raises."""
+        """Test an operation until it ends. Raises the errors of Patience."""
         if request.Test():
             return
         patience = self.place.patience(f"{operation} by mpi")
@@ -135,7 +135,7 @@ class MPI(Backend):
 
 
 def _has_launcher() -> bool:
-    """Whether an MPI launcher has left word in the environment."""
+    """Return whether the environment has variables of an MPI launcher."""
     return any(name.startswith(("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "HYDI_")) for name in environment())
 
 
@@ -161,7 +161,7 @@ def _load_mpi() -> Any:
 
 
 def _finalize_mpi() -> None:
-    """At the end of the process, after the engine's."""
+    """Finalize or abort MPI at the end of the process, after the engine has shut down."""
     module = _process.module
     if module.Is_finalized():
         return
@@ -169,7 +169,7 @@ def _finalize_mpi() -> None:
         if _process.is_ours:
             module.Finalize()
     elif not _process.is_ours:
-        module.COMM_WORLD.Abort(1)  # mpi4py would finalize it in a moment, and wait for ever
+        module.COMM_WORLD.Abort(1)  # otherwise mpi4py would finalize MPI, and wait for ever
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:

@@ -1,14 +1,14 @@
 """The backend `nccl`: the NCCL of PyTorch, for tensors that stay in the memory of CUDA devices.
 
 The rules:
-  1. A tensor is written by the stream of whoever submits it. `make_ready` records an event there, and the backend's own
-     stream waits for it before it touches the memory. So nobody's host thread waits for the device.
-  2. An operation ends for the engine when the device is through with it. So the result may be used on any stream, and
-     its memory is nobody's any more.
+  1. The stream of the submitting thread writes a tensor. `make_ready` records an event on it, and the backend's stream
+     waits for the event before it uses the memory. So no thread of the host waits for the device.
+  2. An operation ends for the engine when the device has completed it. So the program may use the result on any stream,
+     and free its memory.
   3. After a failure the group is aborted, which ends NCCL's kernels: they would wait for ever for a rank that is gone.
 
-Each rank needs a device of its own: the one whose number is its local rank, among those that it sees. Sums of 16-bit
-floats are rounded at every step, as NCCL does it.
+Each rank needs a device that no other rank uses: of the devices that it sees, the one whose number is its local rank.
+NCCL rounds sums of 16-bit floats at every step.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _REDUCED = (
 )
 _SPIN_NS, _REST_S = 10**9, 50e-6
 
-_ready: dict[int, Any] = {}  # by address: the event after which the memory may be touched
+_ready: dict[int, Any] = {}  # by address: the event after which the memory may be used
 
 
 def make_ready(*tensors: Any) -> None:
-    """Say that the memory may be touched once the current stream has come so far."""
+    """Let the backend use the memory after the work that is now on the current stream."""
     import torch
 
     for tensor in tensors:
@@ -57,7 +57,7 @@ class _Memory:
 
 
 class NCCL(DeviceBackend):
-    """torch.distributed's ProcessGroupNCCL, made for this purpose and known to nobody else."""
+    """A ProcessGroupNCCL of torch.distributed, which only this object knows."""
 
     name = "nccl"
 
@@ -76,11 +76,11 @@ class NCCL(DeviceBackend):
         if not distributed.is_available() or not distributed.is_nccl_available():
             return "this PyTorch was built without NCCL"
         if self.place.store is None and self.place.size > 1:
-            return "there is no store where the ranks could meet"
+            return "the job has no store where the ranks can meet"
         return None
 
     def claim(self) -> str:
-        """The device that this rank needs for itself."""
+        """Return the device that this rank cannot share."""
         import torch
 
         return f"CUDA device {torch.cuda.get_device_properties(self._device_number()).uuid}"
@@ -97,7 +97,7 @@ class NCCL(DeviceBackend):
         self.device = torch.device("cuda", self._device_number())
         self._stream = torch.cuda.Stream(self.device)
         options = Group.Options()
-        options._timeout = timedelta(days=365)  # failures are our own business
+        options._timeout = timedelta(days=365)  # Ronde handles timeouts
         self._store = JobStore(self.place)
         self._group = Group(self._store, self.place.rank, self.place.size, options)
         one = torch.ones(1, device=self.device)
@@ -135,7 +135,7 @@ class NCCL(DeviceBackend):
             self._run_on_stream("allreduce", [x, out], begin)
 
     def reducescatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> None:
-        """Shares of the same size by NCCL's own operation; others by an all-reduce of which the share is kept."""
+        """Reduce and scatter equal shares by NCCL's operation, others by an all-reduce of which each rank keeps one."""
         if not x.numel():
             return
         start = sum(counts[: self.place.rank])
@@ -151,7 +151,7 @@ class NCCL(DeviceBackend):
         self._run_on_stream("reducescatter", [x, out], begin)
 
     def allgather(self, x: Any, out: Any, sizes: Sequence[int]) -> None:
-        """NCCL wants the same size of all ranks: shorter arrays are filled up."""
+        """Gather arrays that are padded to the longest: NCCL expects the same size from all ranks."""
         longest = max(sizes)
 
         def begin() -> Any:
@@ -181,7 +181,7 @@ class NCCL(DeviceBackend):
         self._run_on_stream("alltoall", [x, out], begin, late=True)
 
     def barrier(self) -> None:
-        raise NotImplementedError("barriers have no memory, and so belong to no device")
+        raise NotImplementedError("a barrier has no memory, so no device carries it")
 
     def _device_number(self) -> int:
         import torch
@@ -196,9 +196,9 @@ class NCCL(DeviceBackend):
     def _run_on_stream(
         self, operation: str, memory: Sequence[Any], begin: Callable[[], Any], late: bool = False
     ) -> None:
-        """Run an operation on the stream, when its memory is ready; return when the device is through with it.
+        """Run an operation on the stream when its memory is ready; return when the device has completed it.
 
-        `late`: the result's memory was made by the engine's thread, out of what the default stream may still be using.
+        `late`: the engine's thread allocated the result's memory, which the default stream may still be using.
         """
         cuda = self._torch.cuda
         with cuda.device(self.device), cuda.stream(self._stream):

@@ -1,19 +1,19 @@
 """Converts reductions to forms that every library supports, with the same results in each.
 
-Libraries differ in the element types that they know, in what a NaN does to Min and Max, and in the precision of 16-bit
-sums. So a reduction is *carried* in another form where that is necessary, and backends meet only these:
+Libraries differ in the element types that they support, in the effect of a NaN on Min and Max, and in the precision of
+16-bit sums. So a reduction is *carried* in another form where necessary, and backends get only these:
 
     every ReduceOp but Average of int32 and int64; Sum and Product of float32 and float64; Product of complex numbers;
     Min, Max and BitXor of int8
 
-  - Average is a sum, divided afterwards. Integers of up to 32 bits are added up as int64; larger ones as two int64, of
-    their upper and their lower half, so that no sum wraps around. The quotient is cut off towards zero.
-  - 16-bit floats are widened to float32, and rounded once at the end; 8-bit and 16-bit integers are widened to int32
-    (Open MPI's sum of the former stops at the largest one instead of wrapping around).
+  - Average is a sum, divided afterwards. Integers of up to 32 bits are summed as int64; larger ones as two int64, of
+    their upper and their lower half, so that no sum wraps around. The quotient is truncated toward zero.
+  - 16-bit floats are widened to float32 and rounded once at the end. 8-bit and 16-bit integers are widened to int32
+    (Open MPI's sum of 8-bit integers saturates instead of wrapping around).
   - The sum of complex numbers is that of their parts.
   - bool: Sum and Max are "any", Product and Min are "all".
   - Unsigned integers wrap around as signed ones do; where order matters, the highest bit is flipped.
-  - Min and Max of floats are those of integers that have the same order, with NaN at the end where it wins.
+  - Min and Max of floats are those of integers in the same order, with NaN at the end that wins.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Array = Any  # of NumPy, with one axis
 
 
 class Form(NamedTuple):
-    """How a reduction is carried: as `op` of `dtype` values, `parts` of them for each element.
+    """The form of a reduction: `op` of `dtype` values, `parts` of them for each element.
 
-    `pack` makes a new array of them, or is None: then the memory is just looked at in that type. `unpack(carried, out)`
-    writes the result to where it belongs, which is the same memory if nothing was packed; None: it is there already.
+    `pack` returns a new array of these values; None: the memory itself, viewed in that type. `unpack(carried, out)`
+    writes the result to `out`, the same memory if nothing was packed; None: the result is there already.
     """
 
     dtype: DType
@@ -45,12 +45,12 @@ class Form(NamedTuple):
 
 
 def typed(data: Array, dtype: DType) -> Array:
-    """Return the bytes as numbers. NumPy has no bfloat16: its bits are uint16."""
+    """Return the bytes as numbers, bfloat16 as the uint16 of its bits, because NumPy has no bfloat16."""
     return data.view(np.uint16 if dtype is DType.bfloat16 else dtype.name)
 
 
 def form_of(dtype: DType, op: ReduceOp, divisor: int) -> Form:
-    """Return the form for a reduction that the native data plane knows; `divisor`: of an average."""
+    """Return the form of a reduction that the native data plane supports. `divisor`: of an average."""
     if op is Average:
         if DType.uint8 <= dtype <= DType.int64:
             return _averaged_integers(dtype, divisor)
@@ -120,7 +120,7 @@ def _averaged_integers(dtype: DType, divisor: int) -> Form:
 
 
 def _wrapped(inner: Form, widen: Callable[[Array], Array], narrow: Callable[[Array, Array], None]) -> Form:
-    """Return the form for numbers that are widened to those of `inner`."""
+    """Return the form for numbers that are widened to the type of `inner`."""
     before, after = inner.pack, inner.unpack
 
     def pack(x: Array) -> Array:
@@ -142,7 +142,7 @@ def _half(x: Array) -> Array:
 
 
 def _to_half(wide: Array, out: Array) -> None:
-    with np.errstate(over="ignore"):  # infinity it is
+    with np.errstate(over="ignore"):  # overflow gives infinity
         out[:] = wide
 
 
@@ -151,7 +151,7 @@ def _bfloat16(bits: Array) -> Array:
 
 
 def _to_bfloat16(wide: Array, out: Array) -> None:
-    """Round to the nearest, to even where two are; a NaN stays one."""
+    """Round to the nearest value, ties to even; a NaN stays a NaN."""
     bits = wide.view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     out[:] = np.where(np.isnan(wide), bits | 0x00400000, rounded) >> 16
@@ -172,10 +172,10 @@ def _to_bool(carried: Array, out: Array) -> None:
 def _ordered_floats(dtype: DType, op: ReduceOp) -> Form:
     bits = DType.int32 if dtype is DType.float32 else DType.int64
     limits = np.iinfo(bits.name)
-    winner = limits.max if op is Max else limits.min  # both are a NaN, seen as a float
+    winner = limits.max if op is Max else limits.min  # both are a NaN as a float
 
     def swap(numbers: Array) -> Array:
-        """Negative floats have the opposite order of their bits; this is its own inverse."""
+        """Reverse the order of negative floats, which is opposite to that of their bits. It is its own inverse."""
         return numbers ^ ((numbers >> (limits.bits - 1)) & limits.max)
 
     def pack(x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The job's store as one of torch.distributed, for what PyTorch lets meet there. Imports PyTorch."""
+"""The job's store as a store of torch.distributed, for process groups of PyTorch. Imports PyTorch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ronde.net.stores.memory import MemoryStore
 
 __all__ = ["JobStore"]
 
-_SLICE_NS = 250_000_000  # so long a wait may last until it looks whether the world has failed
+_SLICE_NS = 250_000_000  # how often a wait checks whether the world has failed
 
 
 class JobStore(Store):  # type: ignore[misc]
-    """All keys begin with the place's purpose. A rank that is alone has a store for itself."""
+    """A view of the job's store in which all keys begin with the context's purpose; in memory for a single rank."""
 
     def __init__(self, place: BackendContext) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class JobStore(Store):  # type: ignore[misc]
         return self._below.delete_key(self._full(key))
 
     def forget(self) -> None:
-        """Remove what this rank has left there."""
+        """Remove the keys that this rank has set."""
         for key in self._mine:
             self._below.delete_key(self._full(key))
 

@@ -104,5 +104,7 @@ def test_wishes_that_make_no_sense(text: str, message: str) -> None:
 
 
 def test_unknown_backends() -> None:
-    with pytest.raises(UsageError, match="there is no backend 'ddl': there are native, mpi, gloo, ccl, nccl"):
+    with pytest.raises(
+        UsageError, match="backend 'ddl' does not exist: expected one of native, mpi, gloo, ccl, nccl"
+    ):
         backend_class("ddl")
