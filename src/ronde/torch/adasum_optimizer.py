@@ -1,12 +1,12 @@
-"""An optimizer that combines what the ranks' own steps would change, by Adasum.
+"""An optimizer that combines the changes of each rank's own step by Adasum.
 
-Adasum of gradients would lose its point behind an optimizer with a state: momentum or Adam's scaling mix the steps of
-many batches. So each rank makes its own step first, with its own gradients and state, and what this has changed is
-combined: parameters go to where they were plus Adasum of the ranks' changes. This is how Horovod does it, too. Maleki
-et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
+With an optimizer that has a state, Adasum of gradients would lose its effect: momentum and Adam's scaling mix the steps
+of many batches. So each rank first makes a step with its own gradients and state. Then the parameters become their old
+values plus the Adasum of all ranks' changes. Horovod does the same. Maleki et al., "Scaling Distributed Training with
+Adaptive Summation", MLSys 2021.
 
-Nothing happens before `step`, so gradients may be clipped, unscaled or changed until then, and every optimizer will do,
-also one with a closure. The changes are on their way while those of later parameters are still computed.
+Nothing is sent before `step`, so programs may clip, unscale or change gradients until then, and every optimizer works,
+also one with a closure. The ranks combine the changes of the first parameters while later ones are still computed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["DistributedAdasum"]
 
 
 class DistributedAdasum:
-    """What comes before the optimizer's own class; made by `DistributedOptimizer(op=Adasum)`."""
+    """The class in front of the optimizer's own; `DistributedOptimizer(op=Adasum)` makes it."""
 
     def _distribute(
         self,
@@ -39,16 +39,16 @@ class DistributedAdasum:
         self._compression = compression
         self._passes = passes
         self._process_set = process_set
-        self._memory: dict[int, Any] = {}  # by the parameter's identity: as large as it
+        self._memory: dict[int, Any] = {}  # by the parameter's identity: memory of its size
 
     @property
     def _parameter_names(self) -> dict[Any, str]:
-        """The names by parameter, where Horovod keeps them: programs for it look them up here."""
+        """The names by parameter, under Horovod's attribute, which programs read."""
         return named_by_parameter(parameters_of(self), self._names)
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes add up gradients before `step()`. It is for the user to count them."""
+        """The number of backward passes whose gradients add up before `step()`. The program counts them."""
         return self._passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -64,9 +64,9 @@ class DistributedAdasum:
             self._names.setdefault(id(parameter), name)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make this rank's own step, combine what it changes with the other ranks' changes, and apply that.
+        """Make this rank's own step, combine its changes with those of the other ranks, and apply the result.
 
-        If the ranks disagree, or one is lost, the parameters are as before the step; the optimizer's state is not.
+        If the ranks disagree, or one is lost, the parameters keep their values; the optimizer's state has changed.
         """
         parameters = [each for each in parameters_of(self).values() if each.requires_grad]
         befores = [parameter.data for parameter in parameters]
@@ -86,7 +86,7 @@ class DistributedAdasum:
             before.add_(change)
         return loss
 
-    # The optimizer's own `step` calls hooks and the profiler; PyTorch must not wrap this one, too.
+    # The optimizer's own `step` calls hooks and the profiler; this keeps PyTorch from wrapping `step` a second time.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _memory_for(self, parameter: Any) -> Any:
@@ -96,7 +96,7 @@ class DistributedAdasum:
         return memory
 
     def _combine(self, name: str, change: Any) -> Handle:
-        """Submit a change; its handle returns what all ranks' changes come to."""
+        """Submit a change; the handle returns the Adasum of all ranks' changes."""
         compression = self._compression
         sent, context = compression.compress(torch.view_as_real(change) if change.is_complex() else change)
         handle = start(Allreduce, sent, in_place=True, name=name, op=Adasum, process_set=self._process_set)
@@ -108,10 +108,10 @@ class DistributedAdasum:
         return Group([handle], finish)
 
     def synchronize(self) -> None:
-        """Do nothing: what travels are the changes that `step()` makes, and gradients are every rank's own."""
+        """Do nothing: `step()` combines changes, and each rank keeps its own gradients."""
 
     def skip_synchronize(self) -> NoReturn:
-        """Raise AssertionError: there is no step without the other ranks."""
+        """Raise AssertionError: every step combines the changes of all ranks."""
         raise AssertionError(
             "with op=Adasum gradients are not reduced before step(), so there is nothing to skip: change them between "
             "backward() and step()"
@@ -119,6 +119,6 @@ class DistributedAdasum:
 
 
 def _is_alike(memory: Any, parameter: Any) -> bool:
-    """Whether the model has not been converted or moved in the meantime."""
+    """Return whether the memory still fits the parameter, which the program may have converted or moved."""
     kind = memory.shape, memory.dtype, memory.device, memory.stride()
     return kind == (parameter.shape, parameter.dtype, parameter.device, parameter.stride())

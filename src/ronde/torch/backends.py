@@ -1,4 +1,4 @@
-"""Horovod's queries about the libraries that carry, or could carry, the tensors (docs/backends.md)."""
+"""Horovod's queries about the libraries that carry, or can carry, tensors (docs/backends.md)."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ __all__ = [
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call MPI at once, if MPI is in use. Raises no error."""
+    """Return whether several threads may call MPI at once, if MPI is in use. Raises no error."""
     module: Any = sys.modules.get("mpi4py.MPI")
     return bool(module and module.Is_initialized() and module.Query_thread() == module.THREAD_MULTIPLE)
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI carries operations of this process. Raises NotInitializedError before `init`."""
+    """Return whether MPI carries operations of this process. Raises NotInitializedError before `init`."""
     return "mpi" in engine().backends()
 
 
 def mpi_built() -> bool:
-    """Whether MPI could carry them: whether mpi4py is installed. Raises no error."""
+    """Return whether MPI can carry operations: whether mpi4py is installed. Raises no error."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """Whether Gloo carries operations of this process. Raises NotInitializedError before `init`."""
+    """Return whether Gloo carries operations of this process. Raises NotInitializedError before `init`."""
     return "gloo" in engine().backends()
 
 
 def gloo_built() -> bool:
-    """Whether Gloo could carry them: whether this PyTorch has it. Raises no error."""
+    """Return whether Gloo can carry operations: whether this PyTorch contains it. Raises no error."""
     return bool(torch.distributed.is_available() and torch.distributed.is_gloo_available())
 
 
 def nccl_built() -> int:
-    """The version of NCCL that could carry them, such as 22700 for 2.27.0; 0 for none. Raises no error."""
+    """Return the version of NCCL, such as 22700 for 2.27.0; 0 without NCCL or a CUDA device. Raises no error."""
     if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
@@ -61,20 +61,20 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL could carry them. Raises no error."""
+    """Return False: Ronde does not support IBM's DDL. Raises no error."""
     return False
 
 
 def ccl_built() -> bool:
-    """Whether oneCCL could carry them: whether it is installed. Raises no error."""
+    """Return whether oneCCL can carry operations: whether it is installed. Raises no error."""
     return is_installed()
 
 
 def cuda_built() -> bool:
-    """Whether tensors could be reduced on CUDA devices: whether there are any, and NCCL. Raises no error."""
+    """Return whether Ronde can reduce tensors on CUDA devices: whether there are any, and NCCL. Raises no error."""
     return nccl_built() > 0
 
 
 def rocm_built() -> bool:
-    """Whether tensors are reduced on ROCm devices. They travel through main memory. Raises no error."""
+    """Return False: tensors on ROCm devices travel through main memory. Raises no error."""
     return False

@@ -1,7 +1,7 @@
 """Collects small gradients into one buffer, which is reduced at once.
 
-A collective of its own for each of a thousand biases would cost more than all their bytes. Gradients that lie side by
-side in symmetric memory are one tensor to the engine, submitted when the last of them has come.
+A separate collective for each of a thousand biases would cost more than all their bytes. Gradients that are neighbours
+in symmetric memory are one tensor of the engine, submitted when the last of them has arrived.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ronde.torch.gradient import InPlace, SymmetricGradient
 __all__ = ["Bucket", "make_buckets"]
 
 _SMALL_BYTES = 64 * 1024  # larger gradients go alone
-_BUCKET_BYTES = 2**20  # so that the first of many small ones need not wait for the last
+_BUCKET_BYTES = 2**20  # a limit, so that the first of many small gradients does not wait for the last
 
 
 class Bucket:
-    """Neighbours. It is the handle of each of them."""
+    """Neighbouring gradients. The bucket is the handle of each of them."""
 
     def __init__(self, members: Sequence[SymmetricGradient]) -> None:
         self._count = self._missing = len(members)
@@ -31,17 +31,17 @@ class Bucket:
             member.bucket = self
 
     def count_arrival(self) -> None:
-        """One more of the gradients is in its place."""
+        """Count a gradient that is in its place; submit the bucket with the last one."""
         self._missing -= 1
         if self._missing == 0:
             self._handle = self._tensor.submit()
 
     def expect_all(self) -> None:
-        """Wait for all of them again."""
+        """Expect all gradients of a new step."""
         self._missing, self._handle = self._count, None
 
     def wait(self) -> Any:
-        """Wait for all, if they have been submitted."""
+        """Wait until all gradients are reduced, if the bucket has been submitted."""
         return None if self._handle is None else self._handle.wait()
 
     def done(self) -> bool:
@@ -50,7 +50,7 @@ class Bucket:
 
 
 def make_buckets(gradients: Sequence[SymmetricGradient]) -> list[Bucket]:
-    """Return buckets of those that are small and lie side by side, at least two in each."""
+    """Return buckets of small gradients that are neighbours, at least two in each."""
     runs: list[list[SymmetricGradient]] = []
     small = [each for each in gradients if each.place.gradient.nbytes <= _SMALL_BYTES]
     for each in sorted(small, key=lambda each: each.place.offset):

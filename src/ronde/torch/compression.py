@@ -1,7 +1,7 @@
-"""Compressors: send 16-bit floating point between ranks.
+"""Compressors, which send floating point in 16 bits between ranks.
 
-A compressor is anything with `compress(tensor) -> (tensor, context)` and `decompress(tensor, context) -> tensor`. The
-classes have Horovod's names; they are used as they are, without making an instance.
+A compressor is any object with `compress(tensor) -> (tensor, context)` and `decompress(tensor, context) -> tensor`. The
+classes have Horovod's names; programs pass the classes, not instances.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Operations that autograd can follow, and their gradients.
 
-The gradients are Horovod's. Of `allreduce` it is that of the sum of all ranks' losses; of `allgather`, `broadcast` and
-`reducescatter` that of the mean (in `reducescatter` with Sum: of the sum of losses, times the number of ranks).
-Every rank must go backward through the same operations, because the gradients are operations too: they go under the
-name of the operation plus ".gradient", or are numbered in the order in which autograd comes to them.
+The gradients are Horovod's. That of `allreduce` is the gradient of the sum of all ranks' losses; those of `allgather`,
+`broadcast` and `reducescatter` are the gradient of the mean (of `reducescatter` with Sum: of the sum, times the number
+of ranks). Every rank must run backward through the same operations, because gradients are operations, too: they have
+the name of the operation plus ".gradient", or a number in the order in which autograd runs them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
 
 
 class Call(NamedTuple):
-    """Under which name and among which ranks an operation goes, and whether its tensors are a group or a single one."""
+    """The name and the ranks of an operation, and whether its tensors are a group or a single one."""
 
     name: str | None
     process_set: ProcessSet | None = global_process_set
     is_group: bool = False
 
     def of_gradient(self) -> Call:
-        """Return that of the gradient."""
+        """Return the call of the gradient."""
         return self._replace(name=None if self.name is None else f"{self.name}.gradient")
 
 
@@ -62,7 +62,7 @@ def reducescatter_all(tensors: Sequence[Any], call: Call, reduction: Reduction) 
 
 
 def allgather_all(tensors: Sequence[Any], call: Call) -> list[Any]:
-    """Join each tensor with those of all ranks."""
+    """Concatenate each tensor with those of all ranks."""
     if _is_followed(tensors):
         return list(_Allgather.apply(call, *tensors))
     return _gather(tensors, call)
@@ -76,7 +76,7 @@ def broadcast_from(root: int, tensor: Any, call: Call) -> Any:
 
 
 def alltoall_rows(tensor: Any, splits: Any, call: Call) -> tuple[Any, Any]:
-    """Return the rows that the ranks have for this one, and how many came from each."""
+    """Return the rows that the ranks send to this one, and the number of rows from each."""
     if _is_followed([tensor]):
         result, received = _Alltoall.apply(splits, call, tensor)
         return result, received
@@ -86,7 +86,9 @@ def alltoall_rows(tensor: Any, splits: Any, call: Call) -> tuple[Any, Any]:
 def start_reductions(
     kind: Kind, tensors: Sequence[Any], call: Call, reduction: Reduction, **how: Any
 ) -> Handle:
-    """Submit tensors to be reduced; waiting returns the list of results, or if they are no group the single one."""
+    """Submit tensors for a reduction; waiting returns the list of results, or the single result if they are no
+    group.
+    """
     check_tensors(tensors)
     how["process_set"] = call.process_set
     if call.is_group:
@@ -95,7 +97,7 @@ def start_reductions(
 
 
 def start_gather(tensors: Sequence[Any], call: Call, waits: bool = False) -> Handle:
-    """Submit tensors to be joined with those of all ranks; waiting returns what it does of `start_reductions`."""
+    """Submit tensors for an all-gather; waiting returns results as that of `start_reductions`."""
     check_tensors(tensors)
     how: dict[str, Any] = dict(name=call.name, waits=waits, process_set=call.process_set)
     if call.is_group:
@@ -104,7 +106,7 @@ def start_gather(tensors: Sequence[Any], call: Call, waits: bool = False) -> Han
 
 
 def start_alltoall(tensor: Any, splits: Any, call: Call, waits: bool = False) -> Received:
-    """Submit a tensor whose rows go to all ranks; `splits`: how many to each, None, a tensor or other integers."""
+    """Submit a tensor for an all-to-all. `splits`: the number of rows for each rank, a tensor or integers, or None."""
     counts = splits.tolist() if isinstance(splits, torch.Tensor) else splits
     how: dict[str, Any] = dict(name=call.name, waits=waits, process_set=call.process_set)
     return Received(start(Kind.alltoall, tensor, splits=counts, **how), splits)
@@ -178,7 +180,7 @@ class _Allgather(torch.autograd.Function):  # type: ignore[misc]
         name = None if call.name is None else f"{call.name}.rows"
         of_rows = call._replace(name=name, is_group=False)
         (told,) = _gather([torch.tensor([[place, *counts]])], of_rows)  # [ranks, 1 + tensors]
-        offsets = told[told[:, 0] < place, 1:].sum(dim=0).tolist()  # ranks that have joined tell nothing
+        offsets = told[told[:, 0] < place, 1:].sum(dim=0).tolist()  # ranks that have joined send nothing
         means = allreduce_all(gradients, call, Reduction(Average))
         shares = [
             mean.narrow(0, offset, count).reshape(shape)

@@ -1,7 +1,7 @@
 """Sends parameters, the state of an optimizer, and objects between ranks.
 
-All ranks (of `process_set`) call these functions, in the same order. `root_rank` is a rank of the world. Objects travel
-pickled, between processes that have proved to know the job's key.
+All ranks of `process_set` call these functions, in the same order. `root_rank` is a rank of the world. Objects are
+pickled, and travel only between processes that have proved that they know the job key.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def allgather_object(
 
 
 def _fill_gradients(optimizer: Any, model: Any) -> None:
-    """Give zeros to each parameter that is going to be trained and has no gradient yet."""
+    """Set a gradient of zeros on each trained parameter without a gradient."""
     embeddings = torch.nn.Embedding, torch.nn.EmbeddingBag
     layers = () if model is None else model.modules()
     sparse = {id(layer.weight) for layer in layers if isinstance(layer, embeddings) and layer.sparse}
@@ -153,7 +153,7 @@ class _TensorSlot(NamedTuple):
 
 
 def _outline(value: Any, tensors: list[Any]) -> Any:
-    """Return nested lists and dicts with places for tensors, which go into the list."""
+    """Return nested lists and dicts with a slot for each tensor; append the tensors to the list."""
     match value:
         case torch.Tensor():
             tensors.append(value)
@@ -168,7 +168,7 @@ def _outline(value: Any, tensors: list[Any]) -> Any:
 
 
 def _fill(outline: Any, tensor_for: Callable[[_TensorSlot], Any]) -> Any:
-    """Return the outline with something in each place; visits the places in the order in which they were made."""
+    """Return the outline with a tensor in each slot, in the order of `_outline`."""
     match outline:
         case _TensorSlot():
             return tensor_for(outline)

@@ -1,7 +1,7 @@
-"""One parameter's gradient on its way: seen by a hook, submitted, waited for.
+"""One parameter's gradient: a hook notices it, submits it, and the optimizer waits for it.
 
-The hook runs once per parameter and step, in the middle of the backward pass, so it does nothing twice that can be
-done once before.
+The hook runs once per parameter and step, in the middle of the backward pass, so as much as possible is prepared
+before.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["Gradient", "InPlace", "SymmetricGradient", "Treatment"]
 
 Use = Callable[[Any], object]
 
-# By parameter: the hook of its latest optimizer. A parameter that gets a new one leaves the old, which may still live.
+# By parameter: the hook of its latest optimizer. An older optimizer that is still alive loses its hook.
 _hooks: Any = WeakTensorKeyDictionary()
 
 
 class Treatment:
-    """What all gradients of an optimizer have in common."""
+    """The properties that all gradients of an optimizer share."""
 
     def __init__(
         self,
@@ -44,18 +44,18 @@ class Treatment:
         self.passes = passes
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
-        self.begun: list[Gradient] = []  # those that this step's backward passes have come to
+        self.begun: list[Gradient] = []  # gradients of this step so far
 
 
 class Grouped(Protocol):
-    """What a gradient tells that it has arrived (gradient_groups.GradientGroup), and what is sent instead of it."""
+    """A group of gradients, submitted instead of each of them (gradient_groups.GradientGroup)."""
 
     def count_arrival(self) -> None: ...
     def submit_now(self) -> None: ...
 
 
 class Gradient:
-    """A gradient that autograd allocates: reduced where it lies, or compressed."""
+    """A gradient in memory of autograd, reduced in place or compressed."""
 
     __slots__ = ("group", "handle", "name", "parameter", "passes_left", "sparse_dims", "treatment")
 
@@ -64,12 +64,12 @@ class Gradient:
         self.name = name
         self.treatment = treatment
         self.group: Grouped | None = None
-        self.passes_left = treatment.passes  # how many backward passes are to come in this step
+        self.passes_left = treatment.passes  # backward passes still expected in this step
         self.handle: Handle | None = None
         self.sparse_dims = 0  # of the latest gradient, if it was sparse
 
     def register_hook(self) -> Any:
-        """Hear of every gradient of the parameter; return what ends this when its `remove()` is called."""
+        """Register the hook for the parameter's gradients; return it. Its `remove()` ends it."""
         earlier = _hooks.get(self.parameter)
         if earlier is not None:
             earlier.remove()
@@ -78,7 +78,7 @@ class Gradient:
         return hook
 
     def on_accumulated(self, _: Any) -> None:
-        """Called when a backward pass has accumulated the gradient."""
+        """Count a backward pass that has accumulated the gradient; submit the gradient after the last one."""
         left = self.passes_left
         if left == 0:
             raise AssertionError(
@@ -95,9 +95,9 @@ class Gradient:
                 self.group.count_arrival()
 
     def submit_now(self) -> None:
-        """Submit the gradient as it is now; if there is none, zeros."""
+        """Submit the present gradient, or zeros if there is none."""
         sent, use = self.prepare_to_send()
-        # What is gathered of a sparse gradient takes its place; it need not be copied into it.
+        # A gathered sparse gradient replaces the old one without a copy.
         handle = start_reduction(
             Kind.allreduce,
             sent,
@@ -109,7 +109,7 @@ class Gradient:
         self.handle = handle if use is None else Group([handle], lambda results: use(results[0]))
 
     def prepare_to_send(self) -> tuple[Any, Use | None]:
-        """Return a tensor that is to be reduced in place, and what is to be called with the result, if anything."""
+        """Return the tensor to reduce in place, and a function to call with the result, or None."""
         gradient = self.parameter.grad
         if gradient is None:
             gradient = self.parameter.grad = self._zeros()
@@ -150,12 +150,12 @@ class Gradient:
         self.parameter.grad = gradient
 
     def _set_sparse_gradient(self, gradient: Any) -> None:
-        with torch.sparse.check_sparse_tensor_invariants(enable=False):  # PyTorch makes them itself
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):  # PyTorch creates them
             self.parameter.grad = gradient.to_sparse(self.sparse_dims)
 
 
 class InPlace:
-    """A tensor that is reduced in place again and again."""
+    """A tensor that is reduced in place repeatedly."""
 
     def __init__(self, tensor: Any, name: str, treatment: Treatment) -> None:
         self._tensor, self._name, self._treatment = tensor, name, treatment
@@ -166,14 +166,14 @@ class InPlace:
         self._submit = self._engine.prepare(self._tensor, self._name, *self._treatment.reduction)
 
     def submit(self) -> Handle:
-        """Submit it as it is now."""
+        """Submit the present values of the tensor."""
         if self._engine is not engine(self._treatment.process_set):  # shut down, and initialized again
             self._prepare()
         return self._submit(False)
 
 
 class Bucketed(Protocol):
-    """What a gradient tells that it is in its place (bucket.Bucket), instead of being submitted by itself."""
+    """A bucket of gradients, submitted instead of each of them (bucket.Bucket)."""
 
     def count_arrival(self) -> None: ...
     def wait(self) -> Any: ...
@@ -183,9 +183,9 @@ class Bucketed(Protocol):
 class SymmetricGradient(Gradient):
     """A gradient that lives in symmetric memory.
 
-    Autograd accumulates into it where it finds it. But after `zero_grad()` it finds none, and hands over its own: that
-    is copied, while it is still in the processor's cache, and let go at once. This costs less than to clear the
-    gradient and to add to it, and less than new memory for all gradients in every step.
+    Autograd accumulates into an existing gradient. After `zero_grad()` there is none, and autograd allocates one, which
+    is copied while it is still in the processor's cache, and freed at once. This costs less than clearing the gradient
+    and adding to it, and less than new memory for all gradients in every step.
     """
 
     __slots__ = ("_mine", "_tensor", "bucket", "place")
@@ -201,7 +201,7 @@ class SymmetricGradient(Gradient):
         if not self._move_into_place():
             super().submit_now()
             if self.bucket is not None:
-                self.bucket.count_arrival()  # with what nobody is going to read
+                self.bucket.count_arrival()  # its place holds values that no rank reads
         elif self.bucket is not None:
             self.handle = self.bucket
             self.bucket.count_arrival()
@@ -214,7 +214,7 @@ class SymmetricGradient(Gradient):
         return (self.place.sent, None) if self._move_into_place() else super().prepare_to_send()
 
     def _move_into_place(self) -> bool:
-        """See to it that the gradient is in its place; return whether it can be."""
+        """Move the gradient into its place if it can be there; return whether it can."""
         parameter, mine = self.parameter, self._mine
         gradient = parameter.grad
         if gradient is mine:

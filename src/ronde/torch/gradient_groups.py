@@ -1,4 +1,4 @@
-"""Gradients that are submitted together, as one group: when all of them are there, and not before."""
+"""Groups of gradients, submitted as one operation when all of them have arrived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GradientGroup", "make_groups"]
 
 
 class GradientGroup:
-    """Several gradients, whose handle is the same."""
+    """Several gradients with one handle."""
 
     def __init__(self, members: Sequence[Gradient]) -> None:
         self._members = members
@@ -26,17 +26,17 @@ class GradientGroup:
             member.group = self
 
     def count_arrival(self) -> None:
-        """One of them is there."""
+        """Count a gradient that has arrived; submit the group with the last one."""
         self._missing -= 1
         if self._missing == 0:
             self.submit_now()
 
     def expect_all(self) -> None:
-        """Wait for all of them again."""
+        """Expect all gradients of a new step."""
         self._missing = len(self._members)
 
     def submit_now(self) -> None:
-        """Submit all as they are now, unless they are on their way."""
+        """Submit the present gradients, unless they are submitted already."""
         if self._members[0].handle is not None:
             return
         treatment = self._members[0].treatment
@@ -63,10 +63,10 @@ def _use(results: Iterable[Any], uses: Iterable[Callable[[Any], object] | None])
 def make_groups(
     gradients: Sequence[Gradient], parameters: Iterable[Any], groups: int | Sequence[Sequence[Any]] | None
 ) -> list[GradientGroup]:
-    """Return the groups: so many, of neighbours, or those of listed parameters; none for None or 0.
+    """Return the groups: for a number, that many groups of neighbours; for lists of parameters, theirs; else no groups.
 
-    `parameters`: all of the optimizer; those without a gradient may be listed. Raises ValueError for what is no number
-    or list, and for a parameter that is in two groups or is not the optimizer's.
+    `parameters`: all of the optimizer; the lists may contain those without a gradient. Raises ValueError if `groups` is
+    neither a number nor lists of parameters, and for a parameter in two groups or of another optimizer.
     """
     if groups is None or (isinstance(groups, int) and groups == 0):
         return []

@@ -1,9 +1,9 @@
-"""Groups of dense tensors: one name and one turn for all of them, so they complete together or not at all.
+"""Groups of dense tensors: one name for all of them, so they complete together or not at all.
 
-Tensors on the CPU go to the engine as they are, those of other devices as copies in main memory, in one group. Ranks
-must have them on devices of the same types: the group goes under "cpu", "cuda", or, of several, under all of them in
-order ("cpu+cuda"), which ranks compare. If a backend carries all of them on their device, they are no group to the
-engine: it takes them one by one, under the group's name, a dot and the position.
+The engine takes tensors on the CPU as they are, and those of other devices as copies in main memory, in one group. Each
+rank must have them on devices of the same types: the name of the group's device is "cpu", "cuda", or, for several
+types, all of them in order ("cpu+cuda"), which ranks compare. If a backend carries all tensors on their device, the
+engine takes them one by one, under the group's name, a dot and the position.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def start_group(
 ) -> Handle:
     """Submit tensors as one group (see Engine.submit_group); waiting returns the list of results.
 
-    `in_place`: of an all-reduce, whose results then go into the tensors. `places`: where the tensors are, in words, if
-    they are a part of what the user calls the group.
+    `in_place`: write the results of an all-reduce into the tensors. `places`: the devices of the user's whole group, if
+    `tensors` are a part of it.
     """
     terms = op, prescale, postscale
     device = places_of(tensors) if places is None else places
@@ -67,18 +67,18 @@ def staged_group(
     process_set: ProcessSet | None,
     device: str,
 ) -> Handle:
-    """Submit copies of some tensors in main memory, and the others; results are copied to where the tensors are."""
+    """Submit copies of some tensors in main memory, and the others; waiting copies results to the tensors' devices."""
     pairs = list(zip(tensors, is_staged, strict=True))
     sent = [copied(tensor.detach()) if staged else tensor for tensor, staged in pairs]
     outs = None
-    if kind is Kind.allreduce:  # a copy is nobody else's, so its result may as well overwrite it
+    if kind is Kind.allreduce:  # only this operation uses a copy, so the result may overwrite it
         outs = [copy if staged or in_place else None for copy, (_, staged) in zip(sent, pairs)]
     handle = engine(process_set).submit_group(kind, sent, name, op, prescale, postscale, outs, waits, device)
     return _MovedGroup(handle, pairs, in_place)
 
 
 def places_of(tensors: Sequence[Any]) -> str:
-    """Say where tensors are: the one type of device, or those of each of them; and which are sparse."""
+    """Return the device type of the tensors, or of each tensor if they differ; a sparse tensor counts as "sparse"."""
     places = ["sparse" if tensor.is_sparse else tensor.device.type for tensor in tensors]
     return places[0] if len(set(places)) == 1 else "+".join(places) or "cpu"
 

@@ -1,8 +1,8 @@
-"""Tensors on their way: what an `_async` operation returns, and what the engine is given for it.
+"""Operations in flight: what an `_async` operation returns, and the tensors that the engine gets for it.
 
-Tensors on the CPU go to the engine as they are, whatever their layout. Those of another device are left where they are
-if a backend carries them there (`on_device`), or else travel through main memory: copied there before, and back when
-somebody waits.
+The engine takes tensors on the CPU as they are, with any layout. It takes a tensor of another device in place if a
+backend carries it there (`on_device`). Otherwise the tensor travels through main memory: a copy there is submitted, and
+the result is copied back by the thread that waits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Handle(Protocol):
     """An operation that has begun. Its tensors must not change, nor be used, until it is done."""
 
     def wait(self) -> Any:
-        """Return the result when it is there. Raises what went wrong, on every rank alike if ranks disagreed."""
+        """Wait for the result and return it. Raises MismatchError on all ranks if they submitted different
+        operations.
+        """
 
     def done(self) -> bool:
         """Return whether `wait` would return at once."""
@@ -82,16 +84,16 @@ def elsewhere(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> 
 
 
 def staged(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
-    """Submit a copy of the tensor in main memory; the result is copied to where the tensor is."""
+    """Submit a copy of the tensor in main memory; waiting copies the result to the tensor's device."""
     copy = copied(tensor.detach())
-    # The copy is nobody else's, so where shapes agree the result may as well overwrite it.
+    # Only this operation uses the copy, so the result may overwrite it if it has the same shape.
     keeps_shape = kind is Kind.allreduce or kind is Kind.broadcast
     handle = submit(kind, copy, out=copy if keeps_shape else None, device=tensor.device.type, **terms)
     return _Moved(handle, tensor, in_place)
 
 
 def copied(tensor: Any) -> Any:
-    """Return a copy in main memory; that of a CUDA tensor in pinned memory, which its device reaches by itself."""
+    """Return a copy in main memory; of a CUDA tensor in pinned memory, which the device accesses directly."""
     if not tensor.is_cuda:
         return tensor.to("cpu", copy=True)
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -149,7 +151,7 @@ class Received:
 
     def __init__(self, handle: Any, splits: Any) -> None:
         self._handle = handle
-        self._splits = splits  # as the user gave them, whose type and device the others' get
+        self._splits = splits  # as the user passed them: received splits get their type and device
 
     def wait(self) -> tuple[Any, Any]:
         result = self._handle.wait()
@@ -163,7 +165,7 @@ class Received:
 
 
 def wait_all(handles: Iterable[Handle]) -> list[Any]:
-    """Wait for all of them, also if one fails: then raise the first failure. Otherwise return their results."""
+    """Wait for all handles, even if one fails. Return their results, or raise the first failure."""
     results, failure = [], None
     for handle in handles:
         try:

@@ -1,4 +1,4 @@
-"""Which ranks take part, as the operations of `ronde.torch` ask for it: all of them, or a process set."""
+"""Which ranks take part in an operation of `ronde.torch`: all of them, or a process set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def size_of(process_set: ProcessSet | None) -> int:
 def place_in(process_set: ProcessSet | None) -> int:
     """Return this rank's place among those that take part.
 
-    Raises NotInitializedError before `init`, UsageError for what is no set, or not added, or without this rank.
+    Raises NotInitializedError before `init`, UsageError if `process_set` is not a set, not added, or without this rank.
     """
     return rank() if _is_world(process_set) else _checked(process_set).rank()
 

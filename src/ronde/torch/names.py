@@ -1,4 +1,4 @@
-"""The names of an optimizer's parameters, by which ranks know what belongs together."""
+"""The names of an optimizer's parameters, by which ranks match their gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["named_by_parameter", "names_of", "parameters_of"]
 
 
 def parameters_of(optimizer: Any) -> dict[str, Any]:
-    """Return all parameters of an optimizer, by names that they have if nobody gives them better ones."""
+    """Return all parameters of an optimizer by default names."""
     return {
         f"gradient.{i}.{j}": parameter
         for i, group in enumerate(optimizer.param_groups)
@@ -19,7 +19,7 @@ def parameters_of(optimizer: Any) -> dict[str, Any]:
 
 
 def names_of(parameters: dict[str, Any], named: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
-    """Return the parameters' names by their identity. Raises ValueError unless each has one of its own."""
+    """Return the parameters' names by their identity. Raises ValueError unless each has a unique name."""
     if named is None:
         return {id(parameter): name for name, parameter in parameters.items()}
     pairs = list(named)
@@ -39,7 +39,7 @@ def names_of(parameters: dict[str, Any], named: Iterable[tuple[str, Any]] | None
     ]
     if unnamed:
         raise ValueError(
-            f"named_parameters lacks parameters of the optimizer, of the shapes {', '.join(unnamed)}"
+            f"named_parameters lacks parameters of the optimizer with the shapes {', '.join(unnamed)}"
         )
     return names
 

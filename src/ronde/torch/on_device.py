@@ -1,7 +1,7 @@
 """Tensors that a backend reduces in the memory of their CUDA device (ronde/backends/nccl.py).
 
-The engine's own side cannot touch that memory. So factors, and the average of integers, are PyTorch's business here,
-before the tensor is submitted and after it has come back.
+The engine's native side cannot access that memory. So PyTorch applies factors, and the average of integers, before the
+tensor is submitted and after it returns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["is_carried", "start_on_device"]
 def is_carried(
     kind: Kind, tensor: Any, op: ReduceOp = Sum, process_set: ProcessSet | None = None, **terms: Any
 ) -> bool:
-    """Return whether a backend takes the tensor where it is: all ranks know that alike."""
+    """Return whether a backend takes the tensor in place; the same on all ranks."""
     dtype = DType.__members__.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or tensor.layout is not torch.strided:
         return False
@@ -38,7 +38,7 @@ def start_on_device(
     process_set: ProcessSet | None = None,
     **terms: Any,
 ) -> Any:
-    """Submit the tensor itself; return its handle. Arguments as in `engine.submit`."""
+    """Submit the tensor without a copy in main memory; return its handle. Arguments as in `engine.submit`."""
     from ronde.backends.nccl import make_ready
 
     given = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -49,7 +49,7 @@ def start_on_device(
     result = None
     if keeps_shape:
         is_ours = x.data_ptr() != tensor.data_ptr()
-        # A broadcast takes place in the memory of its input. Reducing does so too where nobody minds.
+        # A broadcast runs in the memory of its input. So does an all-reduce if the program does not need the input.
         result = x if in_place or is_ours else (torch.empty_like(x) if kind is Kind.allreduce else x.clone())
         x = result if kind is Kind.broadcast else x
     make_ready(*([x] if result is None or result is x else [x, result]))
@@ -73,7 +73,7 @@ def start_on_device(
 
 
 class _OnDevice:
-    """A handle whose result is finished by PyTorch, on the stream of whoever waits first."""
+    """A handle whose result PyTorch completes, on the stream of the first thread that waits."""
 
     def __init__(self, handle: Any, finish: Callable[[Any], Any]) -> None:
         self._handle = handle
@@ -103,14 +103,14 @@ def _divides(tensor: Any) -> bool:
 
 
 def _working_type(tensor: Any, op: ReduceOp, is_scaled: bool) -> Any:
-    """The type in which a reduction neither wraps around nor is rounded on its way, as the engine has it."""
+    """Return the type in which a reduction neither wraps around nor rounds early, as in the engine."""
     if tensor.dtype in (torch.float16, torch.bfloat16) and is_scaled:
         return torch.float32
     return torch.int64 if op is Average and not _divides(tensor) else tensor.dtype
 
 
 def _scaled(tensor: Any, factor: float) -> Any:
-    """As the engine does it: integers in float64, and cut off; bool stays as it is."""
+    """Scale as the engine does: integers in float64, truncated; bool unchanged."""
     if _divides(tensor):
         return tensor * factor
     return tensor.clone() if tensor.dtype is torch.bool else (tensor.double() * factor).to(tensor.dtype)

@@ -83,8 +83,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     base: type = DistributedAdasum if op == Adasum and has_others else _Distributed
     kind: Any = type(optimizer.__class__.__name__, (base, optimizer.__class__), {})
     distributed = kind.__new__(kind)
-    # Sharing everything keeps its state, its hooks, and options that its constructor would ask for again; but not the
-    # `step` that a learning rate scheduler may have put in its way, which would lead back to the old one.
+    # The new object shares all attributes: state, hooks, and options that the constructor would ask for again. Except a
+    # `step` that a learning rate scheduler has set on the instance: it would call the old optimizer.
     distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
     if base is DistributedAdasum:
         distributed._distribute(named_parameters, compression, backward_passes_per_step, process_set)
@@ -100,14 +100,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
 
 
 class _Distributed:
-    """What comes before the optimizer's own class."""
+    """The class in front of the optimizer's own."""
 
     def _distribute(
         self, named_parameters: Iterable[tuple[str, Any]] | None, treatment: Treatment, has_others: bool
     ) -> None:
         self._names = names_of(parameters_of(self), named_parameters)
         self._treatment = treatment
-        self._has_others = has_others  # ranks with which gradients are combined
+        self._has_others = has_others  # whether other ranks take part
         self._gradients: list[Gradient] = []
         self._groups: list[GradientGroup] = []
         self._buckets: list[Bucket] = []
@@ -115,10 +115,10 @@ class _Distributed:
         self._should_synchronize = True
 
     def _follow_gradients(self, groups: int | Sequence[Sequence[Any]], symmetric: bool) -> None:
-        """Reduce the gradients of all parameters that have one."""
+        """Reduce the gradients of all parameters that require one."""
         followed = [parameter for parameter in parameters_of(self).values() if parameter.requires_grad]
         treatment = self._treatment
-        # Where the order differs, names still say what belongs together, but not the order in one memory.
+        # If the order differs between ranks, names still match gradients, but symmetric memory needs one order.
         symmetric &= require_same_parameters(followed, self._names, treatment.process_set)
         places: list[GradientMemory | None] = [None] * len(followed)
         is_of_all = treatment.process_set is None or treatment.process_set is global_process_set
@@ -143,7 +143,7 @@ class _Distributed:
         return gradient
 
     def _register_hook(self, gradient: Gradient) -> None:
-        """Follow the gradient for as long as this optimizer lives."""
+        """Register the gradient's hook for the lifetime of this optimizer."""
         weakref.finalize(self, gradient.register_hook().remove).atexit = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ class _Distributed:
 
     @property
     def _parameter_names(self) -> dict[Any, str]:
-        """The names by parameter, where Horovod keeps them: programs for it look them up here."""
+        """The names by parameter, under Horovod's attribute, which programs read."""
         return named_by_parameter(parameters_of(self), self._names)
 
     def _allreduce_grad_async(self, p: Any) -> tuple[Handle, Any]:
@@ -183,7 +183,7 @@ class _Distributed:
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes add up gradients before they are reduced."""
+        """The number of backward passes whose gradients add up before they are reduced."""
         return self._treatment.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -194,7 +194,7 @@ class _Distributed:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """Expect the gradients of a new step; forget those of the last."""
+        """Expect the gradients of a new step, and forget those of the last one."""
         self._treatment.begun.clear()
         for gradient in self._gradients:
             gradient.handle = None
@@ -207,7 +207,7 @@ class _Distributed:
     def synchronize(self) -> None:
         """Wait until all gradients are reduced: `parameter.grad` is then the same on all ranks.
 
-        `step()` does it by itself. Call it to look at the gradients or change them (clipping, for example), and then
+        `step()` calls it. Call it before `step()` to read or change the gradients (to clip them, for example), and then
         call `step()` within `skip_synchronize()`.
         """
         try:
@@ -223,7 +223,7 @@ class _Distributed:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, `step()` takes the gradients as they are: they have been synchronized."""
+        """Make `step()` within the block use the gradients as they are, because they are synchronized already."""
         self._should_synchronize = False
         try:
             yield
@@ -231,7 +231,7 @@ class _Distributed:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronize, then make the optimizer's step. With a closure: synchronize whenever it has been called."""
+        """Synchronize, then make the optimizer's step. With a closure, synchronize after each of its calls."""
         if not self._should_synchronize:
             reduced = closure
         elif closure is None:
@@ -249,7 +249,7 @@ class _Distributed:
         self._is_synchronized = False
         return super().step(reduced)  # type: ignore[misc]
 
-    # The optimizer's own `step` calls hooks and the profiler; PyTorch must not wrap this one, too.
+    # The optimizer's own `step` calls hooks and the profiler; this keeps PyTorch from wrapping `step` a second time.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _reduce_after(self, closure: Callable[[], Any]) -> Any:
@@ -260,7 +260,7 @@ class _Distributed:
         return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Forget the gradients. Raises AssertionError between a backward pass and step() or synchronize()."""
+        """Clear the gradients. Raises AssertionError between a backward pass and step() or synchronize()."""
         if self._treatment.begun:
             raise AssertionError(
                 "zero_grad() was called after backward() but before step() or synchronize(), while the gradients were "
@@ -270,7 +270,7 @@ class _Distributed:
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state, and begin a new step."""
+        """Load a state, and begin a new step."""
         self._begin_step()
         self._is_synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)  # type: ignore[misc]

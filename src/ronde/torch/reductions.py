@@ -1,9 +1,9 @@
-"""Tensors of all ranks that become one: dense or sparse, on any device, alone or in a group.
+"""Reductions of tensors of all ranks: dense or sparse, on any device, alone or in a group.
 
-Sparse tensors in a group are gathered, each under a name of its own, while the dense ones travel together. What ranks
-disagree about is found in the group's own name, so that is waited for first: the rest may then never come. (A rank
-where a tensor is sparse that is dense on others has it in flight from then on, under the name of the group, a dot and
-its position, and cannot use that name again.)
+Sparse tensors of a group are gathered, each under a separate name, while the dense ones travel together. The group's
+own name reveals whether the ranks' groups differ, so waiting begins with it: the rest may then never complete. (If a
+tensor is sparse on some ranks only, it stays in flight there, under the name of the group, a dot and its position, and
+these ranks cannot use that name again.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Reduction", "start_grouped_reductions", "start_reduction"]
 
 
 class Reduction(NamedTuple):
-    """How tensors of all ranks become one."""
+    """The operation and factors of a reduction."""
 
     op: ReduceOp
     prescale: float = 1.0
@@ -38,7 +38,7 @@ def start_reduction(
     waits: bool = False,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Submit a tensor to be reduced, or reduced and scattered."""
+    """Submit a tensor for an all-reduce or a reduce-scatter."""
     op, prescale, postscale = reduction
     how: dict[str, Any] = dict(
         name=name,
@@ -64,7 +64,7 @@ def start_grouped_reductions(
     waits: bool = False,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Submit tensors to be reduced, or reduced and scattered, as a group; waiting returns the list of results."""
+    """Submit tensors as a group for an all-reduce or a reduce-scatter; waiting returns the list of results."""
     op, prescale, postscale = reduction
     how: dict[str, Any] = dict(
         op=op, prescale=prescale, postscale=postscale, in_place=in_place, process_set=process_set
@@ -80,7 +80,7 @@ def start_grouped_reductions(
         group = start_group(kind, [tensors[index] for index in dense], name=name, places=places, **how)
     others: dict[int, Handle] = {}
     for index in sparse:
-        # Where nothing is dense, the first takes the group's name: so ranks of which one has dense ones hear of it.
+        # If all are sparse, the first takes the group's name, so that a rank with dense tensors gets a mismatch.
         is_named = name is None or (not dense and index == sparse[0])
         others[index] = start_sparse(tensors[index], name=name if is_named else f"{name}.{index}", **how)
     return _Mixed(group, dense, others)

@@ -1,4 +1,4 @@
-"""Whether the optimizers of all ranks have the same parameters, asked once, before their gradients meet."""
+"""Checks once that the optimizers of all ranks have the same parameters, before gradients are reduced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require_same_parameters(
 ) -> bool:
     """Return whether all ranks have these parameters in the same order.
 
-    All ranks of the set call it. Raises MismatchError on all of them if a name, a shape or a type differs. `names`: by
+    All ranks of the set call it. Raises MismatchError on all of them if a name, a shape or a dtype differs. `names`: by
     the identity of each parameter.
     """
     mine = {
@@ -53,7 +53,7 @@ def _digest(described: Sequence[tuple[str, str]]) -> bytes:
 
 
 def difference(of_ranks: Mapping[int, Mapping[str, str]]) -> str:
-    """Return what differs between the first rank and the first one that has other parameters."""
+    """Return the difference between the first rank and the first rank with other parameters."""
     first, *others = of_ranks
     other = next(rank for rank in others if of_ranks[rank] != of_ranks[first])
     one, another = of_ranks[first], of_ranks[other]

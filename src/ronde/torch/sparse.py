@@ -1,11 +1,11 @@
-"""Sparse tensors: all ranks' positions and values are gathered, and what has the same position is added up.
+"""Sparse tensors: the ranks gather positions and values, and add up values at the same position.
 
 The rules:
-  1. Positions and values are all-gathered as one group, under the tensor's own name, so that a rank which has it dense
-     is told of the difference.
-  2. In front of its positions each rank sends two rows that are negative, counting downwards from -1: the shape, so
-     that ranks whose shapes differ all find out, and its number. Ranks that have joined send nothing.
-  3. Values of 16 bits are added in 32 and rounded once, as those of dense tensors are.
+  1. Positions and values are all-gathered as one group, under the tensor's own name, so that a rank with a dense tensor
+     of that name gets a mismatch.
+  2. Before its positions, each rank sends two rows of negative numbers, counting down from -1: the shape, so that all
+     ranks notice different shapes, and its rank. Ranks that have joined send nothing.
+  3. Values of 16 bits are added in 32 bits and rounded once, as those of dense tensors are.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def start_sparse(
     check_tensors((tensor,))
     if tensor.layout is not torch.sparse_coo:
         raise UsageError(
-            f"a tensor of layout {tensor.layout} is not a sparse COO tensor; to_sparse() makes one"
+            f"a tensor of layout {tensor.layout} is not a sparse COO tensor; convert it with to_sparse()"
         )
     if op not in (Sum, Average):
         raise UsageError(
-            f"a sparse tensor cannot be reduced with op={op.name}; Sum and Average are possible, or to_dense()"
+            f"a sparse tensor cannot be reduced with op={op.name}; use Sum or Average, or convert it with to_dense()"
         )
     if tensor.sparse_dim() == 0:
         raise UsageError(
@@ -80,7 +80,7 @@ def start_sparse(
 
 
 class SparseHandle:
-    """A sparse tensor on its way."""
+    """The handle of a sparse tensor in flight."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class SparseHandle:
         )
 
     def wait(self) -> Any:
-        """Return the result when it is there; see `handles.Handle`."""
+        """Wait for the result and return it; see `handles.Handle`."""
         if self._result is None:
             try:
                 positions, values = self._handle.wait()
@@ -128,7 +128,7 @@ class SparseHandle:
         shapes = {number: shape for shape, (number, *_) in zip(heads[::2], heads[1::2], strict=True)}
         self._check_alike(shapes)
         wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-        # Positions are of tensors that have been checked, and need not be checked again.
+        # The positions come from checked tensors, and need no second check.
         total = torch.sparse_coo_tensor(
             rows[~is_head].t(), wide, self._tensor.shape, check_invariants=False
         ).coalesce()

@@ -1,6 +1,7 @@
-"""Gradients that live in symmetric memory, where all ranks of a host reduce them in place.
+"""Gradients in symmetric memory, where all ranks of a host reduce them in place.
 
-One buffer holds those of all parameters, in the order in which backward passes come to them: last parameters first.
+One buffer holds the gradients of all parameters, in the order in which backward passes compute them: the last
+parameters first.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _ALIGNMENT_BYTES = 64  # a cache line: neighbours are reduced by different ranks
 
 
 class GradientMemory(NamedTuple):
-    """Memory for a gradient: `gradient` is laid out as the parameter is, `sent` is the same memory, contiguous.
+    """Memory for a gradient: `gradient` has the parameter's layout, `sent` is the same memory, contiguous.
 
-    `memory` is the whole buffer, as bytes, where the gradient begins at `offset` and the next one at `end`.
+    `memory` is the whole buffer as bytes, in which the gradient begins at `offset` and the next one at `end`.
     """
 
     gradient: Any
@@ -32,9 +33,9 @@ class GradientMemory(NamedTuple):
 
 
 def symmetric_places(parameters: Sequence[Any]) -> list[GradientMemory | None]:
-    """Return a place for each parameter's gradient, or None where it cannot have one: not on the CPU, not real floats.
+    """Return memory for each parameter's gradient; None for those that are not real floats on the CPU.
 
-    All ranks call it with parameters of the same shapes and types; otherwise it raises MismatchError.
+    All ranks call it with parameters of the same shapes and dtypes; otherwise it raises MismatchError.
     """
     offsets, end = [], 0
     for parameter in reversed(parameters):
@@ -54,7 +55,8 @@ def _is_placeable(parameter: Any) -> bool:
 
 def _place(parameter: Any, memory: Any, offset: int) -> GradientMemory:
     flat = memory[offset : offset + parameter.nbytes].view(parameter.dtype)
-    # The strides that autograd gives a gradient: the parameter's own if it is dense, else those of a contiguous one.
+    # The strides that autograd gives a gradient: the parameter's if it is dense, otherwise those of a contiguous
+    # tensor.
     strides = torch.empty_like(parameter, device="meta").stride()
     gradient = flat.as_strided(parameter.shape, strides)
     sent = gradient if gradient.is_contiguous() else flat

@@ -1,12 +1,12 @@
 """Batch normalization over the batches of all ranks.
 
 The rules:
-  1. The result is that of `torch.nn.BatchNorm` on all ranks' rows together, and so is the input's gradient, as that of
-     the sum of all ranks' losses. Gradients of weight and bias are this rank's part; the optimizer combines them.
-  2. One all-gather forward: how many values every rank has, their means and variances. Each rank merges them in float64
-     and in the same order, so that all normalize alike. And one all-reduce backward.
-  3. The messages are named by the number of channels: layers of one width take turns under one name, which the engine
-     remembers. So all ranks must come to their layers in the same order, as the same model does.
+  1. The result, and the input's gradient for the sum of all ranks' losses, are those of `torch.nn.BatchNorm` on the
+     rows of all ranks together. Gradients of weight and bias are this rank's part; the optimizer combines them.
+  2. The forward pass makes one all-gather: the number of values of every rank, their means and variances. Each rank
+     merges them in float64 and in the same order, so all ranks normalize alike. The backward pass makes one all-reduce.
+  3. Messages are named by the number of channels: layers of one width take turns under one name, which the engine
+     caches. So all ranks must run their layers in the same order, as the same model does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         process_set: ProcessSet | None = global_process_set,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
-        # That of all ranks is not kept: whoever loads a pickled module has another.
+        # None for the set of all ranks: a process that loads a pickled module has another object for it.
         self._process_set = None if process_set is global_process_set else process_set
 
     def _check_input_dim(self, input: Any) -> None:
@@ -75,10 +75,10 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         return _Normalize.apply(input, self.weight, self.bias, moments, self.eps, self._process_set)
 
     def _update_running_statistics(self, moments: _Moments) -> None:
-        """Let the running statistics follow."""
+        """Move the running statistics toward those of this batch."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        # None: the plain mean of all batches so far.
+        # With momentum None, the running statistics are the plain means of all batches so far.
         weight = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         unbiased = moments.variance * (moments.values / (moments.values - 1))
         with torch.no_grad():
@@ -87,7 +87,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
 
 
 class _Moments(NamedTuple):
-    """Of all ranks' values, by channel: how many there are, mean and (biased) variance, as float64 in main memory."""
+    """The number of values per channel on all ranks, their mean and (biased) variance, as float64 in main memory."""
 
     values: float
     mean: Any
@@ -102,7 +102,7 @@ def _moments_of_all(input: Any, process_set: ProcessSet | None) -> _Moments:
         variance, mean = torch.var_mean(wide, _others(input), correction=0)
         mine = torch.cat([mean, variance]).to("cpu").double()
         if count == 0:
-            mine.zero_()  # the mean of nothing is not a number
+            mine.zero_()  # the mean of no values is NaN
         message = torch.cat([torch.tensor([float(count)], dtype=torch.float64), mine])[None]
         name = f"sync_batch_norm.{channels}.moments"
         told = start(Kind.allgather, message, name=name, waits=True, process_set=process_set).wait()
@@ -130,7 +130,7 @@ class _Normalize(torch.autograd.Function):  # type: ignore[misc]
     ) -> Any:
         wide = _wide_type(input)
         mean = moments.mean.to(input.device, wide)
-        deviation = (moments.variance + eps).rsqrt().to(input.device, wide)  # one over it
+        deviation = (moments.variance + eps).rsqrt().to(input.device, wide)  # the reciprocal of the deviation
         ctx.save_for_backward(input, weight, mean, deviation)
         ctx.count, ctx.parameters, ctx.process_set = moments.values, (weight, bias), process_set
         scale = deviation if weight is None else deviation * weight.to(wide)
@@ -173,15 +173,15 @@ def _sum_of_all(sums: Any, process_set: ProcessSet | None) -> Any:
 
 
 def _wide_type(input: Any) -> Any:
-    """The type to compute in."""
+    """Return the type to compute in."""
     return torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
 
 
 def _others(input: Any) -> list[int]:
-    """All axes but that of the channels."""
+    """Return all axes except that of the channels."""
     return [axis for axis in range(input.dim()) if axis != 1]
 
 
 def _by_channel(values: Any, input: Any) -> Any:
-    """Return one value per channel, shaped to meet the input."""
+    """Return one value per channel, in a shape that broadcasts to the input."""
     return values.view(1, -1, *[1] * (input.dim() - 2))

@@ -110,7 +110,7 @@ def refused(rank: int, size: int) -> None:
     optimizer = sgd(model)
     for how, message in (
         (dict(named_parameters=named + [named[0]]), "must be unique; these are not: scale"),
-        (dict(named_parameters=named[1:]), r"lacks parameters .* of the shapes \(\)"),
+        (dict(named_parameters=named[1:]), r"lacks parameters .* with the shapes \(\)"),
         (dict(named_parameters=model.parameters()), "must be pairs"),
         (dict(backward_passes_per_step=0), "at least 1, not 0"),
         (dict(op=ronde.Sum, gradient_predivide_factor=2.0), "needs op=Average"),
