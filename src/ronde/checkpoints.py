@@ -1,15 +1,15 @@
-"""Checkpoints in a folder that all rounds of a job share, safe from workers of earlier rounds.
+"""Checkpoints in a folder that all rounds of a job share, protected from workers of earlier rounds.
 
-A worker whose node was taken for dead may be frozen, and thaw when the job has long gone on without it. No lock keeps
-it from writing then, so names do:
+A worker whose node was taken for dead may be frozen, and resume long after the job has continued without it. No lock
+keeps it from writing then, but file names make its checkpoints harmless:
 
-1. A checkpoint is a file of its own, `fence-000004.step-000000120`, written beside and renamed when it is complete.
-   Nothing is ever overwritten.
-2. A *fence* is a number that grows with every round that opens the folder. The first rank of a round to do so links a
-   file `fence-000004` into it, which names the job and the round; the other ranks of the round find it.
+1. A checkpoint is a file, `fence-000004.step-000000120`, written under another name and renamed when it is complete.
+   Ronde never overwrites a file.
+2. A *fence* is a number that grows with every round that opens the folder. The first rank of a round to open it links a
+   file `fence-000004` into it, which contains the job and the round; the other ranks of the round find that file.
 3. A round that finds a fence above its own is over: opening and saving raise StaleRoundError.
-4. Of all checkpoints the one with the highest fence counts, and among these the one with the highest step. So even what
-   a worker of an earlier round writes between its last look and its renaming replaces nothing.
+4. The latest checkpoint is the one with the highest fence and, among these, the highest step. So a worker of an earlier
+   round replaces nothing, even if it writes between its last check and the renaming.
 
 Source: the fencing tokens of Kleppmann, Designing Data-Intensive Applications, chapter 8, "The leader and the lock".
 """
@@ -34,7 +34,7 @@ _CHECKPOINT = re.compile(r"fence-(\d{6,})\.step-(\d{9,})")
 
 
 class _Round(NamedTuple):
-    """A round of a job, as the launcher numbers them; `job` is unique for each start of a job."""
+    """A round of a job, with the launcher's number; `job` is unique for each start of a job."""
 
     job: str
     number: int
@@ -52,12 +52,12 @@ class Checkpoints:
                 torch.save(model.state_dict(), path)
 
     Ranks may open the folder at any time and in any order; usually all read and rank 0 writes. The folder must be on a
-    file system that all nodes share and that has hard links (NFS, Lustre and local ones do). Under a launcher other
-    than `ronde run` there are no rounds: then nothing is refused.
+    file system that all nodes share and that has hard links (NFS, Lustre and local ones do). Launchers other than
+    `ronde run` have no rounds, so there no process is refused.
 
     Args:
         folder: created if it does not exist.
-        keep: how many complete checkpoints to keep; older ones are deleted after each save.
+        keep: the number of complete checkpoints to keep (default: 2); older ones are deleted after each save.
 
     Raises:
         StaleRoundError: a later round of the job, or another job, now uses the folder.
@@ -121,7 +121,7 @@ class Checkpoints:
     # Fences
 
     def _open(self) -> int:
-        """Return the number of this round's fence; make it if this is the first rank."""
+        """Return the number of this round's fence; the first rank of a round makes it."""
         while True:
             fences = self._fences()
             if self._round is None:
@@ -136,7 +136,7 @@ class Checkpoints:
             self._link(max(fences, default=0) + 1, self._round)
 
     def _link(self, number: int, owner: _Round) -> None:
-        """Make the fence, complete from the start, unless another rank was faster."""
+        """Make the fence in one step with its content, unless another rank was faster."""
         draft = self.folder / f"draft-{secrets.token_hex(8)}"
         try:
             draft.write_text(f"{owner.job} {owner.number}\n", encoding="utf-8")
@@ -174,7 +174,7 @@ class Checkpoints:
         )
 
     def _checkpoints(self) -> list[Path]:
-        """Return the complete ones, the newest last."""
+        """Return the complete checkpoints, the newest last."""
         found = [
             (int(match[1]), int(match[2]), path)
             for path in self.folder.iterdir()
@@ -191,7 +191,7 @@ def _this_round() -> _Round | None:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk take what was written to a file, or the names in a folder."""
+    """Write the content of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,7 +13,7 @@ def environment() -> dict[str, str]:
 
 
 def set_defaults(**variables: str) -> None:
-    """Set what is not set in the environment of this process, for a library that is about to read it."""
+    """Set variables that the environment of this process lacks, for a library that reads them later."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 

@@ -135,7 +135,7 @@ class RemoteError(PeerError):
 
 
 class StaleRoundError(RondeError, RuntimeError):
-    """The job has continued in a later round without this process, which must not save anything, and should end."""
+    """The job has continued in a later round without this process. It must not save anything, and should end."""
 
 
 class ProtocolError(RondeError, RuntimeError):

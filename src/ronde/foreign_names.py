@@ -33,7 +33,7 @@ _EQUIVALENTS = {
 
 
 def advice(owner: str, name: str, known: Collection[str]) -> str:
-    """Return what to write instead of `owner.name` as the end of a sentence; "" if none of the `known` names fits."""
+    """Return the end of an error that names the equivalent of `owner.name`; "" if none of the `known` names fits."""
     plain = _plain(name)
     spelled = {_plain(each): each for each in known}
     wanted = _EQUIVALENTS.get(plain) or spelled.get(plain, "")

@@ -1,7 +1,7 @@
 """Completes the docstrings of operations, so that `help(f)` alone is enough.
 
-Dozens of operations share their parameters and errors. A module describes these once; `complete_help` appends to each
-docstring what the docstring itself does not have:
+Dozens of operations share their parameters and errors. A module describes these once, and `complete_help` appends to
+each docstring the parts that it lacks:
 
 1. A parameter without a description is a KeyError at import.
 2. "Args:" or "Raises:" in the docstring of a function replace the shared ones.

@@ -1,4 +1,4 @@
-"""The secret of a job. Cryptography is loaded when it is needed, which in most launchers it is not."""
+"""The secret of a job. The module loads cryptography only when it is needed, which most launchers never do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY_BYTES = 32
 class JobKey:
     """The secret that the processes of one job share. It proves membership and is never shown or sent.
 
-    `file` names the file that it comes from, and the machine, for errors; it does not count in comparisons.
+    `file` names, for errors, the file that contains the key, and the machine; comparisons ignore it.
     """
 
     __slots__ = ("_secret", "file")
@@ -35,23 +35,23 @@ class JobKey:
         """Return the key that `hex()` wrote. Raises UsageError, without repeating the text, if it is not one."""
         if len(text) != 2 * KEY_BYTES or not set(text) <= set("0123456789abcdefABCDEF"):
             raise UsageError(
-                f"a job key is written as {2 * KEY_BYTES} hexadecimal digits; this text of {len(text)} is not"
+                f"a job key has {2 * KEY_BYTES} hexadecimal digits; this text of {len(text)} characters is not one"
             )
         return cls(bytes.fromhex(text), file)
 
     @classmethod
     def derived_from(cls, job: str) -> JobKey:
-        """Return the key that everybody who knows the job's name can compute: against mix-ups, not attackers."""
+        """Return a key that depends on the job's name alone. It prevents mix-ups, not attacks."""
         import hashlib
 
         return cls(hashlib.sha256(b"ronde: key of the job named " + job.encode()).digest())
 
     def of_job(self, job: str) -> JobKey:
-        """Return the key of one job of those who share this one. No job's key tells anything about another's."""
+        """Return the key of one of several jobs that share this key. It reveals nothing about the other jobs' keys."""
         return JobKey(self.hmac(b"key of the job", job.encode()), self.file)
 
     def refusal(self) -> str:
-        """Return what to say of another process that does not know this key."""
+        """Return the error about another process that does not know this key."""
         sentence = "the other end does not know the job key (RONDE_JOB_KEY) of this job"
         if self.file:
             sentence += (
@@ -65,7 +65,7 @@ class JobKey:
         return self._secret.hex()
 
     def hmac(self, *parts: bytes) -> bytes:
-        """Return the 32-byte HMAC-SHA256 of the parts, each preceded by its length so that none can pose as two."""
+        """Return the 32-byte HMAC-SHA256 of the parts, each preceded by its length, so that no two lists collide."""
         import hmac
 
         mac = hmac.new(self._secret, digestmod="sha256")

@@ -1,8 +1,9 @@
-"""Dataclasses that are defined quickly: for what the launcher loads, where every millisecond delays the start of a job.
+"""Dataclasses that are defined quickly, for modules that the launcher loads: each millisecond delays the start of a
+job.
 
-The standard ones write and compile source code for each class, some 0.3 ms for each, and load the compiler's tools for
-it. These do the same by a closure. Type checkers see the standard ones; `fields`, `asdict` and so on take them as such.
-Missing are what nobody here needs: order, and real slots (`slots=True` is accepted). Making one is about as fast.
+The standard module generates and compiles source code for each class, some 0.3 ms for each, and loads the compiler's
+tools for it. These dataclasses use closures instead. Type checkers see the standard ones, and `fields`, `asdict` and
+others accept them. They have no order and no real slots (`slots=True` is accepted). Instances are made about as fast.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     class _Field:
-        """A field's default, where it is more than a value."""
+        """The options of a field."""
 
         def __init__(self, default, default_factory, repr, compare):
             self.default, self.default_factory = default, default_factory
@@ -36,7 +37,7 @@ else:
         return _define(cls, frozen, eq)
 
     class _StandardFields:
-        """What the functions of the standard module look for; made when they do."""
+        """The standard module's description of the fields, made when its functions ask for it."""
 
         def __get__(self, instance, cls):
             import dataclasses

@@ -1,7 +1,7 @@
-"""Files that we make where others may write, too: nothing is written to what they have put there before us.
+"""Opens files in directories where other users may write, without writing to files that they have prepared.
 
-A directory like /tmp lets everybody make a link with the name that we are about to use, to a file of ours, or a file
-of theirs that we would fill and then believe.
+In a directory like /tmp, another user can make a link with the name that we are about to use, to one of our files, or a
+file whose content we would then believe.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["create_anew", "open_for_writing", "open_kept"]
 
 
 def create_anew(path: str | os.PathLike[str], flags: int = os.O_WRONLY, mode: int = 0o666) -> int:
-    """Return the descriptor of a new file, for a draft. What has its name is removed, neither followed nor written to.
+    """Return the descriptor of a new file. A file or link of this name is removed, neither followed nor written to.
 
-    Raises OSError, also if that is another user's and cannot be removed.
+    Raises OSError, also if the file belongs to another user and cannot be removed.
     """
     flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with suppress(FileExistsError):
@@ -27,24 +27,26 @@ def create_anew(path: str | os.PathLike[str], flags: int = os.O_WRONLY, mode: in
 
 
 def open_for_writing(path: str | os.PathLike[str], flags: int) -> int:
-    """Return the descriptor of a file that the user has named, made if there is none; a link only if it is ours.
+    """Return the descriptor of a file that the user has named; create it if it does not exist.
 
-    Root's links are everybody's (/dev/stdout). Raises OSError, ELOOP for the link of somebody else.
+    It follows only links of this user and of root (/dev/stdout). Raises OSError, ELOOP for another user's link.
     """
     return _open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666)
 
 
 def open_kept(path: str | os.PathLike[str]) -> int:
-    """Return the descriptor, to read and write, of a file whose content we believe; made for us alone if there is none.
+    """Return the descriptor, to read and write, of a file whose content we trust; create it for this user only.
 
-    Raises OSError as `open_for_writing`, and for another user's file in a directory where everybody may make files.
+    Raises OSError as `open_for_writing`, and for another user's file in a directory where all users may create files.
     """
     fd = _open(path, os.O_RDWR | os.O_CREAT, 0o600)
     user = os.fstat(fd).st_uid
-    # Elsewhere it is for the directory's owner to say; and a file server may call root by another number.
+    # In other directories the owner decides whose files are there; and a file server may map root to another number.
     if user != os.geteuid() and os.stat(os.path.dirname(path) or ".").st_mode & stat.S_ISVTX:
         os.close(fd)
-        raise OSError(errno.EPERM, f"it is a file of user {user}, where everybody may make files")
+        raise OSError(
+            errno.EPERM, f"it belongs to user {user}, in a directory where all users may create files"
+        )
     return fd
 
 

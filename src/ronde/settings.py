@@ -1,7 +1,7 @@
 """All settings of the engine: arguments of the call override `RONDE_*` variables, which override defaults.
 
-The dataclass `Settings` is the one table: names, variables, units, defaults and help. `cli/settings_page` makes
-docs/settings.md of it.
+The dataclass `Settings` is the only table: names, variables, units, defaults and help. `cli/settings_page` generates
+docs/settings.md from it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _setting(
 ) -> Any:
     metadata = {
         "variable": variable,
-        "also": also,  # Horovod's variable of the same meaning; ours goes before it
+        "also": also,  # Horovod's variable of the same meaning; Ronde's overrides it
         "kind_also": kind_also or kind,
         "off": off,  # Horovod's variable that makes it 0 if it is 1
         "help": help,
@@ -70,7 +70,7 @@ def _setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """The value of every setting; `resolve` makes it, and nothing changes it."""
+    """The immutable value of every setting, made by `resolve`."""
 
     store: str | None = _setting(
         "RONDE_STORE",
@@ -385,7 +385,7 @@ class Settings:
     )
     given: frozenset[str] = dataclasses.field(
         default=frozenset(), repr=False
-    )  # no setting: those that somebody set
+    )  # not a setting: the names of those that the user has set
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.metadata}
@@ -394,8 +394,8 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.
 def resolve(environ: Mapping[str, str], **arguments: object) -> Settings:
     """Return the settings: `arguments` (by field name, in the field's unit; None: not given) > RONDE_* > defaults.
 
-    Raises UsageError that names the variable or argument, its value and what would be right. A RONDE_* variable that
-    nobody knows is logged as a warning with the nearest known name. An empty variable counts as not set.
+    Raises UsageError that names the variable or argument, its value and the expected values. An unknown RONDE_*
+    variable causes a warning with the nearest known name. An empty variable counts as not set.
     """
     _warn_of_unknown(environ)
     for name in arguments:
@@ -432,7 +432,7 @@ def _shown(field: dataclasses.Field[Any], origin: str, given: object) -> str:
     return f"{origin}={'(a value that is not shown)' if secret else repr(given)}"
 
 
-_OF_THE_LAUNCHER = ("RONDE_JOB_ID", "RONDE_ROUND")  # what it tells workers beside settings
+_OF_THE_LAUNCHER = ("RONDE_JOB_ID", "RONDE_ROUND")  # variables of the launcher for workers, besides settings
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
@@ -442,13 +442,13 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
             _warn(f"{name} is set, but Ronde has no such setting{_nearest(name, known)}")
 
 
-@functools.cache  # once: settings are resolved again and again
+@functools.cache  # warn once: settings are resolved repeatedly
 def _warn(message: str) -> None:
     _log.warning("%s", message)
 
 
 def ignored(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables of Horovod's that are set and that no setting takes, nor any launcher sets for scripts."""
+    """Return Horovod's variables that are set, except those that a setting reads or a launcher sets for scripts."""
     taken = {field.metadata[each] for field in _FIELDS.values() for each in ("also", "off")}
     taken |= {f"HOROVOD_{place}{what}" for place in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
     taken.add("HOROVOD_HOSTNAME")
@@ -468,7 +468,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def assignment(name: str, value: int) -> str:
-    """Return what sets a setting in an environment; `value` in the field's unit."""
+    """Return the variable and value that set a setting, as `NAME=value`; `value` in the field's unit."""
     field = _FIELDS[name]
     text = seconds_text(value) if name.endswith("_ns") else str(value)
     return f"{field.metadata['variable']}={text}"

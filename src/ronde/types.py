@@ -1,4 +1,4 @@
-"""Element types and reductions: the vocabulary of the data plane, with the numbers of cpp/types.h."""
+"""Element types and reductions, with the numbers of cpp/types.h."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ITEM_BYTES = (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16)
 
 
 class Kind(IntEnum):
-    """What a call does; part of what ranks compare before they combine anything. The numbers travel between ranks."""
+    """The operation of a call, which ranks compare before they combine data. The numbers travel between ranks."""
 
     barrier = 0
     allreduce = 1
@@ -89,7 +89,7 @@ BitOr = ReduceOp.BitOr
 BitXor = ReduceOp.BitXor
 Adasum = ReduceOp.Adasum
 
-# The kinds of the engine once more: in Python 3.11 a member of an enum takes longer to look up than a global name.
+# The kinds as global names, because Python 3.11 looks up a member of an enum more slowly.
 Barrier = Kind.barrier
 Allreduce = Kind.allreduce
 Reducescatter = Kind.reducescatter

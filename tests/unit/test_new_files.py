@@ -53,7 +53,7 @@ def test_the_store_of_a_squatter_is_refused(shared: Path) -> None:
     place = shared / "meeting"
     place.touch(0o666)
     os.chown(place, NOBODY, NOBODY)
-    with pytest.raises(UsageError, match=f"it is a file of user {NOBODY}, where everybody|{KERNEL}"):
+    with pytest.raises(UsageError, match=f"it belongs to user {NOBODY}, in a directory|{KERNEL}"):
         FileStore(str(place))
     place.unlink()
     place.symlink_to(shared / "elsewhere")

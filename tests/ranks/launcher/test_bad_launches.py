@@ -157,7 +157,7 @@ def test_a_script_that_finds_no_hosts(here: Path) -> None:
 def test_a_job_key_that_is_none(here: Path, port: int) -> None:
     secret = "not-a-key"
     (line,) = refuse(here, f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port}", RONDE_JOB_KEY=secret)
-    assert line.startswith("ronde run: RONDE_JOB_KEY: a job key is written as 64 hexadecimal digits")
+    assert line.startswith("ronde run: RONDE_JOB_KEY: a job key has 64 hexadecimal digits")
     assert secret not in line
 
 
