@@ -161,7 +161,8 @@ class ProcessSets:
         engine = unwanted.mark_removed()
         if engine is not None:
             engine.close()
-        self._require_equal("remove", unwanted.ranks)  # all ranks have removed it before one of them continues
+        # No rank continues before all have removed the set.
+        self._require_equal("remove", unwanted.ranks)
         return True
 
     def close(self) -> None:
