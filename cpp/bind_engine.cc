@@ -97,8 +97,7 @@ class PyCycle {
     if (submitted.answer == Cycle::Answer::kMiss) return nb::none();
     if (submitted.answer == Cycle::Answer::kInFlight) {
       throw nb::value_error(
-          ("tensor '" + std::string(name) + "' is in flight already: wait for it before you submit it again")
-              .c_str());
+          ("tensor '" + std::string(name) + "' is in flight already: wait for it before you submit it again").c_str());
     }
     nb::object object = nb::cast(new Handle(std::move(self)), nb::rv_policy::take_ownership);
     Handle& handle = *nb::inst_ptr<Handle>(object);
