@@ -28,7 +28,8 @@ def command_lines() -> Iterator[object]:
         for line in lines:
             if start := re.search(r"^[^#]*\bronde run ", line):
                 words = shlex.split(line[start.end() :].rstrip('"'), comments=True)
-                yield pytest.param(words, id=f"{page}: {' '.join(words)}")
+                marks = [pytest.mark.slow] if "--autotune" in words else []  # imports a large library
+                yield pytest.param(words, id=f"{page}: {' '.join(words)}", marks=marks)
 
 
 @pytest.fixture
