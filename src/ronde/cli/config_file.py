@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ronde.cli.options import Given, Option, admit, nearest
+from ronde.cli.options import Given, Option, nearest, read_value
 from ronde.errors import UsageError
 
 __all__ = ["read_config_file"]
@@ -57,7 +57,7 @@ def read_config_file(path: str, table: Sequence[Option]) -> dict[str, Given]:
 def _value(option: Option, origin: str, value: Any) -> Given:
     if option.metavar:
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        return admit(option, origin, text, ": ")
+        return read_value(option, origin, text, ": ")
     if not isinstance(value, bool):
         raise UsageError(f"{origin}: {value} is invalid: expected true or false")
     return Given(value, origin)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ronde.errors import UsageError
 from ronde.values import ValueKind
 
-__all__ = ["Given", "Option", "admit", "describe", "nearest", "parse", "read"]
+__all__ = ["Given", "Option", "describe_options", "nearest", "parse_options", "read_options", "read_value"]
 
 HELP_COLUMN = 28
 WIDTH = 96
@@ -55,17 +55,17 @@ class Given(NamedTuple):
     origin: str
 
 
-def parse(argv: Sequence[str], table: Sequence[Option]) -> tuple[dict[str, Any], list[str]]:
+def parse_options(argv: Sequence[str], table: Sequence[Option]) -> tuple[dict[str, Any], list[str]]:
     """Return the values by each option's last name, and the words after the options (and after a `--`).
 
     Raises UsageError for an unknown option, or a missing or invalid value.
     """
-    given, rest = read(argv, table)
+    given, rest = read_options(argv, table)
     return {name: each.value for name, each in given.items()}, rest
 
 
-def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given], list[str]]:
-    """Return the same as `parse`, with the origin of each value."""
+def read_options(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given], list[str]]:
+    """Return the same as `parse_options`, with the origin of each value."""
     by_name = {name: option for option in table for name in option.names + option.off}
     given: dict[str, Given] = {}
     said: dict[str, str] = {}  # of options with several values
@@ -74,7 +74,7 @@ def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given]
         word = rest.pop(0)
         if word == "--":
             break
-        option, name, text = _find(word, by_name)
+        option, name, text = _find_option(word, by_name)
         if not option.metavar:
             if text is not None:
                 raise UsageError(f"{name} takes no value, but was given {text!r}")
@@ -93,18 +93,18 @@ def read(argv: Sequence[str], table: Iterable[Option]) -> tuple[dict[str, Given]
         words = " ".join(texts)
         if option.adds:
             words = said[option.name] = ",".join([*filter(None, [said.get(option.name)]), words])
-        given[option.name] = admit(option, name, words)
+        given[option.name] = read_value(option, name, words)
     return given, rest
 
 
-def admit(option: Option, origin: str, text: str, joint: str = " ") -> Given:
+def read_value(option: Option, origin: str, text: str, joint: str = " ") -> Given:
     """Return the value of a text. Raises UsageError, with `joint` between the origin and the text."""
     if option.refused:
         raise UsageError(f"{origin} is not supported: {option.refused}")
     return Given(option.kind.read(text, f"{origin}{joint}{text}"), origin)
 
 
-def _find(word: str, by_name: dict[str, Option]) -> tuple[Option, str, str | None]:
+def _find_option(word: str, by_name: dict[str, Option]) -> tuple[Option, str, str | None]:
     """Return the option that a word names, the name as the user wrote it, and the value if the word contains it."""
     name, equals, text = word.partition("=")
     known = name if name in by_name else name.replace("_", "-")
@@ -127,7 +127,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {meant[near[0]]}?" if near else ""
 
 
-def describe(table: Sequence[Option]) -> str:
+def describe_options(table: Sequence[Option]) -> str:
     """Return the options for a help text, by group, without refused ones."""
     lines: list[str] = []
     shown = [option for option in table if not option.refused]
@@ -135,11 +135,11 @@ def describe(table: Sequence[Option]) -> str:
         lines += ["", f"{group}:"]
         for option in shown:
             if option.group == group:
-                lines += _describe(option)
+                lines += _describe_option(option)
     return "\n".join(lines) + "\n"
 
 
-def _describe(option: Option) -> list[str]:
+def _describe_option(option: Option) -> list[str]:
     import textwrap  # only for help
 
     head = "  " + ", ".join(option.names + option.off) + (f" {option.metavar}" if option.metavar else "")

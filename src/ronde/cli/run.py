@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ronde.cli import show
-from ronde.cli.options import describe, read
+from ronde.cli.options import describe_options, read_options
 from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
 
 __all__ = ["full_help", "run", "short_help"]
@@ -35,18 +35,18 @@ MASTER_PORT and so on.
 
 def full_help() -> str:
     """Return the help with all options."""
-    return USAGE + describe(OPTIONS) + ENDING
+    return USAGE + describe_options(OPTIONS) + ENDING
 
 
 def short_help() -> str:
     """Return the help with the most common options."""
-    common = describe([option for option in OPTIONS if option.common])
+    common = describe_options([option for option in OPTIONS if option.common])
     return f"{USAGE}{common}\nThese are the most common options; ronde run --help prints all.\n"
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the words after `ronde run` and return the exit code. Raises UsageError."""
-    words, _ = read(argv, OPTIONS)
+    words, _ = read_options(argv, OPTIONS)
     for option, text in {"--help": full_help, "-h": short_help, "--version": _version}.items():
         if option in words:
             show(text())

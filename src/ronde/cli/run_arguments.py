@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ronde.cli.engine_options import ENGINE_OPTIONS
-from ronde.cli.options import Given, admit, read
+from ronde.cli.options import Given, read_options, read_value
 from ronde.cli.run_options import INFORMATION, LAUNCH_OPTIONS
 from ronde.errors import UsageError
 from ronde.values import FLAG
@@ -76,9 +76,9 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> RunA
 
     Reads the configuration file if the arguments name one. Raises UsageError for invalid values and contradictions.
     """
-    words, rest = read(argv, OPTIONS)
+    words, rest = read_options(argv, OPTIONS)
     variables = _from_environment(environment)
-    given = _settle(words, variables, _from_file(words, variables))
+    given = _settle_levels(words, variables, _from_file(words, variables))
     if not rest:
         wanted = "module" if "--module" in given else "script"
         raise UsageError(f"no {wanted} given: write, for example, ronde run -n 4 train.py")
@@ -95,7 +95,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
         is_question = option.group == INFORMATION and not option.metavar
         if not text or is_question or option.refused:
             continue
-        given[option.name] = admit(option, variable, text, "=") if option.metavar else _flag(variable, text)
+        given[option.name] = (
+            read_value(option, variable, text, "=") if option.metavar else _flag(variable, text)
+        )
     return given
 
 
@@ -112,7 +114,7 @@ def _from_file(words: Mapping[str, Given], variables: Mapping[str, Given]) -> di
     return read_config_file(named.value, OPTIONS)
 
 
-def _settle(*levels: Mapping[str, Given]) -> dict[str, Given]:
+def _settle_levels(*levels: Mapping[str, Given]) -> dict[str, Given]:
     """Return the options of all levels; an earlier level overrides a later one."""
     given: dict[str, Given] = {}
     level_of: dict[str, int] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ronde.cli import show
-from ronde.cli.options import Option, describe, parse
+from ronde.cli.options import Option, describe_options, parse_options
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.values import FILE, PORT_OR_ANY, ValueKind
@@ -74,12 +74,12 @@ With --journal, a store that you start again at the same address restores its co
 the nodes of `ronde run` restore what they know. If the store's machine is lost, start the store on
 another machine, best under the same host name: with the same --journal if it is on a shared disk,
 or with --seed and a copy of it.
-{describe(OPTIONS)}"""
+{describe_options(OPTIONS)}"""
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the words after `ronde store` and return the exit code. Raises UsageError."""
-    values, rest = parse(argv, OPTIONS)
+    values, rest = parse_options(argv, OPTIONS)
     if "--help" in values:
         show(HELP)
         return 0

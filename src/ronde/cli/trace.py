@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ronde.cli import show
-from ronde.cli.options import Option, describe, nearest, parse
+from ronde.cli.options import Option, describe_options, nearest, parse_options
 from ronde.core.trace_merge import CommonClock, Survey, common_clock, retime, survey_timeline
 from ronde.errors import UsageError
 from ronde.new_files import create_anew
@@ -33,7 +33,7 @@ ranks measured while they recorded. If a rank was killed, its timeline ends at i
 
     RONDE_TIMELINE=traces/ ronde run -n 4 train.py
     ronde trace merge traces/ -o trace.json
-{describe(OPTIONS)}"""
+{describe_options(OPTIONS)}"""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     words: list[str] = []
     rest = list(argv)
     while rest:  # options may come between and after the files
-        more, rest = parse(rest, OPTIONS)
+        more, rest = parse_options(rest, OPTIONS)
         values |= more
         if rest:
             words.append(rest.pop(0))

@@ -71,7 +71,7 @@ def init(
     _forget_if_forked()
     if _process.world is not None:
         return
-    uncaught.follow()
+    uncaught.announce_uncaught()
     environ = settings.environment()
     wish = interpret_init_arguments(init_method, rank, size, world_size, store, environ)
     identity = identify(wish.environ, surroundings(environ), wish.rank, wish.size, wish.store)

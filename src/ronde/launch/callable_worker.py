@@ -83,10 +83,10 @@ def failed(fd: int, error: Exception) -> None:
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     from ronde.process.error_file import described
-    from ronde.process.uncaught import announce
+    from ronde.process.uncaught import announce_exception
 
     write(fd, b"E", pickle.dumps((described(error), text)))
-    announce(error)
+    announce_exception(error)
 
 
 def write(fd: int, kind: bytes, data: bytes) -> None:

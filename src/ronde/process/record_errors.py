@@ -75,7 +75,7 @@ def record(
     @functools.wraps(fn)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         handler.initialize()
-        uncaught.follow()
+        uncaught.announce_uncaught()
         try:
             return fn(*args, **kwargs)
         except Exception as error:

@@ -17,7 +17,7 @@ from types import TracebackType
 from ronde.environment import environment
 from ronde.process.error_file import ERROR_FILE, write_error_file
 
-__all__ = ["Announcements", "announce", "follow", "mark_recorded"]
+__all__ = ["Announcements", "announce_exception", "announce_uncaught", "mark_recorded"]
 
 _VARIABLE = "_RONDE_UNCAUGHT"
 _READ_BYTES = 4096
@@ -63,26 +63,28 @@ class _Hook:
     def install(self) -> None:
         """Install the hook in this process; a forked child inherits its parent's."""
         if not self.pid:
-            self._previous, sys.excepthook = sys.excepthook, self._see
+            self._previous, sys.excepthook = sys.excepthook, self._on_exception
         self.pid = os.getpid()
 
-    def _see(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         self._previous(kind, error, trace)
         # An interactive prompt survives an exception, a forked child is not the worker, and Ctrl-C is not a failure.
         if isinstance(error, Exception) and self.pid == os.getpid() and not sys.flags.interactive:
-            announce(error)
+            announce_exception(error)
 
 
 _hook = _Hook()
 
 
-def follow() -> None:
+def announce_uncaught() -> None:
     """Announce a future uncaught exception of this process. Does nothing without a launcher."""
     if _hook.pid != os.getpid() and _descriptor() is not None:
         _hook.install()
 
 
-def announce(error: Exception) -> None:
+def announce_exception(error: Exception) -> None:
     """Tell the launcher that this exception ends the process."""
     path, fd = environment().get(ERROR_FILE), _descriptor()
     try:

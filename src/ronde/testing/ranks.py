@@ -244,7 +244,7 @@ class Job:
     def _listen(self, timeout_s: float) -> None:
         by_connection = {rank.connection: rank for rank in self._ranks if not rank.ended}
         for ready in wait(list(by_connection), timeout_s):
-            by_connection[ready].hear()  # type: ignore[index]
+            by_connection[ready].read_message()  # type: ignore[index]
 
     def _timeout(self, timeout_s: float) -> TimeoutError:
         busy = [rank for rank in self._ranks if not rank.ended]
@@ -279,13 +279,13 @@ class _Copy:
             os.kill(self.pid, number)
 
 
-def _start(
+def _start_rank(
     prefix: tuple[str, ...], environ: dict[str, str], keep: tuple[int, int]
 ) -> subprocess.Popen[bytes] | _Copy:
     """Start a rank, which inherits two descriptors and leads a session, so that kill() reaches its children."""
     command = [*_COMMAND, "ronde.testing", *map(str, keep)]
     if _This.template and not prefix and _This.template.is_ready(time.monotonic_ns() + IMPORTS_TIMEOUT_NS):
-        copy = _This.template.start([*command, "0"], environ, stdout=1, stderr=2, keep=keep)
+        copy = _This.template.start_worker([*command, "0"], environ, stdout=1, stderr=2, keep=keep)
         if copy is not None:
             return _Copy(copy)
     return subprocess.Popen(
@@ -312,7 +312,7 @@ class _Rank:
             stacks, fcntl.F_SETPIPE_SZ, 1 << 20
         )  # room for the stacks of a crash, which are read later
         try:
-            self.process = _start(prefix, environ, (theirs.fileno(), stacks))
+            self.process = _start_rank(prefix, environ, (theirs.fileno(), stacks))
         except BaseException:
             self.connection.close()
             os.close(self._stacks)
@@ -323,11 +323,11 @@ class _Rank:
 
     def assign(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         file = getattr(sys.modules.get(fn.__module__), "__file__", None)
-        with contextlib.suppress(BrokenPipeError):  # it is dead, and hear() will notice
+        with contextlib.suppress(BrokenPipeError):  # it is dead, and read_message() will notice
             self.connection.send((fn.__module__, file and os.path.abspath(file)))
             self.connection.send((fn.__qualname__, args))
 
-    def hear(self) -> None:
+    def read_message(self) -> None:
         """Read one message, or the end, from a connection that is ready."""
         try:
             message = self.connection.recv()

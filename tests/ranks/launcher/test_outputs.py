@@ -278,7 +278,7 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
     supervisor = Supervisor(
         LaunchPlan(workers), start, policy, loop, screen, said.append, said.append, lambda: None
     )
-    supervisor.start()
+    supervisor.start_workers()
     while len(said) < 2:
         supervisor.balance()
         loop.turn()

@@ -71,7 +71,7 @@ def end(process: GroupLeader | None) -> tuple[int, str, str]:
 def both(templates: Templates, argv: list[str]) -> tuple[tuple[int, str, str], tuple[int, str, str]]:
     """How a command ends as a process of its own, and how from a template."""
     fresh = end(Process(argv, environment()))
-    return fresh, end(templates.ready(argv).start(argv, environment()))
+    return fresh, end(templates.ready(argv).start_worker(argv, environment()))
 
 
 # A worker finds what it would find in a process of its own.
@@ -149,7 +149,7 @@ def test_a_worker_ends_as_a_process_of_its_own(templates: Templates) -> None:
     template = templates.ready(argv)
     for text in ENDINGS:
         write("script.py", text)
-        fresh, forked = end(Process(argv, environment())), end(template.start(argv, environment()))
+        fresh, forked = end(Process(argv, environment())), end(template.start_worker(argv, environment()))
         assert forked == fresh, text
 
 
@@ -174,7 +174,7 @@ def test_random_numbers_differ_between_workers(templates: Templates) -> None:
     write("script.py", "import numpy, random; print(random.random(), numpy.random.random())")
     argv = [sys.executable, "script.py"]
     template = templates.ready(argv)
-    numbers = [end(template.start(argv, environment()))[1].split() for _ in range(3)]
+    numbers = [end(template.start_worker(argv, environment()))[1].split() for _ in range(3)]
     assert len({number for worker in numbers for number in worker}) == 6
 
 
@@ -192,7 +192,7 @@ def test_a_worker_gets_what_it_is_given(templates: Templates) -> None:
     argv = [sys.executable, "script.py", str(given)]
     template = templates.ready(argv, GONE="still here")
     with open("out", "wb") as out:
-        worker = template.start(
+        worker = template.start_worker(
             argv, environment() | {"RANK": "7"}, stdout=out.fileno(), keep=[given], cores=[core]
         )
     assert worker is not None
@@ -212,12 +212,12 @@ def test_workers_die_with_the_template_and_are_found_dead(templates: Templates) 
     write("script.py", "import os; print(os.getppid(), flush=True); import time; time.sleep(600)")
     argv = [sys.executable, "script.py"]
     template = templates.ready(argv)
-    worker = template.start(argv, environment())
+    worker = template.start_worker(argv, environment())
     assert worker is not None
     assert worker.stdout is not None
     os.kill(int(worker.stdout.readline()), signal.SIGKILL)
     assert end(worker) == (-signal.SIGKILL, "", "")
-    assert template.start(argv, environment()) is None
+    assert template.start_worker(argv, environment()) is None
     assert template.problem
 
 
@@ -232,7 +232,7 @@ def test_everybody_dies_with_the_launcher(tmp_path: Path) -> None:
         argv = [sys.executable, "worker.py"]
         template = Template(argv, environment())
         assert template.is_ready(time.monotonic_ns() + 10**11)
-        worker = template.start(argv, environment(), stdout=1, stderr=2)
+        worker = template.start_worker(argv, environment(), stdout=1, stderr=2)
         time.sleep(600)
         """,
     )
@@ -250,7 +250,7 @@ def test_groups_are_signalled_whole(templates: Templates) -> None:
         "script.py", "import subprocess; subprocess.Popen(['sleep', '600']); print('x', flush=True); input()"
     )
     argv = [sys.executable, "script.py"]
-    worker = templates.ready(argv).start(argv, environment())
+    worker = templates.ready(argv).start_worker(argv, environment())
     assert worker is not None
     assert worker.stdout is not None
     assert worker.stdout.readline() == b"x\n"
@@ -284,23 +284,23 @@ def test_imports_that_make_no_template(templates: Templates, imports: str, probl
     template = templates.make(argv, ["imported"])
     assert not template.is_ready(time.monotonic_ns() + HANGING_NS)
     assert template.problem == problem
-    assert template.start(argv, environment()) is None
+    assert template.start_worker(argv, environment()) is None
 
 
 def test_imports_that_fail_are_left_to_the_worker(templates: Templates) -> None:
     write("script.py", "print('hello')")
     argv = [sys.executable, "script.py"]
-    assert end(templates.ready(argv, ["no_such_module"]).start(argv, environment()))[1] == "hello\n"
+    assert end(templates.ready(argv, ["no_such_module"]).start_worker(argv, environment()))[1] == "hello\n"
 
 
 def test_what_is_read_at_the_start_must_be_the_same(templates: Templates) -> None:
     write("script.py", "pass")
     argv = [sys.executable, "script.py"]
     template = templates.ready(argv)
-    assert template.start(argv, environment() | {"OMP_NUM_THREADS": "77"}) is None
-    assert template.start([sys.executable, "-O", "script.py"], environment()) is None
+    assert template.start_worker(argv, environment() | {"OMP_NUM_THREADS": "77"}) is None
+    assert template.start_worker([sys.executable, "-O", "script.py"], environment()) is None
     assert template.problem == ""
-    assert end(template.start(argv, environment()))[0] == 0
+    assert end(template.start_worker(argv, environment()))[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ class _Shell:
 
             self._say(INSECURE)
         try:
-            self._perform(self._agent.begin())
+            self._perform_effects(self._agent.begin())
             while self._exit is None:
                 self._turn()
             self._await_logs()
@@ -252,32 +252,32 @@ class _Shell:
     def _interrupt(self, signum: int) -> None:
         self._hurry = self._exit is not None
         if self._alive and self._supervisor:
-            self._supervisor.interrupt(signum)
-        self._tell(machine.InterruptAgent(signum, describe_interrupt(signum)))
+            self._supervisor.interrupt_workers(signum)
+        self._step_agent(machine.InterruptAgent(signum, describe_interrupt(signum)))
 
     def _read_rendezvous(self) -> None:
         for event in self._rendezvous.events():
-            self._tell(event)
+            self._step_agent(event)
 
     def _read_announcements(self) -> None:
         for rank in self._starter.announcements.read():
             if self._alive and self._supervisor:
-                self._supervisor.raised(rank)
+                self._supervisor.note_exception(rank)
 
     def _ring(self) -> None:
-        self._tell(machine.AgentTimer(self._rendezvous.serves_others()))
+        self._step_agent(machine.AgentTimer(self._rendezvous.serves_others()))
 
-    def _failing(self, rank: int) -> None:
-        self._tell(machine.Failing(self._describe_failure(rank)))
+    def _report_failing(self, rank: int) -> None:
+        self._step_agent(machine.Failing(self._describe_failure(rank)))
 
-    def _ended(self, finish: Finish) -> None:
+    def _end_round(self, finish: Finish) -> None:
         assert self._supervisor
         failed = finish.failed_rank
         failure = None if failed is None else self._describe_failure(failed)
         self._alive, self._finish = False, finish
-        self._frozen.end()
+        self._frozen.stop_watching()
         self._supervisor.close()
-        self._tell(machine.WorkersGone(finish.exit_code, finish.reason, failure))
+        self._step_agent(machine.WorkersGone(finish.exit_code, finish.reason, failure))
 
     def _describe_failure(self, rank: int) -> Failure:
         supervisor = self._supervisor
@@ -297,25 +297,25 @@ class _Shell:
 
     # What is to be done
 
-    def _tell(self, event: machine.Event) -> None:
+    def _step_agent(self, event: machine.Event) -> None:
         """Step the machine by one event after the other, including those that arise while it performs effects."""
         self._events.append(event)
         if len(self._events) > 1:
             return
         while self._events:
-            self._perform(self._agent.step(time.monotonic_ns(), self._events[0]))
+            self._perform_effects(self._agent.step(time.monotonic_ns(), self._events[0]))
             self._events.popleft()
 
-    def _perform(self, effects: list[machine.Effect]) -> None:
+    def _perform_effects(self, effects: list[machine.Effect]) -> None:
         for effect in effects:
             match effect:
                 case machine.JoinRound():
-                    self._join()
+                    self._join_round()
                 case machine.StartWorkers(round, again):
-                    self._start(round, again)
+                    self._start_workers(round, again)
                 case machine.StopWorkers(reason, at_once):
                     if self._alive and self._supervisor:
-                        self._supervisor.stop(reason, at_once)
+                        self._supervisor.stop_workers(reason, at_once)
                 case machine.AgentNotice(text):
                     self._say(text)
                 case machine.SetAgentTimer(at_ns):
@@ -340,41 +340,43 @@ class _Shell:
     def _say(self, text: str) -> None:
         self._screen.say(f"ronde: {text}".encode(errors="backslashreplace"))
 
-    def _join(self) -> None:
+    def _join_round(self) -> None:
         if self._round:  # the store belongs to the last round
             self._close_store()
             self._store = self._open_store()
         node = describe_node(self._config, self._address, self._store.address, self._id)
         self._rendezvous.join(node, self._budget)
 
-    def _start(self, round: Round, again: bool) -> None:
+    def _start_workers(self, round: Round, again: bool) -> None:
         spec = self._config.worker
         self._round, self._alive, self._finish = round, True, None
         policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal, spec.farewell_ns)
         plan = _plan(self._config, round, self._environment, self._key, self._key_fd, self._run_id)
         self._supervisor = Supervisor(
             plan,
-            partial(self._starter.start, attempt=round.number, signals=self._inbox),
+            partial(self._starter.start_worker, attempt=round.number, signals=self._inbox),
             policy,
             self._loop,
             self._screen,
-            self._failing,
-            self._ended,
+            self._report_failing,
+            self._end_round,
             self._read_signals,
         )
         self._starter.await_template(plan.workers[0], self._inbox)
         self._read_signals()
         if not self._alive:
             return  # a signal ended the run
-        self._frozen.begin(self._supervisor.pids)
-        self._supervisor.start()
+        self._frozen.watch_processes(self._supervisor.pids)
+        self._supervisor.start_workers()
         nodes = self._config.rendezvous
         if again or nodes.min_nodes < nodes.max_nodes:
-            self._starter.prepare(plan.workers[0])
+            self._starter.prepare_template(plan.workers[0])
 
     def _open_store(self) -> RoundStore:
         host = self._address if self._config.rendezvous.max_nodes > 1 else ""
-        return RoundStore(host, self._key, self._loop, lambda problem: self._tell(RendezvousBroken(problem)))
+        return RoundStore(
+            host, self._key, self._loop, lambda problem: self._step_agent(RendezvousBroken(problem))
+        )
 
     def _close_store(self) -> None:
         self._store.close()
@@ -426,7 +428,7 @@ class _Shell:
             return False
         if exit.failure is None:
             return self._finish.reason == exit.reason
-        return self._supervisor.has(exit.failure.rank, exit.failure.pid)
+        return self._supervisor.has_worker(exit.failure.rank, exit.failure.pid)
 
     def _result(self, exit: machine.Exit) -> RunResult:
         workers = self._supervisor.group.workers.values() if self._supervisor else ()

@@ -48,9 +48,11 @@ class RoundStore:
         self._let_go()
         self._problem_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._loop.watch(self._problem_fd, Order.NODES, self._read_problem)
-        self._server = StoreServer(self.address, self._key, listener=self._listener, give_up=self._tell)
+        self._server = StoreServer(
+            self.address, self._key, listener=self._listener, give_up=self._report_problem
+        )
 
-    def _tell(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         self._problem = problem
         os.eventfd_write(self._problem_fd, 1)
 

@@ -76,7 +76,7 @@ class Starter:
         self._guard = Guard(self._outputs.temporary)
         self.announcements = Announcements()
 
-    def start(
+    def start_worker(
         self, worker: WorkerPlan, attempt: int, signals: SignalInbox
     ) -> tuple[GroupLeader, WorkerOutput]:
         """Start a worker; `attempt` is the number of the round.
@@ -110,14 +110,14 @@ class Starter:
         """
         waits_ns = 0
         if self._spec.fork and self._template is None:
-            self.prepare(worker)
+            self.prepare_template(worker)
             waits_ns = IMPORTS_NS
         elif self._template is not None:  # a new process would need at least this time
             waits_ns = min(time.monotonic_ns() - self._template.begun_ns, HEAD_START_NS)
         if self._template is not None:
             self._template.is_ready(time.monotonic_ns() + waits_ns, signals)
 
-    def prepare(self, worker: WorkerPlan) -> None:
+    def prepare_template(self, worker: WorkerPlan) -> None:
         """Begin to make a template for such workers, if the user wants one and the command allows it."""
         if self._template is not None or self._spec.preload == ():
             return
@@ -139,7 +139,7 @@ class Starter:
         template = self._template
         if template is None:
             return None
-        process = template.start(argv, environment, signals=signals, **wishes)
+        process = template.start_worker(argv, environment, signals=signals, **wishes)
         if template.problem and not self._said:
             self._said = True
             self._complain(f"workers import modules themselves, without the template: {template.problem}")

@@ -16,7 +16,7 @@ LEAST_NS = 10**9  # the shortest interval between two looks
 
 
 class FrozenWatch:
-    """Watches workers between `begin` and `end`; reports once that a worker is stopped, and that it goes on."""
+    """Reports once when a worker is stopped, and when it goes on, between `watch_processes` and `stop_watching`."""
 
     def __init__(self, loop: Loop, interval_ns: int, say: Callable[[str], None]) -> None:
         self._loop = loop
@@ -24,20 +24,20 @@ class FrozenWatch:
         self._say = say
         self._frozen: set[int] = set()
 
-    def begin(self, pids: Callable[[], Mapping[int, int]]) -> None:
+    def watch_processes(self, pids: Callable[[], Mapping[int, int]]) -> None:
         """Watch these processes from now on; `pids` returns those that run, by rank."""
         self._pids = pids
         self._frozen.clear()
         self._set_timer()
 
-    def end(self) -> None:
+    def stop_watching(self) -> None:
         """Stop watching."""
-        self._loop.set_timer(self, None, self._look)
+        self._loop.set_timer(self, None, self._check_processes)
 
     def _set_timer(self) -> None:
-        self._loop.set_timer(self, time.monotonic_ns() + self._interval_ns, self._look)
+        self._loop.set_timer(self, time.monotonic_ns() + self._interval_ns, self._check_processes)
 
-    def _look(self) -> None:
+    def _check_processes(self) -> None:
         for rank, pid in self._pids().items():
             stopped = _state(pid) == b"T"
             if stopped and rank not in self._frozen:

@@ -82,26 +82,26 @@ class Supervisor:
         self._finished = False
         self._is_interactive = os.isatty(0)  # then local rank 0 reads what is typed
 
-    def start(self) -> None:
+    def start_workers(self) -> None:
         """Start all workers, until one cannot start or a signal comes."""
         waiting = deque(self._plan.workers)
         while waiting and not (self._finished or self.group.phase):
             try:
-                self._start(waiting[0])
+                self._start_worker(waiting[0])
                 waiting.popleft()
             except InterruptedError:
                 pass  # once `heed` has handled the signal, no further worker starts
             self._heed()
 
-    def interrupt(self, signum: int) -> None:
+    def interrupt_workers(self, signum: int) -> None:
         """Pass a signal on to the workers."""
-        self._tell(InterruptGroup(signum))
+        self._step_group(InterruptGroup(signum))
 
-    def stop(self, reason: str, at_once: bool = False) -> None:
+    def stop_workers(self, reason: str, at_once: bool = False) -> None:
         """End the workers; `at_once`: by SIGKILL."""
-        self._tell(StopGroup(reason, at_once))
+        self._step_group(StopGroup(reason, at_once))
 
-    def raised(self, rank: int) -> None:
+    def note_exception(self, rank: int) -> None:
         """Note that a worker has an uncaught exception and is about to end."""
         if rank not in self._outputs:
             return
@@ -110,13 +110,15 @@ class Supervisor:
         error = self._outputs[rank].error()
         what = error.message.partition("\n")[0] if error else "an exception"
         what = what if len(what) <= MOST_OF_ERROR else what[: MOST_OF_ERROR - 3] + "..."
-        self._tell(WorkerRaised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0))
+        self._step_group(
+            WorkerRaised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0)
+        )
 
     def local_rank(self, rank: int) -> int:
         """Return a worker's local rank."""
         return rank - self._plan.workers[0].rank
 
-    def has(self, rank: int, pid: int) -> bool:
+    def has_worker(self, rank: int, pid: int) -> bool:
         """Return whether this is one of the workers."""
         return rank in self.group.workers and self.group.workers[rank].pid == pid
 
@@ -155,7 +157,7 @@ class Supervisor:
                 self._loop.unwatch(pidfd)
                 os.close(pidfd)
 
-    def _start(self, worker: WorkerPlan) -> None:
+    def _start_worker(self, worker: WorkerPlan) -> None:
         rank = worker.rank
         try:
             process, output = self._start_process(worker)
@@ -164,10 +166,10 @@ class Supervisor:
         except OSError as error:
             from ronde.process.shortages import shortage  # slow to load
 
-            return self._tell(NotStarted(rank, shortage(error) or error.strerror or str(error)))
+            return self._step_group(NotStarted(rank, shortage(error) or error.strerror or str(error)))
         self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()
         self._loop.watch(process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
-        self._tell(Started(rank, process.pid))
+        self._step_group(Started(rank, process.pid))
         # Last, so that `close` ends the worker if this fails.
         self._streams[rank] = output.streams(process, self._screen.out, self._screen.err)
         return None
@@ -198,7 +200,7 @@ class Supervisor:
         leftovers = self._watch_leftovers(rank)
         error = self._outputs[rank].error() if returncode else None
         blames_peer = error.blames_peer if error else any(map(is_blame, self._outputs[rank].last_lines()))
-        self._tell(Exited(rank, returncode, blames_peer, leftovers, error.time_ns if error else 0))
+        self._step_group(Exited(rank, returncode, blames_peer, leftovers, error.time_ns if error else 0))
 
     def _watch_leftovers(self, rank: int) -> bool:
         """Watch the processes that an exited worker left behind. Return whether there are any."""
@@ -218,14 +220,14 @@ class Supervisor:
             for stream in self._streams[rank]:
                 stream.drain()
             if not self._watch_leftovers(rank):  # they may have started others
-                self._tell(Vacated(rank))
+                self._step_group(Vacated(rank))
 
     # Effects
 
     def _ring(self) -> None:
-        self._tell(GroupTimer())
+        self._step_group(GroupTimer())
 
-    def _tell(self, event: Event) -> None:
+    def _step_group(self, event: Event) -> None:
         effects = self.group.step(time.monotonic_ns(), event)
         if self.group.cause != self._cause:
             self._cause = self.group.cause

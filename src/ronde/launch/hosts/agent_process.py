@@ -131,19 +131,19 @@ class AgentProcess:
         self._loop.watch(self._stdout.fileno(), Order.OUTPUT, self._read_greeting)
         self._loop.watch(self._stderr.fileno(), Order.OUTPUT, self._read_complaints)
 
-    def signal(self, signum: int) -> None:
+    def send_signal(self, signum: int) -> None:
         """Pass on a signal to the agent; kill it if it has no assignment yet."""
         if self.phase is not AgentPhase.RUNNING:
             self.kill()
         elif not self._leaving:
             self._write(b"signal %d\n" % signum)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a heartbeat to the agent."""
         if self.phase is AgentPhase.RUNNING and not self._leaving:
             self._write(b"beat\n")
 
-    def leave(self) -> None:
+    def ask_to_leave(self) -> None:
         """Let the agent end its workers and leave; kill it if it has no assignment yet."""
         if self.phase is not AgentPhase.RUNNING:
             self.kill()

@@ -60,7 +60,7 @@ class HostScript:
         silent = f"{self._name} has not answered" if self._last is None else ""
         return self._complaint or silent
 
-    def ask(self) -> None:
+    def ask_for_hosts(self) -> None:
         """Call the script, now and repeatedly. Raises UsageError if it cannot run."""
         os.ftruncate(self._words, 0)
         os.lseek(self._words, 0, os.SEEK_SET)  # the script shares this offset
@@ -148,7 +148,7 @@ class HostScript:
 
     def _again(self) -> None:
         try:
-            self.ask()
+            self.ask_for_hosts()
         except UsageError as error:
             self._wrong(str(error))
             self._loop.set_timer(self, time.monotonic_ns() + PAUSE_NS, self._again)

@@ -68,7 +68,7 @@ class _LifeLine:
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
-    def follow(self, silence_ns: int, patience_ns: int) -> None:
+    def follow_launcher(self, silence_ns: int, patience_ns: int) -> None:
         """Read the rest in a thread. After the end or a silence, this process has `patience_ns` to end."""
         arguments = (silence_ns, patience_ns)
         threading.Thread(target=self._follow, args=arguments, name="ronde-launcher", daemon=True).start()
@@ -97,7 +97,7 @@ class _LifeLine:
         self._is_unread = self._is_unread or signum == signal.SIGPIPE
         os.kill(os.getpid(), signal.SIGTERM if signum == signal.SIGPIPE else signum)
 
-    def meaning(self, signum: int) -> int:
+    def original_signal(self, signum: int) -> int:
         """Return the signal of the launcher for which a received signal stands."""
         return signal.SIGPIPE if self._is_unread and signum == signal.SIGTERM else signum
 
@@ -106,7 +106,7 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
     config = assignment.config
     spec, meeting = config.worker, config.rendezvous
     patience_ns = spec.longest_end_ns() + GOODBYE_NS
-    line.follow(meeting.heartbeat_ns * meeting.missing_heartbeats, patience_ns)
+    line.follow_launcher(meeting.heartbeat_ns * meeting.missing_heartbeats, patience_ns)
     here = environment()
     try:
         os.chdir(assignment.directory)
@@ -122,7 +122,7 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
                 _placed(config, store.address),
                 variables,
                 report=False,  # the launcher does
-                meaning=line.meaning,
+                meaning=line.original_signal,
             )
         except UsageError as error:
             result = RunResult(USAGE_ERROR, str(error))

@@ -95,7 +95,7 @@ class _Launcher:
         self._over = False
         self._hurry = False  # a signal came after the end
         self._typed = 0  # how many times the user typed a signal
-        self._stores, server = _serve(config, self._all_here(), self._own_addresses, self._key)
+        self._stores, server = _serve_store(config, self._all_here(), self._own_addresses, self._key)
         stack.callback(server.close)
         raise_descriptor_limit()  # four for each agent
         self._store = StoreClient(server.address, self._key, 10 * SECOND)
@@ -116,7 +116,7 @@ class _Launcher:
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._beat()
         if self._script:
-            self._script.ask()
+            self._script.ask_for_hosts()
             self._offered(())  # starts the timeout for hosts, even if the script never answers
         else:
             self._offered(self._hosts)
@@ -141,7 +141,7 @@ class _Launcher:
 
     def _beat(self) -> None:
         for agent in list(self._agents.values()):
-            agent.beat()
+            agent.send_heartbeat()
         next_ns = time.monotonic_ns() + self._config.rendezvous.heartbeat_ns
         self._loop.set_timer(self._beat, next_ns, self._beat)
 
@@ -155,43 +155,43 @@ class _Launcher:
         self._hurry = self._over and not self._agents
         self._typed += signum in TYPED
         if not self._reason and not self._word:
-            self._end(describe_interrupt(signum), 128 + signum, signum)
+            self._end_job(describe_interrupt(signum), 128 + signum, signum)
         else:
             for agent in list(self._agents.values()):
-                agent.signal(signum) if self._typed < 3 else agent.kill()
+                agent.send_signal(signum) if self._typed < 3 else agent.kill()
 
     def _offered(self, hosts: tuple[Host, ...]) -> None:
-        self._tell(health.Offered(hosts))
+        self._step_health(health.Offered(hosts))
 
-    def _tell(self, event: health.Event) -> None:
+    def _step_health(self, event: health.Event) -> None:
         """Step the machine by one event after the other, including those that arise while it performs effects."""
         self._events.append(event)
         if len(self._events) > 1:
             return
         while self._events:
-            self._perform(self._health.step(time.monotonic_ns(), self._events[0]))
+            self._perform_effects(self._health.step(time.monotonic_ns(), self._events[0]))
             self._events.popleft()
 
-    def _perform(self, effects: list[health.Effect]) -> None:
+    def _perform_effects(self, effects: list[health.Effect]) -> None:
         for effect in effects:
             match effect:
                 case health.Start(host):
                     self._start(host)
                 case health.StopHost(name, reason):
                     self._say(reason)
-                    self._agents[name].leave()
+                    self._agents[name].ask_to_leave()
                 case health.HostNotice(text):
                     self._say(text)
                 case health.SetHostTimer(at_ns):
-                    self._loop.set_timer(self._health, at_ns, lambda: self._tell(health.HostTimer()))
+                    self._loop.set_timer(self._health, at_ns, lambda: self._step_health(health.HostTimer()))
                 case health.GiveUp(reason) if self._gave_way:
                     self._say(reason)
                     self._word = self._gave_way
-                    self._end("", self._word.exit_code, signal.SIGTERM)
+                    self._end_job("", self._word.exit_code, signal.SIGTERM)
                 case health.GiveUp(reason):
                     if self._script and self._script.trouble:
                         reason = f"{reason}; {self._script.trouble}"
-                    self._end(reason, FAILED if self._reached else USAGE_ERROR, signal.SIGTERM)
+                    self._end_job(reason, FAILED if self._reached else USAGE_ERROR, signal.SIGTERM)
 
     # Agents
 
@@ -236,7 +236,9 @@ class _Launcher:
                 by_ssh=not here,
             )
         except OSError as error:
-            return self._tell(health.HostFailed(host.name, f"cannot start {argv[0]}: {error.strerror}"))
+            return self._step_health(
+                health.HostFailed(host.name, f"cannot start {argv[0]}: {error.strerror}")
+            )
         self._agents[host.name] = agent
         at_ns = time.monotonic_ns() + self._start_ns
         return self._loop.set_timer(agent, at_ns, lambda: self._too_late(agent))
@@ -260,17 +262,17 @@ class _Launcher:
             return
         stopped = all(host.name != agent.name for host in self._health.running())
         if stopped:
-            self._tell(health.HostEnded(agent.name))
+            self._step_health(health.HostEnded(agent.name))
         elif word is None or (word.exit_code not in (0, FAILED) and not word.failure):
             if word and word.exit_code == USAGE_ERROR:
                 self._reached = False  # the configuration is at fault, not the host
-            self._tell(health.HostFailed(agent.name, word.reason if word else agent.why))
+            self._step_health(health.HostFailed(agent.name, word.reason if word else agent.why))
         elif word.gave_way and any(host.name != agent.name for host in self._health.running()):
             self._gave_way = word
-            self._tell(health.HostFailed(agent.name, word.reason))
+            self._step_health(health.HostFailed(agent.name, word.reason))
         else:
             self._word, self._code = word, word.exit_code
-            self._finish(farewell=True)  # a worker on another host may still end after its exception
+            self._finish_job(farewell=True)  # a worker on another host may still end after its exception
 
     def _last_word(self, agent: AgentProcess) -> LastWord | None:
         try:
@@ -284,17 +286,17 @@ class _Launcher:
 
     # The end
 
-    def _end(self, reason: str, code: int, signum: int) -> None:
+    def _end_job(self, reason: str, code: int, signum: int) -> None:
         """End the job on all hosts."""
         self._reason, self._code = reason, code
         for agent in list(self._agents.values()):
-            agent.signal(signum)
-        self._finish(farewell=signum not in HASTY)
+            agent.send_signal(signum)
+        self._finish_job(farewell=signum not in HASTY)
 
-    def _finish(self, farewell: bool = False) -> None:
+    def _finish_job(self, farewell: bool = False) -> None:
         """Note the job's end, and give the remaining agents time to learn of it and end."""
         self._over = True
-        self._tell(health.JobOver())
+        self._step_health(health.JobOver())
         if self._script:
             self._script.close()
             self._script = None
@@ -385,7 +387,7 @@ def _backend(config: LaunchConfig, is_one_host: bool) -> str:
     return "alone" if is_one_host else "tcp"
 
 
-def _serve(
+def _serve_store(
     config: LaunchConfig, all_here: bool, own_addresses: list[str], key: JobKey
 ) -> tuple[tuple[str, ...], StoreServer]:
     """Serve the job's store; return the addresses by which hosts may reach it, and the server.

@@ -102,7 +102,7 @@ class Template:
                 self._give_up(message[1:] or "it has ended")
         return self._ready
 
-    def start(
+    def start_worker(
         self,
         argv: Sequence[str],
         environment: Mapping[str, str],

@@ -48,7 +48,7 @@ def folder_of(command: list[str]) -> str:
     return os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.realpath(command[0]))
 
 
-def prepare(wanted: str, command: list[str]) -> str:
+def import_modules(wanted: str, command: list[str]) -> str:
     """Import the modules; return a summary."""
     started = time.monotonic()
     if wanted != "?":
@@ -75,7 +75,7 @@ def _names(script: str) -> list[str]:
     return names
 
 
-def unfit() -> str:
+def why_unfit() -> str:
     """Return why this process cannot fork safely; empty if it can."""
     trial = os.fork()
     if not trial:
@@ -102,7 +102,7 @@ class Zygote:
         self._poll.register(control, select.POLLIN)
         self._workers: dict[int, tuple[int, int]] = {}  # by pidfd: the process id and the status pipe
 
-    def serve(self) -> dict[str, Any]:
+    def fork_workers(self) -> dict[str, Any]:
         """Fork a worker for each request; return in the worker, with its request."""
         while True:
             for fd, _ in self._poll.poll():
@@ -191,7 +191,7 @@ class Zygote:
             sys.modules["numpy.random"].seed()  # else all workers draw the same random numbers
 
 
-def run(request: dict[str, Any]) -> None:
+def run_command(request: dict[str, Any]) -> None:
     """Run the command as the interpreter does."""
     command: list[str] = request["command"]
     sys.orig_argv[:] = request["argv"]
@@ -214,7 +214,7 @@ def run(request: dict[str, Any]) -> None:
     exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)
 
 
-def fail(error: BaseException) -> NoReturn:
+def end_by_exception(error: BaseException) -> NoReturn:
     """End as the interpreter does after an uncaught exception."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
@@ -238,17 +238,17 @@ if __name__ == "__main__":
         sys.path[0] = folder_of(words)
     control_socket = socket.socket(fileno=int(control_fd))
     control_socket.set_inheritable(False)
-    went = prepare(modules, words)
-    reason = unfit()
+    went = import_modules(modules, words)
+    reason = why_unfit()
     control_socket.send((f"N{reason}" if reason else f"R{went}").encode())
     if reason:
         os._exit(0)
     gc.collect()
     gc.freeze()  # collections in the workers then leave shared pages alone
-    wish = Zygote(control_socket).serve()
+    wish = Zygote(control_socket).fork_workers()
     try:
-        run(wish)
+        run_command(wish)
     except SystemExit:
         raise
     except BaseException as caught:
-        fail(caught)
+        end_by_exception(caught)

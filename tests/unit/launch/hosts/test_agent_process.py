@@ -113,14 +113,14 @@ def test_a_signal_is_passed_on_and_leaving_is_the_end_of_its_input() -> None:
         f"{HELLO}; read assignment; read word; [ \"$word\" = 'signal 2' ] && ! read word && exit 9"
     ) as each:
         agent = each.serve(AgentPhase.RUNNING)
-        agent.signal(2)
-        agent.leave()
-        agent.signal(15)  # too late, and no harm
+        agent.send_signal(2)
+        agent.ask_to_leave()
+        agent.send_signal(15)  # too late, and no harm
         assert each.serve(AgentPhase.ENDED).why == "its agent ended with exit code 9"
 
 
 def test_who_has_no_assignment_yet_is_just_ended() -> None:
-    for end in (AgentProcess.leave, AgentProcess.kill, lambda agent: agent.signal(2)):
+    for end in (AgentProcess.ask_to_leave, AgentProcess.kill, lambda agent: agent.send_signal(2)):
         with started("sleep 60") as each:
             end(each.agent)
             assert each.serve(AgentPhase.ENDED).phase is AgentPhase.ENDED

@@ -54,7 +54,7 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Asked]:
 
 def test_what_changes_is_offered_and_mistakes_are_told_once(asked: Asked) -> None:
     asked.says("echo a:2; echo b; echo warning >&2")
-    asked.script.ask()
+    asked.script.ask_for_hosts()
     asked.serve(lambda: asked.offers)
     assert asked.offers == [(("a", 2), ("b", 3))]
     asked.says("echo looking >&2; echo lost >&2; echo x; exit 3")
@@ -68,7 +68,7 @@ def test_what_changes_is_offered_and_mistakes_are_told_once(asked: Asked) -> Non
 
 def test_nonsense_names_the_line(asked: Asked) -> None:
     asked.says("echo a:2")
-    asked.script.ask()
+    asked.script.ask_for_hosts()
     asked.serve(lambda: asked.offers)
     asked.says("echo a:2; echo b:x")
     asked.serve(lambda: asked.complaints)
@@ -83,7 +83,7 @@ def test_nonsense_names_the_line(asked: Asked) -> None:
 def test_a_script_that_is_wrong_from_the_beginning_is_refused(asked: Asked, text: str, why: str) -> None:
     """As horovodrun says of one that fails; afterwards there may be a job that should not end for it."""
     asked.says(text)
-    asked.script.ask()
+    asked.script.ask_for_hosts()
     with pytest.raises(UsageError, match=why):
         asked.serve(lambda: asked.complaints)
 
@@ -91,7 +91,7 @@ def test_a_script_that_is_wrong_from_the_beginning_is_refused(asked: Asked, text
 @pytest.mark.parametrize("asked", ["sh {folder}/find 'a b'"], indirect=True)
 def test_a_command_with_arguments(asked: Asked) -> None:
     asked.path.write_text('[ "$*" = "a b" ] && echo c:4\n')
-    asked.script.ask()
+    asked.script.ask_for_hosts()
     asked.serve(lambda: asked.offers)
     assert asked.offers == [(("c", 4),)]
 
@@ -105,7 +105,7 @@ def test_a_file_of_this_directory_or_else_a_program(
     Path("hosts").chmod(0o755)
     asked = Asked(tmp_path, command)
     try:
-        asked.script.ask()
+        asked.script.ask_for_hosts()
         asked.serve(lambda: asked.offers)
     finally:
         asked.script.close()
@@ -116,7 +116,7 @@ def test_a_file_of_this_directory_or_else_a_program(
 def test_a_file_without_a_first_line_that_says_by_what_it_runs(asked: Asked) -> None:
     asked.path.write_text("echo d:5\n")
     asked.path.chmod(0o755)
-    asked.script.ask()
+    asked.script.ask_for_hosts()
     asked.serve(lambda: asked.offers)
     assert asked.offers == [(("d", 5),)]
 
@@ -125,10 +125,10 @@ def test_a_script_that_cannot_be_run_is_refused(asked: Asked) -> None:
     with pytest.raises(
         UsageError, match=r"cannot run the host discovery script .*: No such file or directory"
     ):
-        asked.script.ask()
+        asked.script.ask_for_hosts()
     asked.path.write_text("echo a")
     with pytest.raises(UsageError, match="Permission denied; expected an executable file"):
-        asked.script.ask()
+        asked.script.ask_for_hosts()
     with pytest.raises(
         UsageError, match="cannot run the host discovery script find 'x: No closing quotation"
     ):
@@ -137,11 +137,11 @@ def test_a_script_that_cannot_be_run_is_refused(asked: Asked) -> None:
 
 def test_a_script_that_runs_is_ended_with_the_job(asked: Asked) -> None:
     asked.says("sleep 600")
-    asked.script.ask()
+    asked.script.ask_for_hosts()
 
 
 def test_a_script_that_prints_without_end_is_ended(asked: Asked) -> None:
     asked.says("yes")
-    asked.script.ask()
+    asked.script.ask_for_hosts()
     asked.serve(lambda: asked.complaints)
     assert asked.complaints == [f"{asked.path} printed more than 1 MiB, and was ended"]
