@@ -82,9 +82,9 @@ class _Ending(NamedTuple):
 class Member:
     """The machine of one member.
 
-    `says` collects messages to the leader, `tells` events for the agent; the caller takes both after each call.
+    `messages` are for the leader, `events` for the agent; the caller takes both after each call.
     `wants_roster`: the member needs the roster that the state names. `wants_lease`: a round with this node has begun,
-    but its lease has run out (`lease`); the next `see` with a new lease tells the agent.
+    but its lease has run out (`lease`); the next `note_state` with a new lease tells the agent.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -110,8 +110,8 @@ class Member:
         self._promised = -1  # the same, in stores before that
         self._floor = -1  # the latest round in which an earlier store may give this node a place
         self._shown = ""  # the last notice about missing nodes
-        self.says: list[Message] = []
-        self.tells: list[RendezvousEvent] = []
+        self.messages: list[Message] = []
+        self.events: list[RendezvousEvent] = []
         self.wants_roster = False
         self.wants_lease = False
         self.has_lease = True
@@ -192,11 +192,11 @@ class Member:
             )
 
     def end_job(self, reason: str) -> None:
-        """End the job for all nodes, by the state that `closed` returns."""
+        """End the job for all nodes, by the state that `closing_state` returns."""
         if self._node and self._phase != _MemberPhase.OVER:
             self._ending = _Ending(reason, self._state)
 
-    def closed(self, state: JobState) -> JobState | None:
+    def closing_state(self, state: JobState) -> JobState | None:
         """Return the state that ends the job; None if this node does not end it, or may not."""
         if self._ending and self._node and state.is_open:
             if self._has_gone_on(state, self._ending):
@@ -221,15 +221,15 @@ class Member:
         if wake_ns is None or now_ns < wake_ns or self._node is None:
             return
         if self._phase == _MemberPhase.JOINING and now_ns >= self._due_ns and not self._is_spare():
-            self.says.append(
+            self.messages.append(
                 LeaveNotice(self._next_seq(), self._node.id, self._node.host, "has waited long enough")
             )
             self._tell_last(RendezvousBroken(waits_in_vain(self._rules, self._state, self._has_moved)))
             return
         self._again_ns = now_ns + self._rules.silence_ns
-        self.say_again()
+        self.repeat_messages()
 
-    def say_again(self) -> None:
+    def repeat_messages(self) -> None:
         """Repeat what has had no effect, because the leader may not have got it."""
         if self._said:
             self._said = -1, self._said[1]
@@ -252,15 +252,15 @@ class Member:
             self._is_left_working = False
             self._tell(Ejected(reason), _MemberPhase.OVER if self.is_over else _MemberPhase.IDLE)
 
-    def lose_sight(self, broke_now: bool) -> None:
+    def lose_store(self, broke_now: bool) -> None:
         """Note that the store is lost; unless it broke for all nodes, the leader may still act on earlier messages."""
         state = self._state
         if self._phase == _MemberPhase.JOINING and self._said and state and state.roster and not broke_now:
             self._pending = state.roster.number
 
-    def move(self, now_ns: int, elsewhere: bool) -> None:
+    def enter_store(self, now_ns: int, elsewhere: bool) -> None:
         """Go on at a store, the same or another one (`elsewhere`)."""
-        self.says.clear()  # the member says it again, with what it knows by then
+        self.messages.clear()  # the member says it again, with what it knows by then
         if elsewhere:
             self._has_moved = True
             self._stuck_ns = now_ns + 2 * self._rules.silence_ns + STUCK_NS
@@ -269,7 +269,7 @@ class Member:
                 self._floor = max(self._floor, self._said[1] + 1)
         self._pending = -1
 
-    def forget(self, reason: str) -> None:
+    def forget_job(self, reason: str) -> None:
         """Drop all that belongs to the job that this node has seen so far: this is another one."""
         self._state, self._said = None, None
         self._number, self._floor, self._roster_key = -1, -1, None
@@ -278,11 +278,11 @@ class Member:
         if self._phase == _MemberPhase.WORKING:
             self._tell(Ejected(reason), _MemberPhase.IDLE)
         elif self._phase == _MemberPhase.JOINING:
-            self.tells.append(Notice(reason))
+            self.events.append(Notice(reason))
 
     # The state
 
-    def see(self, state: JobState, roster: Sequence[Node] | None = None) -> None:
+    def note_state(self, state: JobState, roster: Sequence[Node] | None = None) -> None:
         """Read the state; with the roster, if `wants_roster` has asked for it."""
         self._state, self._has_moved = state, state.has_moved
         self._consider(roster)
@@ -302,7 +302,7 @@ class Member:
         if not self.is_over and self._wish and self._wish_term != state.term:
             self._wish_term = state.term
             self._wish = replace(self._wish, seq=self._next_seq())
-            self.says.append(self._wish)
+            self.messages.append(self._wish)
 
     def _consider_end(self, state: JobState) -> bool:
         if state.phase == JobPhase.CLOSED:
@@ -378,13 +378,13 @@ class Member:
         after = max(after, self._number, self._floor)  # a store that lost its memory may show an older round
         if self._said != (state.term, after):
             self._said = state.term, after
-            self.says.append(JoinRequest(self._next_seq(), self._node, after, self._promised))
+            self.messages.append(JoinRequest(self._next_seq(), self._node, after, self._promised))
 
     def _wish_for(self, wish: Message) -> None:
         self._wish = wish
         if self._state:
             self._wish_term = self._state.term
-            self.says.append(wish)
+            self.messages.append(wish)
 
     def _next_seq(self) -> int:
         self._seq += 1
@@ -395,7 +395,7 @@ class Member:
         if not isinstance(self._wish, LeaveNotice):
             self._wish = None
         self._shown = ""
-        self.tells.append(event)
+        self.events.append(event)
 
     def _tell_last(self, event: RendezvousEvent) -> None:
         self._ending = None
@@ -410,4 +410,4 @@ class Member:
         text = waits_for(self._rules, state)
         if text and text != self._shown:
             self._shown = text
-            self.tells.append(Notice(text))
+            self.events.append(Notice(text))

@@ -134,7 +134,7 @@ class Participant:
 
     def lose_store(self, broke_now: bool) -> None:
         """Note that there is no store until `enter_store`. `broke_now`: its process has ended just now."""
-        self._member.lose_sight(broke_now)
+        self._member.lose_store(broke_now)
         self.store_identity.is_unclear = True
 
     def enter_store(
@@ -145,9 +145,9 @@ class Participant:
         `gone`: nodes that died with the last store; others may be on their way. `elsewhere`: this is another store, and
         the last one may live. `forget`: if not empty, why this node must forget the state that it knows.
         """
-        self._member.move(now_ns, elsewhere)
+        self._member.enter_store(now_ns, elsewhere)
         if forget:
-            self._member.forget(forget)
+            self._member.forget_job(forget)
             self._replica = StateReplica()
             self.store_identity = StoreIdentity(self._replica)
         self.store_identity.is_elsewhere = self.store_identity.is_elsewhere or elsewhere
@@ -258,12 +258,12 @@ class Participant:
             self._effects += self._replica.request_roster()
         if self._replica.state and not self.store_identity.is_unclear:
             queue = inbox_queue(self._replica.state.term)
-            self._effects += [Push(queue, encode(message)) for message in self._member.says]
-            self._member.says.clear()
+            self._effects += [Push(queue, encode(message)) for message in self._member.messages]
+            self._member.messages.clear()
             if self.is_over:
                 self._effects += self._liveness.end_heartbeats()
-        self._effects += map(NotifyAgent, self._member.tells)
-        self._member.tells.clear()
+        self._effects += map(NotifyAgent, self._member.events)
+        self._member.events.clear()
         effects, self._effects = self._effects, []
         return effects
 
@@ -289,7 +289,7 @@ class Participant:
         if state and not (self.store_identity.is_away or state.has_moved) and liveness.renew_lease():
             member.has_lease = liveness.has_lease(now_ns)
             if member.wants_lease and member.has_lease:
-                member.see(state, self._replica.roster if self._replica.is_whole else None)
+                member.note_state(state, self._replica.roster if self._replica.is_whole else None)
 
     # Reading the store
 
@@ -340,7 +340,7 @@ class Participant:
         elif self._inbox and not state.is_open:
             self._inbox.note_closed(state)
         self._follow_leader(now_ns, state)
-        self._member.see(state, replica.roster if replica.is_whole else None)
+        self._member.note_state(state, replica.roster if replica.is_whole else None)
         self._renew_watch()
 
     def _follow_leader(self, now_ns: int, state: JobState) -> None:
@@ -354,7 +354,7 @@ class Participant:
         if not self._replica.read_roster(found):
             return
         assert self._replica.state is not None
-        self._member.see(self._replica.state, self._replica.roster)
+        self._member.note_state(self._replica.state, self._replica.roster)
         if self._claim and self._replica.writing is None:
             self._begin_leading(now_ns, self._claim)
 
@@ -404,7 +404,7 @@ class Participant:
                     replica.forget_state()  # versions compare within one store only
                 self._handle_state(now_ns, raw)
                 self._follow_leader(now_ns, theirs)
-                self._member.say_again()
+                self._member.repeat_messages()
                 self._renew_watch()
                 if (
                     theirs.leader == self._liveness.id
@@ -454,7 +454,7 @@ class Participant:
         """Write the closed state if this node ends the job; again after another node's write came first."""
         state = self._replica.state
         if state and self._replica.writing is None and not self.store_identity.is_unclear:
-            if closed := self._member.closed(state):
+            if closed := self._member.closing_state(state):
                 self._effects += self._replica.write_state(closed)
 
     # Leading

@@ -26,7 +26,7 @@ def job(number: int, phase: JobPhase) -> JobState:
 
 
 def closes(member: Member, state: JobState) -> bool:
-    closed = member.closed(state)
+    closed = member.closing_state(state)
     assert (closed is not None) == member.is_ending
     return closed is not None and closed.phase == JobPhase.CLOSED and closed.reason == "host-x: interrupted"
 
@@ -41,7 +41,7 @@ def test_who_has_just_come_ends_the_job_whatever_that_does() -> None:
 @pytest.mark.parametrize("phase", [JobPhase.FORMING, JobPhase.RUNNING])
 def test_the_round_that_begins_meanwhile_saves_nobody(phase: JobPhase) -> None:
     member = waiting_member()
-    member.see(job(3, phase), ())
+    member.note_state(job(3, phase), ())
     member.end_job("interrupted")
     assert closes(member, job(3, JobPhase.RUNNING))
     assert closes(member, job(4, JobPhase.FORMING))
@@ -50,7 +50,7 @@ def test_the_round_that_begins_meanwhile_saves_nobody(phase: JobPhase) -> None:
 
 def test_who_was_frozen_while_it_waited_ends_no_job_that_went_on() -> None:
     member = waiting_member()
-    member.see(job(3, JobPhase.FORMING))
+    member.note_state(job(3, JobPhase.FORMING))
     member.end_job("interrupted")
     assert not closes(member, job(5, JobPhase.FORMING))
     assert not closes(member, job(4, JobPhase.RUNNING)), "it has given that up"
