@@ -1,13 +1,13 @@
 """Connects the ranks of a communicator, which can exchange small texts, for the native data plane.
 
 The steps, the same on every rank and under one deadline:
-  1. Everyone tells everyone its host and the Unix socket where it listens for ranks of the same host, and what must be
-     set alike. If there is more than one host, everyone also opens and tells a TCP port.
-  2. Each rank calls the lower ranks and answers the higher ones: a control connection to every other rank, and data
-     connections to each rank on another host.
+  1. Every rank sends all others its host, the Unix socket where it listens for ranks of the same host, and the values
+     that must be equal. If there is more than one host, every rank also opens a TCP port and sends its number.
+  2. Each rank connects to the lower ranks and accepts connections of the higher ones: a control connection for every
+     other rank, and data connections for each rank on another host.
 
-Communicators that come from another one share the control connections of their process, which the first, the world,
-has opened. So of the steps only the part is left that is about data connections between hosts.
+Communicators that are split off another one share the control connections of their process, which the world has opened.
+So they open only the data connections between hosts.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Wire(NamedTuple):
     keys: ConnectionKeys | None
 
     def parts(self) -> tuple[int, bytes, bytes, bool]:
-        """Return what the native side takes."""
+        """Return the connection in the form that the native side takes."""
         return self.descriptor, *(self.keys.parts() if self.keys else (b"", b"", False))
 
 
 @dataclass
 class Wiring:
-    """What connects one rank with the others; the descriptors belong to whoever takes them.
+    """The connections of one rank to the others; `take_controls` and `take_data` transfer the descriptors.
 
-    `cores`: on how many the ranks of the host may run, those of all together, also where each is bound to its own;
-    `controls`: one connection per other rank, none in a communicator that comes from another; `data`: `tcp_streams`
-    connections per rank on another host; `address`: where this rank listens for other hosts. Sockets are non-blocking.
+    `cores`: the number of cores on which the ranks of the host may run together, even if each is bound to one of them.
+    `controls`: one connection per other rank, none in a communicator that is split off another. `data`: `tcp_streams`
+    connections per rank on another host. `address`: where this rank listens for other hosts. Sockets are non-blocking.
     """
 
     topology: Topology
@@ -77,7 +77,7 @@ class Wiring:
     address: str = ""
 
     def close(self) -> None:
-        """Close everything that nobody has taken. To be called once."""
+        """Close the connections that were not taken. Call it once."""
         for wire in [*self.controls.values(), *(wire for several in self.data.values() for wire in several)]:
             os.close(wire.descriptor)
 
@@ -137,7 +137,7 @@ def exchange_through(
                 else:
                     message += "; every rank must call ronde.init() within that time (RONDE_START_TIMEOUT)"
                 raise TimeoutError(message, "init", timeout_ns, tuple(late)) from None
-        # The last reader tidies up. If the store has gone meanwhile, its host had all it needed, as we have.
+        # The last reader deletes the keys. If the store is gone by now, its host has read all keys, as this rank has.
         with suppress(PeerLostError):
             if store.add(f"{base}/read", 1) == size:
                 for peer in range(size):
@@ -157,12 +157,12 @@ def wire(
     purpose: str,
     address: str = "127.0.0.1",
 ) -> Wiring:
-    """Connect this rank with all others of the world; all of them call it alike.
+    """Connect this rank with all others of the world. All ranks call it.
 
-    `purpose` names the communicator, the same on all ranks and used once; `address` is the numeric one that this host
-    offers to other hosts. Everything happens within `settings.start_timeout_ns`. Raises TimeoutError that names the
-    missing ranks, PeerLostError, MismatchError if settings differ that must not, AuthenticationError or VersionError;
-    then nothing stays open.
+    `purpose` names the communicator, the same on all ranks and used once. `address` is the numeric address that this
+    host offers to others. `settings.start_timeout_ns` limits the time of all steps. Raises TimeoutError that names the
+    missing ranks, PeerLostError, MismatchError if settings differ that must be equal, AuthenticationError or
+    VersionError; then all connections are closed.
     """
     deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
     mine = _RankRecord.of(rank, size, settings, address)
@@ -183,9 +183,9 @@ def wire_again(
     address: str,
     check: Callable[[], None],
 ) -> Wiring:
-    """Connect ranks that have control connections already; all of them call it alike.
+    """Connect ranks that have control connections already. All of them call it.
 
-    `check` raises the failure of the new communicator, which a lost rank is; otherwise as `wire`.
+    `check` raises the failure of the new communicator, such as a lost rank; otherwise as `wire`.
     """
     deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
     with ExitStack() as listeners:
@@ -261,9 +261,9 @@ def _usable_cores() -> int:
 
 @dataclass(frozen=True)
 class _RankRecord:
-    """What each rank tells all others about itself.
+    """The facts about a rank that it sends to all others.
 
-    `cores`: those on which it may run, as bits of a number. `alike`: what must be the same on all ranks, by name.
+    `cores`: the cores on which it may run, as bits of a number. `alike`: the values that must be equal, by name.
     """
 
     key: str
@@ -286,7 +286,7 @@ class _RankRecord:
         )
 
     def encode(self) -> bytes:
-        """Return the version of the protocol, and the record in it."""
+        """Return the version of the protocol, followed by the record."""
         return b"%d " % PROTOCOL_VERSION + _RECORD.encode(self)
 
     @classmethod
@@ -311,7 +311,7 @@ _RECORD: TypedJson[_RankRecord] = TypedJson(_RankRecord, "start-up record")
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where everybody is and listens; `targets` has the address of each rank that this one may call."""
+    """The hosts of all ranks, and where they listen; `targets`: the address of each rank to which this one connects."""
 
     topology: Topology
     cores: int  # of my host's ranks together, as bits
@@ -356,15 +356,15 @@ def _malformed(rank: int) -> ProtocolError:
 def _offered(mine: _RankRecord, records: list[_RankRecord]) -> str:
     """Return the address on which to listen for other hosts.
 
-    The host where the store is served may reach it by an address that nobody else reaches (127.0.1.1, as some systems
-    resolve their own name). Then the interface that leads to the other hosts is the one to offer.
+    The host of the store may reach it by an address that other hosts cannot reach (127.0.1.1, to which some systems
+    resolve their own name). Then it is the address of the interface that leads to the other hosts.
     """
     others = [record.address for record in records if not is_loopback(record.address)]
     return address_towards(others[0]) if others and is_loopback(mine.address) else mine.address
 
 
 def _slots(plan: _Plan, tcp_streams: int, has_controls: bool) -> tuple[dict[Slot, Address], list[Slot]]:
-    """Return the connections that this rank opens, and those that it waits for."""
+    """Return the connections that this rank opens, and those that it accepts."""
     topology = plan.topology
     calls: dict[Slot, Address] = {}
     answers: list[Slot] = []
@@ -382,8 +382,8 @@ def _slots(plan: _Plan, tcp_streams: int, has_controls: bool) -> tuple[dict[Slot
 def _tune(sock: socket.socket, channel: Channel, peer_timeout_ns: int) -> None:
     """Prepare a connection for its channel.
 
-    Only control connections, which are idle, notice an unreachable host by silence. On a data connection the same
-    option would take a peer that is merely stopped, with a full window, for a dead one.
+    Only control connections, which are mostly idle, detect an unreachable host by silence. On a data connection, the
+    same option would mistake a stopped peer with a full window for a dead one.
     """
     if sock.family == socket.AF_UNIX:
         return

@@ -1,10 +1,10 @@
-"""Bytes of any length between the ranks of a communicator: what ranks tell each other beside tensors.
+"""Exchanges bytes of any length between the ranks of a communicator: Ronde's messages, not tensors.
 
-A function of the type `Exchange` gives every rank the bytes of all. There are three: `exchange_through` a store, while
-there is no communicator (`comm/bootstrap`); `allgather_bytes` of all ranks; and `exchange_among` some of them.
+A function of the type `Exchange` gives every rank the bytes of all. There are three: `exchange_through` a store, before
+a communicator exists (`comm/bootstrap`); `allgather_bytes` of all ranks; and `exchange_among` some of them.
 
-Messages from one rank, to another or to all, carry tags between hosts, whatever the setting `protection` says. What is
-gathered from all at once does not.
+Messages from one rank, to another or to all, carry tags between hosts, with any setting `protection`. Messages gathered
+from all ranks at once do not.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ __all__ = [
     "unframed",
 ]
 
-# Gives every rank the bytes of all ranks, in their order; all ranks call it alike.
+# Returns the bytes of all ranks, in rank order. All ranks call it.
 Exchange = Callable[[bytes], list[bytes]]
 
 _LENGTH_BYTES = 8
-_FIRST_BYTES = 2048  # what nearly always suffices; a longer message follows in a second part
+_FIRST_BYTES = 2048  # enough for nearly all messages; the rest of a longer one follows in a second part
 _ROOM = _FIRST_BYTES - _LENGTH_BYTES
-_MOST_BYTES = 1 << 30  # of one message: bounds the memory that a peer can ask for
+_MOST_BYTES = 1 << 30  # of one message: bounds the memory that a peer can make this rank allocate
 _TAG = 2**31 - 1  # of the messages of `exchange_among`
 
 
 def framed(message: bytes) -> np.ndarray:
-    """Return the message after its length, so that `unframed` can take several apart."""
+    """Return the message, preceded by its length, so that `unframed` can separate several messages."""
     return np.frombuffer(len(message).to_bytes(_LENGTH_BYTES, "little") + message, np.uint8)
 
 
 def unframed(gathered: np.ndarray) -> list[bytes]:
-    """Return the messages that were framed and then gathered. Raises ProtocolError if one is cut off."""
+    """Return the framed messages of a gathered array. Raises ProtocolError if one is incomplete."""
     data = gathered.tobytes()
     messages, begin = [], 0
     while begin < len(data):
@@ -60,18 +60,18 @@ def unframed(gathered: np.ndarray) -> list[bytes]:
 
 
 def allgather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
-    """Return what every rank passes. All ranks call it."""
+    """Return the messages of all ranks. All ranks call it."""
     return unframed(comm.allgather(framed(mine)))
 
 
 def gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
-    """Return what every rank passes on rank 0, an empty list on the others. All ranks call it."""
+    """Return the messages of all ranks on rank 0, an empty list on the others. All ranks call it."""
     gathered = comm.gather(framed(mine), 0)
     return [] if gathered is None else unframed(gathered)
 
 
 def broadcast_bytes(comm: Communicator, message: bytes) -> bytes:
-    """Return rank 0's message on every rank. All ranks call it; what the others pass does not matter."""
+    """Return rank 0's message on every rank. All ranks call it; the messages of the others have no effect."""
     first = _first_part(message)
     comm._broadcast_sealed(first, 0)
     rest = np.empty(_length_of_rest(first), np.uint8)
@@ -100,7 +100,7 @@ def receive_bytes(comm: Communicator, source: int, tag: int = 0) -> bytes:
 
 
 def exchange_among(comm: Communicator, ranks: Sequence[int]) -> Exchange:
-    """Return an exchange among some ranks of a communicator; the first of them collects and hands out."""
+    """Return an exchange among some ranks of a communicator; the first of them collects and distributes the bytes."""
     first, *others = ranks
 
     def exchange(mine: bytes) -> list[bytes]:

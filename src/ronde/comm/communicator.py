@@ -45,9 +45,9 @@ __all__ = ["Communicator"]
 
 _log = logging.getLogger("ronde.comm")
 
-_WORD = 8  # bytes of a size on its way to other ranks
-_SHAPE_WORDS = 66  # what scatter tells about its input: type, number of axes, at most 64 of them
-_SENT_ALREADY_NS = 60 * 10**9  # more than enough for what only needs to be picked up
+_WORD = 8  # bytes of a size in a message
+_SHAPE_WORDS = 66  # scatter's description of its input: dtype, number of axes, at most 64 lengths
+_SENT_ALREADY_NS = 60 * 10**9  # ample: the descriptor has been sent already
 
 
 class Communicator:
@@ -61,28 +61,28 @@ class Communicator:
         label: str,
         names: Sequence[int],
     ) -> None:
-        """`label`: how messages call it, the same on all ranks and of no other. `names`: of its ranks in the world."""
+        """`label`: its unique name in messages, the same on all ranks. `names`: by rank, its rank in the world."""
         self._native = native
         self.label, self.names = label, names
         self._stalls: StallWatch | None = None
         self._topology = topology
         self._connect = connect
         self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
-        self._splits_made = 0  # how many there have been, the same on all ranks
+        self._splits_made = 0  # the number of splits, the same on all ranks
         self._allreduce = native.allreduce
         _alive.add(self)
 
     def __repr__(self) -> str:
         return f"<Communicator: rank {self.rank} of {self.size}>"
 
-    if not TYPE_CHECKING:  # a type checker must go on refusing names that do not exist
+    if not TYPE_CHECKING:  # type checkers report names that do not exist
 
         def __getattr__(self, name: str) -> None:
             public = [each for each in dir(type(self)) if not each.startswith("_")]
             message = f"'Communicator' object has no attribute {name!r}{advice('communicator', name, public)}"
             raise AttributeError(message, name=name, obj=self)
 
-    # Who and where
+    # Rank, size, and hosts
 
     @property
     def rank(self) -> int:
@@ -91,7 +91,7 @@ class Communicator:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._topology.size
 
     @property
@@ -101,7 +101,7 @@ class Communicator:
 
     @property
     def local_size(self) -> int:
-        """How many ranks this host has."""
+        """The number of ranks on this host."""
         return self._topology.local_size
 
     @property
@@ -111,7 +111,7 @@ class Communicator:
 
     @property
     def cross_size(self) -> int:
-        """How many hosts have a rank with this local rank."""
+        """The number of hosts that have a rank with this local rank."""
         return self._topology.cross_size
 
     @property
@@ -128,12 +128,12 @@ class Communicator:
 
     @property
     def topology(self) -> Topology:
-        """Where this rank stands among all."""
+        """The hosts of all ranks, and the place of this rank among them."""
         return self._topology
 
     @property
     def native(self) -> _native.Communicator:
-        """The native communicator, for native code that makes calls of it."""
+        """The native communicator, for native code that calls it."""
         return self._native
 
     def has_failed(self) -> bool:
@@ -141,7 +141,7 @@ class Communicator:
         return self._native.has_failed()
 
     def distrust(self, rank: int, what: str) -> NoReturn:
-        """Treat a rank as lost that has sent `what`, on all ranks. Raises PeerLostError."""
+        """Treat `rank` as lost on all ranks, because it has sent `what`. Raises PeerLostError."""
         self._native.distrust(rank, what)
 
     def check_adasum(self, dtype: DType) -> None:
@@ -285,7 +285,7 @@ class Communicator:
         self._native.recv_as(goal.memory, given.dtype, source, _tag(tag))
         return goal.finish()
 
-    # Messages of Ronde's own, as NumPy arrays of bytes: between hosts they carry tags, whatever the settings say
+    # Ronde's messages, as NumPy arrays of bytes: between hosts they carry tags, with any setting `protection`
 
     def _send_sealed(self, message: np.ndarray, dest: int, tag: int = 0) -> None:
         self._native.send_as(message, DType.uint8, dest, tag, sealed=True)
@@ -351,7 +351,7 @@ class Communicator:
         try:
             part = self._native.map_symmetric(self._share_segment(part_bytes * self.local_size), part_bytes)
         except BaseException as error:
-            # The ranks would no longer agree which memory is which, or wait for this one.
+            # Otherwise the ranks would disagree about their memory, or wait for this one.
             self.abort(f"failed in empty(): {error!r}")
             raise
         return part[:nbytes].view(kind).reshape(axes)
@@ -367,7 +367,7 @@ class Communicator:
         self._native.abort(reason)
 
     def watch_stalls(self, settings: Settings) -> None:
-        """Begin to report calls that wait too long."""
+        """Start to report calls that wait too long."""
         self._stalls = StallWatch(
             lambda hub: _native.watch_calls(self._native, hub, self.label),
             CALLS._replace(where=self.label),
@@ -375,7 +375,7 @@ class Communicator:
         )
 
     def leave_stalls(self) -> None:
-        """Report no calls any more: an engine takes the communicator, and watches its tensors."""
+        """Stop reporting calls: an engine takes the communicator, and watches its tensors instead."""
         if self._stalls is not None:
             self._stalls.close()
 
@@ -386,7 +386,7 @@ class Communicator:
         self.leave_stalls()
         self._native.shutdown()
 
-    # Inside
+    # Private
 
     def _child(self, ranks: list[int], is_twin: bool = False) -> Communicator:
         child = self._connect(self, ranks, self._splits_made, is_twin)
@@ -396,7 +396,7 @@ class Communicator:
     def _share_segment(self, nbytes: int) -> int:
         """Return a descriptor of new memory that the ranks of this host share.
 
-        The others take it only when it has been sent: they wait in a barrier, which hears of failures.
+        The other ranks take it after it has been sent: they wait in a barrier, which fails if a rank is lost.
         """
         leads = self.local_rank == 0
         if not leads:
@@ -409,7 +409,9 @@ class Communicator:
 
     @contextmanager
     def _awaited(self, operation: str) -> Iterator[None]:
-        """In the middle of an operation the others wait for this rank: they must hear of it if it falls out."""
+        """Abort the communicator if the block fails: in the middle of an operation, the other ranks wait for this
+        one.
+        """
         try:
             yield
         except RondeError:
@@ -419,7 +421,7 @@ class Communicator:
             raise
 
     def _abandon(self) -> None:
-        """In a forked child: let go of what belongs to the parent's rank."""
+        """In a forked child: release the parent's connections and memory."""
         if self._stalls is not None:
             self._stalls.abandon()
         self._native.abandon()
@@ -435,13 +437,13 @@ class Communicator:
         return given
 
     def _exchange(self, kind: Kind, given: Operand, root: int = -1) -> list[int]:
-        """Return how many rows each rank gives; type and shape of a row must agree."""
+        """Return the number of rows of each rank; dtype and shape of a row must agree."""
         return self._native.exchange(
             kind, given.dtype, root, given.row_items, given.row_count, given.row_shape
         )
 
     def _exchange_rows(self, given: Operand, sending: Sequence[int]) -> list[int]:
-        """Tell every rank how many rows it gets; return how many this one gets. Type and shape of a row must agree."""
+        """Send every rank the number of its rows; return those for this rank. Dtype and shape of a row must agree."""
         telling = np.array(sending, np.uint64)
         told = np.empty_like(telling)
         sizes = [_WORD] * self.size
@@ -449,7 +451,7 @@ class Communicator:
         return told.tolist()  # type: ignore[no-any-return]
 
     def _tell_shape(self, given: Operand | None, root: int) -> Operand:
-        """What the others need to know of the root's array, as an operand of theirs."""
+        """Return the root's operand; on other ranks one without memory, of the root's dtype and shape."""
         words = np.zeros(_SHAPE_WORDS, np.int64)
         if given is not None:
             words[: 2 + len(given.shape)] = [given.dtype, len(given.shape), *given.shape]
@@ -472,7 +474,7 @@ def _abandon_all() -> None:
         communicator._abandon()
 
 
-# A forked child (a data loader's worker, say) would hold its parent's connections open, and so hide its death.
+# A forked child, such as a data loader's worker, would keep its parent's connections open, and so hide its death.
 os.register_at_fork(after_in_child=_abandon_all)
 
 
@@ -489,7 +491,7 @@ def _tag(tag: int) -> int:
 
 def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype is DType.bfloat16:
-        import ml_dtypes  # an optional package: whoever scatters bfloat16 in NumPy has it
+        import ml_dtypes  # an optional package, which programs with bfloat16 in NumPy have installed
 
         return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
     return np.dtype(dtype.name)

@@ -1,4 +1,4 @@
-"""Makes communicators: the world, and those that are split off it or each other."""
+"""Makes communicators: the world, and those that are split off another communicator."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MAX_LOCAL_SIZE = 256  # kMaxLocalSize of cpp/host_segment.h
 
 @dataclass(frozen=True)
 class CommunicatorFactory:
-    """What all communicators of a job have in common.
+    """Makes the communicators of a job, which share these properties.
 
-    `address`: the numeric one offered to other hosts; `core`: where our threads run, and `connections`: to the other
-    processes, both known once there is a world.
+    `address`: the numeric address that this host offers to others. `core`: of Ronde's threads, and `connections`: to
+    the other processes; both are known once the world exists.
     """
 
     wanted: Settings
@@ -43,7 +43,7 @@ class CommunicatorFactory:
     def make_world(self, rank: int, size: int, exchange: Exchange, purpose: str) -> Communicator:
         """Return the communicator of all ranks, which they make together.
 
-        `purpose`: its name, alike on all, used once.
+        `purpose`: its name, the same on all ranks, used once.
         """
         wiring = wire(rank, size, exchange, self.wanted, self.key, purpose, self.address)
         try:
@@ -78,8 +78,9 @@ class CommunicatorFactory:
     ) -> Communicator:
         """Return a communicator of some ranks of another, which they make together.
 
-        `topology`: its own. `purpose`: its name, alike on all ranks, used once. `twin`: one of the same ranks, whose
-        symmetric memory it shares. `label`: how messages call it. `names`: of its ranks in the world.
+        `topology`: of its ranks. `purpose`: its name, the same on all ranks, used once. `twin`: a communicator of the
+        same ranks, whose symmetric memory it shares. `label`: its name in messages. `names`: by rank, its rank in the
+        world.
         """
         assert self.connections is not None
         deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
@@ -142,14 +143,14 @@ class CommunicatorFactory:
 
 
 class _Splitter:
-    """Makes the communicators that are split off one; `number` counts the splits, so that each has its own name."""
+    """Makes the communicators that are split off one; `number` counts the splits, so that their names differ."""
 
     def __init__(self, factory: CommunicatorFactory, purpose: str) -> None:
         self._factory = factory
         self._purpose = purpose
 
     def __call__(self, parent: Communicator, ranks: list[int], number: int, is_twin: bool) -> Communicator:
-        # Groups that are split off at once have the same number; their ranks tell them apart.
+        # Groups of one split have the same number; their ranks distinguish them.
         purpose = f"{self._purpose} / {number} of {','.join(map(str, ranks))}"
         twin = parent.native if is_twin else None
         names = [parent.names[rank] for rank in ranks]
@@ -163,5 +164,5 @@ class _Splitter:
 def _join_watch(
     connections: _native.SharedConnections, purpose: str, topology: Topology, names: Sequence[int]
 ) -> _native.JoinedWatch:
-    """Return the watch of a communicator that is being made, to which its ranks may send from here on."""
+    """Return the watch of a new communicator; from now on its ranks may send messages to this one."""
     return _native.JoinedWatch(connections, purpose, topology.rank, list(topology.hosts), list(names))

@@ -1,4 +1,4 @@
-"""Values that must be the same on all ranks. The error names the value, that of rank 0 and that of the first other."""
+"""Requires that all ranks have the same values. The error names the value, and those of two ranks that differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def require_equal(exchange: Exchange, values: Mapping[str, object]) -> None:
 
 
 def as_texts(values: Mapping[str, object]) -> dict[str, str]:
-    """Return the values as they are compared and shown."""
+    """Return the values as texts, which are compared and shown."""
     return {name: repr(value) for name, value in values.items()}
 
 

@@ -1,8 +1,9 @@
-"""Who carries the engine's collectives: asked for by the setting `backends`, agreed on by all ranks, once.
+"""Chooses the backends that carry the engine's collectives: the setting `backends` lists them, and all ranks agree
+once.
 
-Every rank says what it lacks for each of the backends that are asked for. What one rank lacks is used by none: the next
-in the list takes its place. Then the connections are made, and the table that says who carries what goes to the native
-side.
+Every rank sends what it lacks for each listed backend. If one rank lacks something, no rank uses the backend, and the
+next one in the list takes its place. Then the backends connect, and the native side gets the table of what each
+carries.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ __all__ = ["Carriers"]
 
 _log = logging.getLogger("ronde.engine")
 
-_ON_DEVICE = 1 << 12  # this and the table are those of Backends in cpp/engine/backend.h
+_ON_DEVICE = 1 << 12  # as in Backends of cpp/engine/backend.h, like the table
 _NOBODY = 255
-# So ends the device of a tensor that a backend takes where it is (cpp/engine/signature.h).
+# The end of the device of a tensor that a backend takes in place (cpp/engine/signature.h).
 DEVICE_MEMORY = " memory"
 
-# What a rank lacks for each backend, or None, and what it claims of its host.
+# For each backend: what a rank lacks, or None, and the resource of its host that it claims.
 _LACKS_AND_CLAIMS: TypedJson[tuple[tuple[str | None, str], ...]] = TypedJson(
     tuple[tuple[str | None, str], ...], "list of what a rank lacks"
 )
 
 
 class Carriers:
-    """The backends of one engine, in use from now on. All ranks make it alike.
+    """The backends of one engine, connected. All ranks make it.
 
-    `members`: the ranks of the job that take part, by their rank in `comm`; None: all of them. The setting `backends`
-    is the same on all ranks (`equal_settings`). Raises UsageError, on all ranks, if an operation has no carrier.
+    `members`: by rank in `comm`, its rank in the job (None: all ranks). The setting `backends` is the same on all ranks
+    (`equal_settings`). Raises UsageError, on all ranks, if no backend carries an operation.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Carriers:
         self._comm = comm
         self._wishes = wishes(settings.backends)
         self._opened: list[Backend] = []
-        self._lacks: list[str] = []  # by whom and why a backend cannot be used
+        self._lacks: list[str] = []  # the reasons why backends cannot be used
         self._table = [0] * _ON_DEVICE + [_NOBODY] * _ON_DEVICE
         classes = _needed(self._wishes)
         if not classes:
@@ -81,7 +82,7 @@ class Carriers:
         cycle.use_backends(list(carriers.values()), self._table)
 
     def check(self, kind: Kind, dtype: DType, op: ReduceOp, device: str) -> None:
-        """Raise UsageError if no backend can carry this; all ranks know that alike."""
+        """Raise UsageError, alike on all ranks, if no backend can carry the operation."""
         if self._table[_place_of(kind, dtype, op, device.endswith(DEVICE_MEMORY))] == _NOBODY:
             what = f"{op.name} of " if kind in (Allreduce, Reducescatter) else ""
             raise UsageError(
@@ -90,22 +91,22 @@ class Carriers:
             )
 
     def carries(self, kind: Kind, dtype: DType, op: ReduceOp, device: Any) -> bool:
-        """Return whether a backend takes tensors of this device (a torch.device) where they are."""
+        """Return whether a backend takes tensors of this device (a torch.device) in place."""
         is_there = any(isinstance(it, DeviceBackend) and it.device == device for it in self._opened)
         return is_there and self._table[_place_of(kind, dtype, op, True)] != _NOBODY
 
     def names(self) -> list[str]:
-        """Return those that are in use beside the native one."""
+        """Return the names of the backends in use besides the native one."""
         return [backend.name for backend in self._opened]
 
     def close(self, failed: bool) -> None:
-        """Let go of all backends. `failed`: the world has failed."""
+        """Close all backends. `failed`: the world has failed."""
         for backend in self._opened:
             backend.close(failed)
         self._opened = []
 
     def _agree(self, candidates: Sequence[Backend]) -> list[str]:
-        """Return the names of those for which no rank lacks anything."""
+        """Return the names of the backends that all ranks can use."""
         lacking = [backend.missing() for backend in candidates]
         claims = [backend.claim() if lack is None else "" for backend, lack in zip(candidates, lacking)]
         mine = _LACKS_AND_CLAIMS.encode(tuple(zip(lacking, claims)))
@@ -161,9 +162,10 @@ class Carriers:
 
 
 def _needed(wanted: Mapping[Kind, Sequence[str]]) -> dict[str, type[Backend]]:
-    """Return the backends that may carry something. The native one carries all that is in main memory.
+    """Return the backends that may carry an operation. Raises UsageError for unknown names.
 
-    So behind it only those are of any use that take the memory of a device. Raises UsageError for unknown names.
+    The native backend carries every tensor in main memory. So after it in a list, only backends for the memory of a
+    device have an effect.
     """
     needed: dict[str, type[Backend]] = {}
     for order in wanted.values():
@@ -180,7 +182,7 @@ def _carrier(backend: Backend) -> Carrier | DeviceCarrier:
 
 
 def _reasons(told: Sequence[tuple[str | None, str]]) -> dict[int, str]:
-    """Return why a backend cannot be used, by rank: what it lacks, or that another needs the same for itself."""
+    """Return why a backend cannot be used, by rank: what the rank lacks, or a claim that it shares with another."""
     reasons: dict[int, str] = {}
     owners: dict[str, int] = {}
     for rank, (lack, claim) in enumerate(told):

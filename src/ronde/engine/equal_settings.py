@@ -1,4 +1,4 @@
-"""Settings of the engine that must be the same on all ranks."""
+"""Checks the settings of the engine that must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ ALIKE = (
 
 
 def agree_on_settings(comm: Communicator, settings: Settings) -> None:
-    """Compare them. All ranks call it; raises MismatchError on all of them."""
+    """Raise MismatchError on all ranks unless their settings are equal. All ranks call it."""
     require_equal(partial(allgather_bytes, comm), {name: getattr(settings, name) for name in ALIKE})

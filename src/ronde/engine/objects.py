@@ -6,7 +6,7 @@ The rules:
      sends the text of its error instead. It raises that error, and all other ranks raise RemoteError with the text, so
      that no rank waits for bytes that never come.
   3. A pickle can run any program, and tensors may travel without tags or through a library that has none. So the
-     header ends with an HMAC under the job key, and nothing is unpickled, nor shown, before that has been checked.
+     header ends with an HMAC under the job key, and a rank checks it before it unpickles or shows the bytes.
   4. A rank that has joined contributes no object and no header, so each header names the rank that it comes from. The
      HMAC covers that rank, and the ranks of an all-gather ascend: no object can stand in for another.
 """
@@ -47,7 +47,7 @@ def broadcast_object(
 
     Raises:
         RemoteError: `root` could not pickle its object; `traceback_text` says why. `root` raises the original error.
-        AuthenticationError: somebody has altered the object on its way.
+        AuthenticationError: the object was altered in transit.
         PeerLostError: a rank is gone.
         UsageError: `root` is not a rank, or this process is not in the set.
     """
@@ -77,7 +77,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     Raises:
         RemoteError: another rank could not pickle its object; `rank` and `traceback_text` say which and why. That rank
             raises the original error.
-        AuthenticationError: somebody has altered an object on its way.
+        AuthenticationError: an object was altered in transit.
         PeerLostError: a rank is gone.
         UsageError: this process is not in the set.
     """
@@ -101,7 +101,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 class _Header(NamedTuple):
-    """What goes before an object: its length in bytes, its rank, whether it is the text of an error, and the HMAC."""
+    """The header of an object: its length in bytes, its rank, whether it is the text of an error, and the HMAC."""
 
     length: int
     source: int
@@ -117,7 +117,7 @@ class _Header(NamedTuple):
 
 
 class _Packed(NamedTuple):
-    """An object on its way; `error` is why it cannot be pickled."""
+    """A packed object; `error` is the reason why it cannot be pickled, if any."""
 
     header: np.ndarray[Any, Any]
     content: np.ndarray[Any, Any]
@@ -145,7 +145,7 @@ def _unpack(header: _Header, content: np.ndarray[Any, Any], name: str) -> Any:
     received = content.tobytes()
     if not hmac.compare_digest(tag, _tag(received, is_error, name, source)):
         raise AuthenticationError(
-            f"somebody has altered the object '{name}' of rank {source} on its way: it is not unpickled "
+            f"the object '{name}' of rank {source} was altered in transit, so Ronde does not unpickle it "
             "(docs/security.md says how to protect all payload)"
         )
     if not is_error:
@@ -156,7 +156,7 @@ def _unpack(header: _Header, content: np.ndarray[Any, Any], name: str) -> Any:
 
 
 def _tag(content: bytes, is_error: bool, name: str, source: int) -> bytes:
-    """Return the HMAC of an object. A process that is alone has nobody to hide from, and no key."""
+    """Return the HMAC of an object. A process that is alone has no job key, and needs none."""
     met = meeting()
     if met is None:
         return bytes(32)

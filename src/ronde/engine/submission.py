@@ -41,7 +41,7 @@ _REDUCTIONS = (Allreduce, Reducescatter)
 
 
 class RequestTerms(NamedTuple):
-    """All of a request but its name."""
+    """A request without its name."""
 
     kind: Kind
     dtype: DType
@@ -60,7 +60,7 @@ class RequestTerms(NamedTuple):
 
 
 def signature_of(terms: RequestTerms | Request) -> _native.Signature:
-    """Return the same for the native side."""
+    """Return the terms in the form of the native side."""
     return _native.Signature(
         terms.kind,
         terms.dtype,
@@ -76,8 +76,9 @@ def signature_of(terms: RequestTerms | Request) -> _native.Signature:
 
 
 class Submission(NamedTuple):
-    """A tensor on its way, or a group of them, or (a barrier) none. `goals` is None as long as nobody knows how large
-    the results are.
+    """A tensor in flight, or a group of tensors, or none (a barrier).
+
+    `goals` is None until the sizes of the results are known.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Submission(NamedTuple):
     is_group: bool = False
 
     def with_goals(self, rows: Sequence[int], rank: int, size: int) -> Submission:
-        """Return the same with somewhere for the results to go; `rows`: of the response (core.messages.Run)."""
+        """Return the same with targets for the results. `rows`: of the response (core.messages.Run)."""
         if self.goals is not None:
             return self
         if self.terms.kind is Alltoall:
@@ -103,34 +104,34 @@ class Submission(NamedTuple):
 
     @property
     def sources(self) -> list[Any]:
-        """What the native side reads, tensor by tensor."""
+        """The memory that the native side reads, by tensor."""
         return [address(given.memory) for given in self.given]
 
     @property
     def destinations(self) -> list[Any]:
-        """What it writes. There must be goals."""
+        """The memory that the native side writes, by tensor. Needs goals."""
         return [address(goal.memory) for goal in self.goals or ()]
 
     @property
     def result(self) -> Any:
-        """What the user gets, as it is now. There must be goals."""
+        """The user's result before `finish`. Needs goals."""
         if not self.goals:
             return None
         return [goal.result for goal in self.goals] if self.is_group else self.goals[0].result
 
     @property
     def needs_finish(self) -> bool:
-        """Whether the results still have to be copied, or refused."""
+        """Whether `finish` has to copy results, or raise an error."""
         return any(goal.is_copy or goal.refusal is not None for goal in self.goals or ())
 
     def finish(self) -> Any:
-        """Return what the user gets, once the native side is through."""
+        """Return the user's result, after the native side has written it."""
         results = [goal.finish() for goal in self.goals or ()]
         return results if self.is_group else results[0]
 
 
 def result_rows(kind: Kind, rows: Sequence[int], rank: int, size: int) -> Sequence[int]:
-    """Return how many rows of the result come from each rank: of an all-gather or an all-to-all."""
+    """Return the number of rows from each rank in the result of an all-gather or an all-to-all."""
     return rows if kind is Allgather else rows[rank::size]
 
 
@@ -143,9 +144,9 @@ def prepare(
     size: int,
     is_group: bool = False,
 ) -> Submission:
-    """Return the submission, with the place of its results where that is known from the start.
+    """Return the submission, with targets if the sizes of its results are known from the start.
 
-    `out`: None, or where the result of a single tensor goes; of a group, one for each tensor.
+    `out`: the target of the result (None: a new array); of a group, one for each tensor.
     """
     kind = terms.kind
     if kind is Allreduce or kind is Broadcast:
@@ -162,7 +163,7 @@ def prepare(
 
 
 def _goal_like(given: Operand, out: Any) -> Target:
-    """Return where a result goes that is like the input; the two most usual cases first."""
+    """Return the target of a result that has the input's shape and dtype. The two most frequent cases come first."""
     memory, source = given.memory, given.source
     if type(source) is np.ndarray:
         if out is None and memory is source:
@@ -189,7 +190,7 @@ def normal_terms(
     device: str,
     more: tuple[TensorType, ...] = (),
 ) -> RequestTerms:
-    """Return the terms in Python's own types, whatever numbers the user has passed. Raises UsageError."""
+    """Return the terms with numbers as Python's types, whatever types the user has passed. Raises UsageError."""
     try:
         root, prescale, postscale = operator.index(root), float(prescale), float(postscale)
     except (TypeError, ValueError) as error:
@@ -198,7 +199,7 @@ def normal_terms(
 
 
 def check_name(name: object) -> None:
-    """Raise UsageError unless it is a name for a tensor."""
+    """Raise UsageError unless `name` is a valid name for a tensor."""
     if isinstance(name, ReduceOp):
         raise UsageError(
             f"the second argument is the name, not the reduction; write op=ronde.{name.name} (and name=... if you like)"
@@ -216,7 +217,7 @@ def _is_broken(name: str) -> bool:
 
 
 def check(terms: RequestTerms, given: Sequence[Operand], out: Any, size: int) -> None:
-    """Raise UsageError if the request is invalid, whatever the other ranks submit."""
+    """Raise UsageError if the request is invalid on this rank alone."""
     kind = terms.kind
     if kind in _REDUCTIONS and (kind, terms.op) != (Allreduce, Adasum):  # of that the communicator knows
         for dtype in {each.dtype for each in given}:
@@ -231,7 +232,7 @@ def check(terms: RequestTerms, given: Sequence[Operand], out: Any, size: int) ->
 
 
 def check_reduction(dtype: DType, op: ReduceOp) -> None:
-    """Raise UsageError unless the engine can reduce so."""
+    """Raise UsageError unless the engine supports the reduction for the dtype."""
     if not isinstance(op, ReduceOp):
         raise UsageError(
             f"op must be one of {', '.join(f'ronde.{each.name}' for each in ReduceOp)}, not {op!r}"
@@ -243,6 +244,6 @@ def check_reduction(dtype: DType, op: ReduceOp) -> None:
 
 
 def address(memory: Any) -> Any:
-    """Return the memory as the native side takes it: a tensor's address, an array itself."""
+    """Return the memory in the form of the native side: the address of a tensor, or the array itself."""
     data_ptr = getattr(memory, "data_ptr", None)
     return memory if data_ptr is None else data_ptr()

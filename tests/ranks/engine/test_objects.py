@@ -143,4 +143,6 @@ def alter_an_object_on_its_way() -> str:
 
 def test_an_altered_object_is_not_unpickled() -> None:
     told, _ = ranks.run(alter_an_object_on_its_way, 2)
-    assert told.startswith("somebody has altered the object 'told' of rank 1 on its way: it is not unpickled")
+    assert told.startswith(
+        "the object 'told' of rank 1 was altered in transit, so Ronde does not unpickle it"
+    )
