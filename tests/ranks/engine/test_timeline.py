@@ -175,7 +175,7 @@ def switch_on_and_off(folder: str) -> list[str]:
         path = Path(folder, "one.json")
         ronde.start_timeline(path, mark_cycles=True)
         reduce_groups(5)
-        with pytest.raises(UsageError, match="already"):
+        with pytest.raises(UsageError, match="stop it before you start another"):
             ronde.start_timeline(folder)
         ronde.stop_timeline()
         ronde.stop_timeline()
