@@ -189,9 +189,9 @@ def encode_batch(batch: Batch) -> bytes:
     return b"\n".join([_line(contribution, batch.ranks) for contribution in batch.contributions])
 
 
-def _line(contribution: Contribution, everybody: RankSet) -> bytes:
+def _line(contribution: Contribution, batch_ranks: RankSet) -> bytes:
     ranks, rows = contribution.ranks, contribution.rows
-    ranges = () if ranks == everybody else ranks.ranges
+    ranges = () if ranks == batch_ranks else ranks.ranges
     about = _ABOUT.encode((ranges, rows)) if ranges or rows else b""
     return about + b"\t" + encode_requests([contribution.message])
 
@@ -208,7 +208,7 @@ class BatchReader:
             ranks, tuple([self._contribution(line, ranks) for line in data.split(b"\n")] if data else ())
         )
 
-    def _contribution(self, line: bytes, everybody: RankSet) -> Contribution:
+    def _contribution(self, line: bytes, batch_ranks: RankSet) -> Contribution:
         about, tab, text = line.partition(b"\t")
         message = self._messages.get(text)
         if message is None:
@@ -217,23 +217,23 @@ class BatchReader:
                 raise ProtocolError(f"malformed batch of the negotiation: {line[:80]!r}")
             message = self._messages[text] = messages[0]
         if not about:
-            return Contribution(everybody, message)
+            return Contribution(batch_ranks, message)
         ranges, rows = _ABOUT.decode(about)
         try:
-            return _contribution_from(ranges, rows, everybody, message)
+            return _contribution_from(ranges, rows, batch_ranks, message)
         except (ValueError, OverflowError) as error:
             raise ProtocolError(f"malformed batch of the negotiation: {error}") from None
 
 
 def _contribution_from(
-    ranges: tuple[tuple[int, int], ...], rows: tuple[Rows, ...], everybody: RankSet, message: Message
+    ranges: tuple[tuple[int, int], ...], rows: tuple[Rows, ...], batch_ranks: RankSet, message: Message
 ) -> Contribution:
-    ranks = everybody
+    ranks = batch_ranks
     if ranges:
         if any(first > last for first, last in ranges):
             raise ValueError(f"{str(ranges)[:80]} are not ranges of ranks")
         ranks = RankSet.union(RankSet((each,)) for each in ranges)
-        if not ranks.within(everybody):
+        if not ranks.within(batch_ranks):
             raise ValueError("it contains ranks from outside its part of the tree")
     if rows and (not isinstance(message, Request) or message.kind not in _UNEVEN or len(rows) != len(ranks)):
         raise ValueError(f"rows of {len(rows)} ranks instead of {len(ranks)}")

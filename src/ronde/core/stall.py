@@ -31,9 +31,9 @@ Rules
 
 Theory of operation
 
-There is at most one inquiry at a time. It is ASKING until all ranks have answered or its patience ends, asks once more
-for a circle, then LISTENS for the stacks of a report. `step` takes what is pending now along with each event, and sets
-`wake_ns`, the time of the next call if no event comes before.
+There is at most one inquiry at a time. It is ASKING until all ranks have answered or its patience ends, asks a second
+time for a circle, then LISTENS for the stacks of a report. `step` takes what is pending now along with each event, and
+sets `wake_ns`, the time of the next call if no event comes before.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Inspector:
     def _older_than(self, limit_ns: int, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
         return [tensor for tensor in tensors if limit_ns and now_ns - tensor.since_ns >= limit_ns]
 
-    # It goes on
+    # An inquiry continues
 
     def _continue_inquiry(self, now_ns: int, pending: Pending) -> list[Effect]:
         inquiry = self._inquiry

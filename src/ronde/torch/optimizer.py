@@ -1,8 +1,8 @@
-"""An optimizer whose gradients are those of all ranks together.
+"""An optimizer that reduces the gradients of all ranks before each step.
 
-Each parameter's gradient is submitted as soon as a backward pass has computed it, while the pass goes on;
-`synchronize`, which `step` calls, waits for all of them. Parameters that got no gradient on this rank take part with
-zeros, because they may have one on others.
+It submits a parameter's gradient as soon as a backward pass has computed it, while the pass continues. `synchronize`,
+which `step` calls, waits for all gradients. A parameter without a gradient on this rank takes part with zeros, because
+it may have one on other ranks.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class _Distributed:
         if self._treatment.begun:
             raise AssertionError(
                 "zero_grad() was called after backward() but before step() or synchronize(), while the gradients were "
-                "on their way to other ranks"
+                "in flight"
             )
         self._is_synchronized = False
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
