@@ -1,4 +1,4 @@
-"""For all tests: what a test may leave behind (nothing), and what it needs to run."""
+"""Fixtures of all tests: they need certain packages and rights, and must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ hypothesis.settings.load_profile("patient")
 
 @pytest.fixture(scope="session", autouse=True)
 def _configuration(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Give all tests and what they start a configuration directory of their own, where the user's job key lies."""
+    """Give all tests and their processes a new configuration directory, for the user's job key."""
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
 
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class NotAgain:
-    """Lets a second run, where more is installed, do only what the first one could not."""
+    """Restricts a second run, with more packages, to the tests that the first one skipped."""
 
     def __init__(self, file: Path, of_worker: dict[str, Any] | None) -> None:
         self._file = file
@@ -98,7 +98,7 @@ ALONE = re.compile("tests/(attacks|clusters|hosts|soak)/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/hosts stands for several hosts, needs root and is slow."""
+    """Mark all tests in tests/hosts, which need root and are slow."""
     for item in items:
         if ALONE.search(item.path.as_posix()):
             item.add_marker("alone")
@@ -127,7 +127,7 @@ def template_of() -> Iterator[Callable[..., Template]]:
 
 @pytest.fixture(scope="module")
 def copied_ranks(request: pytest.FixtureRequest, template_of: Callable[..., Template]) -> Iterator[None]:
-    """Spare ranks the imports that take longer than the test: NumPy and, where the file speaks of it, torch."""
+    """Start ranks with NumPy imported, and with torch if the test file mentions it."""
     from ronde.testing import ranks
 
     modules = ["numpy", "ml_dtypes", "pytest", "ronde.comm.communicator", "ronde.engine.engine"]
@@ -171,7 +171,7 @@ def pids() -> set[int]:
 
 
 def processes(among: Iterable[int]) -> Counter[str]:
-    """Those living or unreaped processes that this one or a test started, as "pid command"."""
+    """Return the living or unreaped processes that this one or a test started, as "pid command"."""
     mark = f"{MARK_NAME}={MARK_VALUE}".encode()
     found: Counter[str] = Counter()
     for folder in (Path(f"/proc/{pid}") for pid in among if pid != tracker_of("_pid")):
@@ -191,7 +191,7 @@ def names_in(folder: str, pattern: str = "*") -> Counter[str]:
 
 
 def open_files() -> Counter[str]:
-    """What this process's file descriptors refer to, by kind where the name is a mere number."""
+    """Return the targets of this process's file descriptors, by kind if the name is only a number."""
     found: Counter[str] = Counter()
     for entry in list(Path("/proc/self/fd").iterdir()):
         try:

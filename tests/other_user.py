@@ -1,6 +1,6 @@
-"""Does something as another user, who has no rights here: what an attacker on the same machine can do.
+"""Runs a function as another, unprivileged user, like an attacker on the same machine.
 
-That takes a process of its own. A fork of this one, whose threads may hold locks, could hang.
+It starts a new process, because a fork of this one, whose threads may hold locks, could hang.
 """
 
 from __future__ import annotations

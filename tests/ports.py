@@ -1,7 +1,7 @@
-"""TCP ports for what tests start: no two tests that run at once get the same, and the kernel gives them to nobody.
+"""TCP ports for tests: tests that run at once get different ones, and the kernel assigns them to no other socket.
 
-They lie below those that the kernel chooses (for a port 0, for who connects), and each process that runs tests has some
-of its own. A port that was merely free a moment ago is somebody else's soon where several tests run at once.
+They lie below those that the kernel chooses (for port 0 and for clients), and each process that runs tests has its own
+range. A port that was only free a moment ago may belong to another test by now.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Tests in several processes at once (`pytest -n 4`, by pytest-xdist), and those marked `alone` when nothing else runs.
 
-Most tests wait for something most of the time, so several at once are sooner done even on one core. What needs the
-machine to itself is marked `alone`: tests that measure, fill or starve it, and those that use names of which it has
-only one.
+Most tests wait most of the time, so several at once finish sooner even on one core. Tests that measure, fill or starve
+the machine, or that use a name of which it has only one, are marked `alone`.
 
-Two locks, both a file each in a folder that the processes share. A test holds `machine`, with the others or alone; who
-waits for it holds `gate`, so that one that wants to be alone is not overtaken for ever.
+There are two locks, each a file in a folder that the processes share. A test holds `machine`, shared or exclusively; a
+waiting test holds `gate`, so that later tests cannot overtake one that wants to be alone.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ import pytest
 
 
 class Worker(Protocol):
-    """What we use of xdist's controller of one worker process."""
+    """The part of xdist's controller of one worker process that this module uses."""
 
     workerinput: dict[str, Any]
 
 
 class Shared:
-    """In the process that deals out the tests: what is the same for all that run them."""
+    """In the process that distributes the tests: gives all workers the same folder."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ronde-turns-")
@@ -51,7 +50,7 @@ class Turns:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Those that run alone come last: each would have to wait until the others have nothing in hand."""
+        """Put the tests that run alone last, because each one waits for all running tests."""
         items.sort(key=_is_alone)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # before a time limit begins
@@ -61,7 +60,7 @@ class Turns:
 
     @contextmanager
     def turn(self, is_alone: bool) -> Iterator[None]:
-        """Have the machine, for one test."""
+        """Hold the machine for one test."""
         fcntl.flock(self._gate, fcntl.LOCK_EX)
         fcntl.flock(self._machine, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
         fcntl.flock(self._gate, fcntl.LOCK_UN)

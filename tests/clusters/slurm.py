@@ -3,8 +3,8 @@
     with Slurm(["n1", "n2"]) as slurm:
         slurm.run("srun", "-N2", "hostname")
 
-All its files are in one temporary directory, and its ports are free ones. The nodes are names for this machine; only
-within jobs they can be resolved, by an /etc/hosts of their own.
+All its files are in one temporary directory, and it uses free ports. The nodes are names of this machine, which only
+the /etc/hosts of the jobs resolves.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ KillWait=2
 
 @functools.cache
 def require() -> str:
-    """Return why there can be no Slurm here, or "" if there can be."""
+    """Return why Slurm cannot run here, or "" if it can."""
     if os.geteuid() != 0:
         return "a Slurm of our own needs root"
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -98,7 +98,7 @@ class Slurm:
         return {**outer, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def run(self, *command: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
-        """Run one of Slurm's commands and return what came of it."""
+        """Run one of Slurm's commands and return the completed process."""
         return subprocess.run(
             command,
             check=False,
@@ -110,7 +110,7 @@ class Slurm:
         )
 
     def logs(self) -> str:
-        """What the daemons have written."""
+        """Return the logs of the daemons."""
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.log")))
 
     def _write(self) -> None:
@@ -176,7 +176,7 @@ class Slurm:
         )
 
     def _stop(self) -> None:
-        """End what still runs, first the jobs, then those who run them, and last who authenticates both."""
+        """End the jobs, then the daemons that run them, and last the one that authenticates both."""
         if len(self._daemons) > 1:
             self.run("scancel", "--user=root")
             deadline = time.monotonic() + START_S

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes: `srun ronde run` just works, in a batch script too."""
+"""A real Slurm of two nodes: `srun ronde run` needs no options, in a batch script, too."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def slurm() -> Iterator[Slurm]:
 
 
 def said(text: str) -> list[str]:
-    """The lines of the ranks, without what the agents put before them."""
+    """Return the lines of the ranks without their prefixes."""
     return sorted(line.partition("] ")[2] for line in text.splitlines() if "rank" in line)
 
 
@@ -104,9 +104,9 @@ def test_a_job_of_two_nodes(slurm: Slurm) -> None:
 
 
 def lose(slurm: Slurm, node: str, *words: str) -> subprocess.Popen[str]:
-    """Start a job on both nodes, of which one goes down: all its processes die, and Slurm is told.
+    """Start a job on both nodes, and take one down: kill all its processes, and inform Slurm.
 
-    To be called once for a Slurm: after that it may believe for long that the node is in use.
+    Call this once for a Slurm, which may then believe for long that the node is in use.
     """
     step = subprocess.Popen(
         ["srun", "-N2", "--no-kill", *RONDE_RUN, "-n", "1", *words, str(slurm.folder / "stay.py")],
@@ -135,7 +135,7 @@ def lose(slurm: Slurm, node: str, *words: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_a_node_goes_down_and_the_job_does_not(slurm: Slurm, node: str) -> None:
-    """With --no-kill, and a range of nodes that allows for it; also if it is the node where all meet."""
+    """With --no-kill and a range of nodes; also if the lost node served the store."""
     step = lose(slurm, node, "--nnodes", "1:2")
     try:
         assert step.stdout is not None
@@ -151,7 +151,7 @@ def test_a_node_goes_down_and_the_job_does_not(slurm: Slurm, node: str) -> None:
 
 
 def test_a_node_goes_down_and_so_does_the_job(slurm: Slurm) -> None:
-    """Slurm starts no task again, so nobody waits for one much longer than it takes to see that a node is silent."""
+    """Slurm starts no task again, so the others wait only until the node counts as lost."""
     step = lose(slurm, "n2", "--rdzv-conf", "keep_alive_interval=1")
     try:
         _, err = step.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Ranks that end when they should not: by exceptions, exits and signals."""
+"""Ranks that end too early: by exceptions, exits and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One planted failure: a small program with a mistake in it, and what `ronde run` must say about it."""
+"""One planted failure: a small program with a mistake, and the messages that `ronde run` must print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that cannot begin, and what surrounds them."""
+"""Jobs that cannot begin."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every planted failure: it is said what is wrong, in time, with the right exit code, and nothing is left behind.
+"""Every planted failure: `ronde run` explains it in time and ends with the right exit code.
 
-That nothing is left, the fixture in tests/conftest.py checks after every test.
+The fixture in tests/conftest.py checks that nothing is left behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Optimizers whose parameters differ between ranks: which parameter, and what it is on both."""
+"""Optimizers whose parameters differ between ranks: the error names the parameter and both values."""
 
 from __future__ import annotations
 

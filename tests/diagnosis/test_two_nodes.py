@@ -1,4 +1,4 @@
-"""Failures of a job on two nodes: both say the same cause."""
+"""Failures of a job on two nodes: both report the same cause."""
 
 from __future__ import annotations
 

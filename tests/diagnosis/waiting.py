@@ -1,4 +1,4 @@
-"""Ranks that wait for each other, or for something that does not come."""
+"""Ranks that wait for each other, or for an event that never comes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Random faults for real jobs on this machine: agents, workers, stores, and a schedule of what befalls them, by seeds.
+"""Random faults for real jobs on this machine, by seeds: agents, workers, stores, and a schedule of faults.
 
     python -m tests.soak --minutes 60           # seed after seed, until one fails
     python -m tests.soak --seed 7               # that one only; its folder stays if it fails
     python -m tests.soak --seeds 20 --place etcd --work gloo
 
-A seed draws the shape of the job and the faults with the pauses between them; whom they hit and in which moment depends
-on the machine, so a seed that failed may have to be run again and again. After the faults everything is mended, and
-then the job has to gather all its agents in one round, and to end. What must hold all the time, `checks.py` says.
+A seed determines the shape of the job, the faults and the pauses between them. The victims and the exact moments depend
+on the machine, so a failing seed may need several runs to fail again. After the faults the driver repairs everything;
+then the job must gather all its agents in one round, and end. `checks.py` has the invariants.
 """
 
 from __future__ import annotations

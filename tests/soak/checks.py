@@ -1,4 +1,4 @@
-"""What must hold of a job of the soak, whatever befell it. Each check returns what it found wrong, in words."""
+"""The invariants of a job of the soak under all faults. Each check returns its findings as sentences."""
 
 from __future__ import annotations
 

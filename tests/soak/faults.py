@@ -1,6 +1,6 @@
-"""What befalls a job of the soak. Each fault looks for a victim, strikes, and says what it has done.
+"""The faults of the soak. Each fault chooses a victim, strikes, and returns a description.
 
-A fault that needs mending leaves that in `pending`; whoever runs the schedule does it when its time has come.
+A fault that needs a repair leaves it in `pending`; the schedule runs it when its time has come.
 """
 
 from __future__ import annotations

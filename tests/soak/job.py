@@ -1,4 +1,4 @@
-"""A job under test: agents that run `ronde run`, their workers' facts, and all processes that came of it."""
+"""A job under test: agents that run `ronde run`, the facts of their workers, and all its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the agents of a soak meet, and what can befall that place: a file, an etcd, a store in an agent or alone."""
+"""The places where the agents of a soak meet, and their faults: a file, an etcd, a store in an agent or alone."""
 
 from __future__ import annotations
 

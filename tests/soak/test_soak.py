@@ -1,4 +1,4 @@
-"""A few short seeds of the soak, one for each place, so that the driver itself does not rot. `python -m tests.soak`."""
+"""A few short seeds of the soak, one for each place, which keep the driver working. `python -m tests.soak`."""
 
 from __future__ import annotations
 

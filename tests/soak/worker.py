@@ -1,7 +1,8 @@
-"""A program: a worker of the soak. It works, writes down all that it does, and goes wrong when it is told to.
+"""A program: a worker of the soak. It works, records facts, and fails on command.
 
-Facts go into a file of its own, a line each, with the time of the clock that all processes of a machine share. A fact
-is written after it has happened, so what the file says was there before the worker died. Orders are files too.
+Each worker writes its facts into a file, one per line, with the time of the clock that all processes of a machine
+share. It writes a fact after the event, so every recorded fact is true even if the worker then dies. Commands are
+files, too.
 """
 
 from __future__ import annotations

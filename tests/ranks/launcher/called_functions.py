@@ -22,7 +22,7 @@ def speak(word: str) -> None:
 
 
 def parent() -> str:
-    """Return who has started this process."""
+    """Return the id of the parent process."""
     return f"{os.getppid()} {Path(f'/proc/{os.getppid()}/cmdline').read_text()}"
 
 
@@ -62,7 +62,7 @@ def cannot_be_sent() -> object:
 
 
 class Unreadable:
-    """Something that can be sent and not be read."""
+    """An object that can be pickled but not unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return int, ("nonsense",)
@@ -77,7 +77,7 @@ def second_time_lucky(folder: str) -> str:
 
 
 def exit_together(folder: str) -> None:
-    """Exit with codes that say the rank, once all are there."""
+    """Exit with a code that depends on the rank, once all ranks have arrived."""
     Path(folder, os.environ["RANK"]).touch()
     while len(os.listdir(folder)) < int(os.environ["WORLD_SIZE"]):
         time.sleep(0.01)

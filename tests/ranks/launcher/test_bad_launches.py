@@ -1,6 +1,6 @@
-"""What cannot be launched: one sentence that says what is wrong and what would be right, exit code 2, and soon.
+"""Launches that fail at once, with one sentence that names the mistake and the remedy, and exit code 2.
 
-Contradictions between options are tested in tests/unit/cli; here is what only shows when it is tried.
+tests/unit/cli has the contradictions between options; these mistakes only show when the launch begins.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def port() -> int:
 
 @pytest.fixture
 def stranger() -> Iterator[int]:
-    """A port where somebody listens who does not speak our language."""
+    """A port where a foreign service listens."""
     with socket.create_server(("127.0.0.1", 0)) as service:
         yield service.getsockname()[1]
 
 
 def refuse(here: Path, line: str, **variables: str) -> list[str]:
-    """The lines of standard error of a launch that has to fail with exit code 2."""
+    """Return the lines on stderr of a launch that must fail with exit code 2."""
     done = subprocess.run(
         command(*line.split(), "train.py"),
         cwd=here,
@@ -147,7 +147,7 @@ def test_what_surrounds_it_is_amiss(here: Path, script: str, sentence: str) -> N
 
 
 def test_a_script_that_finds_no_hosts(here: Path) -> None:
-    """Not even a list without any: it fails, when it is asked for the first time."""
+    """The script fails at its first call."""
     (here / "find").write_text("#!/bin/sh\necho lost >&2; exit 3\n")
     (here / "find").chmod(0o755)
     lines = refuse(here, "--host-discovery-script find -n 1 --network-interface lo")
@@ -163,7 +163,7 @@ def test_a_job_key_that_is_none(here: Path, port: int) -> None:
 
 @pytest.mark.parametrize("place", ["tcp --rdzv-endpoint 192.0.2.1:1", "file --rdzv-endpoint place"])
 def test_several_machines_without_a_job_key(here: Path, place: str) -> None:
-    """Where there is no home directory to keep one in; on one machine there is another place."""
+    """Without a home directory there is no file for the key; on one machine there is another place."""
     line = f"--nnodes 2 --rdzv-backend {place}"
     (sentence,) = refuse(here, line, HOME=str(here / "not" / "there"), XDG_CONFIG_HOME="")
     assert sentence.startswith(
@@ -195,7 +195,7 @@ def test_a_port_that_is_taken(here: Path, stranger: int, options: str) -> None:
 
 
 def test_another_job_key(here: Path, port: int) -> None:
-    """The one that is right waits on, and says who was turned away; the other one is told at once."""
+    """The right node waits on and reports the refused one, which ends at once."""
     line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port}"
     right = subprocess.Popen(
         command(*line.split(), "train.py"),
@@ -236,7 +236,7 @@ def test_a_host_that_ssh_cannot_find(here: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "says"), [("-Sn 40", "it is away"), ("-n 40", "Too many open files")])
 def test_more_hosts_than_descriptors(here: Path, limit: str, says: str) -> None:
-    """The limit is raised if that is allowed; else a host that cannot be started is a host that failed."""
+    """The launcher raises the limit if it may; otherwise a host that cannot start counts as failed."""
     ssh = here / "ssh"
     ssh.write_text("#!/bin/sh\nsleep 1; echo it is away >&2; exit 255\n")
     ssh.chmod(0o755)
@@ -272,7 +272,7 @@ def test_variables_are_named_as_they_are_written(here: Path) -> None:
 
 
 def limited(here: Path, limit: str, ranks: int) -> subprocess.CompletedProcess[str]:
-    """A job of that many ranks, started by a shell with a limit of file descriptors."""
+    """Run a job of this many ranks from a shell with a limit of file descriptors."""
     (here / "join.py").write_text(
         "import numpy, ronde\nronde.init()\nronde.allreduce(numpy.ones(2), name='x')\nprint('joined')\n"
     )
@@ -301,7 +301,7 @@ def test_a_soft_limit_of_descriptors_is_raised(here: Path) -> None:
 
 
 def test_ranks_on_other_hosts_take_no_descriptors_before_they_are_known(here: Path, port: int) -> None:
-    """One of 2000 ranks on 250 hosts: with few others on its own host it needs no descriptor for each."""
+    """One of 2000 ranks on 250 hosts, of which few share its host, needs no descriptor for each rank."""
     words = [
         "bash",
         "-c",

@@ -1,6 +1,6 @@
 """Python functions as workers, with real processes.
 
-That no process, open file or shared memory is left, the fixture in tests/conftest.py checks after every test.
+The fixture in tests/conftest.py checks that no process, open file or shared memory is left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WITHOUT_CLOUDPICKLE = "import sys; sys.modules['cloudpickle'] = None\n"
 
 
 def python(*words: str, folder: Path, stdin: str = "") -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a Python of its own."""
+    """Return exit code, standard output and standard error of a new Python process."""
     done = subprocess.run(
         [sys.executable, *words],
         input=textwrap.dedent(stdin),
@@ -58,7 +58,7 @@ def test_workers_are_ranks_of_a_world(capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_workers_say_goes_where_print_goes(tmp_path: Path) -> None:
-    """Notebooks and tests put streams of their own in the place of ours."""
+    """Notebooks and tests replace the standard streams."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         ronde.run(functions.speak, ("größer",))
@@ -212,7 +212,7 @@ def test_without_cloudpickle_the_function_must_be_in_a_file(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("before", ["", WITHOUT_CLOUDPICKLE], ids=["cloudpickle", "pickle"])
 def test_from_a_child_of_multiprocessing(tmp_path: Path, before: str) -> None:
-    """There the main module has another name, by which both picklers refer to what is in it."""
+    """There the main module has another name, which both picklers use."""
     script = """
         import multiprocessing
         import ronde

@@ -1,4 +1,4 @@
-"""A job that meets in an etcd of several members, of which `--rdzv-endpoint` names all, and one dies."""
+"""A job survives the death of one member of an etcd, all of whose members `--rdzv-endpoint` names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ while not os.path.exists("done"): time.sleep(0.02)
 @pytest.mark.slow
 @pytest.mark.parametrize("member", [0, 1])
 def test_a_member_dies_and_the_job_does_not(launcher: Launcher, member: int) -> None:
-    """The next round is agreed upon at those that are left, whichever of them the nodes have used so far."""
+    """The nodes agree on the next round at the remaining members, whichever member they used before."""
     launcher.script(SCRIPT)
     with EtcdCluster(members=3) as cluster:
         place = ("--rdzv-backend", "etcd", "--rdzv-endpoint", ",".join(cluster.endpoints))
@@ -29,7 +29,7 @@ def test_a_member_dies_and_the_job_does_not(launcher: Launcher, member: int) -> 
         ]
 
         def workers(attempt: int) -> dict[int, int]:
-            """The process of each rank."""
+            """Return the process of each rank."""
             found: dict[int, int] = {}
             for agent in agents:
                 assert agent.stdout is not None

@@ -1,4 +1,4 @@
-"""`ronde run` as the first process of a container: the entry point, with nobody above it who reaps."""
+"""`ronde run` as the entry point and first process of a container, which has to reap orphans."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_signals_to_the_container_reach_the_workers(launcher: Launcher) -> None:
 
 
 def test_ctrl_c_counts_once(launcher: Launcher) -> None:
-    """A terminal tells all of the container's first group; a second Ctrl-C would kill the workers."""
+    """A terminal signals the whole process group; a second Ctrl-C would kill the workers."""
     launcher.script("""
         def save(*_):
             time.sleep(0.5)

@@ -32,7 +32,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 
 def test_workers_get_it_by_descriptor_also_from_a_template(tmp_path: Path) -> None:
-    """The user's own variable does not come through either, and nothing of it is left once ranks have met."""
+    """The user's variable does not reach workers either, and the descriptor is closed once ranks have met."""
     (tmp_path / "worker.py").write_text(WORKER)
     options = ["--job-key-by-descriptor", "--max-restarts", "1", "-n", "2"]
     done = subprocess.run(
@@ -49,7 +49,7 @@ def test_workers_get_it_by_descriptor_also_from_a_template(tmp_path: Path) -> No
 
 
 def test_a_name_that_stands_for_the_key_is_warned_of_once() -> None:
-    """Ranks that somebody starts by hand: no launcher warns for them."""
+    """Ranks started by hand have no launcher that warns."""
     port = str(free_port("127.0.0.1"))
     place = {
         "MASTER_ADDR": "127.0.0.1",

@@ -1,6 +1,6 @@
-"""`ronde run` with real processes: what it shows, how it ends, and that nothing is left.
+"""`ronde run` with real processes: its output and its end.
 
-That no process is left, the fixture in tests/conftest.py checks after every test.
+The fixture in tests/conftest.py checks that no process is left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLEEP = "print('ready', flush=True); time.sleep(600)\n"
 
 
 class Launcher:
-    """`ronde run` as a process of its own, in the folder of the test."""
+    """A `ronde run` in the folder of the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Launcher:
         return process  # type: ignore[no-any-return]
 
     def run(self, *words: str) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error."""
+        """Return exit code, standard output and standard error."""
         return end(self.start(*words))
 
     def run_script(self, workers: int, text: str) -> tuple[int, str, str]:
@@ -103,7 +103,7 @@ def test_a_program_that_cannot_be_started(launcher: Launcher) -> None:
 
 
 def test_signals_are_as_in_a_shell(launcher: Launcher) -> None:
-    """Python ignores SIGPIPE; a program that we start must not."""
+    """Python ignores SIGPIPE; a program that the launcher starts must not."""
     code, out, err = launcher.run("sh", "-c", "yes | head -n 1; trap - INT; kill -INT $$")
     assert (code, out) == (130, "[0] y\n")
     assert "killed by SIGINT" in err
@@ -232,7 +232,7 @@ def read_so_far(pid: int) -> int:
 
 @pytest.mark.parametrize("hosts", ["", "-H localhost:2"])
 def test_without_a_reader_the_job_ends(launcher: Launcher, hosts: str) -> None:
-    """Soon, too: nobody waits for workers that want to save something first."""
+    """Soon, because workers get no time to save their state."""
     launcher.script("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True: print(rank); time.sleep(0.01)
@@ -394,7 +394,7 @@ def test_second_ctrl_c_kills(launcher: Launcher) -> None:
 
 
 def test_who_outlives_its_shell_may_still_clean_up(launcher: Launcher) -> None:
-    """A shell dies of SIGTERM at once; what it started is asked like everybody, and waited for."""
+    """A shell dies of SIGTERM at once; its children get the signal, too, and the launcher waits for them."""
     launcher.script(
         """
         def stop(*_):

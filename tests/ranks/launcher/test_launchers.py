@@ -1,4 +1,4 @@
-"""The same small program, started in every way in which ranks can be started."""
+"""The same small program under every launcher."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def environment(**more: object) -> dict[str, str]:
 
 
 def run(command: list[str]) -> list[str]:
-    """What it prints, sorted."""
+    """Return the sorted lines of its output."""
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=100, env=environment()
     )
@@ -74,7 +74,7 @@ def run(command: list[str]) -> list[str]:
 
 
 def run_by_hand(commands: list[list[str]], environments: list[dict[str, str]]) -> list[str]:
-    """What processes that nobody else starts print, in their order."""
+    """Return the output of ranks without a launcher, in the order of ranks."""
     started = [
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for command, env in zip(commands, environments)
@@ -100,7 +100,7 @@ def test_ronde_run(script: str) -> None:
     ],
 )
 def test_torchrun(script: str, options: list[str]) -> None:
-    """With its own rendezvous and with the older, static one."""
+    """With its c10d rendezvous and with the older, static one."""
     pytest.importorskip("torch")
     rendezvous = [option.format(port=free_port("127.0.0.1")) for option in options]
     assert (
@@ -129,7 +129,7 @@ def test_mpirun(script: str, kind: str) -> None:
 
 @pytest.mark.parametrize("rest", [[], ["init_method=env://"]], ids=["", "env://"])
 def test_srun_as_it_sets_the_environment(script: str, rest: list[str]) -> None:
-    """A real Slurm is in tests/clusters."""
+    """tests/clusters has a real Slurm."""
     step = {
         "SLURM_JOB_ID": 7,
         "SLURM_STEP_ID": free_port("127.0.0.1"),
@@ -171,7 +171,7 @@ def test_init_method_by_tcp(script: str, size: str) -> None:
 
 
 def test_init_method_by_a_file_that_is_used_again(script: str, tmp_path: Path) -> None:
-    """The second time after a rank that was killed while it waited for the other one."""
+    """The second time after a rank was killed while it waited for the other one."""
     there = f"init_method=file://{tmp_path}/store"
     commands = [[sys.executable, script, f"rank={rank}", "world_size=2", there] for rank in range(2)]
     assert run_by_hand(commands, [environment()] * 2) == EXPECTED

@@ -1,4 +1,4 @@
-"""Log lines say which rank on which host they are from; a program that has handlers of its own keeps them."""
+"""Log lines name their rank and host; a program with its own handlers keeps them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent whose etcd is away for a while: what it says, and that it goes on."""
+"""An agent that loses its etcd for a while reports that, and goes on."""
 
 from __future__ import annotations
 

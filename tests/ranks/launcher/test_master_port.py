@@ -1,4 +1,4 @@
-"""MASTER_PORT where the user has said which one: the workers' own, as under torchrun, in every round."""
+"""A MASTER_PORT from the user: as under torchrun, the workers can use it in every round."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print("store", size, flush=True)
 
 
 def port_with_its_neighbour() -> int:
-    """Return a free port; that where the nodes meet, 10,000 below, is free as well."""
+    """Return a free port; the rendezvous' port, 10,000 below, is free, too."""
     while True:
         port = free_port(HOST)
         with suppress(OSError), socket.create_server((HOST, port - 10_000)):
@@ -118,7 +118,7 @@ def test_a_given_port_where_somebody_else_is(launcher: Launcher, options: str) -
 
 
 def test_where_the_nodes_meet_is_taken(launcher: Launcher) -> None:
-    """Beside the given port; the sentence says which one it belongs to."""
+    """The rendezvous' port follows from the given one, which the error names, too."""
     launcher.script("print('it runs')")
     port = port_with_its_neighbour()
     taken = port - 10_000

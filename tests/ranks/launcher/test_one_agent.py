@@ -1,4 +1,4 @@
-"""Agents with real processes: what happens when workers, agents and whole nodes fail, freeze, come and go."""
+"""One agent with real workers, which fail, freeze and start again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Job:
         self.process = process
 
     def await_workers(self, count: int) -> dict[int, tuple[int, int]]:
-        """Process and attempt of each rank, when that many more have said that they are there."""
+        """Return process and attempt of each rank, once this many more have reported."""
         assert self.process.stdout is not None
         found: dict[int, tuple[int, int]] = {}
         while len(found) < count:
@@ -94,7 +94,7 @@ def test_of_two_exceptions_the_earlier_one_is_shown(launcher: Launcher) -> None:
 
 
 def test_ronde_meets_anew_in_each_attempt(launcher: Launcher) -> None:
-    """What a killed attempt has left in the store must not reach the next one."""
+    """Keys of a killed attempt must not reach the next one."""
     launcher.script(
         ATTEMPT
         + textwrap.dedent("""
@@ -175,7 +175,7 @@ def test_a_frozen_worker_is_reported_and_waited_for(launcher: Launcher) -> None:
 
 
 def test_a_frozen_worker_that_has_to_end_is_let_go_on(launcher: Launcher) -> None:
-    """Else it would heed no signal but SIGKILL, and everybody would wait for that."""
+    """A stopped worker would receive no signal but SIGKILL, for which all would have to wait."""
     launcher.script(ATTEMPT + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(600)")
     process = launcher.start("-n", "1", "--shutdown-timeout", str(HANGING_S), "script.py")
     ((pid, _),) = Job(process).await_workers(1).values()
@@ -187,7 +187,7 @@ def test_a_frozen_worker_that_has_to_end_is_let_go_on(launcher: Launcher) -> Non
 
 
 def test_a_launcher_that_was_stopped_is_named(launcher: Launcher) -> None:
-    """As by Ctrl-Z: its agents do not hear of it, and nobody has sent the SIGTERM by which they end."""
+    """After Ctrl-Z the agents miss its heartbeats, and say so when they end."""
     launcher.script(ATTEMPT + "time.sleep(600)")
     process = launcher.start("-H", "localhost:1", "--rdzv-conf", "keep_alive_interval=1", "script.py")
     ((worker, _),) = Job(process).await_workers(1).values()

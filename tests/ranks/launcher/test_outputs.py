@@ -1,4 +1,4 @@
-"""Where the output of workers goes, with real processes: on the screen, and in the files of the log directory."""
+"""The output of real workers on the screen and in the files of the log directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 class Shown:
-    """What running the script has shown, as lines in no order, and written, by path below the log directory."""
+    """The lines on the screen, unordered, and the files by path below the log directory."""
 
     def __init__(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ def run_here(argv: tuple[str, ...], workers: int, outputs: Outputs) -> int:
 
 
 def written_in(logs: Path) -> dict[str, str]:
-    """The text of every file, by its path below the only run's directory."""
+    """Return the text of every file, by its path below the only run's directory."""
     (run,) = logs.iterdir()
     return {str(path.relative_to(run)): path.read_text() for path in run.rglob("*") if path.is_file()}
 
@@ -91,7 +91,7 @@ def test_chosen_lines_of_all_workers_are_in_one_file(shown: Shown) -> None:
 
 
 def test_text_that_is_no_utf8_hides_nothing(shown: Shown) -> None:
-    """Names of files may be so, and what tells of them."""
+    """File names, and the messages with them, may be invalid UTF-8."""
     name = os.fsdecode(b"\xff")
     outputs = Outputs(str(shown.logs), prefix=f"{name} ", duplicates={Std.OUT: (name,)})
     fails = f"import ronde\n@ronde.record\ndef fail(): raise ValueError('no file ' + {name!r})\nfail()"
@@ -241,7 +241,7 @@ def test_a_log_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_full_disk_costs_output_but_no_job(shown: Shown) -> None:
-    """A tee stops at what fits, with a word about it; the job goes on and everything is on the screen."""
+    """A tee stops with a message when the disk is full; the job goes on, and the screen shows everything."""
     shown.logs.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(shown.logs)], check=True)
     try:
@@ -257,7 +257,7 @@ def test_a_full_disk_costs_output_but_no_job(shown: Shown) -> None:
 
 
 def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
-    """It is a named pipe that nobody reads. Rank 0 writes much, and rank 1 fails: that is noticed, and ends both."""
+    """A named pipe without a reader stands for it. Rank 0 writes much; rank 1 fails, and that ends both."""
     (tmp_path / "0").mkdir()
     disk = tmp_path / "0" / "stdout.log"
     os.mkfifo(disk)
@@ -341,7 +341,7 @@ def test_files_are_those_of_torchrun(tmp_path: Path) -> None:
 
 
 def normal(files: dict[str, str], folder: Path) -> dict[str, object]:
-    """The contents without what differs from run to run: times, and how the script was named."""
+    """Return the contents without the times and names that differ from run to run."""
     result: dict[str, object] = dict(files)
     for path, text in files.items():
         text = text.replace(f'"{folder}{os.sep}', '"').replace(f'\\"{folder}{os.sep}', '\\"')

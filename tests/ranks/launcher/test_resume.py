@@ -1,4 +1,4 @@
-"""examples/resume_torch.py: a job that is killed goes on from its last checkpoint."""
+"""examples/resume_torch.py: a killed job resumes from its last checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several agents on this machine, each with real workers: nodes that fail, are lost, come, leave and freeze."""
+"""Several agents on this machine, with real workers: nodes fail, freeze, leave, return and are lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNTIL_DONE = "while not os.path.exists('done'): time.sleep(0.02)\n"
 
 
 class Here:
-    """What a worker said of itself."""
+    """A worker's report of itself."""
 
     def __init__(self, line: str) -> None:
         found = re.search(r"here (\d+) of (\d+) attempt (\d+) pid (\d+)", line)
@@ -64,7 +64,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 def hear(process: subprocess.Popen[bytes], size: int, workers: int = 1) -> list[Here]:
-    """What the workers of a node say in a world of this size, when all of them have."""
+    """Return the reports of all workers of a node in a world of this size."""
     assert process.stdout is not None
     found: dict[int, Here] = {}
     while len(found) < workers:
@@ -106,7 +106,7 @@ def test_ranks_of_two_nodes_and_one_end(nodes: Nodes) -> None:
 def test_nodes_need_no_key_where_they_share_the_users_file(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One that has another file is refused and told why. With an insecure key each node says so, once."""
+    """A node with another file is refused with the reason. With an insecure key each node warns once."""
     nodes.launcher.script("pass")
     monkeypatch.delenv("RONDE_JOB_KEY", raising=False)
     for code, _, err in map(end, [nodes.start(nodes="2") for _ in range(2)]):
@@ -129,7 +129,7 @@ def test_nodes_need_no_key_where_they_share_the_users_file(
 
 
 def test_a_node_is_lost_and_comes_back(nodes: Nodes) -> None:
-    """Ranks meet by Ronde in each round; the survivor's workers lose their peers, which is no failure."""
+    """Ranks meet by Ronde in each round; the survivor's workers lose their peers, which does not count as a failure."""
     nodes.launcher.script(
         HERE.replace("os.write", "import numpy, ronde\nronde.init()\nos.write")
         + """

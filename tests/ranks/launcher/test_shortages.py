@@ -1,4 +1,4 @@
-"""What a kernel, a container or a limit withholds is one sentence with the remedy, in the launcher and in a worker."""
+"""A resource that the kernel, a container or a limit denies: one sentence with the remedy, in launcher and worker."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ FUSE = "/dev/fuse"
 
 @contextmanager
 def silent(folder: Path) -> Iterator[None]:
-    """What lies in the folder is asked of a file system that says nothing."""
+    """A folder on a file system that does not answer."""
     server = os.open(FUSE, os.O_RDWR)
     options = f"fd={server},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
     subprocess.run(

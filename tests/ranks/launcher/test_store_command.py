@@ -1,4 +1,4 @@
-"""`ronde store` as a process: how it is told what to do, how it ends, and what is left when it is killed."""
+"""`ronde store` as a process: its options, its end, and its journal after a kill."""
 
 from __future__ import annotations
 

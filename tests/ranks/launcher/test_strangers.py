@@ -1,4 +1,4 @@
-"""Another user of this machine, who knows how Ronde works and what a job is called, becomes none of its ranks."""
+"""Another user of this machine, who knows Ronde and the name of a job, cannot become one of its ranks."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def enter(address: str, job: str) -> None:
-    """Come in with the key that everybody can compute who knows the name of the job."""
+    """Connect with the key that follows from the name of the job."""
     StoreClient(address, JobKey.derived_from(job), 10 * 10**9, patience_ns=0).close()
 
 
 def shake_hands(address: str, job: str) -> None:
-    """The same without asking who serves there."""
+    """Do the handshake without checking the server's user."""
     endpoint = resolve(parse_address(address))[0]
     with socket.socket(endpoint.family) as sock:
         sock.connect(endpoint.sockaddr)
@@ -68,7 +68,7 @@ def shake_hands(address: str, job: str) -> None:
 
 
 def attack(job: subprocess.Popen[str]) -> None:
-    """Try to get in while rank 0 waits for rank 1; they must meet all the same."""
+    """Attack while rank 0 waits for rank 1; the ranks must meet all the same."""
     assert job.stdout is not None
     said = json.loads(job.stdout.readline())
     point = identify(said, Surroundings(os.geteuid())).meeting

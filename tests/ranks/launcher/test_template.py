@@ -1,4 +1,4 @@
-"""Workers that are forked from a template, against processes of their own."""
+"""Workers that are forked from a template, compared with new processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write(name: str, text: str) -> None:
 
 
 def end(process: GroupLeader | None) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
+    """Return exit code, standard output and standard error."""
     assert process is not None
     texts = []
     for pipe in (process.stdout, process.stderr):
@@ -69,7 +69,7 @@ def end(process: GroupLeader | None) -> tuple[int, str, str]:
 
 
 def both(templates: Templates, argv: list[str]) -> tuple[tuple[int, str, str], tuple[int, str, str]]:
-    """How a command ends as a process of its own, and how from a template."""
+    """Return how a command ends as a new process, and how from a template."""
     fresh = end(Process(argv, environment()))
     return fresh, end(templates.ready(argv).start_worker(argv, environment()))
 
@@ -391,7 +391,7 @@ def test_ctrl_c_while_it_imports_starts_nobody() -> None:
 
 
 def test_a_signal_while_a_fork_is_waited_for_ends_the_job() -> None:
-    """The template stops after the first worker; nobody waits for the second one, and nobody starts it otherwise."""
+    """The template stops after the first worker; the job neither waits for the second one nor starts it otherwise."""
     write(
         "stops.py",
         """
@@ -419,7 +419,7 @@ def test_a_signal_while_a_fork_is_waited_for_ends_the_job() -> None:
 
 
 def test_a_signal_that_the_caller_handles_itself_costs_no_template() -> None:
-    """It comes while the second worker is waited for, and would cost the first one its life."""
+    """It comes during the wait for the second worker, and must not end the first one."""
     write(
         "nudges.py",
         """

@@ -1,4 +1,4 @@
-"""`ronde run` for those who come from torchrun and horovodrun, and have the habits that these allow."""
+"""`ronde run` with command lines for torchrun and horovodrun."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_whoever_has_started_us_finds_the_cause_in_a_file(launcher: Launcher, ho
 
 @pytest.mark.parametrize("message", ["bad cell in row 7", {"message": "bad cell in row 7"}])
 def test_a_cause_without_a_traceback_is_shown_too(launcher: Launcher, message: object) -> None:
-    """A program that is not Python, or does without `record`, may write no more than what was wrong."""
+    """A program that is not Python, or does not use `record`, may write only a message."""
     content = json.dumps({"message": message, "timestamp": "10"})
     launcher.script(
         f"print('reading', file=sys.stderr)\n"
@@ -119,7 +119,7 @@ def test_the_first_worker_reads_what_we_are_given(launcher: Launcher, how: str) 
 
 
 def test_a_prompt_is_seen_before_it_is_answered(launcher: Launcher) -> None:
-    """As input() and the debugger write it: the answer is on the same line as far as the launcher knows."""
+    """A prompt of input() or the debugger has no newline before the answer."""
     launcher.script("if rank == 0: print('hello', input('name? '))")
     controller, terminal = pty.openpty()
     tty.setraw(terminal)  # no echo, and newlines as they are
@@ -175,7 +175,7 @@ print("alone on", host, flush=True)
 
 
 def test_a_failing_worker_costs_an_elastic_job_its_host(launcher: Launcher) -> None:
-    """As with horovodrun: the host is set aside, and those that are left go on."""
+    """As with horovodrun: the host is set aside, and the others go on."""
     launcher.script(FAILS)
     code, out, err = launcher.run("-np", "1", "--min-np", "1", "-H", "localhost:1,127.0.0.1:1", "script.py")
     assert (code, out.splitlines()[-1].partition("] ")[2]) == (0, "alone on 127.0.0.1")
@@ -183,7 +183,7 @@ def test_a_failing_worker_costs_an_elastic_job_its_host(launcher: Launcher) -> N
 
 
 def test_hosts_that_fail_at_once_are_set_aside_one_after_the_other(launcher: Launcher) -> None:
-    """The second one's failure might be a consequence; it is not when it comes again."""
+    """The second host's failure may be a consequence; a repeated one is not."""
     launcher.script(FAILS)
     hosts = "localhost:1,[::1]:1,127.0.0.1:1"
     code, out, err = launcher.run("-np", "3", "--min-np", "1", "-H", hosts, "script.py")
@@ -200,7 +200,7 @@ def test_an_elastic_job_whose_workers_fail_everywhere_ends_with_the_cause(launch
 
 
 def test_a_discovery_script_that_never_answers_is_not_waited_for(launcher: Launcher) -> None:
-    """One that fails is in test_bad_launches."""
+    """test_bad_launches has a script that fails."""
     path = launcher.folder / "hosts.sh"
     path.write_text("#!/bin/sh\nsleep 600\n")
     path.chmod(0o755)

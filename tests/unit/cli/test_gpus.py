@@ -1,4 +1,4 @@
-"""GPUs are counted by what the kernel shows of them and what the environment lets programs see."""
+"""Counts GPUs by the kernel's files and the environment."""
 
 from __future__ import annotations
 

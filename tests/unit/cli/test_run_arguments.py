@@ -1,4 +1,4 @@
-"""What `ronde` and `ronde run` make of their arguments, and of mistakes in them."""
+"""Arguments of `ronde` and `ronde run`, valid and invalid."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_the_command_line_goes_before_a_variable_that_disables() -> None:
 
 
 def test_nccl_goes_the_same_way_as_we() -> None:
-    """As horovodrun sees to it; it makes connections of its own."""
+    """As horovodrun does for NCCL, which makes its own connections."""
     asked = parse("--network-interface eth0 --tcp t.py")
     ours = {"RONDE_INTERFACE": "eth0", "NCCL_IB_DISABLE": "1"}
     assert worker_settings(asked, {}) == {**ours, "NCCL_SOCKET_IFNAME": "eth0"}

@@ -1,4 +1,4 @@
-"""From the options of `ronde run` to what is launched, and the sentences for what contradicts itself."""
+"""From the options of `ronde run` to the launch configuration, and the errors for contradictions."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_how_long_workers_may_take_to_end(line: str, variable: str, seconds: tup
 
 
 def test_an_elastic_job_takes_all_slots() -> None:
-    """As with horovodrun: the number is that with which it begins."""
+    """As with horovodrun, the job begins with the number of -n."""
     assert config("-H a:2,b:2 -np 2 --min-np 2").hosts == (("a", 2), ("b", 2))
     assert config("-H a:2,b:2 -np 2").hosts == (("a", 2),)
 
@@ -462,7 +462,7 @@ environment of every worker, besides the variables for its rank:
 
 
 def test_what_is_here() -> None:
-    """In a process of its own, because it loads every framework."""
+    """In a new process, because it loads every framework."""
     command = [sys.executable, "-m", "ronde", "run", "--check-build"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.startswith("Ronde ")

@@ -1,4 +1,4 @@
-"""docs/launcher.md, the table of options and what other launchers have agree with each other."""
+"""docs/launcher.md, the table of options and the options of other launchers agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`srun ronde run`: what Slurm says takes the place of options, and options go before what Slurm says."""
+"""`srun ronde run`: Slurm's variables replace options, and options override them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ronde store` told nonsense; what it does when told sense is in tests/ranks/launcher/test_store_command.py."""
+"""Invalid options of `ronde store`; tests/ranks/launcher/test_store_command.py has the valid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ronde run --launcher mpi` would start."""
+"""The plan of `ronde run --launcher mpi`."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_workers_find_the_variables_of_torchrun_and_ours() -> None:
 
 
 def test_nobody_can_say_that_a_worker_is_another_one() -> None:
-    """As with an environment that was copied whole, in another job."""
+    """The environment may be a copy from another job."""
     mine = dict.fromkeys((*OURS, "MASTER_PORT", "MINE"), "7")
     worker = plan(4, mine=mine).workers[2]
     usual = plan(4).workers[2].environment

@@ -1,4 +1,4 @@
-"""A disk that does not answer: a named pipe that nobody writes to, whose opening waits."""
+"""A disk that does not answer: a named pipe without a writer, whose opening waits."""
 
 from __future__ import annotations
 

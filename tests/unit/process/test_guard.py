@@ -1,4 +1,4 @@
-"""Groups that outlive whoever was to end them."""
+"""Process groups that outlive a killed launcher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ os.kill(os.getpid(), 9)
 
 
 def group() -> subprocess.Popen[bytes]:
-    """A shell and what it has started."""
+    """A shell and its children."""
     process = subprocess.Popen(
         ["sh", "-c", "sleep 600 & echo ready; wait"], stdout=subprocess.PIPE, start_new_session=True
     )

@@ -38,7 +38,7 @@ CLEAR = b"\r" + ERASE_TO_END
 
 
 class Screen:
-    """What a view makes of the bytes of several sources, as they come."""
+    """The rendering of the bytes of several sources by a view."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -270,7 +270,7 @@ def test_a_copy_that_cannot_be_made_says_so(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_hangs_holds_up_only_the_worker(tmp_path: Path) -> None:
-    """A named pipe that nobody reads stands for it."""
+    """A named pipe without a reader stands for the disk."""
     path = str(tmp_path / "copy")
     os.mkfifo(path)
     source, pipe = os.pipe()

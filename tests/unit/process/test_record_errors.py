@@ -1,4 +1,4 @@
-"""Error files: who writes them, and that whatever is in them can be read."""
+"""Error files: written by workers and launchers, and readable whatever their content."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_what_is_handed_up_goes_where_no_other_file_can_take_the_place(tmp_path:
 
 
 def test_a_draft_is_not_written_through_a_link(tmp_path: Path) -> None:
-    """As another user may have put it there, where others may write: everybody can guess the name."""
+    """Another user may create the link, in a directory that all can write, because the name can be guessed."""
     ours, path = tmp_path / "ours", tmp_path / "reply.json"
     ours.write_text("precious")
     path.with_name(f"reply.json.{os.getpid()}.new").symlink_to(ours)
@@ -182,7 +182,7 @@ def test_the_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_what_is_handed_up_reaches_a_file_that_a_container_has_mounted(tmp_path: Path) -> None:
-    """As Kubernetes does it with its termination log."""
+    """As Kubernetes mounts its termination log."""
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     outside.touch()
     inside.touch()

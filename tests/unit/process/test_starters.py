@@ -1,4 +1,4 @@
-"""The two programs that stand between the launcher and a worker do the same."""
+"""The two programs that run between the launcher and a worker do the same."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_signals_that_python_ignores_are_not_ignored(starter: list[str]) -> None
 
 
 def test_does_not_outlive_its_parent(starter: list[str]) -> None:
-    """Neither one that dies later, nor one that had died before."""
+    """Neither a parent that dies later, nor one that is already dead."""
     assert run(starter, "any", "/bin/sleep", "600", parent=1).returncode == -signal.SIGKILL
     parent = (
         "import os, subprocess, sys, time; words = [str(os.getpid()), 'any', '/bin/sh', '-c']; "

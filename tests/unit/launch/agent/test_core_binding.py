@@ -1,4 +1,4 @@
-"""Which processors each worker gets."""
+"""The processors of each worker."""
 
 from __future__ import annotations
 

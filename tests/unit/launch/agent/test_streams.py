@@ -1,4 +1,4 @@
-"""What --redirects and --tee mean."""
+"""The values of --redirects and --tee."""
 
 from __future__ import annotations
 

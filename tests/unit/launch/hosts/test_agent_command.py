@@ -1,4 +1,4 @@
-"""The command that starts an agent elsewhere, and what travels there."""
+"""The command that starts an agent on another host, and the variables that travel there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An agent that we start: its greeting, its output, and what is said when no agent comes of it.
+"""An agent as its launcher sees it: its greeting, its output, and the reason if it does not start.
 
-Shell scripts play the other end.
+Shell scripts play the agent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The host discovery script: asked again and again, and what happens when it is wrong."""
+"""The host discovery script: repeated calls, and invalid answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ronde.launch.loop import Loop
 
 
 class Asked:
-    """A script, and what it has offered and what was wrong."""
+    """A script, the hosts that it offered, and its problems."""
 
     def __init__(self, path: Path, command: str = "") -> None:
         self.path = path
@@ -30,7 +30,7 @@ class Asked:
         )
 
     def says(self, text: str) -> None:
-        """Let the script do this from now on."""
+        """Make the script do this from now on."""
         new = self.path.with_suffix(".new")
         new.write_text(f"#!/bin/sh\n{text}\n")
         new.chmod(0o755)
@@ -81,7 +81,7 @@ def test_nonsense_names_the_line(asked: Asked) -> None:
     [("echo lost >&2; exit 3", "find failed with exit code 3: lost"), ("echo b:x", "'b:x' is invalid")],
 )
 def test_a_script_that_is_wrong_from_the_beginning_is_refused(asked: Asked, text: str, why: str) -> None:
-    """As horovodrun says of one that fails; afterwards there may be a job that should not end for it."""
+    """As in horovodrun; a later failure must not end the running job."""
     asked.says(text)
     asked.script.ask_for_hosts()
     with pytest.raises(UsageError, match=why):

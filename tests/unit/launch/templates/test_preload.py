@@ -1,4 +1,4 @@
-"""What a template of a script imports."""
+"""The modules that a template of a script imports."""
 
 from __future__ import annotations
 
