@@ -63,7 +63,7 @@ def test_it_is_the_cause_with_a_launcher_of_hosts_too(nodes: Nodes, rank: int) -
     assert "PeerLostError" not in report
 
 
-def test_a_wrong_key_is_said_on_both_nodes(nodes: Nodes) -> None:
+def test_both_nodes_report_a_wrong_key(nodes: Nodes) -> None:
     nodes.launcher.script("")
     keys = [{**os.environ, "RONDE_JOB_KEY": digit * 64} for digit in "12"]
     words = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{nodes.port}", "--rdzv-conf")

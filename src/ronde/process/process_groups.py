@@ -45,9 +45,9 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class GroupLeader(ABC):
-    """A running process that leads a session and a group of its own, whoever has started it.
+    """A running process that leads its own session and process group.
 
-    `stdout` and `stderr` are our ends of its pipes, None where it writes elsewhere; whoever reads them closes them.
+    `stdout` and `stderr` are the reading ends of its pipes, which the reader closes; None if it writes elsewhere.
     `pidfd` becomes readable when the process has ended, and then `reap()` is to be called, once.
     """
 

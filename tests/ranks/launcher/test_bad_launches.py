@@ -172,7 +172,7 @@ def test_several_machines_without_a_job_key(here: Path, place: str) -> None:
     assert "set RONDE_JOB_KEY_FILE to it, or set RONDE_INSECURE_JOB_KEY=1" in sentence
 
 
-def test_an_endpoint_where_nobody_is(here: Path, port: int) -> None:
+def test_an_endpoint_without_a_store(here: Path, port: int) -> None:
     begun = time.monotonic()
     line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf is_host=false --start-timeout 1"
     lines = refuse(here, line)

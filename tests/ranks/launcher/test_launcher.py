@@ -212,7 +212,7 @@ def test_a_bar_on_a_terminal(launcher: Launcher) -> None:
     assert shown == b"[0] 76 columns\r\n\r[0] 1%\x1b[K\r\x1b[K[0] 2%\r\n"
 
 
-def test_memory_does_not_grow_with_output_that_nobody_reads(launcher: Launcher) -> None:
+def test_memory_does_not_grow_with_unread_output(launcher: Launcher) -> None:
     launcher.script("os.write(1, b'go\\n'); [os.write(1, b'y' * 99 + b'\\n') for _ in range(10**6)]")
     process = launcher.start("-n", "2", "script.py")
     await_lines(process, 2)
@@ -286,7 +286,7 @@ ronde: the last output of rank 1 was:
     )
 
 
-def test_who_lost_a_peer_is_not_the_cause_even_if_first(launcher: Launcher) -> None:
+def test_a_worker_that_lost_a_peer_is_not_the_cause_even_if_first(launcher: Launcher) -> None:
     code, _, err = launcher.run_script(
         2,
         """
@@ -393,7 +393,7 @@ def test_second_ctrl_c_kills(launcher: Launcher) -> None:
     assert "ronde: Ctrl-C again: SIGKILL to rank 0\n" in err
 
 
-def test_who_outlives_its_shell_may_still_clean_up(launcher: Launcher) -> None:
+def test_a_process_that_outlives_its_shell_may_clean_up(launcher: Launcher) -> None:
     """A shell dies of SIGTERM at once; its children get the signal, too, and the launcher waits for them."""
     launcher.script(
         """

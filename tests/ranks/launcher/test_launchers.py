@@ -224,7 +224,7 @@ def test_a_lone_process(script: str) -> None:
     assert run([sys.executable, script]) == ["rank 0 of 1: 1 [[0, 0, 1]]"]
 
 
-def test_nobody_says_where_to_meet(script: str) -> None:
+def test_without_a_place_to_meet(script: str) -> None:
     command = [sys.executable, script, "rank=0", "size=2"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
     assert done.returncode != 0
@@ -232,7 +232,7 @@ def test_nobody_says_where_to_meet(script: str) -> None:
     assert "give store='tcp:<host of rank 0>:<free port>' too" in done.stderr
 
 
-def test_who_does_not_come_is_named(script: str) -> None:
+def test_a_missing_rank_is_named(script: str) -> None:
     command = [sys.executable, script, "rank=0", "size=3", f"store=tcp:127.0.0.1:{free_port('127.0.0.1')}"]
     env = environment(RONDE_START_TIMEOUT=1)
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)

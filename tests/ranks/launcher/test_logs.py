@@ -46,7 +46,7 @@ def test_lines_of_a_program_without_handlers() -> None:
     assert errors(INIT, RONDE_LOG_LEVEL="fatal") == []
 
 
-def test_variables_of_horovods_that_mean_nothing_are_told_once() -> None:
+def test_horovods_variables_without_effect_are_reported_once() -> None:
     ignored = {"HOROVOD_MPI_THREADS_DISABLE": "1", "HOROVOD_CCL_CACHE": "1", "HOROVOD_CACHE_CAPACITY": "5"}
     assert len(errors(INIT, **ignored)) == 1  # at the usual level nothing
     told = [line for line in errors(INIT, **ignored, RONDE_LOG_LEVEL="info") if "Horovod" in line]

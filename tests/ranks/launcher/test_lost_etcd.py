@@ -13,7 +13,7 @@ CONF = "keep_alive_interval=1,last_call_timeout=0.1"
 
 
 @pytest.mark.slow
-def test_an_etcd_that_is_away_is_told_in_one_line_and_waited_for(
+def test_a_lost_etcd_is_reported_in_one_line_and_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RONDE_JOB_KEY", "ab" * 32)

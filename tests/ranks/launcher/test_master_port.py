@@ -105,7 +105,7 @@ def test_one_machine(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize("options", ["--standalone", "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1"])
-def test_a_given_port_where_somebody_else_is(launcher: Launcher, options: str) -> None:
+def test_a_given_port_that_is_in_use(launcher: Launcher, options: str) -> None:
     launcher.script("print('it runs')")
     with socket.create_server((HOST, 0)) as stranger:
         port = stranger.getsockname()[1]

@@ -168,7 +168,7 @@ def test_the_node_that_serves_the_store_is_lost(nodes: Nodes) -> None:
     assert end(second)[0] == 0
 
 
-def test_a_failure_is_told_on_all_nodes(nodes: Nodes) -> None:
+def test_all_nodes_report_a_failure(nodes: Nodes) -> None:
     nodes.launcher.script(
         HERE
         + """
@@ -188,7 +188,7 @@ raise ValueError(f"attempt {attempt}")
         assert report.endswith("    ValueError: attempt 1\n")
 
 
-def test_a_node_that_is_told_to_go_leaves(nodes: Nodes) -> None:
+def test_a_node_leaves_after_a_signal(nodes: Nodes) -> None:
     nodes.launcher.script(HERE + UNTIL_DONE)
     first, second = (nodes.start("-n", "1") for _ in range(2))
     hear(first, 2)
@@ -228,7 +228,7 @@ def test_a_frozen_agent_is_left_out_and_comes_back(nodes: Nodes) -> None:
     assert (end(first)[0], end(second)[0]) == (0, 0)
 
 
-def test_whose_store_the_others_need_waits_for_them_beyond_the_exit_barrier(nodes: Nodes) -> None:
+def test_the_node_with_the_store_waits_beyond_the_exit_barrier(nodes: Nodes) -> None:
     nodes.launcher.script(HERE + "if rank == 0: sys.exit()\n" + UNTIL_DONE)
     conf = "exit_barrier_timeout=0.2"
     first, second = (nodes.start("-n", "1", nodes="2", conf=conf) for _ in range(2))
@@ -251,7 +251,7 @@ def test_two_jobs_one_after_the_other_in_one_file(nodes: Nodes) -> None:
         assert [end(agent)[0] for agent in both] == [0, 0]
 
 
-def test_who_came_as_the_node_with_the_store_died_serves_it(nodes: Nodes) -> None:
+def test_a_new_node_serves_the_store_of_a_dead_one(nodes: Nodes) -> None:
     nodes.launcher.script(HERE)
     words = ("--rdzv-backend", "tcp", "--rdzv-endpoint", f"127.0.0.1:{nodes.port}")
     with socket.create_server(("127.0.0.1", nodes.port)) as dying:

@@ -95,7 +95,7 @@ def test_a_store_that_may_not_accept_ends_the_job(launch: list[str], tmp_path: P
 
 @SECCOMP
 @pytest.mark.slow
-def test_where_nobody_tells_the_usable_cores_all_count(launch: list[str], tmp_path: Path) -> None:
+def test_all_cores_count_if_the_usable_ones_are_unknown(launch: list[str], tmp_path: Path) -> None:
     done = run(
         sys.executable, "-m", "tests.ranks.without_calls", "sched_getaffinity", *launch, folder=tmp_path
     )

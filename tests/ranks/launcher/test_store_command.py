@@ -65,7 +65,7 @@ def test_by_default_it_serves_at_all_addresses() -> None:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_it_is_told_to_end(ending: signal.Signals) -> None:
+def test_it_serves_until_a_signal(ending: signal.Signals) -> None:
     with serving("--port", "0") as (process, address):
         client = StoreClient(address, KEY, LONG)
         client.set("key", b"value")

@@ -142,7 +142,7 @@ ENDINGS = [
 ]
 
 
-def test_a_worker_ends_as_a_process_of_its_own(templates: Templates) -> None:
+def test_a_worker_ends_like_a_new_process(templates: Templates) -> None:
     write("script.py", "pass")
     write("helper.py", "raise OSError('in the helper')")
     argv = [sys.executable, "script.py"]
@@ -221,7 +221,7 @@ def test_workers_die_with_the_template_and_are_found_dead(templates: Templates) 
     assert template.problem
 
 
-def test_everybody_dies_with_the_launcher(tmp_path: Path) -> None:
+def test_template_and_workers_die_with_the_launcher(tmp_path: Path) -> None:
     write("worker.py", "import time; print('ready', flush=True); time.sleep(600)")
     write(
         "launcher.py",
@@ -364,7 +364,7 @@ def test_without_a_template_restarts_work_too(capfd: pytest.CaptureFixture[str])
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] False", "[1] False"]
 
 
-def test_a_template_that_is_unfit_is_said_to_be(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unfit_template_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     write(
         "threads.py",
         "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
@@ -375,7 +375,7 @@ def test_a_template_that_is_unfit_is_said_to_be(capfd: pytest.CaptureFixture[str
     assert "ronde: workers import modules themselves, without the template: the imports have" in err
 
 
-def test_ctrl_c_while_it_imports_starts_nobody() -> None:
+def test_ctrl_c_during_the_imports_starts_no_worker() -> None:
     write("slow.py", "import time; open('importing', 'w').close(); time.sleep(100)")
     write("script.py", "print('here')")
     options = ("--start-method", "forkserver", "--preload", "slow")

@@ -53,7 +53,7 @@ print("saved")
 
 
 @pytest.mark.parametrize("hosts", ["", "-H localhost:1"])
-def test_a_scheduler_may_repeat_itself_and_cuts_nobody_short(launcher: Launcher, hosts: str) -> None:
+def test_repeated_signals_of_a_scheduler_shorten_no_farewell(launcher: Launcher, hosts: str) -> None:
     launcher.script(SAVES_SLOWLY)
     process = launcher.start("-n", "1", *hosts.split(), "script.py")
     await_lines(process, 1)
@@ -75,7 +75,7 @@ RAISES = {
 
 
 @pytest.mark.parametrize("how", ["ours", pytest.param("torchs", marks=pytest.mark.slow), "none"])
-def test_whoever_has_started_us_finds_the_cause_in_a_file(launcher: Launcher, how: str) -> None:
+def test_the_launchers_error_file_has_the_cause(launcher: Launcher, how: str) -> None:
     """A scheduler names an error file for the launcher, too, and reads it when the job has failed."""
     if how == "torchs" and not HAS_TORCH:
         pytest.skip("needs PyTorch")

@@ -290,7 +290,7 @@ def test_every_setting_behind_an_option_exists() -> None:
             resolve(settings)
 
 
-def test_what_means_nothing_here_is_said_once() -> None:
+def test_options_without_effect_are_reported_once() -> None:
     asked = parse("--torus_allreduce --gloo t.py", PET_DISABLE_CACHE="1")
     assert [sentence.split(":")[0] for sentence in idle_options(asked)] == [
         "--torus_allreduce has no effect",
@@ -298,7 +298,7 @@ def test_what_means_nothing_here_is_said_once() -> None:
     ]
 
 
-def test_what_torchruns_agent_alone_can_do_is_said() -> None:
+def test_variables_of_torchruns_agent_are_reported() -> None:
     variables = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_HEALTH_CHECK_PORT": "8080"}
     timer, port = idle_variables(variables)
     assert timer.startswith("TORCHELASTIC_ENABLE_FILE_TIMER has no effect: there is no watchdog")

@@ -57,7 +57,7 @@ def test_options_go_before_what_slurm_says() -> None:
         config("--nnodes 3")
 
 
-def test_a_single_task_meets_nobody() -> None:
+def test_a_single_task_needs_no_rendezvous() -> None:
     alone = config("", SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0", SLURM_STEP_NUM_NODES="1", SLURM_NODEID="0")
     assert alone.rendezvous.backend == "alone"
     assert alone.worker.slots == 8

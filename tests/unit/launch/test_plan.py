@@ -83,7 +83,7 @@ def test_workers_find_the_variables_of_torchrun_and_ours() -> None:
     }
 
 
-def test_nobody_can_say_that_a_worker_is_another_one() -> None:
+def test_the_environment_cannot_change_a_workers_ranks() -> None:
     """The environment may be a copy from another job."""
     mine = dict.fromkeys((*OURS, "MASTER_PORT", "MINE"), "7")
     worker = plan(4, mine=mine).workers[2]

@@ -15,7 +15,7 @@ SHORT_NS = 5 * 10**7
 HANGING_S = 60
 
 
-def test_who_asks_gets_the_answer_or_the_problem(tmp_path: Path) -> None:
+def test_an_operation_returns_its_result_or_raises(tmp_path: Path) -> None:
     disk = Disk()
     assert disk.ask(lambda: os.listdir(tmp_path)) == []
     with pytest.raises(FileNotFoundError, match="nowhere"):

@@ -35,7 +35,7 @@ def group() -> subprocess.Popen[bytes]:
     return process
 
 
-def test_when_we_are_killed_guarded_groups_die_whole(tmp_path: Path) -> None:
+def test_a_killed_launchers_guarded_groups_die_whole(tmp_path: Path) -> None:
     gone, guarded, also = group(), group(), group()
     temporary = tmp_path / "a b"
     (temporary / "inner").mkdir(parents=True)
@@ -64,14 +64,14 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_shell_that_does_not_keep_up_forgets_nobody() -> None:
+def test_a_shell_that_does_not_keep_up_forgets_no_group() -> None:
     guarded = group()
     subprocess.run([sys.executable, "-c", FLOODS, str(guarded.pid)], check=False)
     guarded.communicate(timeout=HANGING_S)
     assert guarded.returncode == -signal.SIGKILL
 
 
-def test_a_guard_that_is_closed_harms_nobody(tmp_path: Path) -> None:
+def test_a_closed_guard_kills_no_group(tmp_path: Path) -> None:
     process = group()
     guard = Guard(str(tmp_path))
     guard.add(process.pid)

@@ -305,7 +305,7 @@ def test_a_line_that_began_as_a_prompt_is_collected_whole(tmp_path: Path) -> Non
     assert (tmp_path / "digest").read_bytes() == b"[0] name? Ada\n[0] name? A\n"
 
 
-def test_who_does_not_wait_for_a_disk_that_hangs(tmp_path: Path) -> None:
+def test_closing_does_not_wait_for_a_disk_that_hangs(tmp_path: Path) -> None:
     path = str(tmp_path / "copy")
     os.mkfifo(path)
     writer = LogWriter()

@@ -81,7 +81,7 @@ def test_without_a_launcher_exceptions_just_pass(monkeypatch: pytest.MonkeyPatch
         divide(1, 0)
 
 
-def test_a_handler_of_ones_own() -> None:
+def test_a_custom_handler() -> None:
     told = []
 
     class Handler(ErrorHandler):

@@ -119,7 +119,7 @@ def test_a_signal_is_passed_on_and_leaving_is_the_end_of_its_input() -> None:
         assert each.serve(AgentPhase.ENDED).why == "its agent ended with exit code 9"
 
 
-def test_who_has_no_assignment_yet_is_just_ended() -> None:
+def test_an_agent_without_an_assignment_is_killed() -> None:
     for end in (AgentProcess.ask_to_leave, AgentProcess.kill, lambda agent: agent.send_signal(2)):
         with started("sleep 60") as each:
             end(each.agent)

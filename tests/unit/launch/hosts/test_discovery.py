@@ -52,7 +52,7 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Asked]:
         asked.loop.close()
 
 
-def test_what_changes_is_offered_and_mistakes_are_told_once(asked: Asked) -> None:
+def test_changes_are_offered_and_mistakes_reported_once(asked: Asked) -> None:
     asked.says("echo a:2; echo b; echo warning >&2")
     asked.script.ask_for_hosts()
     asked.serve(lambda: asked.offers)
@@ -66,7 +66,7 @@ def test_what_changes_is_offered_and_mistakes_are_told_once(asked: Asked) -> Non
     assert len(asked.complaints) == 1
 
 
-def test_nonsense_names_the_line(asked: Asked) -> None:
+def test_an_invalid_answer_names_the_line(asked: Asked) -> None:
     asked.says("echo a:2")
     asked.script.ask_for_hosts()
     asked.serve(lambda: asked.offers)

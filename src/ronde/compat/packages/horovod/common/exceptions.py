@@ -10,7 +10,7 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 class HostsUpdatedInterrupt(RuntimeError):
     """Hosts have come or gone, and training goes on with its present state. Programs catch it; Ronde never raises it.
 
-    `skip_sync`: whether the state is the same on all ranks, so that nobody has to send it.
+    `skip_sync`: the state is the same on all ranks, so no rank has to send it.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
