@@ -25,6 +25,7 @@ __all__ = [
     "global_process_set",
     "init",
     "join",
+    "place_of_root",
     "prepare",
     "remove_process_set",
     "shutdown",
@@ -171,9 +172,16 @@ def submit(
 ) -> Handle:
     """Submit a tensor (see Engine.submit). `root` is a rank of the world."""
     members = engine(process_set)
-    if root >= 0 and process_set is not None and process_set is not global_process_set:
-        root = process_set.place_of(root)
+    if root >= 0:
+        root = place_of_root(root, process_set)
     return members.submit(kind, x, name, op, root, prescale, postscale, splits, out, waits, device)
+
+
+def place_of_root(root: int, process_set: ProcessSet | None) -> int:
+    """Return the place of a rank of the world in the process set. Raises UsageError if it is not in the set."""
+    if process_set is None or process_set is global_process_set:
+        return root
+    return process_set.place_of(root)
 
 
 def prepare(

@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 import torch
 
 from ronde.engine.process_sets import ProcessSet
+from ronde.torch.call import Call
 from ronde.torch.compression import Compressor
-from ronde.torch.handles import Group, Handle, start, wait_all
+from ronde.torch.handles import Group, Handle, start_dense, wait_all
 from ronde.torch.names import named_by_parameter, names_of, parameters_of
 from ronde.types import Adasum, Allreduce
 
@@ -99,7 +100,7 @@ class DistributedAdasum:
         """Submit a change; the handle returns the Adasum of all ranks' changes."""
         compression = self._compression
         sent, context = compression.compress(torch.view_as_real(change) if change.is_complex() else change)
-        handle = start(Allreduce, sent, in_place=True, name=name, op=Adasum, process_set=self._process_set)
+        handle = start_dense(Call(Allreduce, name, self._process_set, Adasum, in_place=True), sent)
 
         def finish(results: list[Any]) -> Any:
             result = compression.decompress(results[0], context)

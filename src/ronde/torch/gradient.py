@@ -13,12 +13,12 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ronde.engine import engine
-from ronde.engine.process_sets import ProcessSet
+from ronde.torch.call import Call
 from ronde.torch.compression import Compressor
 from ronde.torch.handles import Group, Handle
-from ronde.torch.reductions import Reduction, start_reduction
+from ronde.torch.reductions import start_tensor
 from ronde.torch.symmetric import GradientMemory
-from ronde.types import Average, Kind, Sum
+from ronde.types import Average, Sum
 
 __all__ = ["Gradient", "InPlace", "SymmetricGradient", "Treatment"]
 
@@ -33,18 +33,21 @@ class Treatment:
 
     def __init__(
         self,
-        reduction: Reduction,
+        call: Call,
         compression: Compressor,
         passes: int,
         sparse_as_dense: bool,
-        process_set: ProcessSet | None,
     ) -> None:
-        self.reduction = reduction
+        """`call`: an all-reduce in place, still without a name."""
+        self.call = call
         self.compression = compression
         self.passes = passes
         self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set
-        self.begun: list[Gradient] = []  # gradients of this step so far
+        self.begun: list[Gradient] = []  # those that this step's backward passes have come to
+
+    def submit_gradient(self, name: str, sent: Any) -> Handle:
+        """Submit a gradient. What is gathered of a sparse one takes its place; it need not be copied into it."""
+        return start_tensor(self.call._replace(name=name, in_place=not sent.is_sparse), sent)
 
 
 class Grouped(Protocol):
@@ -97,15 +100,7 @@ class Gradient:
     def submit_now(self) -> None:
         """Submit the present gradient, or zeros if there is none."""
         sent, use = self.prepare_to_send()
-        # A gathered sparse gradient replaces the old one without a copy.
-        handle = start_reduction(
-            Kind.allreduce,
-            sent,
-            self.name,
-            self.treatment.reduction,
-            in_place=not sent.is_sparse,
-            process_set=self.treatment.process_set,
-        )
+        handle = self.treatment.submit_gradient(self.name, sent)
         self.handle = handle if use is None else Group([handle], lambda results: use(results[0]))
 
     def prepare_to_send(self) -> tuple[Any, Use | None]:
@@ -140,7 +135,7 @@ class Gradient:
         )
 
     def _check_sparse(self) -> None:
-        op = self.treatment.reduction.op
+        op = self.treatment.call.op
         if op not in (Sum, Average):
             raise ValueError(
                 f"sparse gradients cannot be reduced with op={op.name}; sparse_as_dense=True can"
@@ -162,12 +157,13 @@ class InPlace:
         self._prepare()
 
     def _prepare(self) -> None:
-        self._engine = engine(self._treatment.process_set)
-        self._submit = self._engine.prepare(self._tensor, self._name, *self._treatment.reduction)
+        call = self._treatment.call
+        self._engine = engine(call.process_set)
+        self._submit = self._engine.prepare(self._tensor, self._name, call.op, call.prescale, call.postscale)
 
     def submit(self) -> Handle:
-        """Submit the present values of the tensor."""
-        if self._engine is not engine(self._treatment.process_set):  # shut down, and initialized again
+        """Submit it as it is now."""
+        if self._engine is not engine(self._treatment.call.process_set):  # shut down, and initialized again
             self._prepare()
         return self._submit(False)
 

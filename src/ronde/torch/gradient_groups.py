@@ -9,8 +9,7 @@ import torch
 
 from ronde.torch.gradient import Gradient
 from ronde.torch.handles import Group
-from ronde.torch.reductions import start_grouped_reductions
-from ronde.types import Kind
+from ronde.torch.reductions import start_tensors
 
 __all__ = ["GradientGroup", "make_groups"]
 
@@ -39,17 +38,9 @@ class GradientGroup:
         """Submit the present gradients, unless they are submitted already."""
         if self._members[0].handle is not None:
             return
-        treatment = self._members[0].treatment
         tensors, uses = zip(*(member.prepare_to_send() for member in self._members))
-        handle = start_grouped_reductions(
-            Kind.allreduce,
-            tensors,
-            self._name,
-            treatment.reduction,
-            in_place=True,
-            process_set=treatment.process_set,
-        )
-        finished = Group([handle], lambda results: _use(results[0], uses))
+        call = self._members[0].treatment.call._replace(name=self._name, is_group=True)
+        finished = Group([start_tensors(call, tensors)], lambda results: _use(results[0], uses))
         for member in self._members:
             member.handle = finished
 

@@ -11,70 +11,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ronde.engine import engine
-from ronde.engine.process_sets import ProcessSet
+from ronde.torch.call import Call
 from ronde.torch.handles import Group, Handle, copied
 from ronde.torch.on_device import is_carried, start_on_device
-from ronde.types import Kind, ReduceOp, Sum
+from ronde.types import Kind
 
 __all__ = ["places_of", "staged_group", "start_group"]
 
 
-def start_group(
-    kind: Kind,
-    tensors: Sequence[Any],
-    *,
-    name: str | None = None,
-    op: ReduceOp = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    in_place: bool = False,
-    waits: bool = False,
-    process_set: ProcessSet | None = None,
-    places: str | None = None,
-) -> Handle:
+def start_group(call: Call, tensors: Sequence[Any], places: str | None = None) -> Handle:
     """Submit tensors as one group (see Engine.submit_group); waiting returns the list of results.
 
-    `in_place`: write the results of an all-reduce into the tensors. `places`: the devices of the user's whole group, if
-    `tensors` are a part of it.
+    `places`: where the tensors are, in words, if they are a part of what the user calls the group.
     """
-    terms = op, prescale, postscale
     device = places_of(tensors) if places is None else places
     is_elsewhere = [not tensor.is_cpu for tensor in tensors]
-    how: dict[str, Any] = dict(op=op, process_set=process_set)
-    if tensors and all(tensor.is_cuda and is_carried(kind, tensor, **how) for tensor in tensors):
-        how |= dict(in_place=in_place, prescale=prescale, postscale=postscale)
-        names = [None if name is None else f"{name}.{index}" for index in range(len(tensors))]
+    if tensors and all(tensor.is_cuda and is_carried(call, tensor) for tensor in tensors):
+        names = [None if call.name is None else f"{call.name}.{index}" for index in range(len(tensors))]
         return Group(
-            [start_on_device(kind, tensor, name=each, **how) for tensor, each in zip(tensors, names)]
+            [
+                start_on_device(call._replace(name=name, waits=False), tensor)
+                for tensor, name in zip(tensors, names)
+            ]
         )
     if any(is_elsewhere):
-        return staged_group(kind, tensors, is_elsewhere, name, *terms, in_place, waits, process_set, device)
-    outs = tensors if in_place else None
-    return engine(process_set).submit_group(kind, tensors, name, *terms, outs, waits, device)
+        return staged_group(call, tensors, is_elsewhere, device)
+    return call.submit_group(tensors, tensors if call.in_place else None, device)
 
 
-def staged_group(
-    kind: Kind,
-    tensors: Sequence[Any],
-    is_staged: Sequence[bool],
-    name: str | None,
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    in_place: bool,
-    waits: bool,
-    process_set: ProcessSet | None,
-    device: str,
-) -> Handle:
-    """Submit copies of some tensors in main memory, and the others; waiting copies results to the tensors' devices."""
+def staged_group(call: Call, tensors: Sequence[Any], is_staged: Sequence[bool], device: str) -> Handle:
+    """Submit copies of some tensors in main memory, and the others; results are copied to where the tensors are."""
     pairs = list(zip(tensors, is_staged, strict=True))
     sent = [copied(tensor.detach()) if staged else tensor for tensor, staged in pairs]
     outs = None
-    if kind is Kind.allreduce:  # only this operation uses a copy, so the result may overwrite it
-        outs = [copy if staged or in_place else None for copy, (_, staged) in zip(sent, pairs)]
-    handle = engine(process_set).submit_group(kind, sent, name, op, prescale, postscale, outs, waits, device)
-    return _MovedGroup(handle, pairs, in_place)
+    if call.kind is Kind.allreduce:  # a copy is nobody else's, so its result may as well overwrite it
+        outs = [copy if staged or call.in_place else None for copy, (_, staged) in zip(sent, pairs)]
+    return _MovedGroup(call.submit_group(sent, outs, device), pairs, call.in_place)
 
 
 def places_of(tensors: Sequence[Any]) -> str:

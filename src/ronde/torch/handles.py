@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ronde.engine import submit
 from ronde.errors import UsageError
+from ronde.torch.call import Call
 from ronde.torch.on_device import is_carried, start_on_device
 from ronde.types import Kind
 
@@ -23,9 +23,8 @@ __all__ = [
     "Received",
     "check_tensors",
     "copied",
-    "elsewhere",
     "poll",
-    "start",
+    "start_dense",
     "staged",
     "synchronize",
     "wait_all",
@@ -67,29 +66,24 @@ def _no_tensor(given: object) -> UsageError:
     )
 
 
-def start(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
-    """Submit a tensor to the engine; `terms` are those of `engine.submit`. Raises what that raises."""
-    check_tensors((tensor,))
+def start_dense(call: Call, tensor: Any) -> Handle:
+    """Submit a dense tensor to the engine. Raises UsageError for what is no tensor, and what `engine.submit` raises."""
+    if not isinstance(tensor, torch.Tensor):
+        raise _no_tensor(tensor)
     if tensor.is_cpu:
-        return submit(kind, tensor, out=tensor if in_place else None, **terms)
-    return elsewhere(kind, tensor, in_place, **terms)
+        return call.submit(tensor, tensor if call.in_place else None)
+    if tensor.is_cuda and is_carried(call, tensor):
+        return start_on_device(call, tensor)
+    return staged(call, tensor)
 
 
-def elsewhere(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
-    """Submit a tensor that is not on the CPU."""
-    if tensor.is_cuda and is_carried(kind, tensor, **terms):
-        handle: Handle = start_on_device(kind, tensor, in_place, **terms)
-        return handle
-    return staged(kind, tensor, in_place, **terms)
-
-
-def staged(kind: Kind, tensor: Any, in_place: bool = False, **terms: Any) -> Handle:
-    """Submit a copy of the tensor in main memory; waiting copies the result to the tensor's device."""
+def staged(call: Call, tensor: Any) -> Handle:
+    """Submit a copy of the tensor in main memory; the result is copied to where the tensor is."""
     copy = copied(tensor.detach())
-    # Only this operation uses the copy, so the result may overwrite it if it has the same shape.
-    keeps_shape = kind is Kind.allreduce or kind is Kind.broadcast
-    handle = submit(kind, copy, out=copy if keeps_shape else None, device=tensor.device.type, **terms)
-    return _Moved(handle, tensor, in_place)
+    # The copy is nobody else's, so where shapes agree the result may as well overwrite it.
+    keeps_shape = call.kind is Kind.allreduce or call.kind is Kind.broadcast
+    handle = call.submit(copy, copy if keeps_shape else None, tensor.device.type)
+    return _Moved(handle, tensor, call.in_place)
 
 
 def copied(tensor: Any) -> Any:

@@ -11,36 +11,27 @@ from typing import Any
 
 import torch
 
-from ronde.engine import engine, submit
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine import engine
+from ronde.torch.call import Call
 from ronde.types import Average, DType, Kind, ReduceOp, Sum
 
 __all__ = ["is_carried", "start_on_device"]
 
 
-def is_carried(
-    kind: Kind, tensor: Any, op: ReduceOp = Sum, process_set: ProcessSet | None = None, **terms: Any
-) -> bool:
-    """Return whether a backend takes the tensor in place; the same on all ranks."""
+def is_carried(call: Call, tensor: Any) -> bool:
+    """Return whether a backend takes the tensor where it is: all ranks know that alike."""
     dtype = DType.__members__.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or tensor.layout is not torch.strided:
         return False
-    return engine(process_set).carries(kind, dtype, _carried(tensor, op), tensor.device)
+    op = _carried(tensor, call.op)
+    return engine(call.process_set).carries(call.kind, dtype, op, tensor.device)
 
 
-def start_on_device(
-    kind: Kind,
-    tensor: Any,
-    in_place: bool = False,
-    op: ReduceOp = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    process_set: ProcessSet | None = None,
-    **terms: Any,
-) -> Any:
-    """Submit the tensor without a copy in main memory; return its handle. Arguments as in `engine.submit`."""
+def start_on_device(call: Call, tensor: Any) -> _OnDevice:
+    """Submit the tensor itself; return its handle."""
     from ronde.backends.nccl import make_ready
 
+    kind, _, _, op, prescale, postscale, in_place, *_ = call
     given = tensor.detach().resolve_conj().resolve_neg().contiguous()
     x = given.to(_working_type(tensor, op, prescale != 1.0 or postscale != 1.0))
     if prescale != 1.0:
@@ -53,13 +44,12 @@ def start_on_device(
         result = x if in_place or is_ours else (torch.empty_like(x) if kind is Kind.allreduce else x.clone())
         x = result if kind is Kind.broadcast else x
     make_ready(*([x] if result is None or result is x else [x, result]))
-    device = f"{tensor.device.type} memory"
-    how: dict[str, Any] = dict(out=result, device=device, process_set=process_set, **terms)
-    handle = submit(kind, x, op=_carried(tensor, op), **how)
+    unscaled = call._replace(op=_carried(tensor, op), prescale=1.0, postscale=1.0)
+    handle = unscaled.submit(x, result, f"{tensor.device.type} memory")
 
     def finish(reduced: Any) -> Any:
         if op is Average and not _divides(tensor):
-            reduced.copy_(torch.div(reduced, engine(process_set).size, rounding_mode="trunc"))
+            reduced.copy_(torch.div(reduced, engine(call.process_set).size, rounding_mode="trunc"))
         if postscale != 1.0:
             reduced.copy_(_scaled(reduced, postscale))
         reduced = reduced.to(tensor.dtype)

@@ -8,27 +8,28 @@ that all operations share are described once, at the end of this module.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ronde.engine.process import engine, global_process_set, submit
+from ronde.engine.process import global_process_set, submit
 from ronde.engine.process_sets import ProcessSet
 from ronde.help_texts import complete_help
+from ronde.torch.call import Call
 from ronde.torch.compression import Compression, Compressor
-from ronde.torch.differentiable import (
-    Call,
-    allgather_all,
-    allreduce_all,
-    alltoall_rows,
-    broadcast_from,
-    reducescatter_all,
-    start_alltoall,
-    start_gather,
-    start_reductions,
+from ronde.torch.differentiable import run, start_alltoall
+from ronde.torch.handles import Handle, check_tensors
+from ronde.torch.reductions import start_tensor, start_tensors
+from ronde.types import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Average,
+    Barrier,
+    Broadcast,
+    ReduceOp,
+    Reducescatter,
+    Sum,
 )
-from ronde.torch.handles import Handle, check_tensors, start
-from ronde.torch.reductions import Reduction, start_reduction
-from ronde.types import Allreduce, Average, Kind, ReduceOp, Sum
 
 __all__ = [
     "allgather",
@@ -71,10 +72,8 @@ def allreduce(
 
     mean = hvd.allreduce(loss.detach(), name="loss")
     """
-    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    return _compressed(
-        compression, [tensor], lambda sent: allreduce_all(sent, Call(name, process_set), reduction)
-    )[0]
+    call = _call(op, average, name, prescale_factor, postscale_factor, process_set, waits=True)
+    return _run_compressed(call, [tensor], compression)[0]
 
 
 def allreduce_(
@@ -87,11 +86,8 @@ def allreduce_(
     process_set: ProcessSet | None = global_process_set,
 ) -> Any:
     """Combine the tensors of all ranks element by element in place, and return the tensor."""
-    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    handle = start_reduction(
-        Kind.allreduce, tensor, name, reduction, in_place=True, waits=True, process_set=process_set
-    )
-    return handle.wait()
+    call = _call(op, average, name, prescale_factor, postscale_factor, process_set, in_place=True, waits=True)
+    return start_tensor(call, tensor).wait()
 
 
 def allreduce_async(
@@ -104,9 +100,8 @@ def allreduce_async(
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Start an `allreduce`, and return a handle for `synchronize`. The tensor must not change until then."""
-    return _reduction(
-        tensor, name, _chosen(op, average), prescale_factor, postscale_factor, False, process_set
-    )
+    call = _call(op, average, name, prescale_factor, postscale_factor, process_set)
+    return start_tensor(call, tensor)
 
 
 def allreduce_async_(
@@ -119,9 +114,8 @@ def allreduce_async_(
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Start an `allreduce_`, and return a handle for `synchronize`. The tensor must not change until then."""
-    return _reduction(
-        tensor, name, _chosen(op, average), prescale_factor, postscale_factor, True, process_set
-    )
+    call = _call(op, average, name, prescale_factor, postscale_factor, process_set, in_place=True)
+    return start_tensor(call, tensor)
 
 
 def grouped_allreduce(
@@ -135,9 +129,8 @@ def grouped_allreduce(
     process_set: ProcessSet | None = global_process_set,
 ) -> list[Any]:
     """Return the `allreduce` of each tensor, as a list; they complete together."""
-    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    call = Call(name, process_set, is_group=True)
-    return _compressed(compression, tensors, lambda sent: allreduce_all(sent, call, reduction))
+    call = _call(op, average, name, prescale_factor, postscale_factor, process_set, waits=True, is_group=True)
+    return _run_compressed(call, tensors, compression)
 
 
 def grouped_allreduce_(
@@ -150,10 +143,10 @@ def grouped_allreduce_(
     process_set: ProcessSet | None = global_process_set,
 ) -> list[Any]:
     """Combine each of the tensors in place, and return them."""
-    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    call = Call(name, process_set, is_group=True)
-    handle = start_reductions(Kind.allreduce, tensors, call, reduction, in_place=True, waits=True)
-    results: list[Any] = handle.wait()
+    call = _call(
+        op, average, name, prescale_factor, postscale_factor, process_set, True, waits=True, is_group=True
+    )
+    results: list[Any] = start_tensors(call, tensors).wait()
     return results
 
 
@@ -167,8 +160,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Start a `grouped_allreduce`, and return a handle for `synchronize`. The tensors must not change until then."""
-    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    return start_reductions(Kind.allreduce, tensors, Call(name, process_set, is_group=True), reduction)
+    call = _call(op, average, name, prescale_factor, postscale_factor, process_set, is_group=True)
+    return start_tensors(call, tensors)
 
 
 def grouped_allreduce_async_(
@@ -181,9 +174,10 @@ def grouped_allreduce_async_(
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Start a `grouped_allreduce_`, and return a handle for `synchronize`. The tensors must not change until then."""
-    reduction = Reduction(_chosen(op, average), prescale_factor, postscale_factor)
-    call = Call(name, process_set, is_group=True)
-    return start_reductions(Kind.allreduce, tensors, call, reduction, in_place=True)
+    call = _call(
+        op, average, name, prescale_factor, postscale_factor, process_set, in_place=True, is_group=True
+    )
+    return start_tensors(call, tensors)
 
 
 def allgather(
@@ -192,7 +186,7 @@ def allgather(
     process_set: ProcessSet | None = global_process_set,
 ) -> Any:
     """Return the tensors of all ranks, concatenated along the first axis, whose length may differ between ranks."""
-    return allgather_all([tensor], Call(name, process_set))[0]
+    return run(Call(Allgather, name, process_set, waits=True), [tensor])[0]
 
 
 def allgather_async(
@@ -201,7 +195,7 @@ def allgather_async(
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Start an `allgather`, and return a handle for `synchronize`. The tensors must not change until then."""
-    return start(Kind.allgather, tensor, name=name, process_set=process_set)
+    return start_tensor(Call(Allgather, name, process_set), tensor)
 
 
 def grouped_allgather(
@@ -210,7 +204,7 @@ def grouped_allgather(
     process_set: ProcessSet | None = global_process_set,
 ) -> list[Any]:
     """Return the `allgather` of each tensor, as a list."""
-    return allgather_all(tensors, Call(name, process_set, is_group=True))
+    return run(Call(Allgather, name, process_set, waits=True, is_group=True), tensors)
 
 
 def grouped_allgather_async(
@@ -219,7 +213,7 @@ def grouped_allgather_async(
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Start a `grouped_allgather`, and return a handle for `synchronize`. The tensors must not change until then."""
-    return start_gather(tensors, Call(name, process_set, is_group=True))
+    return start_tensors(Call(Allgather, name, process_set, is_group=True), tensors)
 
 
 def broadcast(
@@ -229,7 +223,7 @@ def broadcast(
     process_set: ProcessSet | None = global_process_set,
 ) -> Any:
     """Return the tensor of rank `root_rank`."""
-    return broadcast_from(root_rank, tensor, Call(name, process_set))
+    return run(Call(Broadcast, name, process_set, waits=True, root=root_rank), [tensor])[0]
 
 
 def broadcast_(
@@ -239,8 +233,8 @@ def broadcast_(
     process_set: ProcessSet | None = global_process_set,
 ) -> Any:
     """Copy the tensor of rank `root_rank` into the tensor, and return it."""
-    how: dict[str, Any] = dict(name=name, root=root_rank, process_set=process_set)
-    return start(Kind.broadcast, tensor, in_place=True, waits=True, **how).wait()
+    call = Call(Broadcast, name, process_set, in_place=True, waits=True, root=root_rank)
+    return start_tensor(call, tensor).wait()
 
 
 def broadcast_async(
@@ -250,7 +244,7 @@ def broadcast_async(
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Start a `broadcast`, and return a handle for `synchronize`. The tensors must not change until then."""
-    return start(Kind.broadcast, tensor, name=name, root=root_rank, process_set=process_set)
+    return start_tensor(Call(Broadcast, name, process_set, root=root_rank), tensor)
 
 
 def broadcast_async_(
@@ -260,8 +254,7 @@ def broadcast_async_(
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Start a `broadcast_`, and return a handle for `synchronize`. The tensors must not change until then."""
-    how: dict[str, Any] = dict(name=name, root=root_rank, process_set=process_set)
-    return start(Kind.broadcast, tensor, in_place=True, **how)
+    return start_tensor(Call(Broadcast, name, process_set, in_place=True, root=root_rank), tensor)
 
 
 def alltoall(
@@ -275,7 +268,7 @@ def alltoall(
     `splits`: a tensor or list of integers; then how many rows came from each rank is returned too, as a tensor. None
     sends equally many to every rank. Ranks may have different numbers of rows.
     """
-    result, received = alltoall_rows(tensor, splits, Call(name, process_set))
+    result, received = run(Call(Alltoall, name, process_set, waits=True, splits=splits), [tensor])
     return result if splits is None else (result, received)
 
 
@@ -286,7 +279,7 @@ def alltoall_async(
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle:
     """Start an `alltoall`, and return a handle. `synchronize` returns the rows and how many came from each rank."""
-    return start_alltoall(tensor, splits, Call(name, process_set))
+    return start_alltoall(Call(Alltoall, name, process_set, splits=splits), tensor)
 
 
 def reducescatter(
@@ -299,10 +292,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """Combine like `allreduce`, and return this rank's rows; the first ranks get one more if needed."""
-    reduction = Reduction(op, prescale_factor, postscale_factor)
-    return _compressed(
-        compression, [tensor], lambda sent: reducescatter_all(sent, Call(name, process_set), reduction)
-    )[0]
+    call = Call(Reducescatter, name, process_set, op, prescale_factor, postscale_factor, waits=True)
+    return _run_compressed(call, [tensor], compression)[0]
 
 
 def reducescatter_async(
@@ -314,9 +305,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a `reducescatter`, and return a handle for `synchronize`. The tensors must not change until then."""
-    check_tensors((tensor,))
-    reduction = Reduction(op, prescale_factor, postscale_factor)
-    return start_reduction(Kind.reducescatter, tensor, name, reduction, process_set=process_set)
+    return start_tensor(Call(Reducescatter, name, process_set, op, prescale_factor, postscale_factor), tensor)
 
 
 def grouped_reducescatter(
@@ -329,9 +318,10 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """Return the `reducescatter` of each tensor, as a list."""
-    reduction = Reduction(op, prescale_factor, postscale_factor)
-    call = Call(name, process_set, is_group=True)
-    return _compressed(compression, tensors, lambda sent: reducescatter_all(sent, call, reduction))
+    call = Call(
+        Reducescatter, name, process_set, op, prescale_factor, postscale_factor, waits=True, is_group=True
+    )
+    return _run_compressed(call, tensors, compression)
 
 
 def grouped_reducescatter_async(
@@ -343,49 +333,41 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a `grouped_reducescatter`, and return a handle for `synchronize`, until which tensors must not change."""
-    reduction = Reduction(op, prescale_factor, postscale_factor)
-    return start_reductions(Kind.reducescatter, tensors, Call(name, process_set, is_group=True), reduction)
+    call = Call(Reducescatter, name, process_set, op, prescale_factor, postscale_factor, is_group=True)
+    return start_tensors(call, tensors)
 
 
 def barrier(
     process_set: ProcessSet | None = global_process_set,
 ) -> None:
     """Return when all ranks have called it."""
-    submit(Kind.barrier, None, waits=True, process_set=process_set).wait()
+    submit(Barrier, None, waits=True, process_set=process_set).wait()
 
 
-def _chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise ValueError("give op or average, not both; average is deprecated")
-    warnings.warn("average= is deprecated; say op=Average or op=Sum", DeprecationWarning, stacklevel=3)
-    return Average if average else Sum
-
-
-def _reduction(
-    tensor: Any,
+def _call(
+    op: ReduceOp | None,
+    average: bool | None,
     name: str | None,
-    op: ReduceOp,
     prescale: float,
     postscale: float,
-    in_place: bool,
     process_set: ProcessSet | None,
-) -> Handle:
-    check_tensors((tensor,))
-    if not tensor.is_cpu or tensor.is_sparse:
-        reduction = Reduction(op, prescale, postscale)
-        return start_reduction(Allreduce, tensor, name, reduction, in_place=in_place, process_set=process_set)
-    out = tensor if in_place else None  # the shortest way, for those who submit many
-    return engine(process_set).submit(Allreduce, tensor, name, op, -1, prescale, postscale, None, out, False)
+    in_place: bool = False,
+    waits: bool = False,
+    is_group: bool = False,
+) -> Call:
+    if average is not None:
+        if op is not None:
+            raise ValueError("give op or average, not both; average is deprecated")
+        warnings.warn("average= is deprecated; say op=Average or op=Sum", DeprecationWarning, stacklevel=3)
+        op = Average if average else Sum
+    op = Average if op is None else op
+    return Call(Allreduce, name, process_set, op, prescale, postscale, in_place, waits, is_group)
 
 
-def _compressed(
-    compression: Compressor, tensors: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
-) -> list[Any]:
+def _run_compressed(call: Call, tensors: Sequence[Any], compression: Compressor) -> list[Any]:
     check_tensors(tensors)
     pairs = [compression.compress(tensor) for tensor in tensors]
-    results = reduce([sent for sent, _ in pairs])
+    results = run(call, [sent for sent, _ in pairs])
     return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]
 
 

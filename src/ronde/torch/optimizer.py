@@ -20,16 +20,16 @@ from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
 from ronde.torch.adasum_optimizer import DistributedAdasum
 from ronde.torch.bucket import Bucket, make_buckets
+from ronde.torch.call import Call
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.gradient import Gradient, SymmetricGradient, Treatment
 from ronde.torch.gradient_groups import GradientGroup, make_groups
 from ronde.torch.handles import Handle, wait_all
 from ronde.torch.members import is_member, size_of
 from ronde.torch.names import named_by_parameter, names_of, parameters_of
-from ronde.torch.reductions import Reduction, start_reduction
 from ronde.torch.same_parameters import require_same_parameters
 from ronde.torch.symmetric import GradientMemory, symmetric_places
-from ronde.types import Adasum, Average, Kind, ReduceOp
+from ronde.types import Adasum, Allreduce, Average, ReduceOp
 
 __all__ = ["DistributedOptimizer"]
 
@@ -91,8 +91,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
         trained = [parameter for parameter in parameters_of(distributed).values() if parameter.requires_grad]
         require_same_parameters(trained, distributed._names, process_set)
         return distributed
-    reduction = Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
-    treatment = Treatment(reduction, compression, backward_passes_per_step, sparse_as_dense, process_set)
+    factor = gradient_predivide_factor
+    call = Call(Allreduce, None, process_set, op, 1.0 / factor, factor, in_place=True)
+    treatment = Treatment(call, compression, backward_passes_per_step, sparse_as_dense)
     distributed._distribute(named_parameters, treatment, has_others)
     if has_others:
         distributed._follow_gradients(groups if groups is not None else num_groups, symmetric_gradients)
@@ -118,10 +119,11 @@ class _Distributed:
         """Reduce the gradients of all parameters that require one."""
         followed = [parameter for parameter in parameters_of(self).values() if parameter.requires_grad]
         treatment = self._treatment
-        # If the order differs between ranks, names still match gradients, but symmetric memory needs one order.
-        symmetric &= require_same_parameters(followed, self._names, treatment.process_set)
+        # Where the order differs, names still say what belongs together, but not the order in one memory.
+        process_set = treatment.call.process_set
+        symmetric &= require_same_parameters(followed, self._names, process_set)
         places: list[GradientMemory | None] = [None] * len(followed)
-        is_of_all = treatment.process_set is None or treatment.process_set is global_process_set
+        is_of_all = process_set is None or process_set is global_process_set
         if symmetric and is_of_all and treatment.compression is Compression.none:
             places = symmetric_places(followed)
         for parameter, place in zip(followed, places):
@@ -171,15 +173,7 @@ class _Distributed:
         treatment = self._treatment
         dense = p.grad.to_dense() if p.grad.is_sparse and treatment.sparse_as_dense else p.grad
         sent, context = treatment.compression.compress(dense)
-        handle = start_reduction(
-            Kind.allreduce,
-            sent,
-            self._names[id(p)],
-            treatment.reduction,
-            in_place=not sent.is_sparse,
-            process_set=treatment.process_set,
-        )
-        return handle, context
+        return treatment.submit_gradient(self._names[id(p)], sent), context
 
     @property
     def backward_passes_per_step(self) -> int:

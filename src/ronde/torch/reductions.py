@@ -9,80 +9,42 @@ these ranks cannot use that name again.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ronde.engine.process_sets import ProcessSet
+from ronde.torch.call import Call
 from ronde.torch.groups import places_of, start_group
-from ronde.torch.handles import Handle, start
+from ronde.torch.handles import Handle, check_tensors, start_dense
 from ronde.torch.sparse import start_sparse
-from ronde.types import Kind, ReduceOp
+from ronde.types import Allreduce
 
-__all__ = ["Reduction", "start_grouped_reductions", "start_reduction"]
-
-
-class Reduction(NamedTuple):
-    """The operation and factors of a reduction."""
-
-    op: ReduceOp
-    prescale: float = 1.0
-    postscale: float = 1.0
+__all__ = ["start_tensor", "start_tensors"]
 
 
-def start_reduction(
-    kind: Kind,
-    tensor: Any,
-    name: str | None,
-    reduction: Reduction,
-    *,
-    in_place: bool = False,
-    waits: bool = False,
-    process_set: ProcessSet | None = None,
-) -> Handle:
-    """Submit a tensor for an all-reduce or a reduce-scatter."""
-    op, prescale, postscale = reduction
-    how: dict[str, Any] = dict(
-        name=name,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        in_place=in_place,
-        waits=waits,
-        process_set=process_set,
-    )
-    if kind is Kind.allreduce and tensor.is_sparse:
-        return start_sparse(tensor, **how)
-    return start(kind, tensor, **how)
+def start_tensor(call: Call, tensor: Any) -> Handle:
+    """Submit a tensor to be reduced, or any operation on a dense tensor."""
+    if call.kind is Allreduce and getattr(tensor, "is_sparse", False):
+        return start_sparse(call, tensor)
+    return start_dense(call, tensor)
 
 
-def start_grouped_reductions(
-    kind: Kind,
-    tensors: Sequence[Any],
-    name: str | None,
-    reduction: Reduction,
-    *,
-    in_place: bool = False,
-    waits: bool = False,
-    process_set: ProcessSet | None = None,
-) -> Handle:
-    """Submit tensors as a group for an all-reduce or a reduce-scatter; waiting returns the list of results."""
-    op, prescale, postscale = reduction
-    how: dict[str, Any] = dict(
-        op=op, prescale=prescale, postscale=postscale, in_place=in_place, process_set=process_set
-    )
+def start_tensors(call: Call, tensors: Sequence[Any]) -> Handle:
+    """Submit a group of tensors to be reduced, or of dense ones for any operation; waiting returns the results."""
     tensors = list(tensors)
+    check_tensors(tensors)
     sparse = [index for index, tensor in enumerate(tensors) if tensor.is_sparse]
-    if not sparse or kind is not Kind.allreduce:
-        return start_group(kind, tensors, name=name, waits=waits, **how)
+    if not sparse or call.kind is not Allreduce:
+        return start_group(call, tensors)
     dense = [index for index, tensor in enumerate(tensors) if not tensor.is_sparse]
     group = None
     if dense:
-        places = places_of(tensors)
-        group = start_group(kind, [tensors[index] for index in dense], name=name, places=places, **how)
+        later = call._replace(waits=False)  # the sparse ones are submitted before anything is waited for
+        group = start_group(later, [tensors[index] for index in dense], places_of(tensors))
     others: dict[int, Handle] = {}
     for index in sparse:
-        # If all are sparse, the first takes the group's name, so that a rank with dense tensors gets a mismatch.
-        is_named = name is None or (not dense and index == sparse[0])
-        others[index] = start_sparse(tensors[index], name=name if is_named else f"{name}.{index}", **how)
+        # Where nothing is dense, the first takes the group's name: so ranks of which one has dense ones hear of it.
+        is_named = call.name is None or (not dense and index == sparse[0])
+        each = call if is_named else call._replace(name=f"{call.name}.{index}")
+        others[index] = start_sparse(each, tensors[index])
     return _Mixed(group, dense, others)
 
 

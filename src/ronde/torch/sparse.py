@@ -19,6 +19,7 @@ from ronde.engine import engine
 from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
 from ronde.errors import MismatchError, UsageError
+from ronde.torch.call import Call
 from ronde.torch.groups import start_group
 from ronde.torch.handles import check_tensors
 from ronde.torch.members import size_of
@@ -48,22 +49,13 @@ def sparse_allreduce_async(
         UsageError: another `op` or layout.
         MismatchError: shapes or dtypes differ between ranks; raised by `synchronize`.
     """
-    return start_sparse(tensor, name=name, op=op, process_set=process_set)
+    return start_sparse(Call(Kind.allreduce, name, process_set, op), tensor)
 
 
-def start_sparse(
-    tensor: Any,
-    *,
-    name: str | None = None,
-    op: ReduceOp = Average,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    in_place: bool = False,
-    waits: bool = False,
-    process_set: ProcessSet | None = None,
-) -> SparseHandle:
-    """Submit a sparse tensor; arguments as those of `handles.start`."""
+def start_sparse(call: Call, tensor: Any) -> SparseHandle:
+    """Submit a sparse tensor to be reduced."""
     check_tensors((tensor,))
+    op = call.op
     if tensor.layout is not torch.sparse_coo:
         raise UsageError(
             f"a tensor of layout {tensor.layout} is not a sparse COO tensor; convert it with to_sparse()"
@@ -76,31 +68,23 @@ def start_sparse(
         raise UsageError(
             "a sparse tensor without a sparse dimension cannot be reduced; make it dense with to_dense()"
         )
-    return SparseHandle(tensor, name, op, prescale * postscale, in_place, process_set)
+    return SparseHandle(call, tensor)
 
 
 class SparseHandle:
     """The handle of a sparse tensor in flight."""
 
-    def __init__(
-        self,
-        tensor: Any,
-        name: str | None,
-        op: ReduceOp,
-        factor: float,
-        in_place: bool,
-        process_set: ProcessSet | None,
-    ) -> None:
-        self._tensor, self._name, self._op, self._factor, self._in_place = tensor, name, op, factor, in_place
-        self._size, self._divides_by_all = size_of(process_set), engine(process_set).divides_by_all
+    def __init__(self, call: Call, tensor: Any) -> None:
+        self._tensor, self._name, self._in_place = tensor, call.name, call.in_place
+        self._op, self._factor = call.op, call.prescale * call.postscale
+        self._size, self._divides_by_all = size_of(call.process_set), engine(call.process_set).divides_by_all
         self._result: Any = None
         mine = tensor.detach().coalesce()
         dims = tensor.sparse_dim()
         head = torch.tensor([tensor.shape[:dims], [rank()] * dims], device=tensor.device)
         positions = torch.cat([-1 - head, mine.indices().t()])
-        self._handle = start_group(
-            Kind.allgather, [positions, mine.values()], name=name, process_set=process_set
-        )
+        gather = Call(Kind.allgather, call.name, call.process_set, is_group=True)
+        self._handle = start_group(gather, [positions, mine.values()])
 
     def wait(self) -> Any:
         """Wait for the result and return it; see `handles.Handle`."""

@@ -19,9 +19,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
-from ronde.torch.handles import start
+from ronde.torch.call import Call
+from ronde.torch.handles import start_dense
 from ronde.torch.members import size_of
-from ronde.types import Kind, Sum
+from ronde.types import Kind
 
 __all__ = ["SyncBatchNorm"]
 
@@ -105,7 +106,7 @@ def _moments_of_all(input: Any, process_set: ProcessSet | None) -> _Moments:
             mine.zero_()  # the mean of no values is NaN
         message = torch.cat([torch.tensor([float(count)], dtype=torch.float64), mine])[None]
         name = f"sync_batch_norm.{channels}.moments"
-        told = start(Kind.allgather, message, name=name, waits=True, process_set=process_set).wait()
+        told = start_dense(Call(Kind.allgather, name, process_set, waits=True), message).wait()
         counts, means, variances = told[:, :1], told[:, 1 : channels + 1], told[:, channels + 1 :]
         total = float(counts.sum())
         if total < 2:
@@ -167,9 +168,7 @@ class _Normalize(torch.autograd.Function):  # type: ignore[misc]
 def _sum_of_all(sums: Any, process_set: ProcessSet | None) -> Any:
     message = sums.to("cpu").double()
     name = f"sync_batch_norm.{len(sums) // 2}.gradients"
-    return start(
-        Kind.allreduce, message, in_place=True, name=name, op=Sum, waits=True, process_set=process_set
-    ).wait()
+    return start_dense(Call(Kind.allreduce, name, process_set, in_place=True, waits=True), message).wait()
 
 
 def _wide_type(input: Any) -> Any:

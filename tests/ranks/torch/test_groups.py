@@ -14,6 +14,7 @@ from ronde.types import Kind
 torch = pytest.importorskip("torch")
 hvd: Any = pytest.importorskip("ronde.torch")
 groups_of: Any = pytest.importorskip("ronde.torch.groups")
+calls: Any = pytest.importorskip("ronde.torch.call")
 
 
 def tensors(rank: int) -> list[Any]:
@@ -77,8 +78,8 @@ def on_other_devices(rank: int, size: int) -> None:
     for kind, in_place in ((Kind.allreduce, False), (Kind.allreduce, True), (Kind.allgather, False)):
         given = [torch.full((2,), rank + 1.0), torch.full((2, 2), rank + 1.0).t()]
         name = f"staged {kind.name} {in_place}"
-        terms = (name, hvd.Sum, 1.0, 1.0, in_place, True, hvd.global_process_set, "cpu+cuda")
-        handle = groups_of.staged_group(kind, given, [True, False], *terms)
+        call = calls.Call(kind, name, hvd.global_process_set, in_place=in_place, waits=True, is_group=True)
+        handle = groups_of.staged_group(call, given, [True, False], "cpu+cuda")
         results = handle.wait()
         assert handle.done()
         assert handle.wait() is results

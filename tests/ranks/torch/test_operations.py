@@ -249,24 +249,28 @@ def compressed(rank: int, size: int) -> None:
 
 def from_other_devices(rank: int, size: int) -> None:
     """Tensors that are not in main memory are copied; here the copies are made of ones that are."""
+    from ronde.torch.call import Call
     from ronde.torch.handles import Received, staged
     from ronde.types import Kind
 
+    def call(kind: Kind, name: str, **terms: Any) -> Call:
+        return Call(kind, name, hvd.global_process_set, **terms)
+
     x, total = numbers(rank), sum(of_all(size))
-    handle = staged(Kind.allreduce, x, name="copied", op=hvd.Sum)
+    handle = staged(call(Kind.allreduce, "copied", op=hvd.Sum), x)
     same(handle.wait(), total)
     same(handle.wait(), total)
     assert handle.done()
     same(x, numbers(rank))
     view = numbers(rank).t()
-    assert staged(Kind.allreduce, view, in_place=True, name="copied back", op=hvd.Sum).wait() is view
+    assert staged(call(Kind.allreduce, "copied back", in_place=True), view).wait() is view
     same(view, total.t())
-    same(staged(Kind.allgather, x, name="copied gather").wait(), torch.cat(of_all(size)))
+    same(staged(call(Kind.allgather, "copied gather"), x).wait(), torch.cat(of_all(size)))
     weights = torch.nn.Parameter(numbers(rank))
-    assert staged(Kind.broadcast, weights, in_place=True, name="copied broadcast", root=0).wait() is weights
+    assert staged(call(Kind.broadcast, "copied broadcast", in_place=True, root=0), weights).wait() is weights
     same(weights.data, numbers(0))
     counts = [6 // size] * size
-    rows, received = Received(staged(Kind.alltoall, x, name="copied exchange", splits=counts), counts).wait()
+    rows, received = Received(staged(call(Kind.alltoall, "copied exchange", splits=counts), x), counts).wait()
     assert received.tolist() == counts
     assert len(rows) == 6
     if torch.cuda.is_available():
