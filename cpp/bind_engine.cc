@@ -408,6 +408,8 @@ void bind_engine(nb::module_& module) {
       .def_rw("inputs", &Handle::inputs)
       .def_rw("finish", &Handle::finish)
       .def_rw("received_splits", &Handle::received_splits);
+  nb::object alias = nb::module_::import_("types").attr("GenericAlias");  // so that Handle[Tensor] can be written
+  module.attr("Handle").attr("__class_getitem__") = nb::module_::import_("builtins").attr("classmethod")(alias);
   bind_cycle(module);
   bind_stalls(module);
   bind_tuning(module);

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, NoReturn, overload
+from typing import Any, Generic, NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypeVar
+
+ResultT = TypeVar("ResultT", default=Any)
 
 def host_segment_bytes(local_size: int, staging_bytes: int) -> int: ...
 def instruction_set() -> str: ...
@@ -126,13 +129,13 @@ class Signature:
         /,
     ) -> None: ...
 
-class Handle:
+class Handle(Generic[ResultT]):
     result: Any
     inputs: Any
     finish: Callable[[Any], Any] | None
     received_splits: Any
     def __init__(self, cycle: Cycle) -> None: ...
-    def wait(self) -> Any: ...
+    def wait(self) -> ResultT: ...
     def done(self) -> bool: ...
     def complete(self) -> None: ...
     def fail(self, error: BaseException, /) -> None: ...

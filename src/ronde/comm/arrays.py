@@ -10,14 +10,35 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from ronde.errors import UsageError
 from ronde.types import DType
 
-__all__ = ["Operand", "Target", "copy", "late_target", "like", "operand", "overlap", "target"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ArrayT",
+    "Number",
+    "Operand",
+    "ResultT",
+    "Target",
+    "copy",
+    "late_target",
+    "like",
+    "operand",
+    "overlap",
+    "target",
+]
+
+# The arrays whose results are of the same kind. A type checker accepts these, and a number where an overload says that
+# it gives a NumPy array; for anything else that `operand` reads, it wants `numpy.asarray(x)`.
+ArrayT = TypeVar("ArrayT", bound="np.ndarray[Any, Any] | torch.Tensor")
+Number = complex | np.generic
+ResultT = TypeVar("ResultT")
 
 # A device code of DLPack, dlpack.h: kDLCPU.
 _MAIN_MEMORY = 1
@@ -54,7 +75,7 @@ class Operand(NamedTuple):
         return self.row_items * self.dtype.itemsize
 
 
-class Target(NamedTuple):
+class Target(NamedTuple, Generic[ResultT]):
     """An output: the native side writes `memory`; then `finish` returns the user's array.
 
     `refusal`: the error in the user's `out`, found when other ranks already wait for this one. The rank then takes part
@@ -62,11 +83,11 @@ class Target(NamedTuple):
     """
 
     memory: Any
-    result: Any
+    result: ResultT
     is_copy: bool
     refusal: UsageError | None = None
 
-    def finish(self) -> Any:
+    def finish(self) -> ResultT:
         if self.refusal:
             raise self.refusal
         if self.is_copy:
@@ -95,15 +116,16 @@ def operand(x: Any, anywhere: bool = False) -> Operand:
     return Operand(_exportable(np.ascontiguousarray(array)), dtype, array.shape, x)
 
 
-def like(x: Any) -> Any:
+def like(x: ArrayT) -> ArrayT:
     """Return a new, uninitialised array of the same kind, type and shape."""
     if type(x) is np.ndarray:
-        return np.empty(x.shape, x.dtype)
+        return np.empty(x.shape, x.dtype)  # type: ignore[return-value]
     given = operand(x)
-    return _new(given, given.shape)
+    result: ArrayT = _new(given, given.shape)
+    return result
 
 
-def target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
+def target(given: Operand, shape: tuple[int, ...], out: ResultT | None = None) -> Target[ResultT]:
     """Return the target of a result of this shape: `out`, or a new array of the input's kind and type.
 
     Raises UsageError if `out` has another type or shape, or cannot be written.
@@ -130,7 +152,7 @@ def target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
     return Target(taken.memory, out, not _is_contiguous(out))
 
 
-def late_target(given: Operand, shape: tuple[int, ...], out: Any = None) -> Target:
+def late_target(given: Operand, shape: tuple[int, ...], out: ResultT | None = None) -> Target[ResultT]:
     """Return the same for a call that has begun: an error in `out` is raised when the call has ended."""
     try:
         return target(given, shape, out)
@@ -154,7 +176,7 @@ def _span(memory: Any) -> tuple[int, int]:
     return begin, begin + memory.nbytes
 
 
-def copy(given: Operand, goal: Target) -> None:
+def copy(given: Operand, goal: Target[Any]) -> None:
     """Copy the input into the output's memory, which has the same type and shape."""
     _bytes_of(goal.memory)[:] = _bytes_of(given.memory)
 

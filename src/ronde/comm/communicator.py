@@ -19,13 +19,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 
 from ronde import _native
 from ronde.comm import arrays
-from ronde.comm.arrays import Operand, late_target, operand, target
+from ronde.comm.arrays import ArrayT, Number, Operand, late_target, operand, target
 from ronde.comm.communicator_help import complete_help_of_communicator
 from ronde.comm.shared_memory import share_segment
 from ronde.comm.stalls import StallWatch
@@ -36,7 +36,7 @@ from ronde.foreign_names import advice
 from ronde.types import DType, Kind, ReduceOp, Sum
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+    from numpy.typing import DTypeLike, NDArray
 
     from ronde.core.placement import Topology
     from ronde.settings import Settings
@@ -150,7 +150,11 @@ class Communicator:
 
     # Collectives
 
-    def allreduce(self, x: Any, *, op: ReduceOp = Sum, out: Any = None) -> Any:
+    @overload
+    def allreduce(self, x: Number, *, op: ReduceOp = Sum) -> NDArray[Any]: ...
+    @overload
+    def allreduce(self, x: ArrayT, *, op: ReduceOp = Sum, out: ArrayT | None = None) -> ArrayT: ...
+    def allreduce(self, x: ArrayT | Number, *, op: ReduceOp = Sum, out: ArrayT | None = None) -> Any:
         """Combine the arrays of all ranks element by element, and return the result on all ranks.
 
             total = ronde.world().allreduce(x)
@@ -160,16 +164,17 @@ class Communicator:
         """
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
-        is_new = out is None
-        result = arrays.like(x) if is_new else out
-        if self._allreduce(x, result, op, is_new):
+        result = arrays.like(x) if out is None else out
+        if self._allreduce(x, result, op, out is None):
             return result
         given = operand(x)
         goal = target(given, given.shape, out)
         self._native.allreduce_as(given.memory, goal.memory, given.dtype, op, given.shape)
         return goal.finish()
 
-    def reduce(self, x: Any, root: int = 0, *, op: ReduceOp = Sum, out: Any = None) -> Any:
+    def reduce(
+        self, x: ArrayT, root: int = 0, *, op: ReduceOp = Sum, out: ArrayT | None = None
+    ) -> ArrayT | None:
         """Combine the arrays of all ranks like `allreduce`. Return the result at `root`, None elsewhere."""
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
@@ -181,7 +186,7 @@ class Communicator:
         self._native.reduce_as(given.memory, goal.memory, given.dtype, op, root, given.shape)
         return goal.finish()
 
-    def reducescatter(self, x: Any, *, op: ReduceOp = Sum, out: Any = None) -> Any:
+    def reducescatter(self, x: ArrayT, *, op: ReduceOp = Sum, out: ArrayT | None = None) -> ArrayT:
         """Combine like `allreduce`, but return only this rank's share of the first axis.
 
         The first axis is split as `numpy.array_split` does: the first `len(x) % size` ranks get one row more.
@@ -195,7 +200,11 @@ class Communicator:
         self._native.reduce_scatter_as(given.memory, goal.memory, counts, given.dtype, op, given.shape)
         return goal.finish()
 
-    def allgather(self, x: Any, *, out: Any = None) -> Any:
+    @overload
+    def allgather(self, x: Number) -> NDArray[Any]: ...
+    @overload
+    def allgather(self, x: ArrayT, *, out: ArrayT | None = None) -> ArrayT: ...
+    def allgather(self, x: ArrayT | Number, *, out: ArrayT | None = None) -> Any:
         """Concatenate the arrays of all ranks along the first axis, in rank order, and return the result on all ranks.
 
         First dimensions may differ between ranks, the others must agree. 0-d arrays give one element each.
@@ -209,7 +218,7 @@ class Communicator:
         self._native.allgather_as(given.memory, goal.memory, sizes, given.dtype)
         return goal.finish()
 
-    def gather(self, x: Any, root: int = 0, *, out: Any = None) -> Any:
+    def gather(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT | None:
         """Concatenate like `allgather`. Return the result at `root`, None elsewhere."""
         given = operand(x)
         self._root(root)
@@ -224,7 +233,11 @@ class Communicator:
         self._native.gather_as(given.memory, goal.memory, sizes, given.dtype, root)
         return goal.finish()
 
-    def broadcast(self, x: Any, root: int = 0, *, out: Any = None) -> Any:
+    @overload
+    def broadcast(self, x: Number, root: int = 0) -> NDArray[Any]: ...
+    @overload
+    def broadcast(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT: ...
+    def broadcast(self, x: ArrayT | Number, root: int = 0, *, out: ArrayT | None = None) -> Any:
         """Return `root`'s array on all ranks. `x` has the same shape and dtype on all ranks; `out=x` works in place."""
         given = operand(x)
         goal = target(given, given.shape, out)
@@ -249,7 +262,9 @@ class Communicator:
         self._native.scatter_as(memory, goal.memory, sizes, told.dtype, root)
         return goal.finish()
 
-    def alltoall(self, x: Any, splits: Sequence[int] | None = None, *, out: Any = None) -> Any:
+    def alltoall(
+        self, x: ArrayT, splits: Sequence[int] | None = None, *, out: ArrayT | None = None
+    ) -> ArrayT:
         """Send part p of the rows of `x` to rank p, and return the parts for this rank, concatenated in rank order."""
         given = self._with_axis(x, "alltoall")
         sending = row_counts(splits, given.row_count, self.size)
@@ -278,7 +293,7 @@ class Communicator:
         given = operand(x)
         self._native.send_as(given.memory, given.dtype, dest, _tag(tag))
 
-    def recv(self, x: Any, source: int, tag: int = 0) -> Any:
+    def recv(self, x: ArrayT, source: int, tag: int = 0) -> ArrayT:
         """Fill `x` with the next array from rank `source`, of the same size and dtype, and return `x`."""
         given = operand(x)
         goal = target(given, given.shape, x)

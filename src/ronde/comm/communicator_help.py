@@ -13,11 +13,12 @@ _IN_ORDER = (
 _MESSAGES = ("recv", "send")
 
 _PARAMETERS = {
-    "x": "the array: NumPy, PyTorch on the CPU, DLPack, or a number. The result is of the same kind. Any dtype of"
-    " float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, bool, complex64, complex128; the same shape"
-    " on all ranks (allgather, gather, alltoall: except for the first axis).",
+    "x": "a NumPy array or a PyTorch tensor on the CPU; the result is of the same kind. A number, or anything else with"
+    " DLPack or the buffer protocol, gives a NumPy array. Any dtype of float16, bfloat16, float32, float64, int8 to"
+    " int64, uint8 to uint64, bool, complex64, complex128; the same shape on all ranks"
+    " (allgather, gather, alltoall: except for the first axis).",
     "op": "the reduction: ronde.Sum, Average, Min, Max, Product, BitAnd, BitOr, BitXor, or Adasum in `allreduce`"
-    " (default: Sum).",
+    " (default: Sum; `ronde.allreduce` and `ronde.torch.allreduce` average by default).",
     "out": "an array of the result's shape and dtype that receives the result (None: a new array).",
     "root": "the rank that gives or gets the whole array (default: 0).",
     "splits": "the number of rows for each rank, which add up to `len(x)` (None: the same number for all).",

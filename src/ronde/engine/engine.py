@@ -17,7 +17,7 @@ import numpy as np
 from ronde import _native
 from ronde._native import Handle
 from ronde.comm.affinity import starting_threads_on
-from ronde.comm.arrays import Operand, operand
+from ronde.comm.arrays import Operand, ResultT, operand
 from ronde.comm.communicator import Communicator
 from ronde.comm.stalls import StallWatch, hide_thread
 from ronde.core.messages import TensorType
@@ -142,17 +142,17 @@ class Engine:
     def submit(
         self,
         kind: Kind,
-        x: Any,
+        x: ResultT,
         name: str | None,
-        op: ReduceOp,
-        root: int,
-        prescale: float,
-        postscale: float,
-        splits: Sequence[int] | None,
-        out: Any,
-        waits: bool,
+        op: ReduceOp = ReduceOp.Sum,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        out: Any = None,
+        waits: bool = False,
+        root: int = -1,
+        splits: Sequence[int] | None = None,
         device: str = "cpu",
-    ) -> Handle:
+    ) -> Handle[ResultT]:
         """Submit a tensor; return its handle.
 
         `x`: any array (None for a barrier); it must not change until the handle is done. `name`: the same on all ranks;
@@ -163,8 +163,12 @@ class Engine:
         invalid arguments, PeerError if the world has failed. If ranks submit different operations, `wait()` raises
         MismatchError on all of them.
         """
-        given = () if kind is Barrier else (operand(x, device.endswith(DEVICE_MEMORY)),)
-        dtype, shape = (given[0].dtype, given[0].shape) if given else (DType.uint8, ())
+        given: tuple[Operand, ...] = ()
+        dtype = DType.uint8
+        shape: tuple[int, ...] = ()
+        if kind is not Barrier:
+            array = operand(x, device != "cpu" and device.endswith(DEVICE_MEMORY))
+            given, dtype, shape = (array,), array.dtype, array.shape
         rows = () if kind is not Alltoall else row_counts(splits, shape[0] if shape else 0, self._size)
         if name is not None:
             known = self._known.get(name)
@@ -179,7 +183,7 @@ class Engine:
     def submit_group(
         self,
         kind: Kind,
-        xs: Sequence[Any],
+        xs: Sequence[ResultT],
         name: str | None,
         op: ReduceOp = ReduceOp.Sum,
         prescale: float = 1.0,
@@ -187,7 +191,7 @@ class Engine:
         outs: Sequence[Any] | None = None,
         waits: bool = False,
         device: str = "cpu",
-    ) -> Handle:
+    ) -> Handle[list[ResultT]]:
         """Submit several tensors under one name; they run when all ranks have submitted all of them.
 
         `kind`: all-reduce, all-gather or reduce-scatter. `outs`: of an all-reduce, receive the results. `wait()`
@@ -195,7 +199,7 @@ class Engine:
         """
         given = tuple(operand(x) for x in xs)
         if not given:
-            nothing = Handle(self._cycle)
+            nothing: Handle[list[ResultT]] = Handle(self._cycle)
             nothing.result = []
             nothing.complete()
             return nothing

@@ -17,7 +17,7 @@ import hmac
 import pickle
 import struct
 import traceback
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -29,10 +29,12 @@ from ronde.errors import AuthenticationError, RemoteError
 
 __all__ = ["allgather_object", "broadcast_object"]
 
+ObjectT = TypeVar("ObjectT")
+
 
 def broadcast_object(
-    obj: Any, root: int = 0, name: str | None = None, process_set: ProcessSet | None = None
-) -> Any:
+    obj: ObjectT | None, root: int = 0, name: str | None = None, process_set: ProcessSet | None = None
+) -> ObjectT:
     """Return the object of rank `root` on every rank: on `root` the object itself, elsewhere a copy.
 
         config = ronde.broadcast_object(load_config() if ronde.rank() == 0 else None)
@@ -59,10 +61,12 @@ def broadcast_object(
     content = broadcast(content, root, f"{name}.content", process_set=process_set)
     if packed.error is not None:
         raise packed.error
-    return obj if at_root else _unpack(header._replace(source=root), content, name)
+    return cast(ObjectT, obj if at_root else _unpack(header._replace(source=root), content, name))
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
+def allgather_object(
+    obj: ObjectT, name: str | None = None, process_set: ProcessSet | None = None
+) -> list[ObjectT]:
     """Return the objects of all ranks as a list in the order of ranks, copied by pickle.
 
         losses = ronde.allgather_object({"rank": ronde.rank(), "loss": loss})

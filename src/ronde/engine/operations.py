@@ -6,9 +6,12 @@ The parameters and errors that they share are described once, at the end of this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
+
+from numpy.typing import NDArray
 
 from ronde._native import Handle
+from ronde.comm.arrays import ArrayT, Number, ResultT
 from ronde.engine.arrivals import Arrivals
 from ronde.engine.process import engine, submit
 from ronde.engine.process_sets import ProcessSet
@@ -48,13 +51,27 @@ __all__ = [
 ]
 
 
+@overload
 def allreduce(
-    x: Any,
+    x: Number, name: str | None = None, op: ReduceOp = Average, *, process_set: ProcessSet | None = None
+) -> NDArray[Any]: ...
+@overload
+def allreduce(
+    x: ArrayT,
     name: str | None = None,
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    out: Any = None,
+    out: ArrayT | None = None,
+    process_set: ProcessSet | None = None,
+) -> ArrayT: ...
+def allreduce(
+    x: ArrayT | Number,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    out: ArrayT | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
     """Return the arrays of all ranks, combined element by element. `out=x` works in place.
@@ -64,102 +81,123 @@ def allreduce(
 
     The average of integers is truncated towards zero. `op=Adasum` treats the array as one vector.
     """
-    handle = engine(process_set).submit(
-        Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, True
+    members = engine(process_set)
+    return members.submit(Allreduce, x, name, op, prescale_factor, postscale_factor, out, waits=True).wait()
+
+
+def allreduce_async(
+    x: ArrayT,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    out: ArrayT | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle[ArrayT]:
+    """Start an `allreduce`, and return a handle. `x` and `out` must not change until `handle.wait()` has returned."""
+    return engine(process_set).submit(Allreduce, x, name, op, prescale_factor, postscale_factor, out)
+
+
+def grouped_allreduce(
+    xs: Sequence[ArrayT],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    outs: Sequence[ArrayT] | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[ArrayT]:
+    """Return the `allreduce` of each array, as a list. The arrays may have different types and shapes."""
+    members = engine(process_set)
+    handle = members.submit_group(
+        Allreduce, xs, name, op, prescale_factor, postscale_factor, outs, waits=True
     )
     return handle.wait()
 
 
-def allreduce_async(
-    x: Any,
-    name: str | None = None,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    out: Any = None,
-    process_set: ProcessSet | None = None,
-) -> Handle:
-    """Start an `allreduce`, and return a handle. `x` and `out` must not change until `handle.wait()` has returned."""
-    return engine(process_set).submit(
-        Allreduce, x, name, op, -1, prescale_factor, postscale_factor, None, out, False
-    )
-
-
-def grouped_allreduce(
-    xs: Sequence[Any],
-    name: str | None = None,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    outs: Sequence[Any] | None = None,
-    process_set: ProcessSet | None = None,
-) -> list[Any]:
-    """Return the `allreduce` of each array, as a list. The arrays may have different types and shapes."""
-    handle = engine(process_set).submit_group(
-        Allreduce, xs, name, op, prescale_factor, postscale_factor, outs, waits=True
-    )
-    results: list[Any] = handle.wait()
-    return results
-
-
 def grouped_allreduce_async(
-    xs: Sequence[Any],
+    xs: Sequence[ArrayT],
     name: str | None = None,
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    outs: Sequence[Any] | None = None,
+    outs: Sequence[ArrayT] | None = None,
     process_set: ProcessSet | None = None,
-) -> Handle:
+) -> Handle[list[ArrayT]]:
     """Start a `grouped_allreduce`, and return a handle; `handle.wait()` returns the list."""
     return engine(process_set).submit_group(Allreduce, xs, name, op, prescale_factor, postscale_factor, outs)
 
 
-def allgather(x: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
+@overload
+def allgather(x: Number, name: str | None = None, process_set: ProcessSet | None = None) -> NDArray[Any]: ...
+@overload
+def allgather(x: ArrayT, name: str | None = None, process_set: ProcessSet | None = None) -> ArrayT: ...
+def allgather(x: ArrayT | Number, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """Return the arrays of all ranks, concatenated along the first axis, whose length may differ between ranks."""
     return submit(Allgather, x, name=name, waits=True, process_set=process_set).wait()
 
 
-def allgather_async(x: Any, name: str | None = None, process_set: ProcessSet | None = None) -> Handle:
+def allgather_async(
+    x: ArrayT, name: str | None = None, process_set: ProcessSet | None = None
+) -> Handle[ArrayT]:
     """Start an `allgather`, and return a handle. `x` must not change until `handle.wait()` has returned."""
     return submit(Allgather, x, name=name, process_set=process_set)
 
 
 def grouped_allgather(
-    xs: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
-) -> list[Any]:
+    xs: Sequence[ArrayT], name: str | None = None, process_set: ProcessSet | None = None
+) -> list[ArrayT]:
     """Return the `allgather` of each array, as a list."""
-    results: list[Any] = engine(process_set).submit_group(Allgather, xs, name, waits=True).wait()
-    return results
+    return engine(process_set).submit_group(Allgather, xs, name, waits=True).wait()
 
 
 def grouped_allgather_async(
-    xs: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
-) -> Handle:
+    xs: Sequence[ArrayT], name: str | None = None, process_set: ProcessSet | None = None
+) -> Handle[list[ArrayT]]:
     """Start a `grouped_allgather`, and return a handle; `handle.wait()` returns the list."""
     return engine(process_set).submit_group(Allgather, xs, name)
 
 
+@overload
 def broadcast(
-    x: Any, root: int = 0, name: str | None = None, out: Any = None, process_set: ProcessSet | None = None
+    x: Number, root: int = 0, name: str | None = None, *, process_set: ProcessSet | None = None
+) -> NDArray[Any]: ...
+@overload
+def broadcast(
+    x: ArrayT,
+    root: int = 0,
+    name: str | None = None,
+    out: ArrayT | None = None,
+    process_set: ProcessSet | None = None,
+) -> ArrayT: ...
+def broadcast(
+    x: ArrayT | Number,
+    root: int = 0,
+    name: str | None = None,
+    out: ArrayT | None = None,
+    process_set: ProcessSet | None = None,
 ) -> Any:
     """Return the array of rank `root`. `x` has the same shape and type on all ranks; `out=x` works in place."""
     return submit(Broadcast, x, name=name, root=root, out=out, waits=True, process_set=process_set).wait()
 
 
 def broadcast_async(
-    x: Any, root: int = 0, name: str | None = None, out: Any = None, process_set: ProcessSet | None = None
-) -> Handle:
+    x: ArrayT,
+    root: int = 0,
+    name: str | None = None,
+    out: ArrayT | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle[ArrayT]:
     """Start a `broadcast`, and return a handle. `x` and `out` must not change until `handle.wait()` has returned."""
     return submit(Broadcast, x, name=name, root=root, out=out, process_set=process_set)
 
 
 def alltoall(
-    x: Any,
+    x: ArrayT,
     splits: Sequence[int] | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> ArrayT:
     """Send rows of `x` to each rank, and return the rows that the ranks send to this one, in rank order.
 
     The handle of `alltoall_async` also has `received_splits`, the number of rows from each rank.
@@ -168,68 +206,62 @@ def alltoall(
 
 
 def alltoall_async(
-    x: Any,
+    x: ArrayT,
     splits: Sequence[int] | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Handle:
+) -> Handle[ArrayT]:
     """Start an `alltoall`, and return a handle with `wait()` and `received_splits`."""
     return submit(Alltoall, x, name=name, splits=splits, process_set=process_set)
 
 
 def reducescatter(
-    x: Any,
+    x: ArrayT,
     name: str | None = None,
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> ArrayT:
     """Combine like `allreduce`, and return this rank's part of the first axis, divided as by `numpy.array_split`."""
-    handle = engine(process_set).submit(
-        Reducescatter, x, name, op, -1, prescale_factor, postscale_factor, None, None, True
-    )
-    return handle.wait()
+    members = engine(process_set)
+    return members.submit(Reducescatter, x, name, op, prescale_factor, postscale_factor, waits=True).wait()
 
 
 def reducescatter_async(
-    x: Any,
+    x: ArrayT,
     name: str | None = None,
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
-) -> Handle:
+) -> Handle[ArrayT]:
     """Start a `reducescatter`, and return a handle. `x` must not change until `handle.wait()` has returned."""
-    return engine(process_set).submit(
-        Reducescatter, x, name, op, -1, prescale_factor, postscale_factor, None, None, False
-    )
+    return engine(process_set).submit(Reducescatter, x, name, op, prescale_factor, postscale_factor)
 
 
 def grouped_reducescatter(
-    xs: Sequence[Any],
+    xs: Sequence[ArrayT],
     name: str | None = None,
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
-) -> list[Any]:
+) -> list[ArrayT]:
     """Return the `reducescatter` of each array, as a list."""
-    handle = engine(process_set).submit_group(
-        Reducescatter, xs, name, op, prescale_factor, postscale_factor, waits=True
-    )
-    results: list[Any] = handle.wait()
-    return results
+    members = engine(process_set)
+    handle = members.submit_group(Reducescatter, xs, name, op, prescale_factor, postscale_factor, waits=True)
+    return handle.wait()
 
 
 def grouped_reducescatter_async(
-    xs: Sequence[Any],
+    xs: Sequence[ArrayT],
     name: str | None = None,
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
-) -> Handle:
+) -> Handle[list[ArrayT]]:
     """Start a `grouped_reducescatter`, and return a handle; `handle.wait()` returns the list."""
     return engine(process_set).submit_group(Reducescatter, xs, name, op, prescale_factor, postscale_factor)
 
@@ -250,7 +282,7 @@ def poll(handle: Handle) -> bool:
     return handle.done()
 
 
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: Handle[ResultT]) -> ResultT:
     """Wait until the operation of a handle is complete, and return its result.
 
     Args:
@@ -286,13 +318,14 @@ def stragglers(process_set: ProcessSet | None = None) -> list[Arrivals]:
 
 
 _SHARED = {
-    "x": "the array: NumPy, PyTorch on the CPU, DLPack, or a number. The result is of the same kind. Any dtype of"
-    " float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, bool, complex64, complex128; the same shape"
-    " on all ranks (all-gather and all-to-all: except for the first axis).",
+    "x": "a NumPy array or a PyTorch tensor on the CPU; the result is of the same kind. A number, or anything else with"
+    " DLPack or the buffer protocol, gives a NumPy array. Any dtype of float16, bfloat16, float32, float64, int8 to"
+    " int64, uint8 to uint64, bool, complex64, complex128; the same shape on all ranks"
+    " (all-gather and all-to-all: except for the first axis).",
     "xs": "a list of arrays, as `x` of the operation on one array. The group runs when all ranks have submitted it.",
     "name": "the same on all ranks, and of one operation at a time (None: numbered in program order).",
     "op": "the reduction: ronde.Average, Sum, Min, Max, Product, BitAnd, BitOr, BitXor, or Adasum in an all-reduce"
-    " (default: Average).",
+    " (default: Average; the methods of `ronde.world()` sum by default).",
     "prescale_factor": "multiplies the input (default: 1).",
     "postscale_factor": "multiplies the result (default: 1).",
     "out": "an array of the result's shape and dtype that receives the result (None: a new array).",

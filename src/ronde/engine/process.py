@@ -11,6 +11,7 @@ from ronde import settings
 from ronde._native import Handle
 from ronde.comm import world as comm
 from ronde.comm.affinity import core_of
+from ronde.comm.arrays import ResultT
 from ronde.engine.engine import Engine
 from ronde.engine.process_sets import ProcessSet, ProcessSets
 from ronde.engine.timeline import Timeline
@@ -157,7 +158,7 @@ def engine(process_set: ProcessSet | None = None) -> Engine:
 
 def submit(
     kind: Kind,
-    x: Any,
+    x: ResultT,
     *,
     name: str | None = None,
     op: ReduceOp = Sum,
@@ -169,12 +170,12 @@ def submit(
     waits: bool = False,
     device: str = "cpu",
     process_set: ProcessSet | None = None,
-) -> Handle:
+) -> Handle[ResultT]:
     """Submit a tensor (see Engine.submit). `root` is a rank of the world."""
     members = engine(process_set)
     if root >= 0:
         root = place_of_root(root, process_set)
-    return members.submit(kind, x, name, op, root, prescale, postscale, splits, out, waits, device)
+    return members.submit(kind, x, name, op, prescale, postscale, out, waits, root, splits, device)
 
 
 def place_of_root(root: int, process_set: ProcessSet | None) -> int:

@@ -15,7 +15,7 @@ from ronde.comm.equal_values import require_equal
 from ronde.engine.engine import Engine
 from ronde.errors import NotInitializedError, UsageError
 from ronde.settings import Settings
-from ronde.types import Allgather, ReduceOp
+from ronde.types import Allgather
 
 __all__ = ["ProcessSet", "ProcessSets"]
 
@@ -186,10 +186,7 @@ class ProcessSets:
 
         def exchange(mine: bytes) -> list[bytes]:
             name = f"ronde.process_set.{verb}"
-            handle = self._of_all.submit(
-                Allgather, framed(mine), name, ReduceOp.Sum, -1, 1.0, 1.0, None, None, waits=True
-            )
-            return unframed(handle.wait())
+            return unframed(self._of_all.submit(Allgather, framed(mine), name, waits=True).wait())
 
         require_equal(exchange, {f"the process set to {verb}": list(ranks)})
 

@@ -85,7 +85,7 @@ class Submission(NamedTuple):
     terms: RequestTerms
     given: tuple[Operand, ...]
     out: Any
-    goals: tuple[Target, ...] | None
+    goals: tuple[Target[Any], ...] | None
     is_group: bool = False
 
     def with_goals(self, rows: Sequence[int], rank: int, size: int) -> Submission:
@@ -162,7 +162,7 @@ def prepare(
     return Submission(name, terms, given, out, None if given else (), is_group)
 
 
-def _goal_like(given: Operand, out: Any) -> Target:
+def _goal_like(given: Operand, out: Any) -> Target[Any]:
     """Return the target of a result that has the input's shape and dtype. The two most frequent cases come first."""
     memory, source = given.memory, given.source
     if type(source) is np.ndarray:

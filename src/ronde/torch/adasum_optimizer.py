@@ -96,7 +96,7 @@ class DistributedAdasum:
             memory = self._memory[id(parameter)] = torch.empty_like(parameter.data)
         return memory
 
-    def _combine(self, name: str, change: Any) -> Handle:
+    def _combine(self, name: str, change: Any) -> Handle[Any]:
         """Submit a change; the handle returns the Adasum of all ranks' changes."""
         compression = self._compression
         sent, context = compression.compress(torch.view_as_real(change) if change.is_complex() else change)

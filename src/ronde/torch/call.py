@@ -1,12 +1,14 @@
-"""An operation without its tensors: a public function builds one `Call`, and all below it take that as a whole.
+"""An operation without its tensors: each public function makes one `Call`, and everything below takes the whole `Call`.
 
-A parameter that operations gain is a field here, and an argument where `Call` speaks to the engine.
+A new parameter of operations is a field here, and an argument in `Call.submit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 from ronde.engine import Handle
 from ronde.engine.process import engine, place_of_root
@@ -29,21 +31,21 @@ class Call(NamedTuple):
     waits: bool = False  # the caller calls `wait()` at once
     is_group: bool = False  # of several tensors, with a list of results
     root: int = -1  # a rank of the world
-    splits: Any = None  # the number of rows for each rank, as integers or a tensor
+    splits: torch.Tensor | Sequence[int] | None = None  # the number of rows for each rank
 
     def gradient(self, kind: Kind, op: ReduceOp = Sum, prescale: float = 1.0, postscale: float = 1.0) -> Call:
-        """Return that of the gradient, which goes by a name derived from this one."""
+        """Return the call of the gradient, under the name of this one plus ".gradient"."""
         name = None if self.name is None else f"{self.name}.gradient"
         process_set, is_group = self.process_set, self.is_group
         return Call(kind, name, process_set, op, prescale, postscale, waits=True, is_group=is_group)
 
-    def submit(self, tensor: Any, out: Any = None, device: str = "cpu") -> Handle:
+    def submit(self, tensor: torch.Tensor, out: torch.Tensor | None = None, device: str = "cpu") -> Handle:
         """Submit a tensor to the engine; see `Engine.submit`."""
         kind, name, process_set, op, prescale, postscale, _, waits, _, root, splits = self
         if root >= 0:
             root = place_of_root(root, process_set)
         members = engine(process_set)
-        return members.submit(kind, tensor, name, op, root, prescale, postscale, splits, out, waits, device)
+        return members.submit(kind, tensor, name, op, prescale, postscale, out, waits, root, splits, device)
 
     def submit_group(self, tensors: Sequence[Any], outs: Sequence[Any] | None, device: str) -> Handle:
         """Submit tensors to the engine as a group; see `Engine.submit_group`."""

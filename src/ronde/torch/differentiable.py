@@ -20,29 +20,29 @@ from ronde.torch.members import place_in, size_of
 from ronde.torch.reductions import start_tensor, start_tensors
 from ronde.types import Average, Kind, ReduceOp, Sum
 
-__all__ = ["run", "start_alltoall"]
+__all__ = ["run_call", "start_alltoall"]
 
 
-def run(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """Carry out the operation, so that autograd can follow; return the result of each tensor.
+def run_call(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run an operation, which autograd can follow, and return the result of each tensor.
 
-    An all-to-all returns two: the rows for this rank, and how many came from each rank.
+    An all-to-all returns two results: the rows that the ranks send to this one, and the number of rows from each.
     """
     check_tensors(tensors)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return list(_FUNCTIONS[call.kind].apply(call, *tensors))
-    return _run(call, tensors)
+    return _run_now(call, tensors)
 
 
 def start_alltoall(call: Call, tensor: Any) -> Received:
-    """Submit a tensor whose rows go to all ranks."""
+    """Submit a tensor for an all-to-all."""
     splits = call.splits
     if isinstance(splits, torch.Tensor):
         call = call._replace(splits=splits.tolist())
     return Received(start_dense(call, tensor), splits)
 
 
-def _run(call: Call, tensors: Sequence[Any]) -> list[Any]:
+def _run_now(call: Call, tensors: Sequence[Any]) -> list[Any]:
     if call.kind is Kind.alltoall:
         return list(start_alltoall(call, tensors[0]).wait())
     if call.is_group:
@@ -60,7 +60,7 @@ class _Followed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Any) -> tuple[Any, ...]:
         ctx.call, ctx.shapes = call, [tuple(tensor.shape) for tensor in tensors]
-        return tuple(_run(call, tensors))
+        return tuple(_run_now(call, tensors))
 
 
 class _Allreduce(_Followed):
@@ -68,7 +68,7 @@ class _Allreduce(_Followed):
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         _refuse_unless_linear("allreduce", ctx.call.op)
         call = ctx.call.gradient(Kind.allreduce, ctx.call.op, ctx.call.prescale, ctx.call.postscale)
-        return (None, *run(call, gradients))
+        return (None, *run_call(call, gradients))
 
 
 class _Reducescatter(_Followed):
@@ -79,7 +79,7 @@ class _Reducescatter(_Followed):
         factor = call.prescale * call.postscale * (size_of(call.process_set) if call.op == Sum else 1)
         if factor != 1:
             gradients = tuple(gradient * factor for gradient in gradients)
-        return (None, *run(call.gradient(Kind.allgather), gradients))
+        return (None, *run_call(call.gradient(Kind.allgather), gradients))
 
 
 class _Allgather(_Followed):
@@ -89,11 +89,11 @@ class _Allgather(_Followed):
         counts = [shape[0] if shape else 1 for shape in ctx.shapes]
         name = None if call.name is None else f"{call.name}.rows"
         of_rows = Call(Kind.allgather, name, call.process_set, waits=True)
-        (told,) = _run(of_rows, [torch.tensor([[place, *counts]])])  # [ranks, 1 + tensors]
-        offsets = told[told[:, 0] < place, 1:].sum(dim=0).tolist()  # ranks that have joined tell nothing
+        (told,) = _run_now(of_rows, [torch.tensor([[place, *counts]])])  # [ranks, 1 + tensors]
+        offsets = told[told[:, 0] < place, 1:].sum(dim=0).tolist()  # ranks that have joined send nothing
         shares = [
             mean.narrow(0, offset, count).reshape(shape)
-            for mean, offset, count, shape in zip(run(call, gradients), offsets, counts, ctx.shapes)
+            for mean, offset, count, shape in zip(run_call(call, gradients), offsets, counts, ctx.shapes)
         ]
         return (None, *shares)
 
@@ -101,14 +101,14 @@ class _Allgather(_Followed):
 class _Broadcast(_Followed):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        (mean,) = run(ctx.call.gradient(Kind.allreduce, Average), gradients)
+        (mean,) = run_call(ctx.call.gradient(Kind.allreduce, Average), gradients)
         return None, mean if rank() == ctx.call.root else torch.zeros_like(mean)
 
 
 class _Alltoall(_Followed):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Any) -> tuple[Any, ...]:
-        result, received = _run(call, tensors)
+        result, received = _run_now(call, tensors)
         ctx.call, ctx.received = call, received.tolist()
         ctx.mark_non_differentiable(received)
         return result, received
@@ -116,7 +116,7 @@ class _Alltoall(_Followed):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         call = ctx.call.gradient(Kind.alltoall)._replace(splits=ctx.received)
-        returned, _ = run(call, gradients[:1])
+        returned, _ = run_call(call, gradients[:1])
         return None, returned
 
 

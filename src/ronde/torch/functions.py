@@ -13,6 +13,7 @@ import torch
 
 from ronde.comm.queries import rank
 from ronde.engine import objects
+from ronde.engine.objects import ObjectT
 from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
 from ronde.torch.handles import wait_all
@@ -92,8 +93,11 @@ def broadcast_optimizer_state(
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = global_process_set
-) -> Any:
+    obj: ObjectT | None,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> ObjectT:
     """Return the object of rank `root_rank`: on that rank the object itself, elsewhere a copy by pickle.
 
     All ranks of the process set call it.
@@ -113,8 +117,8 @@ def broadcast_object(
 
 
 def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet | None = global_process_set
-) -> list[Any]:
+    obj: ObjectT, name: str | None = None, process_set: ProcessSet | None = global_process_set
+) -> list[ObjectT]:
     """Return the list of all ranks' objects, in rank order, copied by pickle.
 
     All ranks of the process set call it.

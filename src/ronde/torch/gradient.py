@@ -43,10 +43,10 @@ class Treatment:
         self.compression = compression
         self.passes = passes
         self.sparse_as_dense = sparse_as_dense
-        self.begun: list[Gradient] = []  # those that this step's backward passes have come to
+        self.begun: list[Gradient] = []  # gradients of this step so far
 
-    def submit_gradient(self, name: str, sent: Any) -> Handle:
-        """Submit a gradient. What is gathered of a sparse one takes its place; it need not be copied into it."""
+    def submit_gradient(self, name: str, sent: Any) -> Handle[Any]:
+        """Submit a gradient in place. A gathered sparse gradient replaces the old one without a copy."""
         return start_tensor(self.call._replace(name=name, in_place=not sent.is_sparse), sent)
 
 
@@ -68,7 +68,7 @@ class Gradient:
         self.treatment = treatment
         self.group: Grouped | None = None
         self.passes_left = treatment.passes  # backward passes still expected in this step
-        self.handle: Handle | None = None
+        self.handle: Handle[Any] | None = None
         self.sparse_dims = 0  # of the latest gradient, if it was sparse
 
     def register_hook(self) -> Any:
@@ -161,8 +161,8 @@ class InPlace:
         self._engine = engine(call.process_set)
         self._submit = self._engine.prepare(self._tensor, self._name, call.op, call.prescale, call.postscale)
 
-    def submit(self) -> Handle:
-        """Submit it as it is now."""
+    def submit(self) -> Handle[Any]:
+        """Submit the present values of the tensor."""
         if self._engine is not engine(self._treatment.call.process_set):  # shut down, and initialized again
             self._prepare()
         return self._submit(False)

@@ -19,10 +19,10 @@ from ronde.types import Kind
 __all__ = ["places_of", "staged_group", "start_group"]
 
 
-def start_group(call: Call, tensors: Sequence[Any], places: str | None = None) -> Handle:
+def start_group(call: Call, tensors: Sequence[Any], places: str | None = None) -> Handle[Any]:
     """Submit tensors as one group (see Engine.submit_group); waiting returns the list of results.
 
-    `places`: where the tensors are, in words, if they are a part of what the user calls the group.
+    `places`: the devices of the user's whole group, if `tensors` are a part of it.
     """
     device = places_of(tensors) if places is None else places
     is_elsewhere = [not tensor.is_cpu for tensor in tensors]
@@ -39,12 +39,12 @@ def start_group(call: Call, tensors: Sequence[Any], places: str | None = None) -
     return call.submit_group(tensors, tensors if call.in_place else None, device)
 
 
-def staged_group(call: Call, tensors: Sequence[Any], is_staged: Sequence[bool], device: str) -> Handle:
-    """Submit copies of some tensors in main memory, and the others; results are copied to where the tensors are."""
+def staged_group(call: Call, tensors: Sequence[Any], is_staged: Sequence[bool], device: str) -> Handle[Any]:
+    """Submit copies of some tensors in main memory, and the others; waiting copies results to the tensors' devices."""
     pairs = list(zip(tensors, is_staged, strict=True))
     sent = [copied(tensor.detach()) if staged else tensor for tensor, staged in pairs]
     outs = None
-    if call.kind is Kind.allreduce:  # a copy is nobody else's, so its result may as well overwrite it
+    if call.kind is Kind.allreduce:  # only this operation uses a copy, so the result may overwrite it
         outs = [copy if staged or call.in_place else None for copy, (_, staged) in zip(sent, pairs)]
     return _MovedGroup(call.submit_group(sent, outs, device), pairs, call.in_place)
 
@@ -58,7 +58,7 @@ def places_of(tensors: Sequence[Any]) -> str:
 class _MovedGroup:
     """A group whose results go to the devices of the tensors: into the tensors themselves, or new ones."""
 
-    def __init__(self, handle: Handle, pairs: Sequence[tuple[Any, bool]], in_place: bool) -> None:
+    def __init__(self, handle: Handle[Any], pairs: Sequence[tuple[Any, bool]], in_place: bool) -> None:
         self._handle = handle
         self._pairs = pairs  # the tensors, and whether they are staged
         self._in_place = in_place

@@ -8,7 +8,7 @@ the result is copied back by the thread that waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -31,10 +31,14 @@ __all__ = [
 ]
 
 
-class Handle(Protocol):
+ResultT = TypeVar("ResultT")
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+
+class Handle(Protocol[ResultT_co]):
     """An operation that has begun. Its tensors must not change, nor be used, until it is done."""
 
-    def wait(self) -> Any:
+    def wait(self) -> ResultT_co:
         """Wait for the result and return it. Raises MismatchError on all ranks if they submitted different
         operations.
         """
@@ -66,8 +70,8 @@ def _no_tensor(given: object) -> UsageError:
     )
 
 
-def start_dense(call: Call, tensor: Any) -> Handle:
-    """Submit a dense tensor to the engine. Raises UsageError for what is no tensor, and what `engine.submit` raises."""
+def start_dense(call: Call, tensor: Any) -> Handle[Any]:
+    """Submit a dense tensor to the engine. Raises UsageError unless it is one, and the errors of `Engine.submit`."""
     if not isinstance(tensor, torch.Tensor):
         raise _no_tensor(tensor)
     if tensor.is_cpu:
@@ -77,10 +81,10 @@ def start_dense(call: Call, tensor: Any) -> Handle:
     return staged(call, tensor)
 
 
-def staged(call: Call, tensor: Any) -> Handle:
-    """Submit a copy of the tensor in main memory; the result is copied to where the tensor is."""
+def staged(call: Call, tensor: Any) -> Handle[Any]:
+    """Submit a copy of the tensor in main memory; waiting copies the result to the tensor's device."""
     copy = copied(tensor.detach())
-    # The copy is nobody else's, so where shapes agree the result may as well overwrite it.
+    # Only this operation uses the copy, so the result may overwrite it if it has the same shape.
     keeps_shape = call.kind is Kind.allreduce or call.kind is Kind.broadcast
     handle = call.submit(copy, copy if keeps_shape else None, tensor.device.type)
     return _Moved(handle, tensor, call.in_place)
@@ -128,7 +132,7 @@ class Group:
     """Several operations as one: waiting returns the list of their results."""
 
     def __init__(
-        self, handles: Iterable[Handle], finish: Callable[[list[Any]], Any] = lambda results: results
+        self, handles: Iterable[Handle[Any]], finish: Callable[[list[Any]], Any] = lambda results: results
     ):
         self._handles = list(handles)
         self._finish = finish
@@ -147,7 +151,7 @@ class Received:
         self._handle = handle
         self._splits = splits  # as the user passed them: received splits get their type and device
 
-    def wait(self) -> tuple[Any, Any]:
+    def wait(self) -> tuple[torch.Tensor, torch.Tensor]:
         result = self._handle.wait()
         rows = [int(count) for count in self._handle.received_splits]
         if isinstance(self._splits, torch.Tensor):
@@ -158,7 +162,7 @@ class Received:
         return bool(self._handle.done())
 
 
-def wait_all(handles: Iterable[Handle]) -> list[Any]:
+def wait_all(handles: Iterable[Handle[Any]]) -> list[Any]:
     """Wait for all handles, even if one fails. Return their results, or raise the first failure."""
     results, failure = [], None
     for handle in handles:
@@ -171,7 +175,7 @@ def wait_all(handles: Iterable[Handle]) -> list[Any]:
     return results
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: Handle[Any]) -> bool:
     """Return whether the operation is complete, so that `synchronize` would return or raise at once.
 
     Args:
@@ -182,7 +186,7 @@ def poll(handle: Handle) -> bool:
     return handle.done()
 
 
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: Handle[ResultT]) -> ResultT:
     """Wait until the operation is complete, and return its result: a tensor, or a list of a grouped operation.
 
     Args:

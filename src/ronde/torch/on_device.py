@@ -19,7 +19,7 @@ __all__ = ["is_carried", "start_on_device"]
 
 
 def is_carried(call: Call, tensor: Any) -> bool:
-    """Return whether a backend takes the tensor where it is: all ranks know that alike."""
+    """Return whether a backend takes the tensor in place; the same on all ranks."""
     dtype = DType.__members__.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or tensor.layout is not torch.strided:
         return False
@@ -28,7 +28,7 @@ def is_carried(call: Call, tensor: Any) -> bool:
 
 
 def start_on_device(call: Call, tensor: Any) -> _OnDevice:
-    """Submit the tensor itself; return its handle."""
+    """Submit the tensor without a copy in main memory; return its handle."""
     from ronde.backends.nccl import make_ready
 
     kind, _, _, op, prescale, postscale, in_place, *_ = call

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import overload
+
+import torch
 
 from ronde.engine.process import global_process_set, submit
 from ronde.engine.process_sets import ProcessSet
 from ronde.help_texts import complete_help
 from ronde.torch.call import Call
 from ronde.torch.compression import Compression, Compressor
-from ronde.torch.differentiable import run, start_alltoall
+from ronde.torch.differentiable import run_call, start_alltoall
 from ronde.torch.handles import Handle, check_tensors
 from ronde.torch.reductions import start_tensor, start_tensors
 from ronde.types import (
@@ -59,7 +61,7 @@ __all__ = [
 
 
 def allreduce(
-    tensor: Any,
+    tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
     compression: Compressor = Compression.none,
@@ -67,59 +69,61 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
-) -> Any:
+) -> torch.Tensor:
     """Return the tensors of all ranks, combined element by element, as a new tensor.
 
-    mean = hvd.allreduce(loss.detach(), name="loss")
+        mean = hvd.allreduce(loss.detach(), name="loss")
+
+    The average of integers is truncated towards zero.
     """
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, waits=True)
     return _run_compressed(call, [tensor], compression)[0]
 
 
 def allreduce_(
-    tensor: Any,
+    tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
-) -> Any:
+) -> torch.Tensor:
     """Combine the tensors of all ranks element by element in place, and return the tensor."""
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, in_place=True, waits=True)
     return start_tensor(call, tensor).wait()
 
 
 def allreduce_async(
-    tensor: Any,
+    tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start an `allreduce`, and return a handle for `synchronize`. The tensor must not change until then."""
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set)
     return start_tensor(call, tensor)
 
 
 def allreduce_async_(
-    tensor: Any,
+    tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start an `allreduce_`, and return a handle for `synchronize`. The tensor must not change until then."""
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, in_place=True)
     return start_tensor(call, tensor)
 
 
 def grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     compression: Compressor = Compression.none,
@@ -127,52 +131,52 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
-) -> list[Any]:
+) -> list[torch.Tensor]:
     """Return the `allreduce` of each tensor, as a list; they complete together."""
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, waits=True, is_group=True)
     return _run_compressed(call, tensors, compression)
 
 
 def grouped_allreduce_(
-    tensors: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
-) -> list[Any]:
+) -> list[torch.Tensor]:
     """Combine each of the tensors in place, and return them."""
     call = _call(
         op, average, name, prescale_factor, postscale_factor, process_set, True, waits=True, is_group=True
     )
-    results: list[Any] = start_tensors(call, tensors).wait()
+    results: list[torch.Tensor] = start_tensors(call, tensors).wait()
     return results
 
 
 def grouped_allreduce_async(
-    tensors: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """Start a `grouped_allreduce`, and return a handle for `synchronize`. The tensors must not change until then."""
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, is_group=True)
     return start_tensors(call, tensors)
 
 
 def grouped_allreduce_async_(
-    tensors: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """Start a `grouped_allreduce_`, and return a handle for `synchronize`. The tensors must not change until then."""
     call = _call(
         op, average, name, prescale_factor, postscale_factor, process_set, in_place=True, is_group=True
@@ -181,142 +185,156 @@ def grouped_allreduce_async_(
 
 
 def allgather(
-    tensor: Any,
+    tensor: torch.Tensor,
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> Any:
+) -> torch.Tensor:
     """Return the tensors of all ranks, concatenated along the first axis, whose length may differ between ranks."""
-    return run(Call(Allgather, name, process_set, waits=True), [tensor])[0]
+    return run_call(Call(Allgather, name, process_set, waits=True), [tensor])[0]
 
 
 def allgather_async(
-    tensor: Any,
+    tensor: torch.Tensor,
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start an `allgather`, and return a handle for `synchronize`. The tensors must not change until then."""
     return start_tensor(Call(Allgather, name, process_set), tensor)
 
 
 def grouped_allgather(
-    tensors: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> list[Any]:
+) -> list[torch.Tensor]:
     """Return the `allgather` of each tensor, as a list."""
-    return run(Call(Allgather, name, process_set, waits=True, is_group=True), tensors)
+    return run_call(Call(Allgather, name, process_set, waits=True, is_group=True), tensors)
 
 
 def grouped_allgather_async(
-    tensors: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """Start a `grouped_allgather`, and return a handle for `synchronize`. The tensors must not change until then."""
     return start_tensors(Call(Allgather, name, process_set, is_group=True), tensors)
 
 
 def broadcast(
-    tensor: Any,
+    tensor: torch.Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> Any:
+) -> torch.Tensor:
     """Return the tensor of rank `root_rank`."""
-    return run(Call(Broadcast, name, process_set, waits=True, root=root_rank), [tensor])[0]
+    return run_call(Call(Broadcast, name, process_set, waits=True, root=root_rank), [tensor])[0]
 
 
 def broadcast_(
-    tensor: Any,
+    tensor: torch.Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> Any:
+) -> torch.Tensor:
     """Copy the tensor of rank `root_rank` into the tensor, and return it."""
     call = Call(Broadcast, name, process_set, in_place=True, waits=True, root=root_rank)
     return start_tensor(call, tensor).wait()
 
 
 def broadcast_async(
-    tensor: Any,
+    tensor: torch.Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start a `broadcast`, and return a handle for `synchronize`. The tensors must not change until then."""
     return start_tensor(Call(Broadcast, name, process_set, root=root_rank), tensor)
 
 
 def broadcast_async_(
-    tensor: Any,
+    tensor: torch.Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start a `broadcast_`, and return a handle for `synchronize`. The tensors must not change until then."""
     return start_tensor(Call(Broadcast, name, process_set, in_place=True, root=root_rank), tensor)
 
 
+@overload
 def alltoall(
-    tensor: Any,
-    splits: Any = None,
+    tensor: torch.Tensor,
+    splits: None = None,
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> Any:
-    """Send `splits[p]` rows of the tensor to rank p; return the rows that came, in the order of ranks.
+) -> torch.Tensor: ...
+@overload
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int],
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Send `splits[p]` rows of the tensor to rank p; return the rows that the ranks send to this one, in rank order.
 
-    `splits`: a tensor or list of integers; then how many rows came from each rank is returned too, as a tensor. None
-    sends equally many to every rank. Ranks may have different numbers of rows.
+    With `splits`, return a pair: these rows, and how many came from each rank, as a tensor. Ranks may have different
+    numbers of rows.
     """
-    result, received = run(Call(Alltoall, name, process_set, waits=True, splits=splits), [tensor])
+    result, received = run_call(Call(Alltoall, name, process_set, waits=True, splits=splits), [tensor])
     return result if splits is None else (result, received)
 
 
 def alltoall_async(
-    tensor: Any,
-    splits: Any = None,
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
-) -> Handle:
-    """Start an `alltoall`, and return a handle. `synchronize` returns the rows and how many came from each rank."""
+) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
+    """Start an `alltoall`, and return a handle. `synchronize` returns the rows, and how many came from each rank."""
     return start_alltoall(Call(Alltoall, name, process_set, splits=splits), tensor)
 
 
 def reducescatter(
-    tensor: Any,
+    tensor: torch.Tensor,
     name: str | None = None,
     compression: Compressor = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet | None = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Any:
-    """Combine like `allreduce`, and return this rank's rows; the first ranks get one more if needed."""
+) -> torch.Tensor:
+    """Combine like `allreduce`, and return this rank's part of the first axis, divided as by `numpy.array_split`."""
     call = Call(Reducescatter, name, process_set, op, prescale_factor, postscale_factor, waits=True)
     return _run_compressed(call, [tensor], compression)[0]
 
 
 def reducescatter_async(
-    tensor: Any,
+    tensor: torch.Tensor,
     name: str | None = None,
     op: ReduceOp = Average,
     process_set: ProcessSet | None = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start a `reducescatter`, and return a handle for `synchronize`. The tensors must not change until then."""
     return start_tensor(Call(Reducescatter, name, process_set, op, prescale_factor, postscale_factor), tensor)
 
 
 def grouped_reducescatter(
-    tensors: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
     name: str | None = None,
     compression: Compressor = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet | None = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> list[Any]:
+) -> list[torch.Tensor]:
     """Return the `reducescatter` of each tensor, as a list."""
     call = Call(
         Reducescatter, name, process_set, op, prescale_factor, postscale_factor, waits=True, is_group=True
@@ -325,13 +343,13 @@ def grouped_reducescatter(
 
 
 def grouped_reducescatter_async(
-    tensors: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
     name: str | None = None,
     op: ReduceOp = Average,
     process_set: ProcessSet | None = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """Start a `grouped_reducescatter`, and return a handle for `synchronize`, until which tensors must not change."""
     call = Call(Reducescatter, name, process_set, op, prescale_factor, postscale_factor, is_group=True)
     return start_tensors(call, tensors)
@@ -364,10 +382,12 @@ def _call(
     return Call(Allreduce, name, process_set, op, prescale, postscale, in_place, waits, is_group)
 
 
-def _run_compressed(call: Call, tensors: Sequence[Any], compression: Compressor) -> list[Any]:
+def _run_compressed(
+    call: Call, tensors: Sequence[torch.Tensor], compression: Compressor
+) -> list[torch.Tensor]:
     check_tensors(tensors)
     pairs = [compression.compress(tensor) for tensor in tensors]
-    results = run(call, [sent for sent, _ in pairs])
+    results = run_call(call, [sent for sent, _ in pairs])
     return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]
 
 
@@ -378,7 +398,7 @@ _SHARED = {
     "average": "deprecated: use `op`.",
     "name": "the same on all ranks, and of one operation at a time (None: numbered in program order).",
     "compression": "hvd.Compression.fp16 or bf16 sends 16 bits per element (default: none).",
-    "op": "the reduction: hvd.Average, Sum, Min, Max, Product, or Adasum in an all-reduce (None: Average).",
+    "op": "the reduction: hvd.Average, Sum, Min, Max, Product, or Adasum in an all-reduce (default: Average).",
     "prescale_factor": "multiplies the input (default: 1).",
     "postscale_factor": "multiplies the result (default: 1).",
     "root_rank": "a rank of the world, also with a process set.",

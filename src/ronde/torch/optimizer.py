@@ -119,7 +119,7 @@ class _Distributed:
         """Reduce the gradients of all parameters that require one."""
         followed = [parameter for parameter in parameters_of(self).values() if parameter.requires_grad]
         treatment = self._treatment
-        # Where the order differs, names still say what belongs together, but not the order in one memory.
+        # If the order differs between ranks, names still match gradients, but symmetric memory needs one order.
         process_set = treatment.call.process_set
         symmetric &= require_same_parameters(followed, self._names, process_set)
         places: list[GradientMemory | None] = [None] * len(followed)
@@ -163,7 +163,7 @@ class _Distributed:
         """The names by parameter, under Horovod's attribute, which programs read."""
         return named_by_parameter(parameters_of(self), self._names)
 
-    def _allreduce_grad_async(self, p: Any) -> tuple[Handle, Any]:
+    def _allreduce_grad_async(self, p: Any) -> tuple[Handle[Any], Any]:
         """Submit the gradient of a parameter now; return the handle, and the context that decompresses the result.
 
         `step()` does not need it. Programs recognize an optimizer of Horovod by this name.

@@ -20,15 +20,15 @@ from ronde.types import Allreduce
 __all__ = ["start_tensor", "start_tensors"]
 
 
-def start_tensor(call: Call, tensor: Any) -> Handle:
-    """Submit a tensor to be reduced, or any operation on a dense tensor."""
+def start_tensor(call: Call, tensor: Any) -> Handle[Any]:
+    """Submit a tensor for an all-reduce, or a dense tensor for any operation."""
     if call.kind is Allreduce and getattr(tensor, "is_sparse", False):
         return start_sparse(call, tensor)
     return start_dense(call, tensor)
 
 
-def start_tensors(call: Call, tensors: Sequence[Any]) -> Handle:
-    """Submit a group of tensors to be reduced, or of dense ones for any operation; waiting returns the results."""
+def start_tensors(call: Call, tensors: Sequence[Any]) -> Handle[Any]:
+    """Submit a group for an all-reduce, or of dense tensors for any operation; waiting returns the list of results."""
     tensors = list(tensors)
     check_tensors(tensors)
     sparse = [index for index, tensor in enumerate(tensors) if tensor.is_sparse]
@@ -39,7 +39,7 @@ def start_tensors(call: Call, tensors: Sequence[Any]) -> Handle:
     if dense:
         later = call._replace(waits=False)  # the sparse ones are submitted before anything is waited for
         group = start_group(later, [tensors[index] for index in dense], places_of(tensors))
-    others: dict[int, Handle] = {}
+    others: dict[int, Handle[Any]] = {}
     for index in sparse:
         # Where nothing is dense, the first takes the group's name: so ranks of which one has dense ones hear of it.
         is_named = call.name is None or (not dense and index == sparse[0])
@@ -51,7 +51,9 @@ def start_tensors(call: Call, tensors: Sequence[Any]) -> Handle:
 class _Mixed:
     """A group in which some tensors are sparse."""
 
-    def __init__(self, group: Handle | None, dense: Sequence[int], others: dict[int, Handle]) -> None:
+    def __init__(
+        self, group: Handle[Any] | None, dense: Sequence[int], others: dict[int, Handle[Any]]
+    ) -> None:
         self._group, self._dense, self._others = group, dense, others
 
     def wait(self) -> list[Any]:

@@ -29,7 +29,7 @@ __all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]
 
 
 def sparse_allreduce_async(
-    tensor: Any,
+    tensor: torch.Tensor,
     name: str | None = None,
     op: ReduceOp = Average,
     process_set: ProcessSet | None = global_process_set,
@@ -86,8 +86,8 @@ class SparseHandle:
         gather = Call(Kind.allgather, call.name, call.process_set, is_group=True)
         self._handle = start_group(gather, [positions, mine.values()])
 
-    def wait(self) -> Any:
-        """Wait for the result and return it; see `handles.Handle`."""
+    def wait(self) -> torch.Tensor:
+        """Return the result when it is there; see `handles.Handle`."""
         if self._result is None:
             try:
                 positions, values = self._handle.wait()

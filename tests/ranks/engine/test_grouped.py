@@ -91,9 +91,9 @@ def fuse_small_ones(count: int) -> None:
         ]
         for index, handle in enumerate(gathering):
             assert handle.wait().tolist() == [index] * sum(index % 3 + each for each in range(size))
-        for index, handle in enumerate(scattering):
+        for index, scattered in enumerate(scattering):
             rows = len(np.array_split(np.empty(index + 1), size)[rank])
-            assert handle.wait().tolist() == [[index * size + size * (size - 1) // 2] * 2] * rows
+            assert scattered.wait().tolist() == [[index * size + size * (size - 1) // 2] * 2] * rows
     ronde.shutdown()
 
 

@@ -377,7 +377,7 @@ def pass_odd_values() -> str:
         with pytest.raises(UsageError, match="name"):
             ronde.allgather(x, name=name)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="scale factors"):
-        ronde.allreduce(x, name="scaled", prescale_factor="much")  # type: ignore[arg-type]
+        ronde.allreduce(x, name="scaled", prescale_factor="much")  # type: ignore[call-overload]
     ronde.shutdown()
     return "done"
 

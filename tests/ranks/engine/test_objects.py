@@ -39,7 +39,7 @@ def exchange_in_a_set() -> list[Any]:
     members = ronde.add_process_set([0, 2])
     if ronde.rank() == 1:
         return []
-    told: str = ronde.broadcast_object(ronde.rank(), root=2, process_set=members)
+    told = ronde.broadcast_object(ronde.rank(), root=2, process_set=members)
     return [told, *ronde.allgather_object(ronde.rank() * 10, process_set=members)]
 
 
@@ -108,7 +108,7 @@ def fall_into_traps() -> list[str]:
     ronde.init()
     said = []
     traps: list[Callable[[], Any]] = [
-        lambda: ronde.allreduce(1.0, ronde.Sum),  # type: ignore[arg-type]
+        lambda: ronde.allreduce(1.0, ronde.Sum),  # type: ignore[call-overload]
         lambda: ronde.world().bcast(1.0),  # type: ignore[attr-defined]
         lambda: ronde.world().Get_rank(),  # type: ignore[attr-defined]
     ]
