@@ -5,7 +5,8 @@ The rules:
      of that name gets a mismatch.
   2. Before its positions, each rank sends two rows of negative numbers, counting down from -1: the shape, so that all
      ranks notice different shapes, and its rank. Ranks that have joined send nothing.
-  3. Values of 16 bits are added in 32 bits and rounded once, as those of dense tensors are.
+  3. Values of 16 bits are added in 32 bits and rounded once, as those of dense tensors are. Averages of integers are
+     added in int64.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def sparse_allreduce_async(
 
 
 def start_sparse(call: Call, tensor: Any) -> SparseHandle:
-    """Submit a sparse tensor to be reduced."""
+    """Submit a sparse tensor for an all-reduce."""
     check_tensors((tensor,))
     op = call.op
     if tensor.layout is not torch.sparse_coo:
@@ -87,7 +88,7 @@ class SparseHandle:
         self._handle = start_group(gather, [positions, mine.values()])
 
     def wait(self) -> torch.Tensor:
-        """Return the result when it is there; see `handles.Handle`."""
+        """Wait for the result and return it; see `handles.Handle`."""
         if self._result is None:
             try:
                 positions, values = self._handle.wait()
@@ -111,13 +112,20 @@ class SparseHandle:
         heads = (-1 - rows[is_head]).tolist()
         shapes = {number: shape for shape, (number, *_) in zip(heads[::2], heads[1::2], strict=True)}
         self._check_alike(shapes)
-        wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+        wide = values.to(self._working_type(values.dtype))
         # The positions come from checked tensors, and need no second check.
         total = torch.sparse_coo_tensor(
             rows[~is_head].t(), wide, self._tensor.shape, check_invariants=False
         ).coalesce()
         self._scale(total.values(), self._size if self._divides_by_all else len(shapes))
         return total.to(values.dtype)
+
+    def _working_type(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type in which values are added, so that sums are rounded once and averages do not wrap around."""
+        if dtype in (torch.float16, torch.bfloat16):
+            return torch.float32
+        is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+        return torch.int64 if is_integer and self._op is Average else dtype
 
     def _check_alike(self, shapes: dict[int, list[int]]) -> None:
         (first, expected), *others = shapes.items()
