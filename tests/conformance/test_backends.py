@@ -371,6 +371,42 @@ def test_memory_of_a_device_is_left_to_the_backend() -> None:
     assert ranks.run(stay_on_device, 3, environ={"RONDE_BACKENDS": "native,near"}) == [["near"]] * 3
 
 
+def scale_and_average_on_device() -> None:
+    """What PyTorch does there: factors, and averages of integers. `near` stands for NCCL, which has streams."""
+    torch = pytest.importorskip("torch")
+    from ronde.backends import nccl
+    from ronde.torch.call import Call
+    from ronde.torch.on_device import is_carried, start_on_device
+
+    nccl.make_ready = lambda *tensors: None
+    ronde.init()
+    rank, size = ronde.rank(), ronde.size()
+
+    def wait(call: Call, x: Any) -> Any:
+        assert is_carried(call, x)
+        return start_on_device(call, x).wait()
+
+    x = torch.tensor([-7 if rank == 0 else 0, 100], dtype=torch.int8)
+    mean = Call(Kind.allreduce, "mean", None, ronde.Average)
+    assert wait(mean, x).tolist() == [-2, 100]
+    doubled = Call(Kind.allreduce, "doubled", None, ronde.Sum, 2.0, 0.5, in_place=True)
+    y = torch.full((3,), float(rank))
+    assert wait(doubled, y) is y
+    assert y.tolist() == [sum(range(size))] * 3
+    weights = torch.full((2,), float(rank))
+    assert wait(Call(Kind.broadcast, "weights", None, root=1), weights).tolist() == [1.0, 1.0]
+    assert weights.tolist() == [rank, rank]
+    rows = wait(Call(Kind.alltoall, "rows", None, splits=[1] * size), torch.full((size,), rank))
+    assert rows.tolist() == list(range(size))
+    ronde.shutdown()
+
+
+@pytest.mark.usefixtures("device_plugin")
+def test_factors_and_averages_on_a_device() -> None:
+    pytest.importorskip("torch")
+    ranks.run(scale_and_average_on_device, 3, environ={"RONDE_BACKENDS": "native,near"})
+
+
 def test_cuda_tensors_need_a_device_each() -> None:
     """There is none here, or fewer than ranks: CUDA tensors would travel through main memory."""
     pytest.importorskip("torch")
