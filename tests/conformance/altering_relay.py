@@ -1,4 +1,4 @@
-"""A relay without the job key between the two ends of connections, which alters what it passes on."""
+"""A relay without the job key between the two ends of connections, which alters messages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ Alter = Callable[[bool, int, bytes], bytes]
 
 
 class AlteringRelay:
-    """Passes on what comes to `address` to the server at `target()`, host and port: handshakes as they are, messages as
-    `alter` says, on connections whose client has said a hello that `concerns` it. `receive` gets the next message from
-    a socket: one that begins with its length, or another piece of a stream. `seen` is all that has come in.
+    """Relays connections from `address` to the server at `target()`, host and port.
+
+    It relays handshakes unchanged, and passes messages through `alter`, on connections whose hello `concerns` it.
+    `receive` returns the next message from a socket: one that begins with its length, or another piece of a stream.
+    `seen`: all received bytes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A relay between a store's clients and its server that cuts connections in the middle of whatever they carry."""
+"""A relay between a store's clients and its server that cuts connections in the middle of messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class CuttingRelay:
-    """Passes on what comes to `address` to the server at `target()`, host and port.
+    """Relays connections from `address` to the server at `target()`, host and port.
 
     Each connection, in each direction, carries a random number of bytes, less than `most`, and breaks then: by a reset
     or an end, for one side or the other first.

@@ -2,8 +2,8 @@
 
     python -m tests.conformance.rendezvous_nodes '{"backend": "file", ...}' NAME KEY
 
-is such a process. It joins again whenever it can, says in one word per line what it is told, and succeeds when it is
-told to by a line on its standard input.
+is such a process. It joins again whenever it can, prints a line for each event, and succeeds when it reads a line on
+its standard input.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ProcessNode:
         self.process.stdin.write(key.hex() + "\n")
 
     def says(self, wanted: str) -> str:
-        """Wait for a line that begins so; returns the rest."""
+        """Wait for a line with this beginning; return the rest."""
         assert self.process.stdout
         for line in self.process.stdout:
             if line.startswith(wanted):

@@ -1,4 +1,4 @@
-"""All stores there are, each as something that can be opened any number of times, here and in other processes."""
+"""All kinds of stores, each of which can be opened any number of times, here and in other processes."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ _numbers = itertools.count()
 
 @contextmanager
 def kind_of_store(name: str) -> Iterator[Open]:
-    """What a kind of store needs for as long as there are tests of it; yields what makes an empty one of the kind.
+    """Set up a kind of store for its tests; yields a factory of empty stores of the kind.
 
-    That yields a function to open it here, and how to open it elsewhere, which a store in memory does not have.
+    The factory returns a function to open the store here, and a `Where` to open it elsewhere, None for one in memory.
     """
     kind = name.removeprefix("prefix-")
     if kind == "etcd":

@@ -4,13 +4,13 @@
     python -m tests.sim.rendezvous --seeds 20 --nodes 1000     # and this; a few with the slow tests
     python -m tests.sim.rendezvous --seed 7 --nodes 64         # replay a failure, and print its last events
 
-Every node has a clock with an origin and a rate of its own, messages take random times, operations of the store fail
-(and may have been done), takers of a queue lose what they took. Nodes come late, die with or without a broken
-connection, come back as another, freeze and thaw, lose their connection for a moment, leave, or end the job; half of
-that hits the leader. Workers run for a while, fail, blame others, or succeed. After some time nothing bad happens any
-more, and everything must come to an end.
+Every clock has another origin and rate, messages take random times, operations of the store fail (and may have been
+carried out), and clients lose values that they have popped. Nodes come late, die with or without a broken connection,
+come back with another id, freeze and thaw, lose their connection for a moment, leave, or end the job; half of these
+faults hit the leader. Workers run for a while, fail, blame others, or succeed. After some time the faults cease, and
+every job must end.
 
-What is checked: `rendezvous_checks`; and that within a bounded time every living node knows what has become of the job.
+The checks are those of `rendezvous_checks`, and that every living node knows the end of the job within a bounded time.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class Simulation:
             self.ids |= {each.node.id: each for each in self.nodes}
         return self.ids[node]
 
-    def door(self, node: SimNode, other: str) -> str:
+    def probe_result(self, node: SimNode, other: str) -> str:
         """Return the result of this node's attempt to connect to the other node's agent."""
         found = self.by_id(other)
         return "silent" if found.has_no_power else "open" if found.is_alive else "shut"
 
     def freezes_before(self, node: SimNode, effect: Set) -> bool:
-        """Sometimes a leader stops, or the store, in the worst of moments: when it is about to write a roster."""
+        """Sometimes stop a leader, or the store, at the worst moment: before the leader writes a roster."""
         is_roster = any(key.startswith("roster/") for key in effect.values)
         freezes = is_roster and self.now_ns < BAD_TIMES_NS and self.rng.random() < 0.05
         if is_roster:
@@ -180,7 +180,7 @@ class Simulation:
             node.lose_connection(comes_back=True)
 
     def lose_store(self) -> None:
-        """The store dies, sometimes with a node. All others find another one, which is empty."""
+        """End the store, sometimes with a node. All others find another one, which is empty."""
         knowing = [node for node in self.living() if node.knows_all() and not node.is_frozen]
         states = [node.participant.state for node in self.nodes]
         if not knowing or any(state and not state.is_open for state in states):
@@ -231,7 +231,7 @@ class Simulation:
             self.interrupt(node)
 
     def interrupt(self, node: SimNode) -> None:
-        """A node that is frozen learns of it when it thaws, and before it learns of much else."""
+        """End the job at a node; a frozen one receives the interrupt when it thaws, before most other events."""
 
         def end() -> None:
             if node.outcome is None:
@@ -248,7 +248,7 @@ class Simulation:
             self.interrupt(node)
 
     def end_job_without_leader(self) -> None:
-        """Before the others know that it is lost."""
+        """End the job at a node before the others know that the leader is lost."""
         for node in self.living():
             if node.participant.is_leader and not node.is_protected:
                 self.tell_fate(node, "is without power")

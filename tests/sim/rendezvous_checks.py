@@ -54,12 +54,12 @@ class Checks:
         self.known_at_end: dict[str, JobState | None] = {}
 
     def forget(self, number: int) -> None:
-        """That round was in a world of which all have ended; its number may be given again."""
+        """Forget a round whose nodes have all ended: another round may have its number."""
         for book in (self.rounds, self.begun, self.causes, self.succeeded):
             book.pop(number, None)
 
     def decided(self, node: SimNode, state: JobState) -> None:
-        """This node has written that."""
+        """Note that this node has written this state."""
         if state.phase == JobPhase.RUNNING:
             self.decided_ns.setdefault((node.place, state.roster), node.sim.now_ns)
         cause = state.cause
@@ -128,7 +128,7 @@ class Checks:
         require(node.is_harmed, node.name, "is well, but was ejected:", event.reason)
 
     def gave_up(self, node: SimNode, nodes: Sequence[SimNode]) -> None:
-        """It has waited for long. Were there not enough others, or was there no place?"""
+        """Check a node that has waited in vain: there were too few others, or no place."""
         rules, now_ns = self.rules, node.sim.now_ns
         there = [each for each in nodes if each.is_alive and each.outcome is None and not each.is_frozen]
         waiting = [each for each in there if each.round is None and now_ns - each.joined_ns > PATIENCE_NS]
@@ -158,8 +158,8 @@ class Checks:
     def wrote(self, node: SimNode, state: JobState) -> None:
         """Note that this node, which ends the job, has written this; as a leader perhaps for another reason.
 
-        Who waits takes part in what it knows of, and in the round after that, which may begin while it says so. Who
-        waits and knows of nothing yet was known to nobody: as with all who come, it is the job that is ended.
+        A waiting node takes part in the round that it knows, and in the next one, which may begin meanwhile. A waiting
+        node that knows no state was unknown to the others: like any newcomer, it ends the job.
         """
         if state.phase == JobPhase.CLOSED and state.reason.endswith(INTERRUPTED):
             known = self.known_at_end[node.node.id]
@@ -182,7 +182,7 @@ class Checks:
             require(not left, "beats of the dead are left:", left)
 
     def outcome(self, node: SimNode) -> str:
-        """Called at the end for every node that lives."""
+        """Check a living node at the end."""
         match node.outcome:
             case AllSucceeded():
                 return "succeeded"

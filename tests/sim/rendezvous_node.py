@@ -1,4 +1,4 @@
-"""A simulated node: the real `Participant` with a shell in simulated time, and an agent that does something."""
+"""A simulated node: the real `Participant` with a shell in simulated time, and an agent with random behaviour."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class SimNode:
         return self.origin_ns + int(self.sim.now_ns * self.rate)
 
     def later(self, delay_ns: int, do: Callable[[], None]) -> None:
-        """Do it later, if this node is still there; if it is frozen, when it thaws."""
+        """Do this later, if the node still lives; if it is frozen, when it thaws."""
 
         def now() -> None:
             if self.is_frozen:
@@ -152,14 +152,14 @@ class SimNode:
                     self.queue = queue
                     self.pop()
                 case Probe():
-                    self.knock(effect)
+                    self.probe_agents(effect)
                 case _:
                     self.operations.append(effect)
         self.next_operation()
         self.schedule_tick()
 
-    def knock(self, asked: Probe) -> None:
-        shut = tuple(node for node in asked.addresses if self.sim.door(self, node) == "shut")
+    def probe_agents(self, asked: Probe) -> None:
+        shut = tuple(node for node in asked.addresses if self.sim.probe_result(self, node) == "shut")
         self.later(self.sim.rng.randrange(KNOCK_NS), lambda: self.step(Probed.of(asked, shut)))
 
     def next_operation(self) -> None:
@@ -243,7 +243,7 @@ class SimNode:
         self.sim.at(self.sim.now_ns + self.sim.latency_ns(), arrive)
 
     def watch_again(self, delay_ns: int) -> None:
-        """The connection that watches was lost."""
+        """Watch again, after the watching connection was lost."""
         number = self.watches
         if self.waiter and not self.waiter.is_over:
             self.waiter.is_over = True
@@ -276,7 +276,7 @@ class SimNode:
     # Fates
 
     def die(self, is_noticed: bool) -> None:
-        """All at once; `is_noticed`: the connection breaks. Otherwise there is only silence."""
+        """End the node. `is_noticed`: its connection breaks; otherwise it is only silent."""
         self.is_alive = False
         self.has_no_power = not is_noticed
         self.is_harmed = True
@@ -300,7 +300,7 @@ class SimNode:
             self.hold_again(held, self.sim.rng.randrange(2 * S))
 
     def hold_again(self, held: dict[str, bytes], delay_ns: int) -> None:
-        """The client notices that its connection was lost, and connects again."""
+        """Reconnect, after the client has noticed the loss of its connection."""
 
         self.to_hold = held
         self.later(delay_ns, self.hold)
@@ -314,7 +314,7 @@ class SimNode:
             self.well_ns = self.sim.now_ns
 
     def lose_store(self) -> None:
-        """Whatever is under way is lost; after a while there is another store."""
+        """Lose all operations under way; after a while there is another store."""
         self.harm()
         self.store += 1
         self.watches += 1
@@ -335,7 +335,7 @@ class SimNode:
         return self.participant.state.version if self.participant.state else -1
 
     def reconnect(self) -> None:
-        """Its connection breaks."""
+        """Break the connection."""
         self.lose_connection(comes_back=False)
         self.lose_store()
 
@@ -442,7 +442,7 @@ class SimNode:
         self.later(self.sim.rng.randrange(S), self.close)
 
     def end_job(self) -> None:
-        """Like Ctrl-C, after which an agent goes as soon as it can."""
+        """End the job as by Ctrl-C, after which an agent ends as soon as it can."""
         self.sim.checks.ends_job(self)
         self.has_ended_job = self.participant.has_joined
         # Otherwise it may have to read the state first.

@@ -3,14 +3,14 @@
     python -m tests.sim.rendezvous_partition --seeds 100000
     python -m tests.sim.rendezvous_partition --seed 7 --nodes 5
 
-Every node could serve a store. At random moments the nodes are parted into sides, some only for a moment, some again
-and again; nodes die with their stores, freeze, and come late. Who does not reach the store any more notices that after
-some seconds, and does what the shell does: looks for it, and goes to the store of another node if the doors of more
-than half of the nodes that may live are open. Those who have settled call others from the first store as soon as they
-reach it.
+Every node can serve a store. At random moments the nodes are divided into sides, some only for a moment, some
+repeatedly; nodes die with their stores, freeze, and come late. A node that no longer reaches the store notices that
+after some seconds, and does what the shell does: it searches for the store, and moves to the store of another node if
+the listeners of more than half of the nodes that may live are open. Nodes of a settled job call others from the first
+store as soon as they reach it.
 
-Checked is, beside what `rendezvous_checks` does: of all stores together, no round is begun twice; and each round has
-enough nodes of the one begun before it, whatever the store, that no other one could have been begun instead.
+Beside `rendezvous_checks`, these checks hold for all stores together: no round begins twice, and each round has enough
+nodes of the round begun before it, at whatever store, that no other round could have begun instead.
 """
 
 from __future__ import annotations
@@ -139,11 +139,11 @@ class MovingNode(SimNode):
             self.enter(self.place, (), False)
             return
         roster = self.participant.roster
-        addresses = {node.id: self.sim.door(self, node.id) for node in roster}
+        addresses = {node.id: self.sim.probe_result(self, node.id) for node in roster}
         were_there = self.were_there if self.broke_now and not waited_ns else None
-        shut = [node for node, door in addresses.items() if door == "shut" and were_there is not None]
+        shut = [node for node, result in addresses.items() if result == "shut" and were_there is not None]
         gone = [node for node in shut if node in (were_there or ()) or self.sim.owns(node) is self.place]
-        are_open = [node for node, door in addresses.items() if door == "open"]
+        are_open = [node for node, result in addresses.items() if result == "open"]
         others = [node for node in are_open if self.sim.owns(node) is not self.place]
         if 2 * len(are_open) > len(roster) - len(gone) and others:
             self.enter(self.sim.owns(others[0]), gone, True)
@@ -180,7 +180,7 @@ class MovingNode(SimNode):
             return
         for effect in effects:
             if isinstance(effect, Probe):
-                self.knock(effect)
+                self.probe_agents(effect)
             elif isinstance(effect, NotifyAgent):
                 self.told(effect.event)
         self.schedule_tick()
@@ -267,9 +267,11 @@ class Partition(Simulation):
         assert isinstance(place, PlaceStore)
         return place.is_shut
 
-    def door(self, node: SimNode, other: str) -> str:
+    def probe_result(self, node: SimNode, other: str) -> str:
         return (
-            super().door(node, other) if self.side_of(self.by_id(other)) == self.side_of(node) else "silent"
+            super().probe_result(node, other)
+            if self.side_of(self.by_id(other)) == self.side_of(node)
+            else "silent"
         )
 
     # Fates
@@ -326,7 +328,7 @@ class Partition(Simulation):
     def decided(self, place: PlaceStore, before: JobState | None, state: JobState) -> None:
         if state.roster is None or not state.is_open:
             return
-        self.forget_what_nobody_knows()
+        self.forget_unknown_decisions()
         has_met = before is not None and before.has_moved and not state.has_moved
         if has_met and self.decisions and self.decisions[-1][0] == state.roster.number:
             # More than half have moved there without a new round.
@@ -354,8 +356,8 @@ class Partition(Simulation):
             require(enough, "two worlds: after", last, "comes", nodes, "of which only", there)
         self.decisions.append((state.number, nodes, place))
 
-    def forget_what_nobody_knows(self) -> None:
-        """Return the decisions in a store that died before any node received them."""
+    def forget_unknown_decisions(self) -> None:
+        """Forget the decisions in a store that died before any node received them."""
         known = [node.participant.state for node in self.nodes if node.is_alive]
         latest = max((state.roster.number for state in known if state and state.roster), default=-1)
         while self.decisions and self.decisions[-1][2].is_shut and self.decisions[-1][0] > latest:

@@ -12,7 +12,7 @@ POP_AT_ONCE = 64
 
 
 class Waiter:
-    """A request that is answered later, once."""
+    """A request to be answered later, once."""
 
     def __init__(self, known: Mapping[str, bytes | None], answer: Callable[[Values], None]) -> None:
         self.known = known

@@ -98,7 +98,7 @@ def begin_before_the_workers_of_a_node_that_leaves_have_ended(patch: pytest.Monk
 
 
 def take_silence_for_an_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Simulation, "door", lambda self, node, other: "shut")
+    patch.setattr(Simulation, "probe_result", lambda self, node, other: "shut")
 
 
 @pytest.mark.parametrize(

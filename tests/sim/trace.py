@@ -104,11 +104,11 @@ class TraceNode(AgentNode):
                     self.say(describe_message(message))
         super().perform(wanted)
 
-    def knock(self, asked: effects.Probe) -> None:
+    def probe_agents(self, asked: effects.Probe) -> None:
         answers = {"open": "is there", "shut": "has ended", "silent": "does not answer"}
         for node in asked.addresses:
-            self.say("asks the machine of", f"{node}: its agent", answers[self.sim.door(self, node)])
-        super().knock(asked)
+            self.say("asks the machine of", f"{node}: its agent", answers[self.sim.probe_result(self, node)])
+        super().probe_agents(asked)
 
     def tell_agent(self, event: agent.Event) -> None:
         if isinstance(event, agent.WorkersGone):

@@ -98,11 +98,11 @@ def exchange_through(
     rank: int,
     size: int,
     timeout_ns: int,
-    turned_away: Callable[[], str] = str,
+    last_refusal: Callable[[], str] = str,
 ) -> Exchange:
     """Return an exchange through a store, under keys that begin with `prefix` and are deleted after use.
 
-    `turned_away` returns what the error says about connections that the store turned away, or nothing. The time counts
+    `last_refusal` returns a phrase for errors about the last connection that the store refused, or "". The time counts
     from now on, for all exchanges together. They raise TimeoutError that names the missing ranks.
     """
     deadline_ns = time.monotonic_ns() + timeout_ns
@@ -132,7 +132,7 @@ def exchange_through(
                     f"waited {round(timeout_ns / 1e9, 1):g} s for {named_ranks(late)} of {size} to join at "
                     f"{store.address}"
                 )
-                if refusal := turned_away():
+                if refusal := last_refusal():
                     message += f"; the store {refusal}"
                 else:
                     message += "; every rank must call ronde.init() within that time (RONDE_START_TIMEOUT)"

@@ -146,7 +146,7 @@ def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communic
     purpose = f"world {_process.generation}"
     left_ns = wanted.start_timeout_ns - (time.monotonic_ns() - started_ns)
     exchange = exchange_through(
-        meeting.store, purpose, identity.rank, identity.size, left_ns, meeting.turned_away
+        meeting.store, purpose, identity.rank, identity.size, left_ns, meeting.last_refusal
     )
     _process.generation += 1
     factory = CommunicatorFactory(wanted, meeting.key, meeting.address)

@@ -35,9 +35,9 @@ class Meeting:
     address: str
     server: StoreServer | None = None
 
-    def turned_away(self) -> str:
+    def last_refusal(self) -> str:
         """Return a description of the last connection that the store served here has refused, or ""."""
-        return self.server.turned_away if self.server else ""
+        return self.server.last_refusal if self.server else ""
 
     def close(self) -> None:
         """Close the connection to the store, and the store if it is served here. A second call does nothing."""

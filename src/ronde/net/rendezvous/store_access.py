@@ -174,7 +174,7 @@ class TcpStoreAccess:
             )
 
     def last_refusal(self) -> str:
-        return self._server.turned_away if self._server else ""
+        return self._server.last_refusal if self._server else ""
 
     def serves_store(self) -> bool:
         return self._server is not None and self._server.address == str(self._address)

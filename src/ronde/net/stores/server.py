@@ -135,7 +135,7 @@ class StoreServer:
         return str(self._address)
 
     @property
-    def turned_away(self) -> str:
+    def last_refusal(self) -> str:
         """A description of the last connection that did not prove the job key, or ""."""
         return self._authenticator.refusals.summary
 

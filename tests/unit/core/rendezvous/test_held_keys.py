@@ -74,7 +74,7 @@ class Shell:
                 case Pop(queue):
                     self.queue = queue
                 case Probe(addresses):
-                    self.job.knocked.append(list(addresses))
+                    self.job.probed.append(list(addresses))
                 case _:
                     self.operations.append(effect)
         if not self.is_busy:
@@ -128,7 +128,7 @@ class Job:
     def __init__(self, rules: Rules = RULES) -> None:
         self.rules = rules
         self.now_ns = 0
-        self.knocked: list[list[str]] = []  # the nodes whose agents were probed
+        self.probed: list[list[str]] = []  # the nodes whose agents were probed
         self.store = SimStore()
         self.nodes = [Shell(self, name) for name in "abc"]
         self.a, self.b, self.c = self.nodes
@@ -332,7 +332,7 @@ def leaving(job: Job) -> Job:
 def test_the_others_wait_until_the_agent_of_a_node_that_leaves_has_ended(job: Job) -> None:
     leaving(job).store.lose("b")
     job.settle(job.a, job.c)
-    assert job.knocked == [["b"]]
+    assert job.probed == [["b"]]
     job.a.step(Probed(("b",), is_late=True))
     job.settle(job.a, job.c)
     assert job.last_round() == ["a", "c"]

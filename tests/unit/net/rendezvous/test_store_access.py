@@ -64,9 +64,9 @@ def test_of_many_nodes_not_only_the_first_are_asked(stack: ExitStack) -> None:
     """They may be in the rack that has lost its power."""
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
     for _ in range(2):  # from now on the port does not answer
-        knocker = stack.enter_context(socket.socket())
-        knocker.setblocking(False)
-        knocker.connect_ex(silent.getsockname())
+        prober = stack.enter_context(socket.socket())
+        prober.setblocking(False)
+        prober.connect_ex(silent.getsockname())
     dark = f"tcp:127.0.0.1:{silent.getsockname()[1]}"
     lost, other = f"tcp:127.0.0.1:{free_port('127.0.0.1')}", serve(stack)
     found = search(stack, lost, [dark] * 64 + [other] * 192)
