@@ -11,7 +11,7 @@
 
 namespace ronde {
 
-void BellRope::wake() const {
+void BellHandle::wake() const {
   const Sleep sleeper = bell_->sleeper.load(std::memory_order_relaxed);
   bell_->rings.fetch_add(1, std::memory_order_release);
   if (sleeper == Sleep::kFutex) {
@@ -24,16 +24,16 @@ void BellRope::wake() const {
   }
 }
 
-uint32_t BellRope::prepare(Sleep kind) const {
+uint32_t BellHandle::prepare(Sleep kind) const {
   const uint32_t token = bell_->rings.load(std::memory_order_acquire);
   bell_->sleeper.store(kind, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return token;
 }
 
-void BellRope::cancel() const { bell_->sleeper.store(Sleep::kAwake, std::memory_order_relaxed); }
+void BellHandle::cancel() const { bell_->sleeper.store(Sleep::kAwake, std::memory_order_relaxed); }
 
-bool BellRope::sleep_on_futex(uint32_t token, int64_t timeout_ns) const {
+bool BellHandle::sleep_on_futex(uint32_t token, int64_t timeout_ns) const {
   timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
   // Returns at once if the word has changed since prepare(). Any reason to return is fine: the caller checks again.
   const long result =

@@ -26,10 +26,10 @@ struct alignas(64) Bell {
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<Sleep>::is_always_lock_free);
 
 // This process's handle of one rank's bell. Does not own the eventfd.
-class BellRope {
+class BellHandle {
  public:
-  BellRope() = default;
-  BellRope(Bell* bell, int eventfd) : bell_(bell), eventfd_(eventfd) {}
+  BellHandle() = default;
+  BellHandle(Bell* bell, int eventfd) : bell_(bell), eventfd_(eventfd) {}
 
   // Wakes the rank if it sleeps. Call it after publishing the change that the rank may wait for. Any thread.
   void ring() const {

@@ -23,9 +23,9 @@ struct CallId {
             packed >> kNumberBits & kRanks, packed & kNumbers};
   }
   static CallId of(const Watch::LongCall& call, int rank) {
-    const auto own = static_cast<uint64_t>(rank), peer = static_cast<uint64_t>(call.talk.peer);
+    const auto own = static_cast<uint64_t>(rank), peer = static_cast<uint64_t>(call.direction.peer);
     if (call.call.kind != Kind::kSendRecv) return {Type::kCollective, 0, 0, call.call.sequence};
-    if (call.talk.sends) return {Type::kSend, own, peer, call.number};
+    if (call.direction.sends) return {Type::kSend, own, peer, call.number};
     return {Type::kRecv, peer, own, call.number};
   }
 };
@@ -41,7 +41,7 @@ void CallWaits::visit(const std::function<void(const Item&)>& visit) {
             .since_ns = call->since_ns,
             .is_awaited = true};
   if (call->call.kind == Kind::kSendRecv) {
-    item.kind = (call->talk.sends ? "send to rank " : "recv from rank ") + std::to_string(call->talk.peer);
+    item.kind = (call->direction.sends ? "send to rank " : "recv from rank ") + std::to_string(call->direction.peer);
     item.name = std::string(name_of(call->call.dtype)) + " with tag " + std::to_string(call->call.root);
   }
   visit(item);
@@ -62,10 +62,10 @@ bool CallWaits::has_begun(uint64_t packed) {
   if ((we_send ? id.from : id.to) != own) return true;  // waits for another rank
   const int peer = static_cast<int>(we_send ? id.to : id.from);
   if (peer >= communicator_.size()) return true;
-  const Watch::Talk talk{peer, we_send};
-  if ((watch.messages(talk) & CallId::kNumbers) > id.number) return true;
+  const Watch::Direction direction{peer, we_send};
+  if ((watch.messages(direction) & CallId::kNumbers) > id.number) return true;
   const auto ours = watch.long_call();  // this rank may be inside its part
-  return ours && ours->call.kind == Kind::kSendRecv && ours->talk.peer == peer && ours->talk.sends == we_send;
+  return ours && ours->call.kind == Kind::kSendRecv && ours->direction.peer == peer && ours->direction.sends == we_send;
 }
 
 std::string CallWaits::state() {

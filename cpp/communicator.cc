@@ -79,13 +79,13 @@ Communicator::Communicator(Wiring wiring, const Options& options)
   local_rank_ = static_cast<int>(std::find(local_ranks_.begin(), local_ranks_.end(), rank_) - local_ranks_.begin());
 
   segment_ = std::make_unique<HostSegment>(std::move(wiring.segment), local_size(), options.staging_bytes);
-  std::vector<BellRope> ropes;
+  std::vector<BellHandle> bell_handles;
   for (int local = 0; local < local_size(); ++local) {
     // Without sockets no rank polls, and a bell needs no eventfd.
     const int eventfd = is_one_host() ? -1 : watch_->eventfd_of(local_ranks_[local]);
-    ropes.emplace_back(&segment_->slot(local).bell, eventfd);
+    bell_handles.emplace_back(&segment_->slot(local).bell, eventfd);
   }
-  const BellRope own = ropes[local_rank_];
+  const BellHandle own = bell_handles[local_rank_];
   waiter_ = std::make_unique<Waiter>(own, failure_, policy_for(options, is_crowded()));
   waiter_->set_listener(this);
 
@@ -100,10 +100,10 @@ Communicator::Communicator(Wiring wiring, const Options& options)
     }
     const int index = static_cast<int>(local - local_ranks_.begin());
     links[rank] = std::make_unique<ShmLink>(rank, rank_, hosts_[rank], segment_->pipe(local_rank_, index),
-                                            segment_->pipe(index, local_rank_), ropes[index]);
+                                            segment_->pipe(index, local_rank_), bell_handles[index]);
   }
   mesh_ = std::make_unique<Mesh>(rank_, std::move(links), *waiter_, !is_one_host());
-  host_ = std::make_unique<HostGroup>(*segment_, *symmetric_, local_ranks_, local_rank_, ropes, *waiter_);
+  host_ = std::make_unique<HostGroup>(*segment_, *symmetric_, local_ranks_, local_rank_, bell_handles, *waiter_);
   watch_->set_bell(own);
 }
 
@@ -121,15 +121,15 @@ std::vector<int> Communicator::waiting_for() const {
   return ranks;
 }
 
-void Communicator::wait_is_long(int64_t since_ns) {
+void Communicator::on_long_wait(int64_t since_ns) {
   Call call = current_;
   if (call.kind == Kind::kSendRecv) call.sequence = calls_made_;
   if (!is_long_) is_long_since_ns_ = since_ns;
   is_long_ = true;
-  watch_->tell_call(call, current_talk_, is_long_since_ns_);
+  watch_->announce_long_call(call, current_direction_, is_long_since_ns_);
 }
 
-void Communicator::wait_is_over() {
+void Communicator::on_timeout() {
   std::string text = "waited " + std::to_string(options_.timeout_ns / 1'000'000) + " ms in " + current_.describe();
   std::vector<int> missing = waiting_for();
   const char* separator = " for ";
@@ -154,7 +154,7 @@ class Communicator::Turn {
   ~Turn() {
     communicator_.owner_.store({});
     if (std::exchange(communicator_.is_long_, false)) [[unlikely]] {
-      communicator_.watch_->end_call();
+      communicator_.watch_->end_long_call();
     }
     if (communicator_.close_after_call_) communicator_.close_now();
   }
@@ -191,7 +191,7 @@ template <class Body>
 void Communicator::run(Call call, Body&& body) {
   const Turn turn(*this);
   call.sequence = calls_made_++;
-  current_talk_ = {};
+  current_direction_ = {};
   if (call.kind != Kind::kAllreduce && is_one_host()) call.algorithm = static_cast<uint8_t>(Algorithm::kInHost);
   guarded(call, [&](const Call& call) {
     watch_->begin_call(call.sequence);
@@ -205,7 +205,7 @@ void Communicator::run(Call call, Body&& body) {
 
 // Waits a moment for the failure detector. An end of file on a link means that a peer has gone, but perhaps only
 // because it learned of a failure before this rank; then that failure arrives soon.
-void Communicator::await_verdict(int patience_ms) {
+void Communicator::await_failure_detector(int patience_ms) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms);
   while (!failure_.failed() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -213,8 +213,8 @@ void Communicator::await_verdict(int patience_ms) {
 }
 
 void Communicator::fail(const Failure& failure) {
-  if (failure.kind == FailureKind::kPeerLost) await_verdict();
-  if (failure_.set(failure)) watch_->tell_all(failure);
+  if (failure.kind == FailureKind::kPeerLost) await_failure_detector();
+  if (failure_.set(failure)) watch_->announce_failure(failure);
   throw failure_.failure();
 }
 
@@ -395,7 +395,7 @@ void Communicator::delegate(Call call, FunctionRef<void()> body) {
   const Turn turn(*this);
   call.sequence = calls_made_++;
   call.algorithm = static_cast<uint8_t>(Algorithm::kElsewhere);
-  current_talk_ = {};
+  current_direction_ = {};
   guarded(call, [&](const Call& call) {
     watch_->begin_call(call.sequence);
     try {
@@ -405,7 +405,7 @@ void Communicator::delegate(Call call, FunctionRef<void()> body) {
     } catch (const Interrupted&) {
       throw;
     } catch (const std::exception& error) {
-      await_verdict(2000);  // the library may notice the end of a rank before the failure detector does
+      await_failure_detector(2000);  // the library may notice the end of a rank before the failure detector does
       failure_.check();
       const std::string what = " aborted: failed in " + call.describe() + ": " + error.what();
       throw Failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + what);
@@ -414,14 +414,14 @@ void Communicator::delegate(Call call, FunctionRef<void()> body) {
 }
 
 void Communicator::send(const void* data, size_t bytes, DType dtype, int dest, int tag, bool sealed) {
-  talk_to({dest, true}, dtype, tag, sealed, [&](Link& link, const Call& call) {
+  send_or_receive({dest, true}, dtype, tag, sealed, [&](Link& link, const Call& call) {
     const Ticket ticket = link.send(call, data, bytes);
     return [&link, ticket] { return link.sent() >= ticket; };
   });
 }
 
 void Communicator::recv(void* data, size_t bytes, DType dtype, int source, int tag, bool sealed) {
-  talk_to({source, false}, dtype, tag, sealed, [&](Link& link, const Call& call) {
+  send_or_receive({source, false}, dtype, tag, sealed, [&](Link& link, const Call& call) {
     const Ticket ticket = link.recv(call, data, bytes);
     return [&link, ticket] { return link.received() >= ticket; };
   });
@@ -429,14 +429,14 @@ void Communicator::recv(void* data, size_t bytes, DType dtype, int source, int t
 
 // Sends or receives one message: `start` queues it and returns a function that tells whether it is done.
 template <class Start>
-void Communicator::talk_to(Watch::Talk talk, DType dtype, int tag, bool sealed, Start&& start) {
-  const int peer = talk.peer;
+void Communicator::send_or_receive(Watch::Direction direction, DType dtype, int tag, bool sealed, Start&& start) {
+  const int peer = direction.peer;
   if (peer < 0 || peer >= size() || peer == rank_) {
     throw UsageError("cannot send to or receive from rank " + std::to_string(peer) + ": rank " + std::to_string(rank_) +
                      " has the other ranks of 0 to " + std::to_string(size() - 1) + " as peers");
   }
   const Turn turn(*this);
-  current_talk_ = talk;
+  current_direction_ = direction;
   guarded(with_tags(make_call(Kind::kSendRecv, dtype, 0, tag), sealed), [&](const Call& call) {
     failure_.check();
     const auto is_done = start(mesh_->link(peer), call);
@@ -448,7 +448,7 @@ void Communicator::talk_to(Watch::Talk talk, DType dtype, int tag, bool sealed, 
       if (is_done()) return true;
       throw Failure(FailureKind::kPeerLost, peer, name_of_rank(peer) + " has shut down");
     });
-    watch_->note_talk(talk);
+    watch_->count_message(direction);
   });
 }
 
@@ -456,7 +456,7 @@ void Communicator::abort(const std::string& reason) {
   if (is_abandoned_.load()) return;
   const Failure failure(FailureKind::kAborted, rank_, name_of_rank(rank_) + " aborted: " + reason);
   std::lock_guard lock(closing_);
-  if (is_open_ && failure_.set(failure)) watch_->tell_all(failure);
+  if (is_open_ && failure_.set(failure)) watch_->announce_failure(failure);
 }
 
 void Communicator::shutdown() {
@@ -479,8 +479,8 @@ void Communicator::close_now() {
   is_open_ = false;
   // The failure may have come from a peer a moment ago. A rank that does not know it yet must not take this rank's
   // goodbye for the cause.
-  if (failure_.failed()) watch_->tell_all(failure_.failure());
-  watch_->say_goodbye(calls_made_);
+  if (failure_.failed()) watch_->announce_failure(failure_.failure());
+  watch_->send_goodbye(calls_made_);
   is_closing_.store(true);
   watch_->stop();
   mesh_.reset();

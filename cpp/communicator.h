@@ -153,13 +153,13 @@ class Communicator : private Waiter::Listener {
   template <class Body>
   void run(Call call, Body&& body);
   template <class Start>
-  void talk_to(Watch::Talk talk, DType dtype, int tag, bool sealed, Start&& start);
+  void send_or_receive(Watch::Direction direction, DType dtype, int tag, bool sealed, Start&& start);
   [[noreturn]] void fail(const Failure& failure);
-  void await_verdict(int patience_ms = 300);
+  void await_failure_detector(int patience_ms = 300);
   void close_now();
   void check_root(int root) const;
-  void wait_is_long(int64_t since_ns) override;
-  void wait_is_over() override;
+  void on_long_wait(int64_t since_ns) override;
+  void on_timeout() override;
   std::vector<int> waiting_for() const;
   std::string name_of_rank(int rank) const;
 
@@ -198,8 +198,8 @@ class Communicator : private Waiter::Listener {
   std::atomic<bool> is_abandoned_{false};
   uint64_t calls_made_ = 0;
   Call current_;
-  Watch::Talk current_talk_;  // of a send or receive
-  bool is_long_ = false;      // the watch has announced the call to all ranks
+  Watch::Direction current_direction_;  // of a send or receive
+  bool is_long_ = false;                // the watch has announced the call to all ranks
   int64_t is_long_since_ns_ = 0;
 };
 

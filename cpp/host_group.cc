@@ -10,12 +10,12 @@
 namespace ronde {
 
 HostGroup::HostGroup(const HostSegment& segment, const SymmetricSegments& symmetric, std::vector<int> ranks, int index,
-                     std::vector<BellRope> ropes, Waiter& waiter)
+                     std::vector<BellHandle> bell_handles, Waiter& waiter)
     : segment_(segment),
       symmetric_(symmetric),
       ranks_(std::move(ranks)),
       index_(index),
-      ropes_(std::move(ropes)),
+      bell_handles_(std::move(bell_handles)),
       waiter_(waiter) {}
 
 void HostGroup::announce(const Call& call) { open(call, 0, {}, {}, nullptr, 0); }
@@ -101,9 +101,9 @@ void HostGroup::publish(Counter counter, uint64_t value) {
 }
 
 void HostGroup::ring_all() {
-  BellRope::publish_before_ringing();
+  BellHandle::publish_before_ringing();
   for (int local = 0; local < size(); ++local) {
-    if (local != index_) ropes_[local].ring_after_publishing();
+    if (local != index_) bell_handles_[local].ring_after_publishing();
   }
 }
 

@@ -38,7 +38,7 @@ class HostGroup {
  public:
   // `ranks`: the communicator's ranks on this host, ascending; `index`: this rank's place among them.
   HostGroup(const HostSegment& segment, const SymmetricSegments& symmetric, std::vector<int> ranks, int index,
-            std::vector<BellRope> ropes, Waiter& waiter);
+            std::vector<BellHandle> bell_handles, Waiter& waiter);
 
   int size() const { return segment_.size(); }
   int index() const { return index_; }
@@ -112,7 +112,7 @@ class HostGroup {
   const SymmetricSegments& symmetric_;
   std::vector<int> ranks_;
   int index_;
-  std::vector<BellRope> ropes_;
+  std::vector<BellHandle> bell_handles_;
   Waiter& waiter_;
 
   uint64_t announced_ = 0;  // announcements made; the same on every rank between calls

@@ -90,7 +90,7 @@ void SharedConnections::join(uint64_t communicator, Member& member) {
   std::lock_guard lock(joining_);
   if (is_over_) throw UsageError("this process has left its world");
   if (!members_.emplace(communicator, &member).second) throw UsageError("two communicators have the same name");
-  for (const auto& [process, end] : ends_) member.hear_end(process, end);
+  for (const auto& [process, end] : ends_) member.on_end(process, end);
   if (thread_ || controls_.empty()) return;
   const BlockSignals block;
   thread_ = std::make_unique<std::thread>([this] { run(); });
@@ -201,7 +201,7 @@ void SharedConnections::flush(int process) {
   }
 }
 
-void SharedConnections::hear_read(int process, uint64_t count) {
+void SharedConnections::handle_read_count(int process, uint64_t count) {
   std::lock_guard lock(sending_);
   Flow& flow = flows_.at(process);
   if (count < flow.read || count > flow.sent) throw ProtocolError(process, "an impossible number of messages read");
@@ -209,7 +209,7 @@ void SharedConnections::hear_read(int process, uint64_t count) {
   send_what_fits(process);
 }
 
-void SharedConnections::tell_read(int process, Inbox& inbox) {
+void SharedConnections::report_read(int process, Inbox& inbox) {
   if (++inbox.read % kReadAtOnce != 0) return;
   WatchMessage message;
   message.type = WatchMessage::Type::kRead;
@@ -232,7 +232,7 @@ void SharedConnections::run() {
   while (true) {
     if (poll(fds.data(), fds.size(), poll_limit_ms()) < 0) {
       if (errno == EINTR) continue;
-      return give_up(errno);
+      return report_poll_error(errno);
     }
     if (stopping_.load()) return;
     ring_alarm();
@@ -242,7 +242,7 @@ void SharedConnections::run() {
     }
     for (size_t i = 0; i < processes.size(); ++i) {
       // poll() skips a negative descriptor: nothing more comes from that process.
-      if ((fds[i].revents & ~POLLOUT) != 0 && !hear(processes[i], fds[i].fd, inboxes[i])) fds[i].fd = -1;
+      if ((fds[i].revents & ~POLLOUT) != 0 && !receive_from(processes[i], fds[i].fd, inboxes[i])) fds[i].fd = -1;
     }
     std::lock_guard lock(sending_);
     for (size_t i = 0; i < processes.size(); ++i) {
@@ -254,12 +254,12 @@ void SharedConnections::run() {
 }
 
 // Receives from a process. Returns false when nothing more will come from it.
-bool SharedConnections::hear(int process, int fd, Inbox& inbox) {
+bool SharedConnections::receive_from(int process, int fd, Inbox& inbox) {
   const std::span wire(inbox.bytes.data(), wire_bytes(process));
   const ssize_t got = receive_with(fd, wire.subspan(inbox.filled), inbox.attached);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (got <= 0) {  // drops an incomplete message, whose sender died while sending it
-    tell_end(process, end_by(got < 0 ? errno : 0));
+    report_end(process, end_by(got < 0 ? errno : 0));
     return false;
   }
   inbox.filled += static_cast<size_t>(got);
@@ -267,29 +267,29 @@ bool SharedConnections::hear(int process, int fd, Inbox& inbox) {
   inbox.filled = 0;
   const auto seals = seals_.find(process);
   if (seals != seals_.end() && !seals->second.open(wire)) {
-    tell_end(process, {std::string(" was lost: ") + kAltered, true});
+    report_end(process, {std::string(" was lost: ") + kAltered, true});
     return false;
   }
   try {
-    hear_message(process, wire.first(sizeof(WatchMessage)), inbox);
+    handle_message(process, wire.first(sizeof(WatchMessage)), inbox);
     return true;
   } catch (const ProtocolError& error) {
-    tell_end(process, {distrust_of(error), true});
+    report_end(process, {distrust_of(error), true});
     return false;
   }
 }
 
-void SharedConnections::hear_message(int process, std::span<const std::byte> bytes, Inbox& inbox) {
+void SharedConnections::handle_message(int process, std::span<const std::byte> bytes, Inbox& inbox) {
   const WatchMessage::Header header = WatchMessage::header(bytes, process);
   Descriptor attached = std::exchange(inbox.attached, {});
-  if (header.type == WatchMessage::Type::kRead) return hear_read(process, header.calls_made);
-  tell_read(process, inbox);
+  if (header.type == WatchMessage::Type::kRead) return handle_read_count(process, header.calls_made);
+  report_read(process, inbox);
   std::lock_guard lock(joining_);
   const auto member = members_.find(header.communicator);
-  if (member != members_.end()) member->second->hear(process, bytes, std::move(attached));
+  if (member != members_.end()) member->second->on_message(process, bytes, std::move(attached));
 }
 
-void SharedConnections::tell_end(int process, const End& end) {
+void SharedConnections::report_end(int process, const End& end) {
   if (!end.is_violation) {  // otherwise later messages to a process that has gone would be held for ever
     std::lock_guard lock(sending_);
     Flow& flow = flows_.at(process);
@@ -298,13 +298,13 @@ void SharedConnections::tell_end(int process, const End& end) {
   }
   std::lock_guard lock(joining_);
   ends_[process] = end;
-  for (const auto& [communicator, member] : members_) member->hear_end(process, end);
+  for (const auto& [communicator, member] : members_) member->on_end(process, end);
 }
 
 // From here on this process cannot detect lost processes, so all its communicators fail.
-void SharedConnections::give_up(int error) {
+void SharedConnections::report_poll_error(int error) {
   std::lock_guard lock(joining_);
-  for (const auto& [communicator, member] : members_) member->give_up(error);
+  for (const auto& [communicator, member] : members_) member->on_poll_error(error);
 }
 
 void SharedConnections::set_alarm(int64_t at_ns) { alarm_ns_ = alarm_ns_ == 0 ? at_ns : std::min(alarm_ns_, at_ns); }
@@ -318,7 +318,7 @@ void SharedConnections::ring_alarm() {
   if (alarm_ns_ == 0 || steady_now_ns() < alarm_ns_) return;
   alarm_ns_ = 0;
   std::lock_guard lock(joining_);
-  for (const auto& [communicator, member] : members_) member->hear_alarm();
+  for (const auto& [communicator, member] : members_) member->on_alarm();
 }
 
 }  // namespace ronde

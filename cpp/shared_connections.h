@@ -62,11 +62,11 @@ class SharedConnections {
    public:
     virtual ~Member() = default;
     // Throws ProtocolError if the message is malformed.
-    virtual void hear(int process, std::span<const std::byte> message, Descriptor attached) = 0;
-    virtual void hear_end(int process, const End& end) = 0;
-    virtual void hear_alarm() = 0;
+    virtual void on_message(int process, std::span<const std::byte> message, Descriptor attached) = 0;
+    virtual void on_end(int process, const End& end) = 0;
+    virtual void on_alarm() = 0;
     // The thread ends because of an error of poll(2).
-    virtual void give_up(int error) = 0;
+    virtual void on_poll_error(int error) = 0;
   };
   // Throws UsageError if this process has left the world, or has a communicator of this number.
   void join(uint64_t communicator, Member& member);
@@ -117,10 +117,10 @@ class SharedConnections {
 
   void stop();
   void run();
-  bool hear(int process, int fd, Inbox& inbox);
-  void hear_message(int process, std::span<const std::byte> bytes, Inbox& inbox);
-  void tell_end(int process, const End& end);
-  void give_up(int error);
+  bool receive_from(int process, int fd, Inbox& inbox);
+  void handle_message(int process, std::span<const std::byte> bytes, Inbox& inbox);
+  void report_end(int process, const End& end);
+  void report_poll_error(int error);
   int poll_limit_ms() const;
   void ring_alarm();
   void wake_thread() const;
@@ -128,8 +128,8 @@ class SharedConnections {
   void send_what_fits(int process);
   void transmit(int process, Outgoing outgoing);
   void flush(int process);
-  void hear_read(int process, uint64_t count);
-  void tell_read(int process, Inbox& inbox);
+  void handle_read_count(int process, uint64_t count);
+  void report_read(int process, Inbox& inbox);
 
   std::map<int, Connection> controls_;  // unchanged while the thread runs
   std::map<int, Descriptor> bells_;

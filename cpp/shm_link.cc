@@ -30,7 +30,7 @@ size_t until_wrap(uint64_t counter) { return ShmPipe::kCapacity - counter % ShmP
 
 }  // namespace
 
-ShmLink::ShmLink(int peer, int own, std::string peer_host, ShmPipe* outgoing, ShmPipe* incoming, BellRope peer_bell)
+ShmLink::ShmLink(int peer, int own, std::string peer_host, ShmPipe* outgoing, ShmPipe* incoming, BellHandle peer_bell)
     : ends_{peer, own, std::move(peer_host)}, peer_bell_(peer_bell), out_pipe_(outgoing), in_pipe_(incoming) {}
 
 Ticket ShmLink::send(const Call& call, const void* data, size_t bytes) {

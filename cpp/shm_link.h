@@ -34,7 +34,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 class ShmLink final : public Link {
  public:
   // Owns neither the pipes nor the bell; they must outlive the link. It rings `peer_bell` when the peer can continue.
-  ShmLink(int peer, int own, std::string peer_host, ShmPipe* outgoing, ShmPipe* incoming, BellRope peer_bell);
+  ShmLink(int peer, int own, std::string peer_host, ShmPipe* outgoing, ShmPipe* incoming, BellHandle peer_bell);
 
   Ticket send(const Call& call, const void* data, size_t bytes) override;
   Ticket recv(const Call& call, void* data, size_t bytes) override;
@@ -49,7 +49,7 @@ class ShmLink final : public Link {
   bool read_some();
 
   Ends ends_;
-  BellRope peer_bell_;
+  BellHandle peer_bell_;
   ShmPipe* out_pipe_;
   ShmPipe* in_pipe_;
   uint64_t written_ = 0;  // into out_pipe_, published or not

@@ -34,11 +34,11 @@ void Waiter::check(Patience& patience, bool interrupted) {
   }
   if (becomes_long) {
     patience.is_long = true;
-    if (listener_ != nullptr) listener_->wait_is_long(patience.started_ns);
+    if (listener_ != nullptr) listener_->on_long_wait(patience.started_ns);
   }
   failure_.check();
   if (policy_.timeout_ns > 0 && waited_ns >= policy_.timeout_ns) {
-    if (listener_ != nullptr) listener_->wait_is_over();
+    if (listener_ != nullptr) listener_->on_timeout();
     throw Failure(FailureKind::kTimeout, -1, "waited too long");
   }
 }

@@ -24,7 +24,7 @@ struct WaitPolicy {
 
 class Waiter {
  public:
-  Waiter(BellRope own, FailureState& failure, WaitPolicy policy)
+  Waiter(BellHandle own, FailureState& failure, WaitPolicy policy)
       : own_(own), doorbell_(own.eventfd()), failure_(failure), policy_(policy) {}
 
   // Waits for other ranks of this host. Throws Failure.
@@ -54,9 +54,9 @@ class Waiter {
    public:
     virtual ~Listener() = default;
     // A wait that began at `since_ns` has lasted a second. At most once per wait.
-    virtual void wait_is_long(int64_t since_ns) = 0;
+    virtual void on_long_wait(int64_t since_ns) = 0;
     // The time limit is over. Throws the Failure.
-    virtual void wait_is_over() = 0;
+    virtual void on_timeout() = 0;
   };
   void set_listener(Listener* listener) { listener_ = listener; }
 
@@ -86,7 +86,7 @@ class Waiter {
   void sleep_until(FunctionRef<bool()> step);
   void poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<pollfd>&)> add_poll);
 
-  BellRope own_;
+  BellHandle own_;
   Doorbell doorbell_;
   FailureState& failure_;
   WaitPolicy policy_;

@@ -29,7 +29,7 @@ Watch::Watch(int rank, std::vector<std::string> names, std::shared_ptr<SharedCon
   connections_->join(communicator_, *this);
 }
 
-void Watch::set_bell(BellRope own) {
+void Watch::set_bell(BellHandle own) {
   std::lock_guard lock(listening_);
   own_ = own;
 }
@@ -40,8 +40,9 @@ void Watch::stop() {
     std::lock_guard lock(sending_);
     if (has_left_) return;
   }
-  if (!said_goodbye_) {
-    tell_all(Failure(FailureKind::kPeerLost, rank_, names_[rank_] + " was lost: it has given up this communicator"));
+  if (!has_sent_goodbye_) {
+    announce_failure(
+        Failure(FailureKind::kPeerLost, rank_, names_[rank_] + " was lost: it has given up this communicator"));
   }
   {
     std::lock_guard lock(sending_);
@@ -78,15 +79,15 @@ void Watch::begin_call(uint64_t number) {
   failure_.check();
 }
 
-void Watch::say_goodbye(uint64_t calls_made) {
+void Watch::send_goodbye(uint64_t calls_made) {
   Message message;
   message.type = Message::Type::kGoodbye;
   message.calls_made = calls_made;
   send_to_all(message);
-  said_goodbye_ = true;
+  has_sent_goodbye_ = true;
 }
 
-void Watch::tell_all(const Failure& failure) {
+void Watch::announce_failure(const Failure& failure) {
   Message message;
   message.type = Message::Type::kFailure;
   message.failure_kind = static_cast<int32_t>(failure.kind);
@@ -134,8 +135,8 @@ std::optional<Failure> Watch::departed(uint64_t number) const {
   return std::nullopt;
 }
 
-void Watch::tell_call(const Call& call, Talk talk, int64_t since_ns) {
-  const LongCall ours{call, talk, messages(talk), since_ns};
+void Watch::announce_long_call(const Call& call, Direction direction, int64_t since_ns) {
+  const LongCall ours{call, direction, messages(direction), since_ns};
   std::map<int, LongCall> theirs;
   {
     std::lock_guard lock(calls_);
@@ -147,8 +148,8 @@ void Watch::tell_call(const Call& call, Talk talk, int64_t since_ns) {
   Message message;
   message.type = Message::Type::kLongCall;
   message.call = call;
-  message.rank = talk.peer;
-  message.missing_count = talk.sends ? 1 : 0;
+  message.rank = direction.peer;
+  message.missing_count = direction.sends ? 1 : 0;
   message.calls_made = ours.number;
   send_to_all(message);
   std::lock_guard lock(listening_);
@@ -156,7 +157,7 @@ void Watch::tell_call(const Call& call, Talk talk, int64_t since_ns) {
   if (listener != nullptr) listener->on_long_call();
 }
 
-void Watch::end_call() {
+void Watch::end_long_call() {
   std::lock_guard lock(calls_);
   is_in_long_call_ = false;
 }
@@ -174,8 +175,8 @@ void Watch::compare(int peer, const LongCall& theirs, const LongCall& ours) {
   if (theirs.call.sequence != ours.call.sequence || theirs.call == ours.call) return;
   if (ours.call.kind == Kind::kSendRecv) return;
   if (theirs.call.kind == Kind::kSendRecv) {
-    const bool is_with_us = theirs.talk.peer == rank_;
-    if (!is_with_us || messages({peer, !theirs.talk.sends}) > theirs.number) return;
+    const bool is_with_us = theirs.direction.peer == rank_;
+    if (!is_with_us || messages({peer, !theirs.direction.sends}) > theirs.number) return;
   }
   const bool first = peer < rank_;
   report(FailureKind::kMismatch, peer,
@@ -222,39 +223,39 @@ std::optional<int> Watch::receive_descriptor(int rank, int64_t timeout_ns) {
 
 // --- In the connections' thread --------------------------------------------------------------------------------------
 
-void Watch::hear(int process, std::span<const std::byte> bytes, Descriptor attached) {
+void Watch::on_message(int process, std::span<const std::byte> bytes, Descriptor attached) {
   const auto peer = ranks_.find(process);
   if (peer == ranks_.end()) throw ProtocolError(-1, "a message for a communicator of which it is not a rank");
   const Message message = Message::parse(bytes, peer->second, static_cast<int>(names_.size()));
-  if (message.type == Message::Type::kDescriptor) return hear_descriptor(peer->second, message, std::move(attached));
-  handle(peer->second, message);
+  if (message.type == Message::Type::kDescriptor) return handle_descriptor(peer->second, message, std::move(attached));
+  handle_message(peer->second, message);
 }
 
-void Watch::hear_end(int process, const SharedConnections::End& end) {
+void Watch::on_end(int process, const SharedConnections::End& end) {
   const auto peer = ranks_.find(process);
   if (peer == ranks_.end() || (!end.is_violation && has_left(peer->second))) return;
   report(FailureKind::kPeerLost, peer->second, names_[peer->second] + end.what);
 }
 
-void Watch::hear_alarm() {
+void Watch::on_alarm() {
   std::lock_guard lock(listening_);
   Listener* const listener = listeners_[static_cast<int>(Channel::kStalls)];
   if (listener != nullptr) listener->on_alarm();
 }
 
-void Watch::give_up(int error) {
+void Watch::on_poll_error(int error) {
   report(FailureKind::kAborted, rank_,
          names_[rank_] + " cannot watch the other ranks any more: poll: " + std::generic_category().message(error) +
              (error == EINVAL ? " (was the limit of open files, `ulimit -n`, lowered?)" : ""));
 }
 
-void Watch::handle(int peer, const Message& message) {
+void Watch::handle_message(int peer, const Message& message) {
   if (message.type == Message::Type::kGoodbye) {
     note_departure(peer, message.calls_made);
     return;
   }
-  if (message.type == Message::Type::kLongCall) return hear_call(peer, message);
-  if (message.type == Message::Type::kNote) return hear_note(peer, message);
+  if (message.type == Message::Type::kLongCall) return handle_long_call(peer, message);
+  if (message.type == Message::Type::kNote) return handle_note(peer, message);
   const int culprit = message.rank >= 0 ? message.rank : peer;
   // Its sender has announced it to all ranks, so there is no need to forward it.
   failure_.set(
@@ -262,7 +263,7 @@ void Watch::handle(int peer, const Message& message) {
   notify();
 }
 
-void Watch::hear_call(int peer, const Message& message) {
+void Watch::handle_long_call(int peer, const Message& message) {
   const LongCall theirs{message.call, {message.rank, message.missing_count != 0}, message.calls_made};
   std::optional<LongCall> ours;
   {
@@ -273,7 +274,7 @@ void Watch::hear_call(int peer, const Message& message) {
   if (ours) compare(peer, theirs, *ours);
 }
 
-void Watch::hear_note(int peer, const Message& message) {
+void Watch::handle_note(int peer, const Message& message) {
   const auto count = static_cast<size_t>(message.missing_count);
   uint32_t words[kNoteWords];
   std::memcpy(words, message.reason, count * sizeof(uint32_t));
@@ -282,7 +283,7 @@ void Watch::hear_note(int peer, const Message& message) {
   if (listener != nullptr) listener->on_note(peer, {words, count});
 }
 
-void Watch::hear_descriptor(int peer, const Message& message, Descriptor attached) {
+void Watch::handle_descriptor(int peer, const Message& message, Descriptor attached) {
   const bool is_promised = message.missing_count != 0;
   std::lock_guard lock(receiving_);
   descriptors_[peer].push_back(is_promised && attached.get() < 0 ? kNoRoom : attached.release());
@@ -304,7 +305,7 @@ void Watch::note_departure(int peer, uint64_t calls_made) {
 
 void Watch::report(FailureKind kind, int rank, const std::string& reason) {
   const Failure failure(kind, rank, reason);
-  if (failure_.set(failure)) tell_all(failure);
+  if (failure_.set(failure)) announce_failure(failure);
 }
 
 std::string Watch::departure_reason(int peer) const {

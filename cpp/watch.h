@@ -46,7 +46,7 @@ class Watch : private SharedConnections::Member {
 
   FailureState& failure() { return failure_; }
   // The watch rings this bell when the communicator fails or a rank leaves.
-  void set_bell(BellRope own);
+  void set_bell(BellHandle own);
   // The eventfd that wakes a rank of this host; -1: none.
   int eventfd_of(int rank) const { return connections_->bell(processes_[rank]); }
 
@@ -59,28 +59,30 @@ class Watch : private SharedConnections::Member {
 
   // This rank begins call number `number` (from 0). Throws Failure if a rank has left before that call.
   void begin_call(uint64_t number);
-  // Announces that the current call takes long (rule 4). `talk`: if it is a send or receive.
-  struct Talk {
+  // Announces that the current call takes long (rule 4). `direction`: if it is a send or receive.
+  struct Direction {
     int peer = -1;
     bool sends = false;
   };
-  void tell_call(const Call& call, Talk talk, int64_t since_ns);
+  void announce_long_call(const Call& call, Direction direction, int64_t since_ns);
   // The announced call has ended.
-  void end_call();
+  void end_long_call();
   struct LongCall {
     Call call;
-    Talk talk;
+    Direction direction;
     uint64_t number;       // of a send or receive: the number of earlier messages in that direction
     int64_t since_ns = 0;  // of this rank's call: when the wait began
   };
   // This rank's current call, if it takes long.
   std::optional<LongCall> long_call();
   // The number of messages sent or received in that direction.
-  uint64_t messages(Talk talk) const {
-    return talk.peer < 0 ? 0 : (talk.sends ? sent_to_ : received_from_)[talk.peer].load();
+  uint64_t messages(Direction direction) const {
+    return direction.peer < 0 ? 0 : (direction.sends ? sent_to_ : received_from_)[direction.peer].load();
   }
   // Counts a message that has been sent or received.
-  void note_talk(Talk talk) { (talk.sends ? sent_to_ : received_from_)[talk.peer].fetch_add(1); }
+  void count_message(Direction direction) {
+    (direction.sends ? sent_to_ : received_from_)[direction.peer].fetch_add(1);
+  }
   // True if `rank` has sent its goodbye, after which it neither sends nor receives.
   bool has_left(int rank) const { return departures_[rank].load(std::memory_order_acquire) != kPresent; }
   const std::string& name(int rank) const { return names_[rank]; }
@@ -117,9 +119,9 @@ class Watch : private SharedConnections::Member {
   void distrust(const ProtocolError& error);
 
   // Announces a failure to every rank, and wakes a waiting call of this rank.
-  void tell_all(const Failure& failure);
-  void say_goodbye(uint64_t calls_made);
-  // Leaves the communicator. For the others this is a failure unless say_goodbye() came first.
+  void announce_failure(const Failure& failure);
+  void send_goodbye(uint64_t calls_made);
+  // Leaves the communicator. For the others this is a failure unless send_goodbye() came first.
   void stop();
   // For a forked child: closes the connections without a message. Takes no lock. The object must not be destroyed
   // afterwards.
@@ -129,14 +131,14 @@ class Watch : private SharedConnections::Member {
   static constexpr uint64_t kPresent = WatchMessage::kNoCalls;
   using Message = WatchMessage;
 
-  void hear(int process, std::span<const std::byte> bytes, Descriptor attached) override;
-  void hear_end(int process, const SharedConnections::End& end) override;
-  void hear_alarm() override;
-  void give_up(int error) override;
-  void handle(int peer, const Message& message);
-  void hear_call(int peer, const Message& message);
-  void hear_note(int peer, const Message& message);
-  void hear_descriptor(int peer, const Message& message, Descriptor attached);
+  void on_message(int process, std::span<const std::byte> bytes, Descriptor attached) override;
+  void on_end(int process, const SharedConnections::End& end) override;
+  void on_alarm() override;
+  void on_poll_error(int error) override;
+  void handle_message(int peer, const Message& message);
+  void handle_long_call(int peer, const Message& message);
+  void handle_note(int peer, const Message& message);
+  void handle_descriptor(int peer, const Message& message, Descriptor attached);
   void report(FailureKind kind, int rank, const std::string& reason);
   void send_to_all(const Message& message);
   void send_to(int peer, Message message, Descriptor attached = {});
@@ -155,13 +157,13 @@ class Watch : private SharedConnections::Member {
 
   std::mutex sending_;
   bool has_left_ = false;  // guarded by sending_; if true, nothing is sent
-  bool said_goodbye_ = false;
+  bool has_sent_goodbye_ = false;
   std::mutex receiving_;
   std::condition_variable received_;
   std::map<int, std::deque<int>> descriptors_;  // by rank, as receive_descriptor() returns them; guarded by receiving_
 
   std::mutex listening_;
-  std::optional<BellRope> own_;                        // guarded by listening_, as are the listeners
+  std::optional<BellHandle> own_;                      // guarded by listening_, as are the listeners
   Listener* listeners_[WatchMessage::kChannels] = {};  // by channel
   std::vector<std::atomic<uint64_t>> departures_;      // by rank: the calls it made before it left, or kPresent
   std::atomic<int> left_count_{0};

@@ -109,13 +109,13 @@ class Board {
 
   // Wakes the rank if it sleeps and none of its threads is awake and reads the log. Call it after publishing.
   void ring(int local) const {
-    BellRope::publish_before_ringing();
+    BellHandle::publish_before_ringing();
     // Sequentially consistent, as all loads in Cycle::has_work() must be: a driver leaves and then checks once more;
     // this rank publishes and then checks for a driver. So one of the two sees the other, on every processor.
     if (counters(local).drivers.load(std::memory_order_seq_cst) == 0) bell(local).ring_after_publishing();
   }
-  BellRope bell(int local) const {
-    return BellRope(reinterpret_cast<Bell*>(parts_[local] + layout_.bell), /*eventfd=*/-1);
+  BellHandle bell(int local) const {
+    return BellHandle(reinterpret_cast<Bell*>(parts_[local] + layout_.bell), /*eventfd=*/-1);
   }
 
   // The log. Only the leader calls append().

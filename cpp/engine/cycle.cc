@@ -182,7 +182,7 @@ void Cycle::drive(Completion& completion) {
 
 Cycle::Event Cycle::run() {
   const BlockSignals block;
-  const BellRope bell = board_.bell(local_rank_);
+  const BellHandle bell = board_.bell(local_rank_);
   while (true) {
     {
       const Stepping turn(*this);

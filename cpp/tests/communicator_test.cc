@@ -237,7 +237,7 @@ void check_all(const std::vector<int>& host_of, const Options& options) {
 }
 
 // After a long receive a barrier that also takes long is not a mismatch.
-void check_long_talk(const std::vector<int>& host_of) {
+void check_long_receive(const std::vector<int>& host_of) {
   constexpr auto kLong = std::chrono::milliseconds(1200);
   run(host_of, {}, [&](Communicator& comm) {
     int value = 0;
@@ -280,7 +280,7 @@ int main() {
   check_delegate({0, 1});
   check_departure({0, 0, 0});
   check_timeout();
-  check_long_talk({0, 0, 0});
-  check_long_talk({0, 1, 2});
+  check_long_receive({0, 0, 0});
+  check_long_receive({0, 1, 2});
   std::puts("communicator_test: all passed");
 }

@@ -27,13 +27,13 @@ void run(int size, size_t staging_bytes, const Program& program) {
   FailureState failure;
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  std::vector<BellRope> ropes;
-  for (int rank = 0; rank < size; ++rank) ropes.emplace_back(&segment.slot(rank).bell, -1);
+  std::vector<BellHandle> bell_handles;
+  for (int rank = 0; rank < size; ++rank) bell_handles.emplace_back(&segment.slot(rank).bell, -1);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      Waiter waiter(ropes[static_cast<size_t>(rank)], failure, {.spins = 4});
-      HostGroup group(segment, symmetric, ranks, rank, ropes, waiter);
+      Waiter waiter(bell_handles[static_cast<size_t>(rank)], failure, {.spins = 4});
+      HostGroup group(segment, symmetric, ranks, rank, bell_handles, waiter);
       program(group);
     });
   }

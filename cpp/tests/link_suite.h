@@ -92,7 +92,7 @@ inline void check_failure_wakes_sleeper(Wire wire, int streams, Seals seals) {
     asleep.wait(false);
     usleep(20'000);  // so that it probably sleeps; the test is correct without it
     ranks.failure(0).set(Failure(FailureKind::kAborted, 1, "rank 1 called abort()"));
-    ranks.rope(0).ring();
+    ranks.bell_handle(0).ring();
   });
   Mesh& mesh = ranks.mesh(0);
   int in = 0;

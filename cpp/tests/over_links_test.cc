@@ -307,7 +307,7 @@ std::vector<std::string> failures_of(Ranks& ranks, Body&& body) {
   const auto tell_all = [&](FailureKind kind, int rank, const char* text) {
     for (int other = 0; other < ranks.size(); ++other) {
       ranks.failure(other).set(Failure(kind, rank, text));
-      ranks.rope(other).ring();
+      ranks.bell_handle(other).ring();
     }
   };
   ranks.run([&](Mesh& mesh) {

@@ -61,7 +61,7 @@ class Ranks {
  public:
   Ranks(int size, Wire wire, int streams = 1, WaitPolicy policy = {}, Seals seals = {})
       : size_(size), seals_(seals), bells_(size), failures_(size) {
-    for (int rank = 0; rank < size; ++rank) ropes_.emplace_back(&bells_[rank], eventfd(0, EFD_NONBLOCK));
+    for (int rank = 0; rank < size; ++rank) bell_handles_.emplace_back(&bells_[rank], eventfd(0, EFD_NONBLOCK));
     std::vector<std::vector<std::unique_ptr<Link>>> links(size);
     for (auto& row : links) row.resize(size);
     for (int a = 0; a < size; ++a) {
@@ -70,18 +70,18 @@ class Ranks {
       }
     }
     for (int rank = 0; rank < size; ++rank) {
-      waiters_.push_back(std::make_unique<Waiter>(ropes_[rank], failures_[rank], policy));
+      waiters_.push_back(std::make_unique<Waiter>(bell_handles_[rank], failures_[rank], policy));
       meshes_.push_back(std::make_unique<Mesh>(rank, std::move(links[rank]), *waiters_[rank]));
     }
   }
   ~Ranks() {
-    for (const BellRope& rope : ropes_) close(rope.eventfd());
+    for (const BellHandle& each : bell_handles_) close(each.eventfd());
   }
 
   int size() const { return size_; }
   Mesh& mesh(int rank) { return *meshes_[rank]; }
   FailureState& failure(int rank) { return failures_[rank]; }
-  const BellRope& rope(int rank) const { return ropes_[rank]; }
+  const BellHandle& bell_handle(int rank) const { return bell_handles_[rank]; }
   void leave(int rank) { meshes_[rank].reset(); }  // closes its connections
 
   // Runs body(mesh) on one thread per rank and waits for all.
@@ -108,15 +108,15 @@ class Ranks {
   Pair pipes(int a, int b) {
     ShmPipe* there = pipes_.emplace_back(std::make_unique<ShmPipe>()).get();
     ShmPipe* back = pipes_.emplace_back(std::make_unique<ShmPipe>()).get();
-    return {std::make_unique<ShmLink>(b, a, host_of(b), there, back, ropes_[b]),
-            std::make_unique<ShmLink>(a, b, host_of(a), back, there, ropes_[a])};
+    return {std::make_unique<ShmLink>(b, a, host_of(b), there, back, bell_handles_[b]),
+            std::make_unique<ShmLink>(a, b, host_of(a), back, there, bell_handles_[a])};
   }
 
   int size_;
   Seals seals_;
   std::vector<Bell> bells_;
   std::vector<FailureState> failures_;
-  std::vector<BellRope> ropes_;
+  std::vector<BellHandle> bell_handles_;
   std::vector<std::unique_ptr<ShmPipe>> pipes_;
   std::vector<std::unique_ptr<Waiter>> waiters_;
   std::vector<std::unique_ptr<Mesh>> meshes_;

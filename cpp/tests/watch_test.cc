@@ -39,7 +39,7 @@ class Watched {
     const std::vector<std::string> names = {"rank 0 on a", "rank 1 on b", "rank 2 on c"};
     const auto connections = std::make_shared<SharedConnections>(std::move(controls));
     watch_ = std::make_unique<Watch>(0, names, connections, 0, std::vector<int>{0, 1, 2});
-    watch_->set_bell(BellRope(&bell_, -1));
+    watch_->set_bell(BellHandle(&bell_, -1));
   }
 
   void send(const void* data, size_t bytes) {
@@ -52,7 +52,7 @@ class Watched {
     return watch_->failure().failure();
   }
   // The message that rank 2 receives, which announces a failure.
-  WatchMessage told() {
+  WatchMessage next_announced() {
     WatchMessage message;
     CHECK(recv(peers_[2].get(), &message, sizeof(message), MSG_WAITALL) == sizeof(message));
     return message;
@@ -121,12 +121,12 @@ void test_malformed_messages() {
     const Failure failure = watched.failure();
     CHECK(failure.kind == FailureKind::kPeerLost && failure.rank == 1);
     CHECK(contains(failure.what(), "rank 1 on b sent ") && contains(failure.what(), each.text));
-    const WatchMessage told = watched.told();
-    CHECK(told.type == Type::kFailure && told.rank == 1 && contains(told.reason, each.text));
+    const WatchMessage announced = watched.next_announced();
+    CHECK(announced.type == Type::kFailure && announced.rank == 1 && contains(announced.reason, each.text));
   }
 }
 
-void test_a_failure_that_is_told() {
+void test_an_announced_failure() {
   WatchMessage message = failure_message();
   message.set_reason("caf\xc3\xa9 \xff\x1b[31m \xe2\x82");
   std::memcpy(message.reason + std::strlen(message.reason), "\xc3\n\x9f", 4);
@@ -212,7 +212,7 @@ void test_a_stopped_rank_that_has_many_notes_to_read() {
   std::map<int, Connection> controls;
   controls.emplace(1, Descriptor(here));
   Watch watch(0, {"rank 0 on a", "rank 1 on b"}, std::make_shared<SharedConnections>(std::move(controls)), 0, {0, 1});
-  watch.set_bell(BellRope(&bell, -1));
+  watch.set_bell(BellHandle(&bell, -1));
   FailureState& failure = watch.failure();
   for (uint32_t number = 0; number < kNotes; ++number) watch.send_note(1, {&number, 1});
   std::this_thread::sleep_for(std::chrono::milliseconds(4 * patience_ms));
@@ -226,7 +226,7 @@ void test_a_stopped_rank_that_has_many_notes_to_read() {
     read.calls_made = number + 1;
     CHECK(send(peer.get(), &read, sizeof(read), 0) == sizeof(read));
   }
-  watch.say_goodbye(0);
+  watch.send_goodbye(0);
   WatchMessage goodbye;
   CHECK(recv(peer.get(), &goodbye, sizeof(goodbye), MSG_WAITALL) == sizeof(goodbye));
   CHECK(goodbye.type == WatchMessage::Type::kGoodbye);
@@ -261,11 +261,11 @@ void test_communicators_that_share_connections() {
     Watch their_world(1, names, there, 1, {3, 5});
     Watch their_left(1, names, there, 2, {3, 5});
     Watch their_reversed(0, names, there, 3, {5, 3});
-    left->say_goodbye(4);
+    left->send_goodbye(4);
     left.reset();
     until([&] { return their_left.has_left(0); });
     their_left.send_note(0, {});
-    their_reversed.tell_all(Failure(FailureKind::kAborted, 0, "stop"));
+    their_reversed.announce_failure(Failure(FailureKind::kAborted, 0, "stop"));
     until([&] { return reversed.failure().failed(); });
     CHECK(reversed.failure().failure().rank == 0 && !world.failure().failed());
     const Descriptor pipe_end(dup(0));
@@ -273,9 +273,9 @@ void test_communicators_that_share_connections() {
     const Descriptor received(world.receive_descriptor(1, INT64_MAX / 2).value());
     CHECK(received.get() >= 0);
     CHECK(!world.receive_descriptor(1, 1'000'000));
-    their_left.say_goodbye(0);
-    their_reversed.say_goodbye(0);
-    their_world.say_goodbye(2);
+    their_left.send_goodbye(0);
+    their_reversed.send_goodbye(0);
+    their_world.send_goodbye(2);
     until([&] { return world.has_left(1); });
     CHECK(!world.failure().failed());
   }
@@ -283,7 +283,7 @@ void test_communicators_that_share_connections() {
   until([&] { return late.failure().failed(); });
   CHECK(contains(late.failure().failure().what(), "rank 1 on b was lost: its process ended without shutting down"));
   CHECK(!world.failure().failed());
-  for (Watch* each : {&world, &reversed, &late}) each->say_goodbye(2);
+  for (Watch* each : {&world, &reversed, &late}) each->send_goodbye(2);
 }
 
 }  // namespace
@@ -293,7 +293,7 @@ int main() {
   ronde::test_communicators_that_share_connections();
   ronde::test_a_stopped_rank_that_has_many_notes_to_read();
   ronde::test_malformed_messages();
-  ronde::test_a_failure_that_is_told();
+  ronde::test_an_announced_failure();
   ronde::test_a_long_reason();
   ronde::test_a_death_in_the_middle_of_a_message();
   ronde::test_a_watch_that_cannot_poll();
