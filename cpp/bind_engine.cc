@@ -354,7 +354,8 @@ void bind_tuning(nb::module_& module) {
            [](PyCycle& self, uint64_t steps, size_t samples) { self.cycle().meter().start(steps, samples); })
       .def("take_samples", [](PyCycle& self) {
         std::vector<std::pair<uint64_t, int64_t>> samples;
-        for (const Meter::Sample& each : self.cycle().meter().take()) samples.emplace_back(each.bytes, each.busy_ns);
+        for (const Meter::Sample& each : self.cycle().meter().take_samples())
+          samples.emplace_back(each.bytes, each.busy_ns);
         return samples;
       });
 }

@@ -24,8 +24,8 @@ namespace {
 
 using Ids = std::vector<uint64_t>;
 
-nb::tuple look(Stalls& self, int64_t before_ns, const Ids& ids) {
-  const Stalls::Look found = self.look(before_ns, ids);
+nb::tuple find_waits(Stalls& self, int64_t before_ns, const Ids& ids) {
+  const Stalls::FoundWaits found = self.find_waits(before_ns, ids);
   nb::list items;
   for (const Waits::Item& item : found.items) {
     items.append(nb::make_tuple(item.id, item.name, item.kind, item.since_ns, item.is_running, item.is_awaited));
@@ -52,11 +52,11 @@ nb::tuple as_tuple(const StallHub::Event& event) {
   }
 }
 
-nb::object next(StallHub& self, int64_t at_ns) {
+nb::object next_events(StallHub& self, int64_t at_ns) {
   std::optional<std::vector<StallHub::Event>> events;
   {
     const ReleaseGil released;
-    events = self.next(at_ns);
+    events = self.next_events(at_ns);
   }
   if (!events) return nb::none();
   nb::list list;
@@ -85,7 +85,7 @@ void bind_stalls(nb::module_& module) {
 
   nb::class_<StallHub>(module, "StallHub")
       .def(nb::init<>())
-      .def("next", &next)
+      .def("next", &next_events)
       .def("stop", &StallHub::stop)
       .def("wake", &StallHub::wake)
       .def("abandon", &abandon_for_good<StallHub>)
@@ -95,7 +95,7 @@ void bind_stalls(nb::module_& module) {
 
   nb::class_<Stalls>(module, "Stalls")
       .def_prop_ro("member", &Stalls::member)
-      .def("look", &look)
+      .def("look", &find_waits)
       .def("ask", [](Stalls& self, uint32_t inquiry, const Ids& ids,
                      bool leads_to_report) { self.ask(inquiry, ids, leads_to_report); })
       .def("ask_about",

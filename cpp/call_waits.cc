@@ -47,7 +47,7 @@ void CallWaits::visit(const std::function<void(const Item&)>& visit) {
   visit(item);
 }
 
-std::vector<bool> CallWaits::has(std::span<const uint64_t> ids) {
+std::vector<bool> CallWaits::have_begun(std::span<const uint64_t> ids) {
   std::vector<bool> has;
   for (const uint64_t id : ids) has.push_back(has_begun(id));
   return has;

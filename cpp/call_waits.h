@@ -22,7 +22,7 @@ class CallWaits : public Waits {
   CallWaits(Communicator& communicator, std::string label) : communicator_(communicator), label_(std::move(label)) {}
 
   void visit(const std::function<void(const Item&)>& visit) override;
-  std::vector<bool> has(std::span<const uint64_t> ids) override;
+  std::vector<bool> have_begun(std::span<const uint64_t> ids) override;
   Progress progress() override { return {}; }
   std::string state() override;
   std::string describe(const Item& item) override;

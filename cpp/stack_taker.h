@@ -20,7 +20,7 @@ class StackTaker {
 
   // Only for a thread that blocks signals. Returns an empty text on failure, also if the program has installed another
   // handler for the signal since: then it does not send the signal.
-  std::string take() const {
+  std::string take_stacks() const {
     if (signal_ == 0 || handler_of(signal_) != handler_ || handler_ == SIG_DFL || handler_ == SIG_IGN) return "";
     static std::mutex one_at_a_time;  // the process has one handler and one file
     const std::lock_guard lock(one_at_a_time);

@@ -6,7 +6,7 @@
 
 namespace ronde {
 
-std::optional<std::vector<StallHub::Event>> StallHub::next(int64_t at_ns) {
+std::optional<std::vector<StallHub::Event>> StallHub::next_events(int64_t at_ns) {
   const BlockSignals block;
   std::unique_lock lock(mutex_);
   const auto over = [&] { return stopping_ || is_woken_ || !events_.empty(); };
@@ -66,7 +66,7 @@ std::pair<StallHub::Blocked, std::string> StallHub::blocked() {
 bool StallHub::lacks(uint64_t where, uint64_t id) {
   std::lock_guard lock(members_mutex_);
   for (const auto& [_, member] : members_) {
-    if (member.where == where) return !member.waits->has({&id, 1}).front();
+    if (member.where == where) return !member.waits->have_begun({&id, 1}).front();
   }
   return false;
 }

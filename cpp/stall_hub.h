@@ -31,7 +31,7 @@ class StallHub {
     int rank = -1;
     uint32_t inquiry = 0;           // kAnswer and kStacks: this rank's inquiry that it answers
     std::vector<uint64_t> ids{};    // kAsked
-    std::vector<bool> has{};        // kAnswer: for each id in the question, see Waits::has
+    std::vector<bool> has{};        // kAnswer: for each id in the question, see Waits::have_begun
     uint64_t calls = 0;             // kAnswer: Waits::Progress
     bool is_in_cold_round = false;  // kAnswer
     std::string text{};             // kAnswer: the rank's progress and its wait; kStacks: the stacks
@@ -40,7 +40,7 @@ class StallHub {
   };
   // Sleeps until an event comes, until `at_ns` (steady clock; < 0: no limit), or until wake(). Returns the events, or
   // nothing after stop().
-  std::optional<std::vector<Event>> next(int64_t at_ns);
+  std::optional<std::vector<Event>> next_events(int64_t at_ns);
   void stop();
   void wake();
   void push(Event event);

@@ -31,8 +31,8 @@ constexpr size_t kAnswerWords = sizeof(Answer) / sizeof(uint32_t);
 constexpr size_t kIdsPerNote = (Watch::kNoteWords - 4) / 2;
 constexpr size_t kBytesPerNote = (Watch::kNoteWords - 5) * sizeof(uint32_t);
 constexpr size_t kMostTextBytes = 64 * 1024;
-constexpr uint32_t kSurvey = 0x80000000;               // a bit in the numbers of surveys, not of inquiries
-constexpr int64_t kInterpretersTime_ns = 300'000'000;  // far more than a healthy interpreter needs for its stacks
+constexpr uint32_t kSurvey = 0x80000000;             // a bit in the numbers of surveys, not of inquiries
+constexpr int64_t kInterpreterTimeNs = 300'000'000;  // far more than a healthy interpreter needs for its stacks
 
 }  // namespace
 
@@ -56,8 +56,8 @@ void Stalls::close() {
 
 // --- For the inspecting thread -------------------------------------------------------------------------------------
 
-Stalls::Look Stalls::look(int64_t before_ns, std::span<const uint64_t> ids) {
-  Look found;
+Stalls::FoundWaits Stalls::find_waits(int64_t before_ns, std::span<const uint64_t> ids) {
+  FoundWaits found;
   const std::unordered_set<uint64_t> wanted(ids.begin(), ids.end());
   waits_->arm();
   waits_->visit([&](const Waits::Item& item) {
@@ -106,7 +106,7 @@ void Stalls::ask(uint32_t inquiry, std::span<const uint64_t> ids, Question quest
       send(rank, words);
     } while (begin < ids.size());
   }
-  hear_answer(communicator_.rank(), own);
+  on_answer(communicator_.rank(), own);
 }
 
 void Stalls::ask_for_stacks(uint32_t inquiry, int rank) {
@@ -154,24 +154,24 @@ void Stalls::on_note(int peer, std::span<const uint32_t> words) {
   }
   switch (static_cast<Note>(words[0])) {
     case Note::kQuestion:
-      return hear_question(peer, words);
+      return on_question(peer, words);
     case Note::kAnswer:
-      return hear_answer(peer, words);
+      return on_answer(peer, words);
     case Note::kAskStacks: {
       {
         std::lock_guard lock(mutex_);
-        wants_.push_back({peer, words[1], steady_now_ns() + kInterpretersTime_ns});
+        wants_.push_back({peer, words[1], steady_now_ns() + kInterpreterTimeNs});
         communicator_.watch().set_alarm(wants_.front().until_ns);
       }
       return push({.type = Event::Type::kStacksWanted, .rank = peer, .inquiry = words[1]});
     }
     case Note::kStacks:
-      return hear_stacks(peer, words);
+      return on_stacks(peer, words);
   }
   throw ProtocolError(peer, "a note about stalls of unknown type " + std::to_string(words[0]));
 }
 
-void Stalls::hear_question(int peer, std::span<const uint32_t> words) {
+void Stalls::on_question(int peer, std::span<const uint32_t> words) {
   if (words.size() < 4) throw ProtocolError(peer, "a question about stalls without its words");
   std::vector<uint64_t>& ids = questions_[peer];
   for (size_t at = 4; at + 1 < words.size() && ids.size() < kMostIds; at += 2) {
@@ -186,15 +186,15 @@ void Stalls::hear_question(int peer, std::span<const uint32_t> words) {
   questions_.erase(peer);
 }
 
-std::vector<bool> Stalls::have(std::span<const uint64_t> ids, Question question) {
-  if (question != Question::kProcess) return waits_->has(ids);
+std::vector<bool> Stalls::have_begun(std::span<const uint64_t> ids, Question question) {
+  if (question != Question::kProcess) return waits_->have_begun(ids);
   std::vector<bool> has;
   for (size_t at = 0; at + 1 < ids.size(); at += 2) has.push_back(!hub_->lacks(ids[at], ids[at + 1]));
   return has;
 }
 
 std::vector<uint32_t> Stalls::answer(uint32_t inquiry, std::span<const uint64_t> ids, Question question) {
-  const std::vector<bool> has = have(ids, question);
+  const std::vector<bool> has = have_begun(ids, question);
   const Waits::Progress progress = waits_->progress();
   const auto [blocked, what] = hub_->blocked();
   const size_t bit_words = (has.size() + 31) / 32;
@@ -218,7 +218,7 @@ std::vector<uint32_t> Stalls::answer(uint32_t inquiry, std::span<const uint64_t>
   return words;
 }
 
-void Stalls::hear_answer(int peer, std::span<const uint32_t> words) {
+void Stalls::on_answer(int peer, std::span<const uint32_t> words) {
   Answer answer;
   if (words.size() < 2 + kAnswerWords) throw ProtocolError(peer, "an answer about stalls without its words");
   std::memcpy(static_cast<void*>(&answer), &words[2], sizeof(answer));
@@ -266,7 +266,7 @@ void Stalls::on_alarm() {
       wants_.pop_front();
     }
     const auto [taker, preface] = hub_->stacks();
-    const std::string stacks = taker.take();
+    const std::string stacks = taker.take_stacks();
     send_stacks(want.rank, want.inquiry, stacks.empty() ? "" : preface + stacks, true);
   }
 }
@@ -288,7 +288,7 @@ void Stalls::send_stacks(int rank, uint32_t inquiry, const std::string& text, bo
   } while (begin < all.size());
 }
 
-void Stalls::hear_stacks(int peer, std::span<const uint32_t> words) {
+void Stalls::on_stacks(int peer, std::span<const uint32_t> words) {
   if (words.size() < 5 || words[4] > (words.size() - 5) * sizeof(uint32_t)) {
     throw ProtocolError(peer, "stacks shorter than their stated length");
   }

@@ -45,12 +45,12 @@ class Stalls : private Watch::Listener {
   uint32_t member() const { return member_; }
 
   // The calls or tensors that this rank has begun and not finished.
-  struct Look {
+  struct FoundWaits {
     std::vector<Waits::Item> items;  // those begun before `before_ns`, and those in `ids`; the oldest first
     int64_t next_ns = -1;            // when the oldest of the others began; -1: there are no others
   };
   // If there are no others, the hub wakes when something begins.
-  Look look(int64_t before_ns, std::span<const uint64_t> ids);
+  FoundWaits find_waits(int64_t before_ns, std::span<const uint64_t> ids);
 
   using Event = StallHub::Event;
 
@@ -87,11 +87,11 @@ class Stalls : private Watch::Listener {
   void on_change() override;
   void on_alarm() override;
   void on_long_call() override { hub_->wake(); }
-  void hear_question(int peer, std::span<const uint32_t> words);
-  void hear_answer(int peer, std::span<const uint32_t> words);
-  void hear_stacks(int peer, std::span<const uint32_t> words);
+  void on_question(int peer, std::span<const uint32_t> words);
+  void on_answer(int peer, std::span<const uint32_t> words);
+  void on_stacks(int peer, std::span<const uint32_t> words);
   void ask(uint32_t inquiry, std::span<const uint64_t> ids, Question question);
-  std::vector<bool> have(std::span<const uint64_t> ids, Question question);
+  std::vector<bool> have_begun(std::span<const uint64_t> ids, Question question);
   std::vector<uint32_t> answer(uint32_t inquiry, std::span<const uint64_t> ids, Question question);
   void send_stacks(int rank, uint32_t inquiry, const std::string& text, bool is_raw);
   void send(int rank, std::span<const uint32_t> words);

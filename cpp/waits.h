@@ -43,7 +43,7 @@ class Waits {
   virtual ~Waits() = default;
   virtual void visit(const std::function<void(const Item&)>& visit) = 0;
   // Whether no other rank has to wait until this one begins ids[i].
-  virtual std::vector<bool> has(std::span<const uint64_t> ids) = 0;
+  virtual std::vector<bool> have_begun(std::span<const uint64_t> ids) = 0;
   virtual Progress progress() = 0;
   // This rank's progress, as the predicate of a sentence about it; may be empty.
   virtual std::string state() = 0;

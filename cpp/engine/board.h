@@ -77,7 +77,7 @@ class Board {
   uint64_t add_ready_bytes(uint64_t bytes) const {
     return counters(0).ready_bytes.fetch_add(bytes, std::memory_order_seq_cst) + bytes;
   }
-  bool somebody_waits() const {
+  bool any_thread_waits() const {
     for (int local = 0; local < size(); ++local) {
       if (counters(local).waiting.load(std::memory_order_seq_cst) > 0) return true;
     }

@@ -26,10 +26,10 @@ void ClockOffset::measure() {
   left_ = kTrips;
   begun_ns_ = now;
   best_trip_ns_ = INT64_MAX;
-  ask();
+  ask_time();
 }
 
-void ClockOffset::ask() {
+void ClockOffset::ask_time() {
   const int64_t now = steady_now_ns();
   const uint32_t words[] = {ClockNote::kAsk, low(now), high(now)};
   communicator_.watch().send_note(0, words);
@@ -41,16 +41,16 @@ bool ClockOffset::on_note(int peer, std::span<const uint32_t> words) {
   if (!note) return false;
   if (!note->is_answer) {
     if (communicator_.rank() != 0) throw ProtocolError(peer, "a question about a clock, which only rank 0 answers");
-    const uint32_t answer[] = {ClockNote::kTell, words[1], words[2], low(now), high(now)};
+    const uint32_t answer[] = {ClockNote::kAnswer, words[1], words[2], low(now), high(now)};
     communicator_.watch().send_note(peer, answer);
     return true;
   }
   if (peer != 0 || note->asked_ns > now) throw ProtocolError(peer, "an answer about its clock without a question");
-  learn(note->asked_ns, note->told_ns, now);
+  add_answer(note->asked_ns, note->answered_ns, now);
   return true;
 }
 
-void ClockOffset::learn(int64_t asked_ns, int64_t answered_ns, int64_t now_ns) {
+void ClockOffset::add_answer(int64_t asked_ns, int64_t answered_ns, int64_t now_ns) {
   std::lock_guard lock(measuring_);
   if (left_ == 0 || asked_ns < begun_ns_) return;  // belongs to an earlier measurement
   const int64_t trip_ns = now_ns - asked_ns;
@@ -59,7 +59,7 @@ void ClockOffset::learn(int64_t asked_ns, int64_t answered_ns, int64_t now_ns) {
     best_ns_ = asked_ns + trip_ns / 2;
     offset_ns_ = answered_ns - best_ns_;
   }
-  if (--left_ > 0) return ask();
+  if (--left_ > 0) return ask_time();
   report_(best_ns_, offset_ns_, static_cast<uint32_t>(std::min<int64_t>(best_trip_ns_ / 2 + 1, UINT32_MAX)));
 }
 

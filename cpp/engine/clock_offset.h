@@ -28,8 +28,8 @@ class ClockOffset {
   bool on_note(int peer, std::span<const uint32_t> words);
 
  private:
-  void ask();
-  void learn(int64_t asked_ns, int64_t answered_ns, int64_t now_ns);
+  void ask_time();
+  void add_answer(int64_t asked_ns, int64_t answered_ns, int64_t now_ns);
 
   Communicator& communicator_;
   Report report_;

@@ -22,7 +22,7 @@ class Completion {
   int64_t since_ns() const { return since_ns_; }  // by the coarse clock
 
   // Marks the tensor as running, which it does once all ranks have submitted it. Returns how long it has waited.
-  int64_t begin(int64_t now_ns) {
+  int64_t begin_running(int64_t now_ns) {
     is_running_.store(true, std::memory_order_relaxed);
     return now_ns - since_ns_;
   }

@@ -52,8 +52,8 @@ Cycle::~Cycle() {
 // Holds the right to do steps.
 class Cycle::Stepping {
  public:
-  explicit Stepping(Cycle& cycle) : cycle_(cycle), lock_(cycle.stepping_) { begin(); }
-  Stepping(Cycle& cycle, std::try_to_lock_t wanted) : cycle_(cycle), lock_(cycle.stepping_, wanted) { begin(); }
+  explicit Stepping(Cycle& cycle) : cycle_(cycle), lock_(cycle.stepping_) { set_stepper(); }
+  Stepping(Cycle& cycle, std::try_to_lock_t wanted) : cycle_(cycle), lock_(cycle.stepping_, wanted) { set_stepper(); }
   ~Stepping() {
     if (lock_.owns_lock()) cycle_.stepper_.store({});
   }
@@ -62,7 +62,7 @@ class Cycle::Stepping {
   bool is_ours() const { return lock_.owns_lock(); }
 
  private:
-  void begin() {
+  void set_stepper() {
     if (lock_.owns_lock()) cycle_.stepper_.store(std::this_thread::get_id());
   }
   Cycle& cycle_;
@@ -70,7 +70,7 @@ class Cycle::Stepping {
 };
 
 // Refuses calls in a forked child, and from a signal handler that has interrupted a step.
-void Cycle::refuse() const {
+void Cycle::check_usable() const {
   if (is_abandoned_.load()) throw UsageError("this engine belongs to the parent of this forked process");
   if (is_stepping()) {
     throw UsageError("the engine is in the middle of an operation, which a signal handler has interrupted");
@@ -81,7 +81,7 @@ void Cycle::refuse() const {
 
 Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature, std::span<const Memory> memory,
                                bool waits) {
-  refuse();
+  check_usable();
   if (failed_.load()) throw *failure();
   std::shared_ptr<Completion> completion;
   uint32_t index = 0;
@@ -111,7 +111,7 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
     board_.note_change();
     if (is_ready) {
       last_.store(last_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-      tell_leader(slot.bytes, waits);
+      notify_leader(slot.bytes, waits);
     }
   }
   pending_.note_submission();
@@ -121,7 +121,7 @@ Cycle::Submitted Cycle::submit(std::string_view name, const Signature& signature
 
 // A tensor has become ready on this host: wakes the leader, unless it lingers and there is not enough for a decision
 // yet. A thread of the leader's rank that is about to wait checks the board instead.
-void Cycle::tell_leader(uint64_t bytes, bool waits) {
+void Cycle::notify_leader(uint64_t bytes, bool waits) {
   if (waits && leader_.leads()) return;
   const Board::Counters& leader = board_.counters(0);
   const uint64_t ready = board_.add_ready_bytes(bytes);
@@ -130,7 +130,7 @@ void Cycle::tell_leader(uint64_t bytes, bool waits) {
 
 bool Cycle::wait(Completion& completion, Patience patience) {
   if (!completion.is_pending()) return true;
-  refuse();
+  check_usable();
   std::atomic<uint32_t>& waiting = board_.counters().waiting;
   waiting.fetch_add(1, std::memory_order_seq_cst);
   const auto leave = [&](bool finished) {
@@ -151,7 +151,7 @@ bool Cycle::wait(Completion& completion, Patience patience) {
 }
 
 void Cycle::hurry() {
-  refuse();
+  check_usable();
   board_.counters().hurries.fetch_add(1, std::memory_order_seq_cst);
   board_.note_change();
   if (board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
@@ -169,7 +169,7 @@ void Cycle::drive(Completion& completion) {
     for (int look = 0; look < spins_ + yields_ && completion.is_pending(); ++look) {
       if (!in_cold_.load() && has_work()) {
         const Stepping turn(*this, std::try_to_lock);
-        if (turn.is_ours() && step(true) == Step::kDid) look = 0;
+        if (turn.is_ours() && do_step(true) == Step::kDid) look = 0;
       }
       look < spins_ ? pause() : static_cast<void>(sched_yield());
     }
@@ -187,7 +187,7 @@ Cycle::Event Cycle::run() {
     {
       const Stepping turn(*this);
       Step done = Step::kDid;
-      while (done == Step::kDid && !stopping_.load()) done = step(false);
+      while (done == Step::kDid && !stopping_.load()) done = do_step(false);
       if (done == Step::kCold) return Event::kCold;
     }
     if (stopping_.load()) return Event::kStopped;
@@ -218,7 +218,7 @@ bool Cycle::has_work() const {
 }
 
 // Does one step, with stepping_ held. `hands_over`: leaves a cold round to the engine's thread.
-Cycle::Step Cycle::step(bool hands_over) {
+Cycle::Step Cycle::do_step(bool hands_over) {
   if (failed_.load()) return Step::kNothing;
   try {
     if (leader_.has_mail()) leader_.read_mail();
@@ -226,7 +226,7 @@ Cycle::Step Cycle::step(bool hands_over) {
       if (!hands_over && cold_due_.exchange(false)) return Step::kCold;
     } else if (board_.has_entry(taken_.load(std::memory_order_relaxed))) {
       return take_entry(hands_over);
-    } else if (leader_.leads() && leader_.look()) {
+    } else if (leader_.leads() && leader_.check_board()) {
       return Step::kDid;
     }
     // There is nothing to do. Check whether a rank that the next step needs is lost.
@@ -289,7 +289,7 @@ void Cycle::run_slots(const std::vector<uint32_t>& slots) {
     const bool is_absent = !slot.is_pending();
     if (!is_absent) {
       ++ran;
-      waited_ns += slot.completion->begin(now_ns);
+      waited_ns += slot.completion->begin_running(now_ns);
     }
     for (const Tensor& tensor : slot.tensors) {
       batch.push_back({&tensor.signature, &tensor.rows, tensor.memory.in, tensor.memory.out, index, contributors,
@@ -390,7 +390,7 @@ void Cycle::insert(uint32_t index, std::string name, Signature signature, std::v
   std::lock_guard lock(table_);
   Slot& slot = slots_.at(index);
   slot = Slot{};
-  recorder_.forget(index);
+  recorder_.forget_slot(index);
   slot.is_used = true;
   slot.name = std::move(name);
   slot.tensors = std::move(tensors);
@@ -458,7 +458,7 @@ void Cycle::resume() {
   board_.counters().has_joined.store(0, std::memory_order_seq_cst);
   std::lock_guard lock(table_);
   has_joined_ = false;
-  runner_.forget();
+  runner_.free_neutral();
 }
 
 Tunables Cycle::tunables() const {

@@ -183,7 +183,7 @@ class Cycle : private Watch::Listener {
   void on_note(int peer, std::span<const uint32_t> words) override;
   void on_change() override;
 
-  Step step(bool hands_over);
+  Step do_step(bool hands_over);
   Step take_entry(bool hands_over);
   void run_slots(const std::vector<uint32_t>& slots);
   std::shared_ptr<Completion> take_back(Slot& slot, uint32_t index);
@@ -198,10 +198,10 @@ class Cycle : private Watch::Listener {
     }
   }
   bool has_work() const;
-  void refuse() const;
+  void check_usable() const;
   void drive(Completion& completion);
   void fail(const Failure& failure);
-  void tell_leader(uint64_t bytes, bool waits);
+  void notify_leader(uint64_t bytes, bool waits);
 
   Communicator& communicator_;
   int local_rank_;

@@ -29,7 +29,7 @@ class CycleWaits : public Waits {
       visit({.id = kJoinId, .name = "join()", .kind = kJoin, .since_ns = idle_since_ns(), .is_awaited = true});
     }
   }
-  std::vector<bool> has(std::span<const uint64_t> ids) override {
+  std::vector<bool> have_begun(std::span<const uint64_t> ids) override {
     std::unordered_set<uint64_t> here;
     if (!ids.empty()) {
       cycle_.visit_pending([&](const std::string& name, Kind, const Completion&) { here.insert(hash_of(name)); });

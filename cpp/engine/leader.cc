@@ -49,19 +49,19 @@ int64_t Leader::linger_left_ns() const {
   return until == 0 ? -1 : std::max<int64_t>(until - steady_now_ns(), 0);
 }
 
-bool Leader::look() {
+bool Leader::check_board() {
   const uint64_t changes = board_.changes();
   if (changes == seen_.load(std::memory_order_relaxed) && linger_left_ns() != 0) return false;
   seen_.store(changes);
   if (!is_round_wanted()) return decide(false);
-  if (!all_are_through()) return false;  // the bits do not show yet what is ready
+  if (!all_ranks_finished_round()) return false;  // the bits do not show yet what is ready
   // Ready tensors go first: if a rank leaves, this round is the last.
   const bool has_decided = decide(true);
-  return want_round() || has_decided;
+  return request_round() || has_decided;
 }
 
 // A rank that has not finished the last cold round may still have flipped a bit for the slot's previous tensor.
-bool Leader::all_are_through() const {
+bool Leader::all_ranks_finished_round() const {
   for (int local = 0; local < board_.size(); ++local) {
     if (board_.counters(local).cold_done.load(std::memory_order_seq_cst) != cold_appended_) return false;
   }
@@ -76,7 +76,7 @@ uint64_t Leader::round_wanted() const {
   return wanted;
 }
 
-bool Leader::want_round() {
+bool Leader::request_round() {
   const uint64_t wanted = round_wanted();
   if (decides()) {
     publish({kColdEntry});
@@ -115,7 +115,7 @@ bool Leader::is_urgent() {
   const uint64_t hurries = board_.hurries();
   const bool is_hurried = std::exchange(hurries_seen_, hurries) != hurries;
   const int64_t left_ns = linger_left_ns();
-  if (has_other_hosts_ || linger_ns_ == 0 || left_ns == 0 || is_hurried || board_.somebody_waits() ||
+  if (has_other_hosts_ || linger_ns_ == 0 || left_ns == 0 || is_hurried || board_.any_thread_waits() ||
       board_.counters(0).ready_bytes.load(std::memory_order_seq_cst) >= batch_bytes()) {
     return true;
   }
@@ -135,7 +135,7 @@ void Leader::stop_lingering() {
 // The slots that are ready on this host and on all hosts below it; for a leader other than rank 0 only unreported ones.
 std::vector<uint32_t> Leader::ready_slots() const {
   std::vector<uint32_t> slots;
-  if (!all_are_through()) return slots;
+  if (!all_ranks_finished_round()) return slots;
   for (size_t word = 0; word < board_.words(); ++word) {
     uint64_t ready = UINT64_MAX;
     for (int local = 0; local < board_.size() && ready != 0; ++local) {
@@ -200,18 +200,18 @@ void Leader::read_mail() {
     mail.swap(mail_);
     has_mail_.store(false);
   }
-  for (const auto& [peer, note] : mail) read(peer, note);
-  seen_.store(UINT64_MAX);  // makes look() check again
+  for (const auto& [peer, note] : mail) handle_note(peer, note);
+  seen_.store(UINT64_MAX);  // makes check_board() check again
 }
 
-void Leader::read(int peer, const LeaderNote& note) {
+void Leader::handle_note(int peer, const LeaderNote& note) {
   switch (note.type) {
     case LeaderNote::Type::kReady:
-      return hear_ready(peer, note);
+      return on_ready(peer, note);
     case LeaderNote::Type::kWant:
-      return hear_want(peer, note);
+      return on_want(peer, note);
     case LeaderNote::Type::kEntry:
-      return hear_entry(peer, note);
+      return on_entry(peer, note);
   }
 }
 
@@ -221,20 +221,20 @@ size_t Leader::child_of(int peer) const {
   return static_cast<size_t>(child - children_.begin());
 }
 
-void Leader::hear_ready(int peer, const LeaderNote& note) {
+void Leader::on_ready(int peer, const LeaderNote& note) {
   auto& ready = ready_under_[child_of(peer)];
   if (note.number > cold_appended_) throw ProtocolError(peer, "a report for a cold round that has not begun");
   if (note.number < cold_appended_) return;  // sent before the last cold round
   for (const uint32_t slot : note.words) ready[slot / 64] |= uint64_t{1} << (slot % 64);
 }
 
-void Leader::hear_want(int peer, const LeaderNote& note) {
+void Leader::on_want(int peer, const LeaderNote& note) {
   child_of(peer);
   if (note.number > cold_appended_ + 1) throw ProtocolError(peer, "a request for a cold round after the next");
   cold_asked_ = std::max<uint64_t>(cold_asked_, note.number);
 }
 
-void Leader::hear_entry(int peer, const LeaderNote& note) {
+void Leader::on_entry(int peer, const LeaderNote& note) {
   if (peer != parent_) throw ProtocolError(peer, "an entry of the log although it is not the parent of this rank");
   arriving_.insert(arriving_.end(), note.words.begin(), note.words.end());
   if (arriving_.size() > capacity_ + 1) {

@@ -49,9 +49,9 @@ class Leader {
   uint64_t batch_bytes() const { return batch_bytes_.load(std::memory_order_relaxed); }
 
   // Reads the board and decides or reports what is ready. True if the log has grown.
-  bool look();
+  bool check_board();
   bool has_news() const { return board_.changes() != seen_.load(); }
-  // The time until look() decides even without a change; -1 if it does not linger.
+  // The time until check_board() decides even without a change; -1 if it does not linger.
   int64_t linger_left_ns() const;
 
   // on_note() puts another leader's note into the mailbox; read_mail() acts on the notes there. Both throw
@@ -63,20 +63,20 @@ class Leader {
 
  private:
   bool decides() const { return communicator_.rank() == 0; }
-  bool all_are_through() const;
+  bool all_ranks_finished_round() const;
   uint64_t round_wanted() const;
   bool is_round_wanted() const { return round_wanted() > cold_appended_; }
-  bool want_round();
+  bool request_round();
   bool decide(bool at_once);
   bool is_urgent();
   void stop_lingering();
   std::vector<uint32_t> ready_slots() const;
   void report(const std::vector<uint32_t>& slots);
   void send_up(std::span<const uint32_t> note) { communicator_.watch().send_note(parent_, note); }
-  void read(int peer, const LeaderNote& note);
-  void hear_ready(int peer, const LeaderNote& note);
-  void hear_want(int peer, const LeaderNote& note);
-  void hear_entry(int peer, const LeaderNote& note);
+  void handle_note(int peer, const LeaderNote& note);
+  void on_ready(int peer, const LeaderNote& note);
+  void on_want(int peer, const LeaderNote& note);
+  void on_entry(int peer, const LeaderNote& note);
   size_t child_of(int peer) const;
   void publish(const std::vector<uint32_t>& entry);
   void append(const std::vector<uint32_t>& entry);
@@ -92,7 +92,7 @@ class Leader {
   std::vector<int> children_;  // the leaders that report to this one
 
   std::vector<uint64_t> rest_;     // by word: the position of bits that are not submitted
-  std::atomic<uint64_t> seen_{0};  // the board's changes at the last look()
+  std::atomic<uint64_t> seen_{0};  // the board's changes at the last check_board()
   uint64_t hurries_seen_ = 0;
   std::atomic<int64_t> linger_until_{0};  // 0: does not linger
   uint64_t cold_appended_ = 0;

@@ -40,7 +40,7 @@ class Meter {
   bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
 
   // Returns all samples, once, when they are complete; none before.
-  std::vector<Sample> take() {
+  std::vector<Sample> take_samples() {
     const std::lock_guard lock(mutex_);
     if (samples_.size() < samples_wanted_) return {};
     samples_wanted_ = 0;
@@ -65,14 +65,14 @@ class Meter {
     if (marker_ == kNone || (slot != marker_ && ++seen_[slot] >= kOften)) {
       marker_ = slot;
       std::fill(seen_.begin(), seen_.end(), 0);
-      begin();
+      begin_sample();
     } else if (slot == marker_) {
       std::fill(seen_.begin(), seen_.end(), 0);
       ++steps_;
-      settle();
+      add_busy_time();
       if (steps_ >= steps_wanted_ && busy_ns_ >= kLeastNs) {
         samples_.push_back({bytes_, busy_ns_, steps_});
-        begin();
+        begin_sample();
       }
     }
     bytes_ += bytes;
@@ -85,13 +85,13 @@ class Meter {
   static constexpr uint8_t kOften = 8;
 
   // Adds the busy time until now to busy_ns_.
-  void settle() {
+  void add_busy_time() {
     const int64_t now = steady_now_ns();
     if (pending_ > 0) busy_ns_ += now - busy_since_;
     busy_since_ = now;
   }
-  void begin() {
-    settle();
+  void begin_sample() {
+    add_busy_time();
     bytes_ = steps_ = 0;
     busy_ns_ = 0;
   }

@@ -59,7 +59,7 @@ class Recorder {
     if (is_on()) push(Event::What::kRefused, track_of(name));
   }
   // Call it when another tensor gets the slot.
-  void forget(uint32_t slot) { tracks_[slot].store(kNoTrack, std::memory_order_relaxed); }
+  void forget_slot(uint32_t slot) { tracks_[slot].store(kNoTrack, std::memory_order_relaxed); }
 
   // The phases of tensors that run as one. Without fusion there are only began() and ended().
   void began(std::span<const Work* const> group) {

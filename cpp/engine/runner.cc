@@ -48,7 +48,7 @@ void Runner::set_fusion(size_t fusion_bytes, size_t largest_bytes) {
   largest_fused_ = largest_bytes;
 }
 
-void Runner::forget() { absent_ = {}; }
+void Runner::free_neutral() { absent_ = {}; }
 
 void Runner::run(std::span<const Work> batch, const std::function<void(const Work&)>& done) {
   left_.clear();
@@ -141,7 +141,7 @@ void Runner::run_fused(Bundle bundle) {
 // --- Reductions ----------------------------------------------------------------------------------------------------
 
 // Writes this rank's contribution to its place in the buffer, in the working type and times the prescale factor.
-void Runner::put_in(const Work& work, std::byte* place) {
+void Runner::load_input(const Work& work, std::byte* place) {
   const Signature& signature = *work.signature;
   const DType working = working_type(signature);
   if (work.is_absent) return fill_neutral(working, signature.op, place, signature.count());
@@ -154,7 +154,7 @@ void Runner::put_in(const Work& work, std::byte* place) {
 
 // Writes the result, `count` elements of the working type times the postscale factor, to the program's memory. Both may
 // be the same memory.
-void Runner::take_out(const Work& work, const std::byte* result, size_t count) {
+void Runner::store_result(const Work& work, const std::byte* result, size_t count) {
   const Signature& signature = *work.signature;
   if (work.is_absent) return;
   if (working_type(signature) != signature.dtype) {
@@ -175,12 +175,12 @@ void Runner::allreduce(const Work& work) {
       memory.resize(std::max(memory.size(), working_bytes(signature)));
       out = memory.data();
     }
-    put_in(work, out);
+    load_input(work, out);
     in = out;
   }
   backends_.of(signature).allreduce(in, out, signature.count(), working_type(signature), signature.op,
                                     work.contributors);
-  take_out(work, out, signature.count());
+  store_result(work, out, signature.count());
 }
 
 void Runner::allreduce_fused(Bundle bundle) {
@@ -192,7 +192,7 @@ void Runner::allreduce_fused(Bundle bundle) {
   for (const Work* work : bundle) {
     std::byte* const place = buffer_ + offset;
     const size_t bytes = buffered_bytes(*work);
-    put_in(*work, place);
+    load_input(*work, place);
     if (is_adasum) std::memset(place + bytes, 0, padded(bytes) - bytes);  // the padding is part of the products
     counts_.push_back(padded(bytes) / size_of(dtype));
     offset += padded(bytes);
@@ -207,7 +207,7 @@ void Runner::allreduce_fused(Bundle bundle) {
   recorder_.ran();
   offset = 0;
   for (const Work* work : bundle) {
-    take_out(*work, buffer_ + offset, work->signature->count());
+    store_result(*work, buffer_ + offset, work->signature->count());
     offset += padded(buffered_bytes(*work));
   }
 }
@@ -233,12 +233,12 @@ void Runner::reduce_scatter(const Work& work) {
     std::vector<std::byte>& memory = work.is_absent ? absent_ : scratch_;
     const size_t in_bytes = padded(working_bytes(signature));
     memory.resize(std::max(memory.size(), in_bytes + own * size_of(working)));
-    put_in(work, memory.data());
+    load_input(work, memory.data());
     in = memory.data();
     if (work.is_absent || working != signature.dtype) out = memory.data() + in_bytes;
   }
   backends_.of(signature).reduce_scatter(in, out, counts, working, signature.op, work.contributors);
-  take_out(work, out, own);
+  store_result(work, out, own);
 }
 
 // The buffer holds rank 0's part of every tensor, then rank 1's part of every tensor, and so on.
@@ -257,7 +257,7 @@ void Runner::reduce_scatter_fused(Bundle bundle) {
   for (int rank = 1; rank < size; ++rank) offsets[rank] = offsets[rank - 1] + counts[rank - 1] * size_of(dtype);
   scratch_.resize(std::max({scratch_.size(), largest, counts[own] * size_of(dtype)}));
   for (const Work* work : bundle) {
-    put_in(*work, scratch_.data());
+    load_input(*work, scratch_.data());
     const std::byte* from = scratch_.data();
     for (int rank = 0; rank < size; ++rank) {
       const size_t bytes = items_of(*work, rank) * size_of(dtype);
@@ -272,7 +272,7 @@ void Runner::reduce_scatter_fused(Bundle bundle) {
   recorder_.ran();
   const std::byte* from = scratch_.data();
   for (const Work* work : bundle) {
-    take_out(*work, from, items_of(*work, own));
+    store_result(*work, from, items_of(*work, own));
     from += items_of(*work, own) * size_of(dtype);
   }
 }

@@ -47,7 +47,7 @@ class Runner {
   size_t fusion_bytes() const { return fusion_bytes_; }
   size_t largest_fused_bytes() const { return largest_fused_; }
   // Frees the memory that held neutral elements.
-  void forget();
+  void free_neutral();
 
  private:
   using Bundle = std::span<const Work* const>;
@@ -66,8 +66,8 @@ class Runner {
   void alltoall(const Work& work);
   void broadcast(const Work& work);
   size_t rows_of(const Work& work, int rank) const;
-  void put_in(const Work& work, std::byte* place);
-  void take_out(const Work& work, const std::byte* result, size_t count);
+  void load_input(const Work& work, std::byte* place);
+  void store_result(const Work& work, const std::byte* result, size_t count);
 
   Communicator& communicator_;
   Backends backends_;

@@ -34,10 +34,10 @@ void Timeline::start(const Options& options) {
   if (writer_) throw UsageError("a timeline is on: stop it before you start another");
   if (!ring_) ring_ = std::make_unique<EventRing>(options.capacity);
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
-  TraceText::Who who{options.rank, options.size, options.host, steady_now_ns(),
-                     std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count()};
+  TraceText::Identity identity{options.rank, options.size, options.host, steady_now_ns(),
+                               std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count()};
   file_ = std::make_unique<TraceFile>(options.path);
-  text_ = std::make_unique<TraceText>(std::move(who), *file_);
+  text_ = std::make_unique<TraceText>(std::move(identity), *file_);
   for (Event old; ring_->pop(old);) {
   }
   dropped_before_ = ring_->dropped();
@@ -118,7 +118,7 @@ void Timeline::write() {
     const bool stops = stopping_.load();
     const bool had_some = drain(*text_, *file_);
     const int64_t now = steady_now_ns();
-    const bool all_shown = text_->open_what_lasts(stops ? INT64_MAX : now - kLastsNs);
+    const bool all_shown = text_->open_long_phases(stops ? INT64_MAX : now - kLastsNs);
     file_->flush();
     if (stops) return;
     if (had_some && now - clock_ns > kBetweenClocksNs) {
@@ -136,20 +136,20 @@ bool Timeline::drain(TraceText& text, TraceFile& file) {
   const size_t at_once = ring_->capacity() / 4;
   size_t taken = 0;
   for (Event event; ring_->pop(event);) {
-    take(text, event);
+    write_event(text, event);
     if (++taken % at_once == 0) file.flush();
   }
   const uint64_t dropped = ring_->dropped();
-  if (dropped != dropped_before_) text.tell_dropped(dropped - std::exchange(dropped_before_, dropped), steady_now_ns());
+  if (dropped != dropped_before_) text.add_dropped(dropped - std::exchange(dropped_before_, dropped), steady_now_ns());
   return taken > 0;
 }
 
-void Timeline::take(TraceText& text, const Event& event) {
+void Timeline::write_event(TraceText& text, const Event& event) {
   if (event.track >= text.tracks() && event.what != Event::What::kClock) {
     std::lock_guard lock(naming_);
     for (size_t track = text.tracks(); track < names_.size(); ++track) text.add_track(names_[track]);
   }
-  text.take(event);
+  text.add_event(event);
 }
 
 void Timeline::sleep(uint32_t how, int64_t limit_ns) {

@@ -64,7 +64,7 @@ class Timeline {
 
   void write();
   bool drain(TraceText& text, TraceFile& file);
-  void take(TraceText& text, const Event& event);
+  void write_event(TraceText& text, const Event& event);
   void sleep(uint32_t how, int64_t limit_ns);
   void wake();
 

@@ -20,23 +20,23 @@ namespace ronde {
 
 class TraceText {
  public:
-  struct Who {
+  struct Identity {
     int rank = 0;
     int size = 1;
     std::string host;
     int64_t begin_ns = 0;  // the origin of the records' times
     int64_t wall_ns = 0;   // the same moment, since 1970
   };
-  TraceText(Who who, TraceFile& file);
+  TraceText(Identity identity, TraceFile& file);
 
   // Adds a track for later events. Tracks are numbered from 0.
   void add_track(std::string_view name);
   size_t tracks() const { return tracks_.size(); }
-  void take(const Event& event);
-  void tell_dropped(uint64_t count, int64_t ns);
+  void add_event(const Event& event);
+  void add_dropped(uint64_t count, int64_t ns);
 
   // Opens the phases that began before `before_ns`. Returns false if a younger phase is still running.
-  bool open_what_lasts(int64_t before_ns);
+  bool open_long_phases(int64_t before_ns);
 
  private:
   enum class Phase : uint8_t { kNone, kNegotiate, kQueue, kFuse, kOperation, kUnfuse, kRound };
@@ -55,15 +55,15 @@ class TraceText {
   };
 
   void describe_itself();
-  void join(Track& engine, const Event& event);
-  void begin(Track& track, Phase phase, int64_t ns);
-  void end(Track& track, int64_t ns, bool is_decided = true);
-  void pass_on(Track& engine, Phase next, int64_t ns);
+  void join_operation(Track& engine, const Event& event);
+  void begin_phase(Track& track, Phase phase, int64_t ns);
+  void end_phase(Track& track, int64_t ns, bool is_decided = true);
+  void begin_members_phase(Track& engine, Phase next, int64_t ns);
   void tick(const Track& track, std::string_view name, int64_t ns);
   void tick_rank(const Track& track, uint64_t rank, int64_t ns);
-  void add(char type, const Track& track, int64_t ns);
+  void add_record(char type, const Track& track, int64_t ns);
 
-  Who who_;
+  Identity identity_;
   TraceFile& file_;
   std::vector<Track> tracks_;
   uint64_t groups_ = 0;

@@ -113,7 +113,7 @@ void with_engines(const std::vector<int>& host_of, int64_t linger_ns,
 }
 
 // Slot 0 serves as the barrier at the end of a program.
-void meet(Rank& rank) {
+void meet_at_barrier(Rank& rank) {
   Rank::Tensor tensor;
   rank.submit(0, tensor, 1);
   rank.wait(*tensor.completion);
@@ -149,7 +149,7 @@ void test_random_orders() {
     for (int64_t linger_ns : {int64_t{0}, int64_t{300'000}}) {
       with_engines(host_of, linger_ns, [](Communicator& communicator, Rank& rank) {
         submit_all_in_random_order(communicator, rank, 10);
-        meet(rank);
+        meet_at_barrier(rank);
       });
     }
   }
@@ -175,7 +175,7 @@ void test_deep_trees() {
             submit_all_in_random_order(communicator, rank, 1);
           }
           CHECK(rank.cold_rounds.load() >= 1);
-          meet(rank);
+          meet_at_barrier(rank);
         },
         each.arity);
   }
@@ -196,14 +196,14 @@ void test_timelines() {
       });
       submit_all_in_random_order(communicator, rank, 10);
       switches.join();
-      meet(rank);
+      meet_at_barrier(rank);
       unlink(path);
     });
   }
 }
 
 // Rank 0 has submitted slot 5 when the slot is evicted: it gets the tensor back, and the slot works for the next one.
-void test_evicting_what_is_pending() {
+void test_evicting_a_pending_tensor() {
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}, {0, 1, 2, 3}}) {
     std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
     with_engines(
@@ -229,26 +229,26 @@ void test_evicting_what_is_pending() {
           rank.wait(*again.completion);
           CHECK(again.values.front() == 2.0f * static_cast<float>(communicator.size()));
           if (first) CHECK(evicted->is_pending());
-          meet(rank);
+          meet_at_barrier(rank);
         },
         1);
   }
 }
 
 // A burst for which no thread waits runs when the linger time is over.
-void test_lingering_ends_by_itself() {
+void test_lingering_ends() {
   with_engines({0, 0}, 2'000'000, [](Communicator&, Rank& rank) {
     std::vector<Rank::Tensor> tensors(20);
     for (uint32_t slot = 0; slot < tensors.size(); ++slot) rank.submit(slot, tensors[slot], 1);
     for (const Rank::Tensor& tensor : tensors) {
       while (tensor.completion->is_pending()) std::this_thread::yield();
     }
-    meet(rank);
+    meet_at_barrier(rank);
   });
 }
 
 // Rank 1 runs out of data: the others continue without it, on the hot path, until it resumes.
-void test_nobody_waits_for_a_rank_that_has_joined() {
+void test_no_rank_waits_for_a_joined_rank() {
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 1}}) {
     std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
     with_engines(host_of, 0, [&](Communicator& communicator, Rank& rank) {
@@ -280,7 +280,7 @@ void test_nobody_waits_for_a_rank_that_has_joined() {
       if (communicator.rank() == 0) rank.cycle().want_cold();
       while (rank.cold_rounds.load() < 2) std::this_thread::yield();
       submit_all_in_random_order(communicator, rank, 2);
-      meet(rank);
+      meet_at_barrier(rank);
     });
   }
 }
@@ -309,7 +309,7 @@ void test_groups() {
       rank.wait(*submitted.completion);
       CHECK(first.back() == 2 && second.back() == 6 && last.back() == 4);
     }
-    meet(rank);
+    meet_at_barrier(rank);
   });
 }
 
@@ -334,7 +334,7 @@ void test_neutral_elements_change_nothing() {
   }
 }
 
-void test_an_abort_fails_what_is_pending_and_what_comes() {
+void test_an_abort_fails_pending_and_later_tensors() {
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
     std::barrier submitted(2);
     with_engines(host_of, 0, [&submitted](Communicator& communicator, Rank& rank) {
@@ -382,7 +382,7 @@ void test_tuning_between_batches() {
         submit_all_in_random_order(communicator, rank, 1);
         if (communicator.rank() == round % communicator.size()) rank.cycle().want_cold();
       }
-      meet(rank);
+      meet_at_barrier(rank);
     });
   }
 }
@@ -396,7 +396,7 @@ void test_meter() {
   CHECK(meter.is_on() && !meter.decided(7, 1000));
   int steps = 0;
   for (bool is_full = false; !is_full; ++steps) {
-    CHECK(steps < 100 && meter.take().empty());
+    CHECK(steps < 100 && meter.take_samples().empty());
     meter.submitted();
     meter.submitted();
     is_full = meter.decided(2, 10);
@@ -406,8 +406,8 @@ void test_meter() {
     meter.ended();
     std::this_thread::sleep_for(kIdle);
   }
-  const std::vector<Meter::Sample> samples = meter.take();
-  CHECK(samples.size() == 2 && meter.take().empty() && meter.is_on());
+  const std::vector<Meter::Sample> samples = meter.take_samples();
+  CHECK(samples.size() == 2 && meter.take_samples().empty() && meter.is_on());
   for (const Meter::Sample& sample : samples) {
     CHECK(sample.steps >= 2 && sample.bytes == 40 * sample.steps);
     const auto busy_ns = static_cast<int64_t>(sample.steps) * std::chrono::nanoseconds(kBusy).count();
@@ -467,12 +467,12 @@ int main() {
   ronde::test_random_orders();
   ronde::test_deep_trees();
   ronde::test_timelines();
-  ronde::test_evicting_what_is_pending();
-  ronde::test_lingering_ends_by_itself();
-  ronde::test_nobody_waits_for_a_rank_that_has_joined();
+  ronde::test_evicting_a_pending_tensor();
+  ronde::test_lingering_ends();
+  ronde::test_no_rank_waits_for_a_joined_rank();
   ronde::test_groups();
   ronde::test_tuning_between_batches();
   ronde::test_meter();
-  ronde::test_an_abort_fails_what_is_pending_and_what_comes();
+  ronde::test_an_abort_fails_pending_and_later_tensors();
   return 0;
 }

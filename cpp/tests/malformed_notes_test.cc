@@ -119,7 +119,7 @@ void test_a_stream_that_fits_no_tensor() {
 }
 
 // The log of a host's leader, in shared memory, may be malformed, too.
-void test_a_log_of_nonsense() {
+void test_a_malformed_log() {
   for (const uint32_t words : {uint32_t{kCapacity} + 1, uint32_t{1}}) {
     run({0}, {}, [&](Communicator& communicator) {
       const size_t bytes = (Board::bytes(kCapacity) + 4095) / 4096 * 4096;
@@ -183,6 +183,6 @@ int main() {
   for (const Case& each : cases) check(each);
   test_rows_that_fit_no_tensor();
   test_a_stream_that_fits_no_tensor();
-  test_a_log_of_nonsense();
+  test_a_malformed_log();
   return 0;
 }

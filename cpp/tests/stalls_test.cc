@@ -3,9 +3,7 @@
 #include "stalls.h"
 
 #include <algorithm>
-#include <atomic>
 #include <barrier>
-#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,14 +50,14 @@ class Rank {
   Cycle& cycle() { return *cycle_; }
   std::vector<uint64_t> ids() {
     std::vector<uint64_t> ids;
-    for (const auto& item : stalls_->look(INT64_MAX, {}).items) ids.push_back(item.id);
+    for (const auto& item : stalls_->find_waits(INT64_MAX, {}).items) ids.push_back(item.id);
     return ids;
   }
   // The next events of this type, one from each of `count` ranks.
   std::vector<Stalls::Event> events(Stalls::Event::Type type, size_t count) {
     std::vector<Stalls::Event> found;
     while (found.size() < count) {
-      const auto events = hub_->next(-1);
+      const auto events = hub_->next_events(-1);
       CHECK(events.has_value());
       for (const auto& event : *events) {
         if (event.type == type) found.push_back(event);
@@ -80,7 +78,7 @@ using Type = Stalls::Event::Type;
 const std::vector<std::vector<int>> kHosts = {{0, 1, 2}, {0, 1}};
 
 // Rank 0 has submitted all tensors and one miss, the others every other tensor. Their ids need several notes.
-void test_who_has_submitted_what() {
+void test_submissions_of_all_ranks() {
   for (const auto& host_of : kHosts) {
     std::barrier step(static_cast<ptrdiff_t>(host_of.size()));
     run(host_of, {}, [&](Communicator& communicator) {
@@ -140,7 +138,7 @@ void test_a_sleep_ends_with_a_submission() {
   run({0}, {}, [&](Communicator& communicator) {
     Rank rank(communicator);
     for (uint32_t slot = 0; slot < kCapacity; ++slot) {
-      const auto seen = rank.stalls().look(0, {});
+      const auto seen = rank.stalls().find_waits(0, {});
       CHECK(seen.items.empty() && (seen.next_ns >= 0) == (slot > 0));
       if (slot > 0) {  // something is pending, so the next submission wakes no thread
         CHECK(!rank.cycle().pending().is_armed());
@@ -148,11 +146,11 @@ void test_a_sleep_ends_with_a_submission() {
         continue;
       }
       std::thread submitting([&] { rank.submit(slot); });
-      CHECK(rank.hub().next(-1).has_value());
+      CHECK(rank.hub().next_events(-1).has_value());
       submitting.join();
     }
     rank.hub().stop();
-    CHECK(!rank.hub().next(-1).has_value());
+    CHECK(!rank.hub().next_events(-1).has_value());
   });
 }
 
@@ -160,7 +158,7 @@ void test_a_sleep_ends_with_a_submission() {
 }  // namespace ronde
 
 int main() {
-  ronde::test_who_has_submitted_what();
+  ronde::test_submissions_of_all_ranks();
   ronde::test_stacks();
   ronde::test_a_sleep_ends_with_a_submission();
   return 0;

@@ -184,8 +184,8 @@ std::vector<std::string> records_for(const std::vector<Event>& events, int64_t o
   text.add_track("engine");
   text.add_track("a\n\\b");
   text.add_track("c");
-  for (const Event& event : events) text.take(event);
-  text.open_what_lasts(open_before_ns);
+  for (const Event& event : events) text.add_event(event);
+  text.open_long_phases(open_before_ns);
   CHECK(file.close());
   std::vector<std::string> records;
   for (const std::string& each : records_of(text_of(path))) {
@@ -247,7 +247,7 @@ void test_two_tensors_of_one_name() {
         2);
 }
 
-void test_what_lasts_is_opened_and_closed() {
+void test_a_long_phase_is_opened_and_closed() {
   std::vector<Event> events{{2000, 0, 1, What::kSubmitted, kAllreduce}, {9000, 0, 2, What::kSubmitted, kAllreduce}};
   CHECK(records_for(events).empty());
   const std::string opened = R"({"ph":"B","pid":1,"tid":2,"ts":1.000,"name":"NEGOTIATE_ALLREDUCE"})";
@@ -258,9 +258,9 @@ void test_what_lasts_is_opened_and_closed() {
   TraceText text({0, 1, "host", 0, 0}, file);
   text.add_track("engine");
   text.add_track("a");
-  text.take(events[0]);
-  CHECK(!text.open_what_lasts(1000) && text.open_what_lasts(3000));
-  text.take({4000, 3, 1, What::kDecided, 0});
+  text.add_event(events[0]);
+  CHECK(!text.open_long_phases(1000) && text.open_long_phases(3000));
+  text.add_event({4000, 3, 1, What::kDecided, 0});
   file.close();
   CHECK(text_of(path).find(
             R"({"ph":"E","pid":0,"tid":2,"ts":4.000,"name":"NEGOTIATE_ALLREDUCE","args":{"decision":3}})") !=
@@ -269,7 +269,7 @@ void test_what_lasts_is_opened_and_closed() {
 }
 
 // Lost events, or a timeline that begins in the middle, cause missing records but never wrong ones.
-void test_events_out_of_nowhere() {
+void test_lost_events() {
   CHECK(records_for({{2000, 0, 0, What::kFused, 0},
                      {2000, 0, 0, What::kRan, 0},
                      {2000, 0, 0, What::kEnded, 0},
@@ -319,7 +319,7 @@ int main() {
   ronde::test_kill_while_writing();
   ronde::test_phases_of_a_fused_pair();
   ronde::test_two_tensors_of_one_name();
-  ronde::test_what_lasts_is_opened_and_closed();
-  ronde::test_events_out_of_nowhere();
+  ronde::test_a_long_phase_is_opened_and_closed();
+  ronde::test_lost_events();
   ronde::test_start_and_stop();
 }

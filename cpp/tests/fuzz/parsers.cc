@@ -56,7 +56,7 @@ void leader_note(Bytes bytes) {
 
 void clock_note(Bytes bytes) {
   const auto note = ClockNote::parse(words_of(bytes), kPeer);
-  require(!note || (note->asked_ns >= 0 && note->told_ns >= 0));
+  require(!note || (note->asked_ns >= 0 && note->answered_ns >= 0));
 }
 
 void frame(Bytes bytes) {
