@@ -95,12 +95,12 @@ class Array {
 
   // Without conversion, because the call must access the caller's memory, not a copy.
   bool load_dlpack(nb::handle object, bool writable) {
-    if (writable) return nb::try_cast(object, writable_, false) && take(writable_);
-    return nb::try_cast(object, readable_, false) && take(readable_);
+    if (writable) return nb::try_cast(object, writable_, false) && take_dlpack(writable_);
+    return nb::try_cast(object, readable_, false) && take_dlpack(readable_);
   }
 
   template <class NdArray>
-  bool take(const NdArray& array) {
+  bool take_dlpack(const NdArray& array) {
     data_ = const_cast<void*>(static_cast<const void*>(array.data()));
     bytes_ = array.nbytes();
     dtype_ = dtype_of_dlpack(array.dtype());
@@ -387,7 +387,7 @@ std::unique_ptr<Communicator> connect(int rank, std::vector<std::string> hosts, 
   wiring.hosts = std::move(hosts);
   wiring.host_of = std::move(host_of);
   wiring.cores = cores;
-  wiring.watch = watch.take();
+  wiring.watch = watch.take_watch();
   if (twin != nullptr) wiring.symmetric = twin->symmetric();
   const SwitchOver usual;
   const SwitchOver over{switch_over.at(0).value_or(usual.hierarchical_bytes),

@@ -35,7 +35,7 @@ Watch& JoinedWatch::watch() const {
   return *watch_;
 }
 
-std::unique_ptr<Watch> JoinedWatch::take() {
+std::unique_ptr<Watch> JoinedWatch::take_watch() {
   static_cast<void>(watch());
   return std::move(watch_);
 }

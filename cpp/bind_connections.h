@@ -30,9 +30,9 @@ class JoinedWatch {
   JoinedWatch(std::shared_ptr<SharedConnections> connections, const std::string& name, int rank,
               std::vector<std::string> hosts, std::vector<int> processes);
 
-  // watch() and take() raise UsageError after take() and give_up().
+  // watch() and take_watch() raise UsageError after take_watch() and give_up().
   Watch& watch() const;
-  std::unique_ptr<Watch> take();
+  std::unique_ptr<Watch> take_watch();
   // Gives up the construction, which fails it on the other ranks.
   void give_up() { watch_.reset(); }
 

@@ -116,7 +116,7 @@ class PyCycle {
   // Drops all handles: a handle owns its cycle, and the garbage collector does not see this cycle's reference to it.
   void release() { owners_.assign(owners_.size(), nb::object()); }
 
-  void let_go(Handle& handle) {
+  void drop_handle(Handle& handle) {
     if (handle.slot >= 0 && owners_[handle.slot].is_valid() && nb::inst_ptr<Handle>(owners_[handle.slot]) == &handle) {
       owners_[handle.slot].reset();
     }
@@ -134,7 +134,7 @@ class PyCycle {
 };
 
 nb::object wait(nb::handle_t<Handle> self) {
-  // let_go() below may drop the last reference but the caller's.
+  // drop_handle() below may drop the last reference but the caller's.
   const nb::object alive = nb::borrow(self);
   Handle& handle = *nb::inst_ptr<Handle>(self);
   PyCycle& owner = *nb::inst_ptr<PyCycle>(handle.cycle);
@@ -153,7 +153,7 @@ nb::object wait(nb::handle_t<Handle> self) {
     }
     if (!finished && PyErr_CheckSignals() != 0) throw nb::python_error();
   }
-  owner.let_go(handle);
+  owner.drop_handle(handle);
   handle.inputs = nb::none();
   if (handle.completion->has_failed()) {
     if (handle.error.is_valid() && !handle.error.is_none()) {
@@ -226,7 +226,7 @@ auto guarded(PyCycle& self, Body&& body) {
 
 // Applies data of a peer, which may be malformed. It does not wait, so it keeps the GIL.
 template <class Body>
-void sent_by_peer(const PyCycle& self, Body&& body) {
+void apply_sent(const PyCycle& self, Body&& body) {
   try {
     body();
   } catch (const Failure& failure) {
@@ -296,7 +296,7 @@ void bind_cycle(nb::module_& module) {
            })
       .def("insert",
            [](PyCycle& self, uint32_t slot, std::string name, const Signature& signature, std::vector<uint64_t> rows) {
-             sent_by_peer(self, [&] { self.cycle().insert(slot, std::move(name), signature, std::move(rows)); });
+             apply_sent(self, [&] { self.cycle().insert(slot, std::move(name), signature, std::move(rows)); });
            })
       .def("evict", &PyCycle::evict)
       .def("take_back", &PyCycle::take_back)
@@ -304,7 +304,7 @@ void bind_cycle(nb::module_& module) {
            [](PyCycle& self, std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
               const nb::list& in, const nb::list& out, int contributors, bool is_absent) {
              const auto memory = PyCycle::memory_of(in, out);
-             sent_by_peer(self, [&] { self.cycle().add_cold(name, signature, rows, memory, contributors, is_absent); });
+             apply_sent(self, [&] { self.cycle().add_cold(name, signature, rows, memory, contributors, is_absent); });
            })
       .def("run_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().run_cold(); }); })
       .def("join", [](PyCycle& self) { self.cycle().join(); })

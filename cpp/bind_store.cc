@@ -77,7 +77,7 @@ bool signal_handler_raised() {
 }
 
 // The failure of an exchange: a signal interrupted it, and the handler's exception is set; or the connection broke.
-struct Trouble {
+struct ExchangeFailure {
   bool interrupted = false;
   std::optional<int> broken;
 
@@ -85,20 +85,20 @@ struct Trouble {
 };
 
 // Makes one exchange without the GIL.
-Trouble exchange(int fd, SealedConnection* seals, const StoreRequest& request, StoreAnswer& answer) {
-  Trouble trouble;
+ExchangeFailure exchange(int fd, SealedConnection* seals, const StoreRequest& request, StoreAnswer& answer) {
+  ExchangeFailure failure;
   PyThreadState* const state = PyEval_SaveThread();
   try {
     ask_store(fd, request, kPatience, answer, [] { return signal_handler_raised(); }, seals);
   } catch (const StoreConnectionError& error) {
-    trouble.broken = error.error;
+    failure.broken = error.error;
   } catch (const Interrupted&) {
-    trouble.interrupted = true;
+    failure.interrupted = true;
   } catch (const std::bad_alloc&) {
-    trouble.broken = ENOMEM;
+    failure.broken = ENOMEM;
   }
   PyEval_RestoreThread(state);
-  return trouble;
+  return failure;
 }
 
 Py_ssize_t size_of(std::string_view view) { return static_cast<Py_ssize_t>(view.size()); }
@@ -171,10 +171,10 @@ PyObject* ask_locked(Line* line, StoreRequest& request, bool once) {
   const int64_t began_ns = steady_now_ns();
   StoreAnswer answer;
   const auto seals = line->shared_seals();
-  const Trouble trouble = exchange(fd, seals.get(), request, answer);
-  if (trouble) {
-    if (trouble.broken) set_connection_error(*trouble.broken);
-    if (trouble.broken.value_or(0) != 0) return ask_again(self, request, began_ns);
+  const ExchangeFailure failure = exchange(fd, seals.get(), request, answer);
+  if (failure) {
+    if (failure.broken) set_connection_error(*failure.broken);
+    if (failure.broken.value_or(0) != 0) return ask_again(self, request, began_ns);
     // The answer may still come and must not be taken for that to another request, so end the connection, unless a
     // signal handler has closed it already.
     if (line->fd == fd) shutdown(fd, SHUT_RDWR);
@@ -241,9 +241,9 @@ PyObject* line_ask_once(PyObject* self, PyObject* const* arguments, Py_ssize_t c
   const Line* const line = reinterpret_cast<Line*>(self);
   const auto seals = line->shared_seals();
   StoreAnswer answer;
-  const Trouble trouble = exchange(line->fd, seals.get(), request, answer);
-  if (trouble.interrupted) return nullptr;
-  if (trouble.broken) return set_connection_error(*trouble.broken);
+  const ExchangeFailure failure = exchange(line->fd, seals.get(), request, answer);
+  if (failure.interrupted) return nullptr;
+  if (failure.broken) return set_connection_error(*failure.broken);
   return Py_BuildValue("(iy#)", answer.status(), answer.value().data(), size_of(answer.value()));
 }
 

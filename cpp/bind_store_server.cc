@@ -114,7 +114,7 @@ PyObject* set_seals(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 // read_request(fd, frame, seals) -> (fd, operation, number, timeout_ns, key, argument), or None if it is not a valid
 // frame of that connection
-PyObject* read(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* read_frame(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 3 || !PyBytes_Check(arguments[1])) {
     return wrong_arguments("read_request takes an integer, bytes and seals");
   }
@@ -132,8 +132,8 @@ PyObject* read(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 // Handles one connection's event: appends a whole request to `requests`, or (fd, events, received bytes or None) to
 // `others`, for Python.
-bool take(const epoll_event& event, bool at_rest, SealedConnection* seals, char* buffer, PyObject* requests,
-          PyObject* others) {
+bool take_event(const epoll_event& event, bool at_rest, SealedConnection* seals, char* buffer, PyObject* requests,
+                PyObject* others) {
   const int fd = event.data.fd;
   if (!at_rest || event.events != EPOLLIN) return append(others, Py_BuildValue("(iIO)", fd, event.events, Py_None));
   const ssize_t received = recv(fd, buffer, kReadBytes, MSG_DONTWAIT);
@@ -147,7 +147,7 @@ bool take(const epoll_event& event, bool at_rest, SealedConnection* seals, char*
 // take_requests(epoll_fd, timeout_ms, most, at_rest, seals) -> (requests, others): waits for events and returns up to
 // `most` of them. `at_rest` has a byte for each descriptor, which is not 0 for a member without a partly received
 // request and without a partly sent answer; only from these does it receive.
-PyObject* take_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* take_requests(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 5 || !PyByteArray_Check(arguments[3])) {
     return wrong_arguments("take_requests takes three integers, a bytearray and seals");
   }
@@ -175,7 +175,7 @@ PyObject* take_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   for (int i = 0; done && i < ready; ++i) {
     const auto fd = static_cast<size_t>(events[i].data.fd);
     const bool rests = fd < at_rest.size() && at_rest[fd] != 0;
-    done = take(events[i], rests, seals_of(*seals, events[i].data.fd), buffer, requests, others);
+    done = take_event(events[i], rests, seals_of(*seals, events[i].data.fd), buffer, requests, others);
   }
   PyObject* const both = done ? PyTuple_Pack(2, requests, others) : nullptr;
   Py_XDECREF(requests);
@@ -183,7 +183,7 @@ PyObject* take_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return both;
 }
 
-struct Letter {
+struct OutgoingAnswer {
   int fd;
   SealedConnection* seals;
   std::string_view frame;
@@ -191,21 +191,21 @@ struct Letter {
   ssize_t sent;        // -1: the connection is broken
 };
 
-void send_letter(Letter& letter) {
-  if (letter.seals != nullptr) {
-    letter.sealed = sealed_frame(letter.frame, *letter.seals);
-    letter.frame = letter.sealed;
+void send_answer(OutgoingAnswer& answer) {
+  if (answer.seals != nullptr) {
+    answer.sealed = sealed_frame(answer.frame, *answer.seals);
+    answer.frame = answer.sealed;
   }
-  letter.sent = send(letter.fd, letter.frame.data(), letter.frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (letter.sent < 0 && (errno == EAGAIN || errno == EINTR)) letter.sent = 0;
+  answer.sent = send(answer.fd, answer.frame.data(), answer.frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (answer.sent < 0 && (errno == EAGAIN || errno == EINTR)) answer.sent = 0;
 }
 
 // Sends as much as possible without blocking and without the GIL. Returns false if there is not enough memory.
-bool send_letters(std::vector<Letter>& letters) {
+bool send_all(std::vector<OutgoingAnswer>& answers) {
   PyThreadState* const state = PyEval_SaveThread();
   bool done = true;
   try {
-    for (Letter& letter : letters) send_letter(letter);
+    for (OutgoingAnswer& answer : answers) send_answer(answer);
   } catch (const std::bad_alloc&) {
     done = false;
   }
@@ -215,13 +215,13 @@ bool send_letters(std::vector<Letter>& letters) {
 
 // send_answers({fd: frame}, seals) -> {fd: the remaining bytes, or None if the connection is broken} for the frames
 // that it could not send completely
-PyObject* send_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* send_answers(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2 || !PyDict_Check(arguments[0])) return wrong_arguments("send_answers takes a dict and seals");
   const Seals* const seals = seals_in(arguments[1]);
   if (seals == nullptr) return nullptr;
-  std::vector<Letter> letters;
+  std::vector<OutgoingAnswer> answers;
   try {
-    letters.reserve(static_cast<size_t>(PyDict_Size(arguments[0])));
+    answers.reserve(static_cast<size_t>(PyDict_Size(arguments[0])));
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
@@ -230,16 +230,16 @@ PyObject* send_all(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     if (!PyBytes_Check(frame)) return wrong_arguments("send_answers takes frames of bytes");
     const int fd = static_cast<int>(PyLong_AsLong(key));
     const std::string_view view(PyBytes_AsString(frame), static_cast<size_t>(PyBytes_Size(frame)));
-    letters.push_back({fd, seals_of(*seals, fd), view, {}, 0});
+    answers.push_back({fd, seals_of(*seals, fd), view, {}, 0});
   }
   if (PyErr_Occurred()) return nullptr;
-  if (!send_letters(letters)) return PyErr_NoMemory();
+  if (!send_all(answers)) return PyErr_NoMemory();
   PyObject* const unsent = PyDict_New();
-  for (const Letter& letter : letters) {
-    if (unsent == nullptr || letter.sent == static_cast<ssize_t>(letter.frame.size())) continue;
-    PyObject* const fd = PyLong_FromLong(letter.fd);
+  for (const OutgoingAnswer& answer : answers) {
+    if (unsent == nullptr || answer.sent == static_cast<ssize_t>(answer.frame.size())) continue;
+    PyObject* const fd = PyLong_FromLong(answer.fd);
     PyObject* const left =
-        letter.sent < 0 ? Py_NewRef(Py_None) : bytes(letter.frame.substr(static_cast<size_t>(letter.sent)));
+        answer.sent < 0 ? Py_NewRef(Py_None) : bytes(answer.frame.substr(static_cast<size_t>(answer.sent)));
     const bool done = fd != nullptr && left != nullptr && PyDict_SetItem(unsent, fd, left) == 0;
     Py_XDECREF(fd);
     Py_XDECREF(left);
@@ -256,9 +256,12 @@ using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 PyCFunction fast(FastCall function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)); }
 
 PyMethodDef methods[] = {
-    {"read_request", fast(read), METH_FASTCALL, nullptr},     {"take_requests", fast(take_all), METH_FASTCALL, nullptr},
-    {"send_answers", fast(send_all), METH_FASTCALL, nullptr}, {"new_seals", new_seals, METH_NOARGS, nullptr},
-    {"set_seals", fast(set_seals), METH_FASTCALL, nullptr},   {nullptr, nullptr, 0, nullptr},
+    {"read_request", fast(read_frame), METH_FASTCALL, nullptr},
+    {"take_requests", fast(take_requests), METH_FASTCALL, nullptr},
+    {"send_answers", fast(send_answers), METH_FASTCALL, nullptr},
+    {"new_seals", new_seals, METH_NOARGS, nullptr},
+    {"set_seals", fast(set_seals), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace

@@ -18,10 +18,10 @@ HostGroup::HostGroup(const HostSegment& segment, const SymmetricSegments& symmet
       bell_handles_(std::move(bell_handles)),
       waiter_(waiter) {}
 
-void HostGroup::announce(const Call& call) { open(call, 0, {}, {}, nullptr, 0); }
+void HostGroup::announce(const Call& call) { exchange_announcements(call, 0, {}, {}, nullptr, 0); }
 
 HostGroup::Buffers HostGroup::announce(const Call& call, const void* in, void* out, size_t bytes) {
-  open(call, 0, symmetric_.place_of(in, bytes), symmetric_.place_of(out, bytes), nullptr, 0);
+  exchange_announcements(call, 0, symmetric_.place_of(in, bytes), symmetric_.place_of(out, bytes), nullptr, 0);
   Buffers buffers;
   for (int local = 0; is_symmetric_in_and_out() && local < size(); ++local) {
     buffers.in.push_back(symmetric_.resolve(announcement(local).in, local));
@@ -31,11 +31,12 @@ HostGroup::Buffers HostGroup::announce(const Call& call, const void* in, void* o
 }
 
 void HostGroup::exchange(const Call& call, uint64_t value, std::span<uint64_t> values) {
-  open(call, value, {}, {}, nullptr, 0);
+  exchange_announcements(call, value, {}, {}, nullptr, 0);
   for (int local = 0; local < size(); ++local) values[local] = announcement(local).value;
 }
 
-void HostGroup::open(const Call& call, uint64_t value, Place in, Place out, const void* small, size_t small_bytes) {
+void HostGroup::exchange_announcements(const Call& call, uint64_t value, Place in, Place out, const void* small,
+                                       size_t small_bytes) {
   ++announced_;
   Announcement& own = announcement(index_);
   own.call = call;

@@ -47,14 +47,14 @@ class HostGroup {
   void announce(const Call& call);
 
   // The same for algorithms that access the buffers directly: returns the addresses of all ranks' buffers if all of
-  // them lie in symmetric memory, else nothing. A rank that gets addresses must call leave() at the end.
+  // them lie in symmetric memory, else nothing. A rank that gets addresses must call release_buffers() at the end.
   struct Buffers {
     std::vector<const std::byte*> in;
     std::vector<std::byte*> out;
   };
   Buffers announce(const Call& call, const void* in, void* out, size_t bytes);
   // Returns when all ranks have called it: from then on no other rank accesses the buffers.
-  void leave() { finish_symmetric(); }
+  void release_buffers() { finish_symmetric(); }
 
   // Gathers every rank's `value`, in rank order.
   void exchange(const Call& call, uint64_t value, std::span<uint64_t> values);
@@ -83,7 +83,8 @@ class HostGroup {
 
  private:
   Announcement& announcement(int local) const { return segment_.slot(local).announcements[announced_ & 1]; }
-  void open(const Call& call, uint64_t value, Place in, Place out, const void* small, size_t small_bytes);
+  void exchange_announcements(const Call& call, uint64_t value, Place in, Place out, const void* small,
+                              size_t small_bytes);
   void compare_calls() const;
   void ring_all();
   bool is_symmetric_in() const;

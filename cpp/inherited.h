@@ -9,9 +9,9 @@
 
 namespace ronde {
 
-class Birthplace {
+class ForkOrigin {
  public:
-  Birthplace() : forks_(forks()) {}
+  ForkOrigin() : forks_(forks()) {}
   bool is_inherited() const { return forks_ != forks(); }
 
  private:

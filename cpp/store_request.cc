@@ -20,13 +20,13 @@ constexpr size_t kAnswerBytes = kLengthBytes + 1;
 constexpr size_t kLongestAnswer = size_t{128} << 20;
 
 template <class Number>
-char* put(char* place, Number number) {  // the most significant byte first
+char* write_number(char* place, Number number) {  // the most significant byte first
   for (int shift = 8 * (sizeof(Number) - 1); shift >= 0; shift -= 8) *place++ = static_cast<char>(number >> shift);
   return place;
 }
 
 template <class Number>
-Number take(const char*& place) {
+Number read_number(const char*& place) {
   Number number = 0;
   for (size_t i = 0; i < sizeof(Number); ++i) {
     number = static_cast<Number>(number << 8 | static_cast<unsigned char>(*place++));
@@ -36,11 +36,11 @@ Number take(const char*& place) {
 
 // `length`: of the whole frame, with its tag.
 void write_frame(char* place, const StoreRequest& request, size_t length) {
-  place = put(place, static_cast<uint32_t>(length - kLengthBytes));
-  place = put(place, request.operation);
-  place = put(place, request.number);
-  place = put(place, request.timeout_ns);
-  place = put(place, static_cast<uint16_t>(request.key.size()));
+  place = write_number(place, static_cast<uint32_t>(length - kLengthBytes));
+  place = write_number(place, request.operation);
+  place = write_number(place, request.number);
+  place = write_number(place, request.timeout_ns);
+  place = write_number(place, static_cast<uint16_t>(request.key.size()));
   std::memcpy(place, request.key.data(), request.key.size());
   std::memcpy(place + request.key.size(), request.argument.data(), request.argument.size());
 }
@@ -110,7 +110,7 @@ void ask_store(int fd, const StoreRequest& request, uint64_t patience_ns, StoreA
   size_t received = 0;
   while (received < kAnswerBytes) received += exchange.receive(frame + received, StoreAnswer::kShort - received);
   const char* place = frame;
-  const size_t rest = take<uint32_t>(place);
+  const size_t rest = read_number<uint32_t>(place);
   const size_t total = kLengthBytes + rest;
   if (rest < 1 + tag_bytes || total > kLongestAnswer || total < received) throw StoreConnectionError{0};
   if (total > StoreAnswer::kShort) {
@@ -130,13 +130,13 @@ std::optional<StoreRequest> read_request(std::span<char> frame, SealedConnection
   const size_t tag_bytes = seals == nullptr ? 0 : kTagBytes;
   if (frame.size() < kHeadBytes + tag_bytes) return std::nullopt;
   const char* place = frame.data();
-  if (take<uint32_t>(place) != frame.size() - kLengthBytes) return std::nullopt;
+  if (read_number<uint32_t>(place) != frame.size() - kLengthBytes) return std::nullopt;
   if (seals != nullptr && !seals->open(std::as_writable_bytes(frame), kLengthBytes)) return std::nullopt;
   StoreRequest request;
-  request.operation = take<uint8_t>(place);
-  request.number = take<uint64_t>(place);
-  request.timeout_ns = take<uint64_t>(place);
-  const size_t key_bytes = take<uint16_t>(place);
+  request.operation = read_number<uint8_t>(place);
+  request.number = read_number<uint64_t>(place);
+  request.timeout_ns = read_number<uint64_t>(place);
+  const size_t key_bytes = read_number<uint16_t>(place);
   const std::string_view rest(place, frame.size() - kHeadBytes - tag_bytes);
   if (key_bytes > rest.size()) return std::nullopt;
   request.key = rest.substr(0, key_bytes);
@@ -147,7 +147,7 @@ std::optional<StoreRequest> read_request(std::span<char> frame, SealedConnection
 std::string sealed_frame(std::string_view frame, SealedConnection& seals) {
   std::string sealed(frame.size() + kTagBytes, '\0');
   std::copy(frame.begin(), frame.end(), sealed.begin());
-  put(sealed.data(), static_cast<uint32_t>(sealed.size() - kLengthBytes));
+  write_number(sealed.data(), static_cast<uint32_t>(sealed.size() - kLengthBytes));
   seals.seal(std::as_writable_bytes(std::span(sealed)), kLengthBytes);
   return sealed;
 }

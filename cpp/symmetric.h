@@ -32,7 +32,7 @@ class SymmetricSegments {
   uint32_t add(std::shared_ptr<Mapping> mapping, size_t part_bytes, int own);
   void drop(uint32_t number);
   // True in a forked child, where no member may be accessed, not even by the destructor: the owners leak the object.
-  bool is_inherited() const { return birthplace_.is_inherited(); }
+  bool is_inherited() const { return fork_origin_.is_inherited(); }
   std::byte* own_part(uint32_t number) const;
 
   // The place of [data, data + bytes); private memory unless all of it lies in this rank's part of one segment.
@@ -49,7 +49,7 @@ class SymmetricSegments {
   };
   const Segment& find(uint32_t number) const;
 
-  Birthplace birthplace_;
+  ForkOrigin fork_origin_;
   mutable std::mutex mutex_;  // any thread may drop an array
   std::vector<Segment> segments_;
   uint32_t next_ = 1;

@@ -26,7 +26,7 @@ constexpr size_t kMaxPieces = 64;
 constexpr size_t kFrameBytes = sizeof(SealedFrame);
 
 // The bytes of a frame on this stream.
-size_t head(size_t stream) { return stream == 0 ? kFrameBytes : 0; }
+size_t frame_bytes_on(size_t stream) { return stream == 0 ? kFrameBytes : 0; }
 
 }  // namespace
 
@@ -83,7 +83,7 @@ void TcpLink::add_poll(std::vector<pollfd>& fds) const {
   for (size_t stream = 0; stream < streams_.size(); ++stream) {
     const Stream& state = streams_[stream];
     Cursor out = state.out;
-    settle(outgoing_, stream, out);
+    skip_finished(outgoing_, stream, out);
     short events = 0;
     if (out.ticket <= outgoing_.last()) events |= POLLOUT;
     if (receive_wanted(stream)) events |= POLLIN;
@@ -92,19 +92,19 @@ void TcpLink::add_poll(std::vector<pollfd>& fds) const {
 }
 
 // The bytes of a message on this stream.
-size_t TcpLink::share(const Message& message, size_t stream) const {
+size_t TcpLink::bytes_on(const Message& message, size_t stream) const {
   const size_t round = kStripeBytes * streams_.size();
   const size_t rest = message.frame.bytes % round;
   const size_t begin = std::min(rest, stream * kStripeBytes);
   const size_t end = std::min(rest, (stream + 1) * kStripeBytes);
   const size_t rounds = message.frame.bytes / round;
   const size_t stripes = rounds + (begin < end ? 1 : 0);
-  return head(stream) + rounds * kStripeBytes + (end - begin) + stripes * tag_bytes(message);
+  return frame_bytes_on(stream) + rounds * kStripeBytes + (end - begin) + stripes * tag_bytes(message);
 }
 
 // The stripe at byte `done` of this stream's share, after the frame.
 TcpLink::Stripe TcpLink::stripe_at(const Message& message, size_t stream, size_t done) const {
-  const size_t offset = done - head(stream);
+  const size_t offset = done - frame_bytes_on(stream);
   const size_t stride = kStripeBytes + tag_bytes(message);
   const size_t number = offset / stride * streams_.size() + stream;
   const size_t begin = number * kStripeBytes;
@@ -112,9 +112,9 @@ TcpLink::Stripe TcpLink::stripe_at(const Message& message, size_t stream, size_t
 }
 
 // Moves the cursor past the messages that this stream has finished or has no part of.
-void TcpLink::settle(const MessageQueue& queue, size_t stream, Cursor& cursor) const {
+void TcpLink::skip_finished(const MessageQueue& queue, size_t stream, Cursor& cursor) const {
   if (cursor.ticket <= queue.finished()) cursor = {queue.finished() + 1, 0};
-  while (cursor.ticket <= queue.last() && cursor.done == share(queue[cursor.ticket], stream)) {
+  while (cursor.ticket <= queue.last() && cursor.done == bytes_on(queue[cursor.ticket], stream)) {
     cursor = {cursor.ticket + 1, 0};
   }
 }
@@ -122,14 +122,14 @@ void TcpLink::settle(const MessageQueue& queue, size_t stream, Cursor& cursor) c
 // Moves the cursor by `bytes`, which this stream has sent or received.
 void TcpLink::advance(MessageQueue& queue, size_t stream, Cursor& cursor, size_t bytes) const {
   while (bytes > 0) {
-    settle(queue, stream, cursor);
+    skip_finished(queue, stream, cursor);
     Message& message = queue[cursor.ticket];
-    const size_t part = std::min(bytes, share(message, stream) - cursor.done);
+    const size_t part = std::min(bytes, bytes_on(message, stream) - cursor.done);
     cursor.done += part;
     message.left -= part;
     bytes -= part;
   }
-  settle(queue, stream, cursor);
+  skip_finished(queue, stream, cursor);
 }
 
 // Lists the memory that this stream sends or receives next, up to the end of message `last` and the limits of one call.
@@ -140,9 +140,9 @@ size_t TcpLink::list_pieces(MessageQueue& queue, size_t stream, Cursor cursor, T
                             Find&& find) const {
   size_t count = 0;
   size_t room = kCallBytes;
-  const size_t frame_bytes = head(stream);
-  for (settle(queue, stream, cursor); cursor.ticket <= last && count < kMaxPieces && room > 0;
-       settle(queue, stream, cursor)) {
+  const size_t frame_bytes = frame_bytes_on(stream);
+  for (skip_finished(queue, stream, cursor); cursor.ticket <= last && count < kMaxPieces && room > 0;
+       skip_finished(queue, stream, cursor)) {
     Message& message = queue[cursor.ticket];
     if (cursor.done < frame_bytes) {
       pieces[count++] = {message.sealed_frame.data() + cursor.done, frame_bytes - cursor.done};
@@ -199,7 +199,7 @@ TcpLink::Place TcpLink::seal(Stream& stream, const Message& message, Ticket tick
 
 bool TcpLink::send_some(size_t stream) {
   Stream& state = streams_[stream];
-  settle(outgoing_, stream, state.out);
+  skip_finished(outgoing_, stream, state.out);
   if (state.out.ticket > outgoing_.last()) return false;
   iovec pieces[kMaxPieces + 1];
   msghdr header{};
@@ -216,7 +216,7 @@ bool TcpLink::send_some(size_t stream) {
 
 bool TcpLink::receive_wanted(size_t stream) const {
   Cursor in = streams_[stream].in;
-  settle(incoming_, stream, in);
+  skip_finished(incoming_, stream, in);
   return in.ticket <= (stream == 0 ? incoming_.last() : std::min(checked_, incoming_.last()));
 }
 
@@ -224,7 +224,7 @@ bool TcpLink::receive_some(size_t stream) {
   bool moved = stream == 0 && take_staged();
   if (!receive_wanted(stream)) return moved;
   Stream& state = streams_[stream];
-  settle(incoming_, stream, state.in);
+  skip_finished(incoming_, stream, state.in);
 
   // Receives checked payload directly into its place and, on stream 0, the next frame into the staging buffer, which
   // take_staged() has emptied except for a part of a frame.
@@ -243,7 +243,7 @@ bool TcpLink::receive_some(size_t stream) {
     throw broken(errno);
   }
   const size_t direct = std::min(static_cast<size_t>(count), payload);
-  accept(stream, direct);
+  accept_received(stream, direct);
   if (stream == 0) {
     staged_end_ += static_cast<size_t>(count) - direct;
     take_staged();
@@ -252,10 +252,10 @@ bool TcpLink::receive_some(size_t stream) {
 }
 
 // Moves the receive cursor by bytes that list_incoming() has listed, and opens the stripe that they complete.
-void TcpLink::accept(size_t stream, size_t bytes) {
+void TcpLink::accept_received(size_t stream, size_t bytes) {
   if (bytes == 0) return;
   Stream& state = streams_[stream];
-  settle(incoming_, stream, state.in);
+  skip_finished(incoming_, stream, state.in);
   const Message& message = incoming_[state.in.ticket];
   if (is_sealed(message)) {
     const Stripe stripe = stripe_at(message, stream, state.in.done);
@@ -285,7 +285,7 @@ void TcpLink::take_frame(const std::byte* bytes, Ticket ticket) {
 bool TcpLink::take_staged() {
   Cursor& in = streams_[0].in;
   bool moved = false;
-  for (settle(incoming_, 0, in); in.ticket <= incoming_.last(); settle(incoming_, 0, in)) {
+  for (skip_finished(incoming_, 0, in); in.ticket <= incoming_.last(); skip_finished(incoming_, 0, in)) {
     const size_t staged = staged_end_ - staged_begin_;
     const std::byte* next = staging_.data() + staged_begin_;
     size_t taken;
@@ -300,7 +300,7 @@ bool TcpLink::take_staged() {
       list_incoming(0, pieces);
       taken = std::min(staged, pieces[0].iov_len);
       std::memcpy(pieces[0].iov_base, next, taken);
-      accept(0, taken);
+      accept_received(0, taken);
     }
     staged_begin_ += taken;
     moved = true;

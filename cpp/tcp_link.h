@@ -93,10 +93,10 @@ class TcpLink final : public Link {
 
   bool is_sealed(const Message& message) const { return seals_payload_ || message.frame.call.is_sealed; }
   size_t tag_bytes(const Message& message) const { return is_sealed(message) ? kTagBytes : 0; }
-  size_t share(const Message& message, size_t stream) const;
+  size_t bytes_on(const Message& message, size_t stream) const;
   Stripe stripe_at(const Message& message, size_t stream, size_t done) const;
   Place seal(Stream& stream, const Message& message, Ticket ticket, const Stripe& stripe) const;
-  void settle(const MessageQueue& queue, size_t stream, Cursor& cursor) const;
+  void skip_finished(const MessageQueue& queue, size_t stream, Cursor& cursor) const;
   void advance(MessageQueue& queue, size_t stream, Cursor& cursor, size_t bytes) const;
   Ticket push(MessageQueue& queue, const Call& call, void* data, size_t bytes) const;
   template <class Find>
@@ -106,7 +106,7 @@ class TcpLink final : public Link {
 
   bool send_some(size_t stream);
   bool receive_some(size_t stream);
-  void accept(size_t stream, size_t bytes);
+  void accept_received(size_t stream, size_t bytes);
   bool take_staged();
   void take_frame(const std::byte* bytes, Ticket ticket);
   bool receive_wanted(size_t stream) const;

@@ -257,7 +257,7 @@ void adasum_symmetric(HostGroup& host, const Call& call, const HostGroup::Buffer
   for (std::byte* const out : buffers.out) {
     if (out + offset != result && bytes > 0) std::memcpy(out + offset, result, bytes);
   }
-  host.leave();
+  host.release_buffers();
 }
 
 void adasum_dealt(HostGroup& host, const Call& call, const void* in, void* out, std::span<const size_t> counts,

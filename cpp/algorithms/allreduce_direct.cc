@@ -14,7 +14,7 @@ void allreduce_direct(const Group& group, const Call& call, const void* in, void
   const Chunks chunks = Chunks::even(call.count, group.size());
   std::byte* all = static_cast<std::byte*>(out);
   std::byte* own = all + chunks[group.rank()].begin * reduction.result_bytes();
-  reduce_by_owners(group, call, chunks, in, {kEverybody, own, all}, reduction, scratch, segment_bytes);
+  reduce_by_owners(group, call, chunks, in, {kAllRanks, own, all}, reduction, scratch, segment_bytes);
 }
 
 }  // namespace ronde

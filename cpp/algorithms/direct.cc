@@ -79,7 +79,7 @@ class DirectReduction {
   size_t bytes(const Range& range) const { return range.count * element_bytes_; }
   size_t offset(const Range& range) const { return range.begin * element_bytes_; }
   Range segment(int owner, size_t tick) const { return chunks_.segment(owner, tick, segment_count_); }
-  bool receives_results(int rank) const { return results_.receiver == kEverybody || results_.receiver == rank; }
+  bool receives_results(int rank) const { return results_.receiver == kAllRanks || results_.receiver == rank; }
 
   size_t slot_index(size_t tick, int rank) const { return tick % kDepth * size_ + rank; }
   std::byte* slot(size_t tick, int rank) const {

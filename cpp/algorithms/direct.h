@@ -7,11 +7,11 @@
 namespace ronde {
 
 // The ranks that get the reduced chunks besides the owners.
-inline constexpr int kEverybody = -1;
-inline constexpr int kNobody = -2;
+inline constexpr int kAllRanks = -1;
+inline constexpr int kNoRank = -2;
 
 struct Results {
-  int receiver;    // a rank, kEverybody or kNobody
+  int receiver;    // a rank, kAllRanks or kNoRank
   std::byte* own;  // the destination of this rank's chunk; null: this rank only sends it to the receiver
   std::byte* all;  // the destination of all ranks' chunks if this rank is a receiver
 };

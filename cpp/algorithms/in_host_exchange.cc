@@ -45,7 +45,7 @@ void HostGroup::share(const Call& call, const void* in, void* out, const Parts& 
   if (reads) copy_own(to + parts.offsets[index_], from, parts.sizes[index_]);
 
   if (largest <= kSmallBytes) {
-    open(call, 0, {}, {}, in, parts.sizes[index_]);
+    exchange_announcements(call, 0, {}, {}, in, parts.sizes[index_]);
     for (int p = 0; reads && p < size(); ++p) {
       if (p == index_ || parts.sizes[p] == 0) continue;
       std::byte* const payload = announcement(p).payload(parts.sizes[p]);
@@ -54,7 +54,7 @@ void HostGroup::share(const Call& call, const void* in, void* out, const Parts& 
     }
     return;
   }
-  open(call, 0, symmetric_.place_of(in, parts.sizes[index_]), {}, nullptr, 0);
+  exchange_announcements(call, 0, symmetric_.place_of(in, parts.sizes[index_]), {}, nullptr, 0);
   if (reader < 0 && is_symmetric_in()) {
     share_symmetric(to, parts);
   } else {
@@ -113,7 +113,7 @@ void HostGroup::share_staged(const std::byte* in, std::byte* out, const Parts& p
 void HostGroup::deal(const Call& call, const void* in, const Parts& from, void* out, const Parts& to) {
   // No rank knows all sizes, but all ranks must pass the same number of windows. So each announces its largest size.
   const size_t own_largest = *std::max_element(from.sizes.begin(), from.sizes.end());
-  open(call, own_largest, {}, {}, nullptr, 0);
+  exchange_announcements(call, own_largest, {}, {}, nullptr, 0);
   size_t largest = 0;
   for (int p = 0; p < size(); ++p) largest = std::max<size_t>(largest, announcement(p).value);
   const auto* source = static_cast<const std::byte*>(in);

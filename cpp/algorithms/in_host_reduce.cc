@@ -56,11 +56,12 @@ void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const v
                            int only) {
   const size_t bytes = count * reduction.item_bytes();
   if (bytes <= kSmallBytes) {
-    open(call, 0, {}, {}, in, bytes);
+    exchange_announcements(call, 0, {}, {}, in, bytes);
     if (only < 0 || only == index_) reduce_small(reduction, in, out, count);
     return;
   }
-  open(call, 0, symmetric_.place_of(in, bytes), out == nullptr ? Place{} : symmetric_.place_of(out, bytes), nullptr, 0);
+  exchange_announcements(call, 0, symmetric_.place_of(in, bytes),
+                         out == nullptr ? Place{} : symmetric_.place_of(out, bytes), nullptr, 0);
   if (is_symmetric_in_and_out() && only < 0) {
     reduce_symmetric(reduction, count);
   } else {
@@ -152,7 +153,7 @@ void HostGroup::reduce_scatter(const Call& call, const Reduction& reduction, con
   for (size_t p = 1; p < counts.size(); ++p) offsets[p] = offsets[p - 1] + counts[p - 1];
   const size_t total = offsets.back() + counts.back();
 
-  open(call, 0, symmetric_.place_of(in, total * item), {}, nullptr, 0);
+  exchange_announcements(call, 0, symmetric_.place_of(in, total * item), {}, nullptr, 0);
   if (!is_symmetric_in()) {
     reduce_scatter_staged(reduction, static_cast<const std::byte*>(in), counts, offsets, static_cast<std::byte*>(out));
     return;

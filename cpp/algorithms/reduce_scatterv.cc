@@ -8,7 +8,7 @@ namespace ronde {
 
 void reduce_scatterv(const Group& group, const Call& call, const void* in, std::span<const size_t> counts, void* out,
                      const Reduction& reduction, Scratch& scratch, size_t segment_bytes) {
-  const Results results{.receiver = kNobody, .own = static_cast<std::byte*>(out), .all = nullptr};
+  const Results results{.receiver = kNoRank, .own = static_cast<std::byte*>(out), .all = nullptr};
   reduce_by_owners(group, call, Chunks::of(counts), in, results, reduction, scratch, segment_bytes);
 }
 

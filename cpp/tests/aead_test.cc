@@ -68,7 +68,7 @@ const Vector kVectors[] = {
      "other than as /\xe2\x80\x9cwork in progress./\xe2\x80\x9d"},
 };
 
-void the_vectors_of_the_rfc_fit() {
+void the_test_vectors_of_the_rfc_match() {
   for (const Vector& vector : kVectors) {
     const auto key = array_of<AeadKey>(from_hex(vector.key));
     const auto nonce = array_of<Nonce>(from_hex(vector.nonce));
@@ -109,7 +109,7 @@ const TagVector kTagVectors[] = {
      "13000000000000000000000000000000"},
 };
 
-void the_tags_of_the_rfc_fit() {
+void the_tags_of_the_rfc_match() {
   for (const TagVector& vector : kTagVectors) {
     poly1305::Sum sum(array_of<std::array<std::byte, 32>>(from_hex(vector.key)));
     sum.add_padded(from_hex(vector.message));
@@ -126,7 +126,7 @@ Bytes pattern(size_t size) {
 const ConnectionKeys kKeys{array_of<AeadKey>(pattern(32)), {}, false};
 
 // Compares blocks that enter together with the same blocks one after the other.
-void how_many_blocks_enter_at_once_changes_no_tag() {
+void the_number_of_blocks_at_once_changes_no_tag() {
   for (const std::byte fill : {std::byte{0}, std::byte{0xff}, std::byte{0x5a}}) {
     Bytes message = pattern(1024);
     if (fill != std::byte{0x5a}) std::fill(message.begin(), message.end(), fill);
@@ -157,7 +157,7 @@ void a_sealer_that_ends_leaves_no_key() {
   CHECK(!holds_key());
 }
 
-void whatever_is_changed_is_noticed() {
+void every_change_is_detected() {
   for (const size_t size : {0, 1, 15, 16, 17, 63, 64, 65, 191, 192, 193, 255, 256, 257, 1000}) {
     for (const bool conceals : {false, true}) {
       const Sealer sealer(kKeys.outgoing, conceals);
@@ -205,11 +205,11 @@ void a_message_fits_only_in_its_place(bool conceals) {
 
 int main() {
   using namespace ronde;
-  the_vectors_of_the_rfc_fit();
-  the_tags_of_the_rfc_fit();
-  how_many_blocks_enter_at_once_changes_no_tag();
+  the_test_vectors_of_the_rfc_match();
+  the_tags_of_the_rfc_match();
+  the_number_of_blocks_at_once_changes_no_tag();
   a_sealer_that_ends_leaves_no_key();
-  whatever_is_changed_is_noticed();
+  every_change_is_detected();
   a_message_fits_only_in_its_place(false);
   a_message_fits_only_in_its_place(true);
 }

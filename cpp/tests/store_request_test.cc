@@ -99,7 +99,7 @@ void both_may_be_long() {
   CHECK(answer.value() == sent + "b");
 }
 
-void what_ends_the_connection_is_told(const std::string& reply, int error) {
+void a_bad_answer_ends_the_connection(const std::string& reply, int error) {
   StoreAnswer answer;
   Server server(kRequestBytes, [&](int fd, const std::string&) { send_all(fd, reply); });
   try {
@@ -110,7 +110,7 @@ void what_ends_the_connection_is_told(const std::string& reply, int error) {
   }
 }
 
-void a_silent_server_is_given_up() {
+void a_silent_server_times_out() {
   StoreAnswer answer;
   Server server(kRequestBytes, [](int fd, const std::string&) {
     char byte;
@@ -154,7 +154,7 @@ std::optional<StoreRequest> read_copy(std::string frame) {
   return request;
 }
 
-void what_is_no_whole_frame_is_not_read() {
+void an_incomplete_frame_is_not_read() {
   const std::string frame("\0\0\0\x18\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0\0\x03key12", kRequestBytes);
   for (size_t size = 0; size < frame.size(); ++size) CHECK(!read_copy(frame.substr(0, size)));
   CHECK(!read_copy(frame + "more"));
@@ -221,15 +221,15 @@ int main() {
   the_frame_is_as_the_server_reads_it();
   an_answer_may_come_in_pieces();
   both_may_be_long();
-  what_ends_the_connection_is_told("", ECONNRESET);
-  what_ends_the_connection_is_told(answer_of(0, "all of it").substr(0, 8), ECONNRESET);
-  what_ends_the_connection_is_told(std::string("\0\0\0\0\0", 5), 0);
-  what_ends_the_connection_is_told(std::string("\xff\xff\xff\xff\0", 5), 0);
-  what_ends_the_connection_is_told(answer_of(0, "") + "more", 0);
-  a_silent_server_is_given_up();
+  a_bad_answer_ends_the_connection("", ECONNRESET);
+  a_bad_answer_ends_the_connection(answer_of(0, "all of it").substr(0, 8), ECONNRESET);
+  a_bad_answer_ends_the_connection(std::string("\0\0\0\0\0", 5), 0);
+  a_bad_answer_ends_the_connection(std::string("\xff\xff\xff\xff\0", 5), 0);
+  a_bad_answer_ends_the_connection(answer_of(0, "") + "more", 0);
+  a_silent_server_times_out();
   a_signal_may_end_the_wait();
   a_server_reads_what_a_client_writes();
-  what_is_no_whole_frame_is_not_read();
+  an_incomplete_frame_is_not_read();
   sealed_requests_and_answers_arrive();
   an_altered_answer_is_no_answer();
 }

@@ -46,7 +46,7 @@ void check_end_of_file_in_mid_message(int streams) {
   dying.join();
 }
 
-void check_sender_hears_of_the_end() {
+void check_sender_notices_the_end() {
   Ranks ranks(2, Wire::kTcp, 2);
   const std::vector<unsigned char> data(64 << 20, 1);
   Mesh& mesh = ranks.mesh(0);
@@ -130,10 +130,10 @@ void check_poll_set() {
 }
 
 // The bytes that one link sends, captured from its socket.
-struct Spoken {
+struct SentBytes {
   std::string bytes;
 
-  Spoken(const std::vector<std::string>& messages, Seals seals) {
+  SentBytes(const std::vector<std::string>& messages, Seals seals) {
     const auto [here, there] = unix_socket_pair();
     TcpLink link(0, 1, "host-a", streams_of(1, {here}, seals.conceals), seals.payload);
     for (const std::string& message : messages) link.send(kSum10, message.data(), message.size());
@@ -148,7 +148,7 @@ struct Spoken {
 };
 
 // Whether a link that expects these messages accepts `bytes` as them. Fails the test if it accepts others.
-bool believes(const std::string& bytes, const std::vector<std::string>& expected, Seals seals) {
+bool accepts(const std::string& bytes, const std::vector<std::string>& expected, Seals seals) {
   const auto [here, there] = unix_socket_pair();
   TcpLink link(1, 0, "host-b", streams_of(0, {here}, seals.conceals), seals.payload);
   std::vector<std::string> in;
@@ -168,20 +168,20 @@ bool believes(const std::string& bytes, const std::vector<std::string>& expected
 // An attacker without the keys alters a stream: the link accepts only bytes that the peer has sent.
 void check_altered_streams(Seals seals) {
   const std::vector<std::string> messages = {std::string(100, 'a'), "", std::string(300, 'b')};
-  const std::string bytes = Spoken(messages, seals).bytes;
-  CHECK(believes(bytes, messages, seals));
+  const std::string bytes = SentBytes(messages, seals).bytes;
+  CHECK(accepts(bytes, messages, seals));
   CHECK((bytes.find("aaaa") == std::string::npos) == seals.conceals);
   const size_t frame = sizeof(SealedFrame), tag = kTagBytes;
   for (size_t byte = 0; byte < (seals.payload ? bytes.size() : frame); ++byte) {
     std::string altered = bytes;
     altered[byte] ^= 1 << byte % 8;
-    CHECK(!believes(altered, messages, seals));
+    CHECK(!accepts(altered, messages, seals));
   }
   if (!seals.payload) return;
   const size_t first = frame + 100 + tag;
-  CHECK(!believes(bytes.substr(0, first) + bytes, messages, seals));                       // repeated
-  CHECK(!believes(bytes.substr(first), messages, seals));                                  // omitted
-  CHECK(!believes(bytes.substr(first, frame) + bytes.substr(0, first), messages, seals));  // reordered
+  CHECK(!accepts(bytes.substr(0, first) + bytes, messages, seals));                       // repeated
+  CHECK(!accepts(bytes.substr(first), messages, seals));                                  // omitted
+  CHECK(!accepts(bytes.substr(first, frame) + bytes.substr(0, first), messages, seals));  // reordered
 }
 
 }  // namespace
@@ -194,7 +194,7 @@ int main() {
     check_link(Wire::kTcp, streams, {.payload = true, .conceals = true});
     check_end_of_file_in_mid_message(streams);
   }
-  check_sender_hears_of_the_end();
+  check_sender_notices_the_end();
   check_end_of_file_between_messages();
   check_no_frame_at_all();
   check_slow_frame();
