@@ -4,7 +4,6 @@
 // Products are summed in float64, in sixteen partial sums: element i goes to sum i % 16 whatever the width of a vector,
 // so all versions give the same bits here, too. Weighted sums are computed in the elements' type, 16-bit floats in
 // float32, and rounded once.
-#include <cstdint>
 #include <cstring>
 
 #include "reduce_elements.h"

@@ -18,7 +18,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -27,7 +26,6 @@
 #include "bind_border.h"
 #include "bind_connections.h"
 #include "communicator.h"
-#include "reduce.h"
 #include "shape_word.h"
 
 namespace ronde {
@@ -413,7 +411,6 @@ NB_MODULE(_native, module) {
   nb::set_leak_warnings(false);  // a communicator may live until the interpreter ends
 
   module.def("host_segment_bytes", &ronde::HostSegment::bytes, "local_size"_a, "staging_bytes"_a);
-  module.def("instruction_set", &ronde::instruction_set);
   module.def("connect", &ronde::connect, nb::kw_only(), "rank"_a, "hosts"_a, "host_of"_a, "cores"_a, "segment"_a,
              "watch"_a, "data"_a, "allreduce_algorithm"_a, "switch_over"_a, "staging_bytes"_a, "timeout_ns"_a,
              "spin_us"_a, "adasum_hierarchical"_a, "hierarchical_allgather"_a, "seals_payload"_a, "twin"_a.none());

@@ -19,6 +19,7 @@
 #include "bind_border.h"
 #include "engine/cycle.h"
 #include "engine/cycle_waits.h"
+#include "engine/tree.h"
 #include "reduce.h"
 #include "stalls.h"
 

@@ -1,7 +1,5 @@
 #include "call_waits.h"
 
-#include <optional>
-
 namespace ronde {
 namespace {
 

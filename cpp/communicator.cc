@@ -1,11 +1,8 @@
 #include "communicator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cstring>
 #include <numeric>
 #include <thread>
 #include <utility>

@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <stdexcept>
-#include <string>
 #include <system_error>
 
 namespace ronde {

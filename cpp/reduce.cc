@@ -103,6 +103,4 @@ void weighted_sum(DType dtype, void* out, const void* a, double weight_a, const 
   best_kernels().adasum->weighted_sum[static_cast<int>(dtype)](out, a, weight_a, b, weight_b, count);
 }
 
-const char* instruction_set() { return best_kernels().instruction_set; }
-
 }  // namespace ronde

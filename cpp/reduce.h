@@ -37,7 +37,4 @@ void add_dot_products(DType dtype, const void* a, const void* b, size_t count, d
 // out = weight_a a + weight_b b; `out` may be `a` or `b`. 16-bit floats are computed in float32.
 void weighted_sum(DType dtype, void* out, const void* a, double weight_a, const void* b, double weight_b, size_t count);
 
-// The chosen instruction set: "avx512", "avx2", "neon" or "baseline".
-const char* instruction_set();
-
 }  // namespace ronde

@@ -20,7 +20,6 @@
 #include "algorithms/hierarchical.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 
 #include "algorithms/over_links.h"

@@ -5,7 +5,6 @@
 // (or the one reader) copies the window out. Deal: the same with one lane per reader.
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "host_group.h"
 #include "take_over.h"

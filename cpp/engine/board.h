@@ -42,7 +42,7 @@ class Board {
     std::atomic<uint64_t> changes{0};      // grows after every change that the leader may wait for
     std::atomic<uint64_t> cold_wanted{0};  // the number (from 1 on) of the cold round that this rank needs
     std::atomic<uint64_t> cold_done{0};    // cold rounds that this rank has finished
-    std::atomic<uint64_t> hurries{0};      // requests of this rank to run at once whatever is ready
+    std::atomic<uint64_t> hurries{0};      // requests of this rank to run ready tensors at once
     std::atomic<uint32_t> waiting{0};      // threads that wait for a tensor
     std::atomic<uint32_t> drivers{0};      // waiting threads that are awake and read the log
     std::atomic<uint32_t> has_joined{0};   // this rank has run out of data; changes only in cold rounds

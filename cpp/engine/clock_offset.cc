@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/timeline.h"
+#include "engine/clock_note.h"
 #include "error.h"
 #include "steady_clock.h"
 

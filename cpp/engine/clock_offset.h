@@ -11,7 +11,6 @@
 #include <span>
 
 #include "communicator.h"
-#include "engine/clock_note.h"
 
 namespace ronde {
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/tree.h"
 #include "steady_clock.h"
 
 namespace ronde {
@@ -54,7 +55,7 @@ bool Leader::check_board() {
   if (changes == seen_.load(std::memory_order_relaxed) && linger_left_ns() != 0) return false;
   seen_.store(changes);
   if (!is_round_wanted()) return decide(false);
-  if (!all_ranks_finished_round()) return false;  // the bits do not show yet what is ready
+  if (!all_ranks_finished_round()) return false;  // the bits do not show yet which tensors are ready
   // Ready tensors go first: if a rank leaves, this round is the last.
   const bool has_decided = decide(true);
   return request_round() || has_decided;

@@ -30,7 +30,6 @@
 #include "communicator.h"
 #include "engine/board.h"
 #include "engine/leader_note.h"
-#include "engine/tree.h"
 
 namespace ronde {
 
@@ -48,7 +47,7 @@ class Leader {
   int64_t linger_ns() const { return linger_ns_; }
   uint64_t batch_bytes() const { return batch_bytes_.load(std::memory_order_relaxed); }
 
-  // Reads the board and decides or reports what is ready. True if the log has grown.
+  // Reads the board and decides or reports the ready tensors. True if the log has grown.
   bool check_board();
   bool has_news() const { return board_.changes() != seen_.load(); }
   // The time until check_board() decides even without a change; -1 if it does not linger.

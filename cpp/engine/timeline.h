@@ -48,7 +48,6 @@ class Timeline {
 
   bool is_on() const { return is_on_.load(std::memory_order_acquire); }
   bool marks_cycles() const { return marks_cycles_.load(std::memory_order_relaxed); }
-  bool is_abandoned() const { return is_abandoned_.load(); }
 
   // For recorders, while the timeline is on. track() returns the number of the track with that name.
   void push(const Event& event);

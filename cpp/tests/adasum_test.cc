@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <mutex>
 #include <numeric>
 #include <vector>
 

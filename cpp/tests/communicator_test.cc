@@ -2,14 +2,8 @@
 // loops.
 #include "communicator.h"
 
-#include <netinet/in.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include <cstring>
-#include <functional>
 #include <numeric>
 #include <thread>
 

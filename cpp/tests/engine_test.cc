@@ -215,7 +215,7 @@ void test_evicting_a_pending_tensor() {
             evicted = self.cycle().evict(5);
             self.insert(5);
           };
-          ready.arrive_and_wait();  // before anybody asks for the round
+          ready.arrive_and_wait();  // before any rank requests the round
           Rank::Tensor tensor;
           if (first) {
             rank.submit(5, tensor, 1);
@@ -261,7 +261,7 @@ void test_no_rank_waits_for_a_joined_rank() {
           self.cycle().resume();
         }
       };
-      ready.arrive_and_wait();  // before anybody asks for the round
+      ready.arrive_and_wait();  // before any rank requests the round
       if (is_absent) {
         rank.cycle().join();
         rank.cycle().want_cold();
@@ -295,7 +295,7 @@ void test_groups() {
       self.cycle().evict(9);
       self.cycle().insert(9, "group", group, {});
     };
-    ready.arrive_and_wait();  // before anybody asks for the round
+    ready.arrive_and_wait();  // before any rank requests the round
     if (communicator.rank() == 0) rank.cycle().want_cold();
     while (rank.cold_rounds.load() == 0) std::this_thread::yield();
     for (int round = 0; round < 3; ++round) {
@@ -376,7 +376,7 @@ void test_tuning_between_batches() {
         CHECK(now.batch_bytes == values.batch_bytes && now.linger_ns == values.linger_ns);
         CHECK(now.switch_over.ring_bytes == values.switch_over.ring_bytes);
       };
-      ready.arrive_and_wait();  // before anybody asks for a round
+      ready.arrive_and_wait();  // before any rank requests a round
       if (communicator.rank() == 0) rank.cycle().meter().start(2, 3);
       for (int round = 0; round < 8; ++round) {
         submit_all_in_random_order(communicator, rank, 1);

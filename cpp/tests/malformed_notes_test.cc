@@ -1,11 +1,9 @@
 // One rank sends the others' engines notes that no engine sends: the communicator fails on all ranks and names the
 // sender, and no rank accesses memory out of bounds.
 #include <barrier>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 

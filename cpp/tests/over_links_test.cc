@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <mutex>
 #include <numeric>
 
 #include "rank_threads.h"

@@ -1,7 +1,6 @@
 // Whole communicators with threads as ranks, on any number of simulated hosts.
 #pragma once
 
-#include <netinet/in.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>

@@ -276,7 +276,6 @@ void test_supported() {
 }
 
 void test_public_functions() {
-  CHECK(std::string(instruction_set()) == available_kernels().front()->instruction_set);
   std::vector<float> a = {1, 2, std::numeric_limits<float>::quiet_NaN(), 4, 5};
   std::vector<float> b = {10, 20, 30, std::numeric_limits<float>::quiet_NaN(), 50};
   const void* sources[] = {a.data(), b.data()};

@@ -1,8 +1,6 @@
 // The link over sockets: the conformance suite of links, ends of connections, and altered streams.
 #include "tcp_link.h"
 
-#include <limits.h>
-
 #include <initializer_list>
 #include <span>
 #include <string>

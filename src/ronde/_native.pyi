@@ -11,7 +11,6 @@ from typing_extensions import TypeVar
 ResultT = TypeVar("ResultT", default=Any)
 
 def host_segment_bytes(local_size: int, staging_bytes: int) -> int: ...
-def instruction_set() -> str: ...
 def connect(
     *,
     rank: int,

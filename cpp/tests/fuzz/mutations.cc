@@ -2,7 +2,6 @@
 //
 //   fuzz_parsers SECONDS [NUMBER]   fuzzes from NUMBER on; a fault prints the number that reproduces it
 //   fuzz_parsers --seeds FOLDER     writes the seeds to FOLDER, as a corpus for libFuzzer
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
