@@ -31,7 +31,7 @@ Timeline::~Timeline() { stop(); }
 
 void Timeline::start(const Options& options) {
   std::lock_guard lock(switching_);
-  if (writer_) throw UsageError("a timeline is on: stop it before you start another");
+  if (writer_) throw UsageError("a timeline is already being recorded: stop it before you start another");
   if (!ring_) ring_ = std::make_unique<EventRing>(options.capacity);
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
   TraceText::Identity identity{options.rank, options.size, options.host, steady_now_ns(),
