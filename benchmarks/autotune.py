@@ -1,4 +1,4 @@
-"""Tunes a job of many small gradients, then compares what was found with values set by hand, in the same processes.
+"""Tunes a job of many small gradients, then compares the found values with values set by hand, in the same processes.
 
     python benchmarks/autotune.py --ranks 2 --rounds 9
 
@@ -34,7 +34,7 @@ PATIENCE_S = 3600
 FOUND = "autotune"
 
 
-# Megabytes per second, one per round, by what was set; the values found; how many seconds that took.
+# Megabytes per second, one per round, by setting; the values found; the seconds that tuning took.
 Result = tuple[dict[str, list[float]], list[int], float]
 
 
@@ -45,7 +45,7 @@ def stream() -> list[np.ndarray]:
 
 
 def program(trials: int, rounds: int) -> Result | None:
-    """What every rank does; rank 0 returns the result."""
+    """Run on every rank; rank 0 returns the result."""
     ronde.init(autotune=True, autotune_trials=trials, log_level="error")
     tensors = [(x, f"gradient {number}") for number, x in enumerate(stream())]
 
@@ -74,7 +74,7 @@ def program(trials: int, rounds: int) -> Result | None:
     }
     if tuner is not None and tuner.found is not None:
         sets[FOUND] = tuner.found.values
-    sets.setdefault(FOUND, usual)  # other ranks are told by rank 0, and have only to count
+    sets.setdefault(FOUND, usual)  # other ranks get the values from rank 0, and only count
 
     step_bytes = sum(x.nbytes for x, _ in tensors)
     speeds: dict[str, list[float]] = {name: [] for name in sets}
@@ -90,7 +90,7 @@ def program(trials: int, rounds: int) -> Result | None:
 
 
 def agreed(wish: Callable[[], bool]) -> bool:
-    """What rank 0 wishes."""
+    """Return the value of rank 0 on all ranks."""
     return bool(ronde.broadcast(np.array([wish()], np.uint8), 0, "wish")[0])
 
 
@@ -106,7 +106,7 @@ def seconds_per_step(step: Callable[[], None]) -> float:
 
 
 def show(result: Result) -> None:
-    """Print the table, and what the tuning reached."""
+    """Print the table, and the result of the tuning."""
     speeds_of, found, tuning_s = result
     medians = {name: statistics.median(speeds) for name, speeds in speeds_of.items()}
     by_hand = [name for name in medians if name != FOUND]
@@ -119,13 +119,13 @@ def show(result: Result) -> None:
     chosen_speed = statistics.median(speeds_of[chosen][1::2])
     print(f"\ntuned for {tuning_s:.0f} s; found {Tune(*found)}")
     print(f"ratio of medians to the best by hand: {medians[FOUND] / medians[best]:.2f}")
-    # The best of many is partly luck: other rounds say how good it is.
+    # The best of many is partly luck: other rounds show how good it is.
     ratio = statistics.median(speeds_of[FOUND][1::2]) / chosen_speed
     print(f"in odd rounds, to the best of even ones ({chosen}): {ratio:.2f}")
 
 
 def main() -> int:
-    """Run the job and print what it found."""
+    """Run the job and print the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -21,12 +21,12 @@ from tables import Row, Table, parse_bytes, write_csv
 
 ITEM_BYTES = 4  # float32
 SIZES = [4**exponent for exponent in range(1, 15)]  # 4 B to 256 MiB
-BLOCK_S = 0.02  # one contestant works for so long before the next one's turn
+BLOCK_S = 0.02  # the length of one contestant's turn
 MOST_CALLS = 50_000
 
 
 class Field:
-    """The contestants that take part with a number of ranks; those that fail leave with a word why."""
+    """The contestants that take part with a number of ranks; those that fail leave, with the reason."""
 
     def __init__(self, names: list[str], size: int) -> None:
         self.size = size
@@ -94,7 +94,7 @@ def measure_all(field: Field, options: argparse.Namespace) -> Iterator[Row]:
     """Print one table per operation, line by line, and yield the rows."""
     for operation in options.ops:
         if operation == "sendrecv" and field.size % 2:
-            continue  # somebody would have no neighbour to play with
+            continue  # a rank would have no neighbour for ping-pong
         title = f"{operation}, {field.size} ranks, float32, median of {options.rounds} rounds"
         table = Table(title, [group.contestant for group in field.groups])
         for nbytes in [0] if operation == "barrier" else options.sizes:
@@ -142,7 +142,7 @@ def main() -> None:
         for size in options.ranks:
             with Field(options.contestants, size) as field:
                 rows.extend(measure_all(field, options))
-    finally:  # what was measured before something went wrong counts
+    finally:  # keep the results so far after an error
         if options.csv:
             write_csv(options.csv, Row, rows)
     if options.plot:

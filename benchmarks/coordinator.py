@@ -1,10 +1,10 @@
-"""What the agreement on the next step costs rank 0, and how long it takes, up to 10,000 ranks: see README.md.
+"""Measures what agreeing on the next step costs rank 0, and how long it takes, up to 10,000 ranks: see README.md.
 
     python benchmarks/coordinator.py --csv coordinator.csv --plot docs/coordinator.png
 
-No process is started. The code that the engine runs in a cold round (encode, decode, merge, decide) runs here for every
-host, and its processor time is measured; what travels between hosts takes the time of the `Network` below. In a step of
-hits only notes travel, whose number follows from their size; that time is all by the network.
+It starts no processes. It runs the engine's code of a cold round (encode, decode, merge, decide) for every host and
+measures its processor time; messages between hosts take the time of the `Network` below. In a step of hits only notes
+travel, whose number follows from their size, and all time is that of the network.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Row:
-    """Of one step: what rank 0 sends and receives, its processor time, and the time until all know what to do."""
+    """The cost of one step: messages and bytes of rank 0, its processor time, and the time until all ranks go on."""
 
     step: str
     design: str
@@ -96,7 +96,7 @@ def share_us(network: Network, nbytes: int, hosts: int) -> float:
 
 
 def first_step_flat(network: Network, ranks: int) -> Row:
-    """Rank 0 reads what every rank has to say."""
+    """Rank 0 reads the requests of every rank."""
     hosts = max(ranks // RANKS_PER_HOST, 1)
     text = encode_requests(requests())
 
@@ -113,12 +113,12 @@ def first_step_flat(network: Network, ranks: int) -> Row:
 
 
 def first_step_tree(network: Network, ranks: int, arity: int, design: str) -> Row:
-    """Every leader merges what its ranks and its children have to say; all that is waited for is counted."""
+    """Every leader merges the requests of its ranks and children; the time includes all waiting."""
     hosts = max(ranks // RANKS_PER_HOST, 1)
     local = min(ranks, RANKS_PER_HOST)
     ranks_of_host = [list(range(host * local, (host + 1) * local)) for host in range(hosts)]
     text = encode_requests(requests())
-    texts: list[bytes] = [b""] * hosts  # by host: what it sends to its parent, and when that is on its way
+    texts: list[bytes] = [b""] * hosts  # by host: the message to its parent, and its time of departure
     sent_us = [0.0] * hosts
     for host in reversed(range(hosts)):
         under = children(host, hosts, arity)
@@ -150,7 +150,7 @@ def first_step_tree(network: Network, ranks: int, arity: int, design: str) -> Ro
 
 
 def steady_step(network: Network, ranks: int, senders: int, arity: int, design: str) -> Row:
-    """Notes go up the tree of `senders` and entries down; what ranks of a host tell each other lies in their memory."""
+    """Notes go up the tree of `senders` and entries down; ranks of one host use shared memory."""
     notes = -(-TENSORS // SLOTS_PER_NOTE)
     sent_us = [0.0] * senders
     for node in reversed(range(senders)):

@@ -1,4 +1,4 @@
-"""Groups (groups.py) for the benchmarks that bring contestants of their own: engine.py and training.py."""
+"""Groups (groups.py) for the benchmarks with their own contestants: engine.py and training.py."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Crew(Group):
 
 
 def serve_crew(contestant: str, home: Home, path: str) -> None:
-    """Be one rank: what serving.serve does, for a contestant that is told where its class is."""
+    """Serve as one rank, like serving.serve, for a contestant whose class the arguments name."""
     CONTESTANTS[contestant] = home
     serve(contestant, path)
 
 
 class Crews(Field):
-    """The contestants that take part with a number of ranks. Who does not start is skipped with the reason."""
+    """The contestants that take part with a number of ranks. One that does not start is skipped, with the reason."""
 
     def __init__(self, homes: Mapping[str, Home], names: Iterable[str], size: int) -> None:
         super().__init__([], size)

@@ -55,7 +55,7 @@ class Tick(NamedTuple):
 
 
 def load(path: pathlib.Path) -> list[Record]:
-    """The records; of a file that a kill has deprived of its closing bracket, too."""
+    """The records; also of a file without its closing bracket, after a kill."""
     text = path.read_text(encoding="utf-8").rstrip()
     records: list[Record] = json.loads(text if text.endswith("]") else text.rstrip(",") + "]")
     return records
@@ -76,7 +76,7 @@ def spans_of(records: list[Record]) -> Iterator[Span]:
 
 
 def windows_of(spans: list[Span], options: argparse.Namespace) -> list[tuple[float, float]]:
-    """What to show: as asked for, or from one use of a tensor to a later one, in the middle of the run.
+    """Return the windows: those asked for, or from one use of a tensor to a later one, in the middle of the run.
 
     The tensor is the one that is used most often. Not every row has one: that of the engine has operations only.
     """

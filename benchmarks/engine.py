@@ -64,7 +64,7 @@ def call_rows(field: Field, names: list[str], rounds: int) -> Iterator[Row]:
 
 
 def model_rows(field: Field, names: list[str], rounds: int) -> Iterator[Row]:
-    """The same for the steps of models: what counts is the time that communication adds to a step."""
+    """The same for the steps of models: the value is the time that communication adds to a step."""
     title = f"time added to a step by communication, {field.size} ranks, median of {rounds} rounds"
     table = CaseTable(title, WIDTH, [group.contestant for group in field.groups], "us")
     for name in names:
@@ -132,7 +132,7 @@ def main() -> None:
     rows: list[Row] = []
     try:
         rows.extend(measure_all(options))
-    finally:  # what was measured before something went wrong counts
+    finally:  # keep the results so far after an error
         if options.csv:
             write_cases(options.csv, "case,ranks,contestant,median_us", rows)
 

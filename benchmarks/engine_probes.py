@@ -1,4 +1,4 @@
-"""What the engine costs beside time: processor time, sleep, and whether it needs the interpreter's lock.
+"""Measures the engine's other costs: processor time, wakeups, and whether it needs the interpreter's lock.
 
 Every function here except `probe` is a program for ranks.
 """
@@ -24,11 +24,11 @@ BYTES = 4096
 WARM_UP_ROUNDS = 3
 LATE_S = 2.0
 IDLE_S = 5.0
-JOBS = 5  # so often a probe starts anew, where it matters on which cores the system puts its threads
+JOBS = 5  # how many times a probe starts anew, if the placement of its threads matters
 GIL_TENSORS = 300
 SUBMITTED_S = 0.3  # long enough for rank 1 to have submitted everything
 SPIN_S = 2.5
-SETTLED_S = 0.3  # whatever follows the first calls in the background is over
+SETTLED_S = 0.3  # background work after the first calls is over
 
 
 class Result(NamedTuple):
@@ -168,7 +168,7 @@ def probe(case: str, size: int, rounds: int) -> Iterator[Result]:
 def _judge_gil(jobs: list[list[tuple[list[float], list[float]]]]) -> Result:
     medians_us, in_time, longest_us = [], 0, 0.0
     for (latencies, ends), (_, (began, end)), *_ in jobs:
-        # After the end they are quick whatever the engine does, and say nothing.
+        # Latencies after the end are short in any case, and do not count.
         counted = [each if began <= at <= end else math.inf for each, at in zip(latencies, ends)]
         medians_us.append(statistics.median(counted) * 1e6)
         in_time += sum(each < math.inf for each in counted)

@@ -29,11 +29,11 @@ END_TIMEOUT_S = 10.0
 
 
 class Refused(Exception):
-    """All ranks of a contestant say no: it does not have this operation. The group goes on."""
+    """All ranks of a contestant lack this operation. The group goes on."""
 
 
 class Broken(Exception):
-    """A contestant could not be started, or has died or hung. The group is of no use any more."""
+    """A contestant did not start, has died or hangs. The group can no longer be used."""
 
 
 class Group:
@@ -135,7 +135,7 @@ class Group:
                     answers[connection] = went_well, value = connection.recv()
                 except (EOFError, ConnectionResetError):
                     raise Broken(refusals[0] if refusals else "a rank has died") from None
-                if not went_well:  # ranks that do not refuse as well may wait for this one for ever
+                if not went_well:  # ranks that do not refuse, too, may wait for this one for ever
                     refusals.append(value)
                     deadline = min(deadline, time.monotonic() + END_TIMEOUT_S)
         if refusals:
@@ -169,7 +169,7 @@ def _mpirun(contestant: str, size: int, folder: pathlib.Path) -> Any:
         yield process.pid
     finally:
         try:
-            process.wait(END_TIMEOUT_S)  # its ranks end when we have hung up
+            process.wait(END_TIMEOUT_S)  # its ranks end with the connection
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

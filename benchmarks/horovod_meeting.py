@@ -1,4 +1,4 @@
-"""How ranks of Horovod meet when something else than horovodrun starts them."""
+"""Lets ranks of Horovod meet without horovodrun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST = "localhost"
 
 @contextlib.contextmanager
 def horovod_places(size: int) -> Iterator[list[ranks.Place]]:
-    """Serve the meeting of ranks on this machine (Horovod's controller by Gloo) and yield what each has to know.
+    """Serve the meeting of ranks on this machine (Horovod's controller by Gloo) and yield the place of each.
 
     Raises Broken if Horovod is not installed.
     """

@@ -50,7 +50,7 @@ def iperf_server(two: hosts.Hosts) -> Iterator[None]:
 
 
 def iperf(two: hosts.Hosts, streams: int, both_ways: bool) -> float:
-    """What one direction carries, in bits per second: the slower one if both are busy at once."""
+    """Return the bits per second of one direction: the slower one if both are busy at once."""
     client = ["iperf3", "--client", two.ipv4(1), "--time", str(IPERF_S), "--parallel", str(streams), "--json"]
     command = [*two.command(0), *client, *(["--bidir"] if both_ways else [])]
     end = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["end"]
@@ -59,7 +59,7 @@ def iperf(two: hosts.Hosts, streams: int, both_ways: bool) -> float:
 
 
 def wire_rate(group: Group, nbytes: int) -> float:
-    """Bits per second in one direction, counted as what a ring puts on each link: 2 (n - 1) / n of the bytes."""
+    """Bits per second in one direction, by the load of a ring on each link: 2 (n - 1) / n of the bytes."""
     group.ask("prepare", "allreduce", nbytes // ITEM_BYTES)
     seconds = group.seconds_per_call(enough_calls(group))
     return 8 * nbytes * 2 * (RANKS - 1) / RANKS / seconds
@@ -81,7 +81,7 @@ def measure(
 
 def start(two: hosts.Hosts, contestant: str) -> Group:
     """The contestant's ranks, one on each host."""
-    # Gloo wants to be told; the port is free, because the hosts are new.
+    # Gloo needs a port, which is free because the hosts are new.
     environ = {"MASTER_ADDR": two.ipv4(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
     if contestant in PROTECTIONS:
         environ["RONDE_PROTECTION"] = PROTECTIONS[contestant]

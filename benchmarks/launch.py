@@ -1,10 +1,10 @@
-"""How long a launcher takes: the start of a script that prints its rank, by `ronde run` and by torchrun.
+"""Measures how long a launcher takes for a script that prints its rank: `ronde run` and torchrun.
 
     python benchmarks/launch.py --csv launch.csv
 
 In every round each contestant has one turn, from the start of the command to its end, in an order that changes from
-round to round; the table shows medians, what a launcher adds to the bare script, and the ratio to torchrun. Who is not
-installed is skipped. Everything is run by this Python, with the files in memory: a round before the first one warms up.
+round to round; the table shows medians, the time that a launcher adds to the bare script, and the ratio to torchrun. It
+skips contestants that are not installed. This Python runs all of them, with the files in memory after a warm-up round.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def command(name: str, script: Path, ranks: int) -> list[str]:
 
 
 def turn(words: list[str], lines: int) -> float:
-    """Run the command and return how long it took, in ms. Raises RuntimeError if it did not do what it should."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun says something if it is not set
+    """Run the command and return how long it took, in ms. Raises RuntimeError if its output is wrong."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun prints a warning without it
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode
     began = time.perf_counter()
     done = subprocess.run(words, check=False, capture_output=True, text=True, env=environment)

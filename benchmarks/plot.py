@@ -1,4 +1,4 @@
-"""Draws what the tables say."""
+"""Draws the tables as pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker of recovery.py: trains, in that it all-reduces with Gloo again and again, and says when it did so.
+"""The worker of recovery.py: calls all-reduce by Gloo in a loop, in place of training, and records the times.
 
     recovering.py FOLDER
 
@@ -20,7 +20,7 @@ STEP_S = 0.005
 
 
 def main() -> None:
-    """Train until told to stop."""
+    """Train until FOLDER/stop exists."""
     folder = pathlib.Path(sys.argv[1])
     imported_ns = time.monotonic_ns()
     torch.set_num_threads(1)

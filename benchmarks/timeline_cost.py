@@ -1,10 +1,10 @@
-"""What the timeline costs while it is on: the same steps with it and without, in turns, on the same ranks.
+"""Measures the cost of a timeline that is on: the same steps with it and without, in turns, on the same ranks.
 
     python benchmarks/timeline_cost.py --ranks 2 --rounds 15
 
 A turn is a block of steps with the timeline on and one with it off, right after each other, in an order that changes.
-Shown are the medians over turns, and the median of each turn's ratio: what the timeline adds, whatever else the machine
-does meanwhile. The last column is the same for the processor time of all threads of all ranks, which other programs on
+The table shows the medians over turns, and the median of each turn's ratio, which depends little on the machine's other
+load. The last column is the same for the processor time of all threads of all ranks, which other programs on
 the machine disturb less.
 """
 
@@ -23,7 +23,7 @@ from ronde.testing import ranks
 
 BLOCK_S = 0.3
 WARM_UP_STEPS = 3
-CASES = {  # an operation of RondeTorch and what it is told
+CASES = {  # an operation of RondeTorch and its argument
     "resnet50": ("resnet50", 1),
     "small 1000": ("small", 1),
     "cnn": ("cnn", 1),
@@ -38,7 +38,7 @@ Turn = tuple[Block, Block]  # with the timeline, without
 
 
 def program(operation: str, argument: int, rounds: int, folder: str) -> list[Turn]:
-    """What every rank does; it returns its turns."""
+    """Run on every rank; return its turns."""
     from contestants.horovod_like import RondeTorch
 
     contestant = RondeTorch()

@@ -79,7 +79,7 @@ def main() -> None:
             with Crews(CONTESTANTS, options.contestants, size) as field:
                 for case in options.cases:
                     rows.extend(measure(field, case, options.rounds))
-    finally:  # what was measured before something went wrong counts
+    finally:  # keep the results so far after an error
         if options.csv:
             write_cases(options.csv, "case,ranks,contestant,steps_per_second,step_us,added_us", rows)
 

@@ -152,7 +152,7 @@ def train(
             mine_labels = labels[mine % len(labels)]
             shared[-1] = backward(layers, gradients, flat_images[mine], mine_labels, options.batch)
             computed = time.perf_counter()
-            world.allreduce(shared, out=shared)  # who comes first waits here for the others
+            world.allreduce(shared, out=shared)  # the first rank to arrive waits here for the others
             communicated = time.perf_counter()
             velocity *= 0.9
             velocity += gradient

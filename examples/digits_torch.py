@@ -14,7 +14,7 @@ What this needs from Ronde (the names are those of horovod.torch):
     hvd.broadcast_parameters(...)     gives every rank the parameters of rank 0
     hvd.DistributedOptimizer(...)     the optimizer, with gradients of all ranks: by hooks, while backward() runs
     hvd.allreduce_async(...)          any other tensor's sum over all ranks, in the background
-    hvd.rank(), hvd.size()            who this process is, and how many there are
+    hvd.rank(), hvd.size()            this process's number, and how many there are
 
 The images are scikit-learn's bundled digits: 1,797 real ones of 8 x 8 pixels; nothing is downloaded.
 """
@@ -85,7 +85,7 @@ def batches(images: int, batch: int, epochs: int, seed: int) -> Iterator[Any]:
 
 
 def my_part(x: Any) -> Any:
-    """This rank's part of what all ranks have."""
+    """This rank's part of a sequence that all ranks have."""
     return torch.tensor_split(x, hvd.size())[hvd.rank()]
 
 
@@ -150,7 +150,7 @@ def train(options: argparse.Namespace, model: Any, images: Any, labels: Any) -> 
 
 
 def are_equal(model: Any) -> bool:
-    """Whether nothing tells the ranks apart, not even the last bit of one parameter."""
+    """Whether all ranks have the same parameters, to the last bit."""
     mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).view(torch.int32)
     of_all_ranks = hvd.allgather(mine[None])  # [ranks, parameters]
     return bool((of_all_ranks == of_all_ranks[0]).all())

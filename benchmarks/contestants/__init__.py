@@ -1,4 +1,4 @@
-"""Who takes part in the benchmarks: one class per contestant, of which every rank has one instance.
+"""The contestants of the benchmarks: one class for each, of which every rank has one instance.
 
 Making one joins the other ranks. `rank` and `size` are attributes. Each operation that the contestant has is a method
 
@@ -44,6 +44,6 @@ Call = Callable[[], Any]
 
 
 def join(name: str) -> Any:
-    """Return a new instance of the contestant. Raises ImportError if what it needs is not installed."""
+    """Return a new instance of the contestant. Raises ImportError if its packages are not installed."""
     module, kind = CONTESTANTS[name]
     return getattr(importlib.import_module(f"contestants.{module}"), kind)()

@@ -1,4 +1,4 @@
-"""What the contestants share: touched memory, and who serves first in ping-pong."""
+"""Shared by the contestants: touched memory, and the order of ping-pong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def touched(count: int) -> Floats:
-    """Zeros (which any number of sums leaves as they are) in pages of this process that are there already."""
+    """Zeros (which any number of sums leaves as they are) in pages that this process has touched."""
     return touch(np.empty(count, np.float32))
 
 

@@ -1,4 +1,4 @@
-"""The models whose steps are measured, and what to feed them."""
+"""The models of the benchmarks, and their inputs."""
 
 from __future__ import annotations
 
