@@ -249,6 +249,7 @@ def test_variables_that_make_no_sense(variables: dict[str, str], message: str) -
         ("--log-with-timestamp", {"LOG_HIDE_TIME": "0"}),
         ("--thread-affinity 0,1", {"THREAD_AFFINITY": "0,1"}),
         ("--start-timeout 9.5", {"START_TIMEOUT": "9.5"}),
+        ("--start-timeout 1234567", {"START_TIMEOUT": "1234567"}),
         ("--cycle-time-ms 3.5", {"LINGER": "0.0035"}),
         ("--mpi --num-nccl-streams 2 --no-torus-allreduce", {}),
     ],
