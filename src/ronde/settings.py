@@ -39,7 +39,15 @@ from ronde.values import (
     whole,
 )
 
-__all__ = ["JobKey", "Settings", "assignment", "environment", "ignored", "resolve", "set_defaults"]
+__all__ = [
+    "JobKey",
+    "Settings",
+    "assignment",
+    "environment",
+    "ignored_horovod_variables",
+    "resolve",
+    "set_defaults",
+]
 
 PREFIX = "RONDE_"
 _log = logging.getLogger(__name__)
@@ -447,7 +455,7 @@ def _warn(message: str) -> None:
     _log.warning("%s", message)
 
 
-def ignored(environ: Mapping[str, str]) -> list[str]:
+def ignored_horovod_variables(environ: Mapping[str, str]) -> list[str]:
     """Return Horovod's variables that are set, except those that a setting reads or a launcher sets for scripts."""
     taken = {field.metadata[each] for field in _FIELDS.values() for each in ("also", "off")}
     taken |= {f"HOROVOD_{place}{what}" for place in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}

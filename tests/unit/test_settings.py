@@ -11,7 +11,7 @@ import pytest
 
 from ronde.cli.settings_page import document
 from ronde.errors import UsageError
-from ronde.settings import JobKey, Settings, environment, ignored, resolve
+from ronde.settings import JobKey, Settings, environment, ignored_horovod_variables, resolve
 
 SECOND = 10**9
 
@@ -132,7 +132,9 @@ def test_what_means_nothing_of_horovods_variables() -> None:
         "HOROVOD_HOSTNAME": "node1",
         "HOROVOD_EMPTY": " ",
     }
-    assert ignored({**environ, "HOROVOD_LOG_LEVEL": "info", "HOROVOD_WHATEVER": "1", "RONDE_X": "1"}) == [
+    assert ignored_horovod_variables(
+        {**environ, "HOROVOD_LOG_LEVEL": "info", "HOROVOD_WHATEVER": "1", "RONDE_X": "1"}
+    ) == [
         "HOROVOD_TORUS_ALLREDUCE",
         "HOROVOD_WHATEVER",
     ]

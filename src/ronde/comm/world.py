@@ -78,7 +78,7 @@ def init(
     logs.log_as_rank(identity.rank)
     wanted = settings.resolve(environ, **overrides)
     logs.apply_log_settings(wanted, identity.rank)
-    if ignored := settings.ignored(environ):
+    if ignored := settings.ignored_horovod_variables(environ):
         _log.info("these Horovod variables have no effect in Ronde: %s", ", ".join(ignored))
     if identity.meeting is None:
         _process.world = CommunicatorFactory(wanted, JobKey.generate()).make_world(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["path_of"]
+__all__ = ["timeline_path"]
 
 
-def path_of(wanted: str, rank: int, size: int, is_directory: bool) -> str:
+def timeline_path(wanted: str, rank: int, size: int, is_directory: bool) -> str:
     """Return the path of one rank's file. `wanted`: the path that the user gave, perhaps different on each rank.
 
     `{rank}` in it stands for the rank. In a directory (or a path that ends in a slash), the file is `rank-N.json`.

@@ -45,8 +45,8 @@ _LACKS_AND_CLAIMS: TypedJson[tuple[tuple[str | None, str], ...]] = TypedJson(
 class Carriers:
     """The backends of one engine, connected. All ranks make it.
 
-    `members`: by rank in `comm`, its rank in the job (None: all ranks). The setting `backends` is the same on all ranks
-    (`equal_settings`). Raises UsageError, on all ranks, if no backend carries an operation.
+    `members`: by rank in `comm`, its rank in the job (None: all ranks). `settings`: the same `backends` on all ranks.
+    Raises UsageError, on all ranks, if no backend carries an operation.
     """
 
     def __init__(

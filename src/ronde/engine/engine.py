@@ -10,6 +10,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from ronde import _native
 from ronde._native import Handle
 from ronde.comm.affinity import starting_threads_on
 from ronde.comm.arrays import Operand, ResultT, operand
+from ronde.comm.byte_exchange import allgather_bytes
 from ronde.comm.communicator import Communicator
+from ronde.comm.equal_values import require_equal
 from ronde.comm.stalls import StallWatch, hide_thread
 from ronde.core.messages import TensorType
 from ronde.core.splits import row_counts
@@ -26,7 +29,6 @@ from ronde.core.stall_report import TENSORS, Subject
 from ronde.core.tuning import LARGEST_FUSION_BYTES
 from ronde.engine.arrivals import Arrivals, survey_arrivals
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
-from ronde.engine.equal_settings import agree_on_settings
 from ronde.engine.finite import FiniteCheck, Submit
 from ronde.engine.negotiator import Negotiator
 from ronde.engine.submission import (
@@ -47,6 +49,11 @@ __all__ = ["Engine"]
 
 _log = logging.getLogger("ronde.engine")
 
+# The settings that must be the same on all ranks.
+_EQUAL_SETTINGS = (
+    *("cache_capacity", "fusion_bytes", "batch_bytes", "largest_fused_bytes", "disable_group_fusion"),
+    *("join_average", "autotune", "tree_arity", "backends"),
+)
 _KNOWN = 2**16  # names; more would let a program that never repeats a name fill the memory
 _UNNAMED_IN_FLIGHT = 64  # operations without a name, of each sort
 
@@ -72,7 +79,9 @@ class Engine:
         self._rank, self._size, self._hosts = comm.rank, comm.size, comm.hosts
         self._names = range(comm.size) if ranks is None else ranks
         self._comm = comm
-        agree_on_settings(comm, settings)
+        require_equal(
+            partial(allgather_bytes, comm), {name: getattr(settings, name) for name in _EQUAL_SETTINGS}
+        )
         is_tuned = settings.autotune and ranks is None
         board = self._comm.empty(_native.board_bytes(capacity), np.uint8)
         buffer = self._comm.empty(_fusion_buffer_bytes(settings, is_tuned), np.uint8)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ronde import _native
-from ronde.core.timeline_files import path_of
+from ronde.core.timeline_files import timeline_path
 from ronde.errors import UsageError
 from ronde.settings import Settings
 
@@ -32,7 +32,7 @@ class Timeline:
     def start(self, file_path: str | os.PathLike[str], mark_cycles: bool) -> None:
         """Create the file and start to record (see `ronde.start_timeline`)."""
         wanted = os.fspath(file_path)
-        path = Path(path_of(wanted, self._rank, self._size, os.path.isdir(wanted)))
+        path = Path(timeline_path(wanted, self._rank, self._size, os.path.isdir(wanted)))
         if path.exists() and not path.is_file():
             raise UsageError(f"cannot write a timeline to {path}: it is not a file")
         path.parent.mkdir(parents=True, exist_ok=True)

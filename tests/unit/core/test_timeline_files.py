@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.core.timeline_files import path_of
+from ronde.core.timeline_files import timeline_path
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from ronde.core.timeline_files import path_of
     ],
 )
 def test_path_of_a_rank(wanted: str, size: int, is_directory: bool, path: str) -> None:
-    assert path_of(wanted, 3, size, is_directory) == path
+    assert timeline_path(wanted, 3, size, is_directory) == path
