@@ -7,13 +7,13 @@ namespace {
 
 bool reduces(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
 
-// How the shapes of two otherwise equal calls differ.
-std::string describe_shapes(const Call& a, const Call& b) {
+// How the shapes of two otherwise equal calls differ; `on_a` and `on_b` name their ranks.
+std::string describe_shapes(const Call& a, const std::string& on_a, const Call& b, const std::string& on_b) {
   const bool is_of_rows = a.kind == Kind::kAllgather || a.kind == Kind::kGather || a.kind == Kind::kAlltoall;
   const std::string what = is_of_rows ? "rows of " : "";
   const std::string first = describe_shape(a.shape), second = describe_shape(b.shape);
   if (first.empty() || second.empty()) return " (" + what + "different shapes)";
-  return " (" + what + "shape " + first + " there, " + second + " here)";
+  return " (" + what + "shape " + first + on_a + ", " + second + on_b + ")";
 }
 
 }  // namespace
@@ -36,15 +36,17 @@ std::string Call::describe() const {
 }
 
 std::string describe_mismatch(int rank_a, const Call& a, int rank_b, const Call& b) {
-  std::string text = "rank " + std::to_string(rank_a) + " called " + a.describe() + ", but rank " +
-                     std::to_string(rank_b) + " called " + b.describe();
+  const std::string name_a = "rank " + std::to_string(rank_a), name_b = "rank " + std::to_string(rank_b);
+  const std::string on_a = " on " + name_a, on_b = " on " + name_b;
+  std::string text = name_a + " called " + a.describe() + ", but " + name_b + " called " + b.describe();
   const bool both_collective = a.kind != Kind::kSendRecv && b.kind != Kind::kSendRecv;
   if (both_collective && a.sequence != b.sequence) {
-    text += " (call number " + std::to_string(a.sequence) + " there, number " + std::to_string(b.sequence) + " here)";
+    text +=
+        " (call number " + std::to_string(a.sequence) + on_a + ", number " + std::to_string(b.sequence) + on_b + ")";
   } else if (both_collective && a.algorithm != b.algorithm) {
     text += " (with different algorithms: do the ranks have different settings?)";
   } else if (a.kind == b.kind && a.shape != b.shape) {
-    text += describe_shapes(a, b);
+    text += describe_shapes(a, on_a, b, on_b);
   }
   return text;
 }

@@ -214,8 +214,8 @@ MISMATCHES: dict[str, tuple[Call, Call, str, str]] = {
     "shape, one axis more": (
         lambda w: w.allreduce(X),
         lambda w: w.allreduce(X.reshape(6, 1)),
-        "(6,)",
-        "(6, 1)",
+        "(6,) on rank 0",
+        "(6, 1) on rank ",
     ),
     "shape, too long to be told": (
         lambda w: w.allreduce(np.ones((1,) * 8)),
