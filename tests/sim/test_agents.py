@@ -53,6 +53,11 @@ def test_100_nodes() -> None:
     simulate(5, 100, AgentSimulation)
 
 
+def test_a_lost_node_wakes_up_and_renews_its_lease() -> None:
+    """A node freezes, a round ends without it, and it wakes up with slow workers."""
+    simulate(50296, 4, AgentSimulation)
+
+
 @pytest.mark.slow
 def test_1000_nodes() -> None:
     simulate(1, 1000, AgentSimulation)

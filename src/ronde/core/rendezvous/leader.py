@@ -154,6 +154,8 @@ class Leader:
                 if shows_life:
                     self.quorum.note_present((node,))
                 self._note_heartbeat(now_ns, node, heartbeat, shows_life)
+            elif heartbeat is not None:
+                self._note_late_heartbeat(now_ns, node)
         if silent := self._detector.confirm_silence(asked, heartbeats):
             self.lose_nodes(
                 now_ns, silent, f"was silent for {self._rules.silence_ns / 1e9:g} s", may_work=True
@@ -171,6 +173,12 @@ class Leader:
         if heartbeat is not None and heartbeat.succeeded == self.state.number:
             self._note_success(node)
         self._settle_doubt(now_ns)
+
+    def _note_late_heartbeat(self, now_ns: int, node: str) -> None:
+        """Note that a lost node has sent a heartbeat. It may have renewed its lease while its workers end."""
+        may_work = node in self.leftover_workers.nodes and node not in self._leaving
+        if may_work and now_ns < self._formed_ns + self._straggler_ns():
+            self.leftover_workers.add_lost_node(node, now_ns)
 
     def handle_message(self, now_ns: int, message: Message) -> None:
         """Act on a node's message."""

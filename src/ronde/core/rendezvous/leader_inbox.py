@@ -125,7 +125,7 @@ class LeaderInbox:
         if self.leader.tick(now_ns):
             self._unsure &= self.leader.nodes
             self._seen_alive &= self.leader.nodes
-            self._read_nodes(self.leader.nodes)
+            self._read_nodes([*self.leader.nodes, *self.leader.leftover_workers.nodes])
             self.must_watch = True
             if addresses := self.leader.addresses_to_probe(now_ns):
                 self.effects.append(Probe(addresses, all_or_none=True))

@@ -7,7 +7,9 @@ its own clock:
    the round. Then it kills them (`WorkerLease`).
 2. The leader begins no round until `silence_ns` and one heartbeat interval have passed since it *received* the last
    heartbeat, or the join request, of a lost node (`LeftoverWorkers`). A message arrives after it was sent, so the
-   difference is a margin: for killing processes, and for clocks that run at different speeds.
+   difference is a margin: for killing processes, and for clocks that run at different speeds. The leader reads the
+   heartbeats of lost nodes, too: a node that was frozen renews its lease when it wakes up in time, and may still be
+   ending its workers. Such heartbeats count only as long as the leader waits for a survivor that does not join.
 3. The leader does not wait for a node that has itself reported that it has no workers, or whose machine reports that
    the agent has ended: the kernel ends workers with their agent. So the leader probes the machine when the agent's
    connection breaks, also if that happens later.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.unit.core.rendezvous.test_leader import LeaderWithInbox, S, running
+from tests.unit.core.rendezvous.test_leader import BOOM, LeaderWithInbox, S, running
 
 from ronde.core.rendezvous.lease import WorkerLease
 from ronde.core.rendezvous.rules import Rules
-from ronde.core.rendezvous.state import Heartbeat, LeaveNotice
+from ronde.core.rendezvous.state import FailureReport, Heartbeat, LeaveNotice
 
 RULES = Rules(2, 3, last_call_ns=S, heartbeat_ns=5 * S, missing_heartbeats=3)
 
@@ -51,6 +51,42 @@ def test_a_round_waits_until_the_lease_of_a_lost_node_has_run_out() -> None:
     assert inbox.at(23.9).is_forming  # c was heard 4 s after the start: 15 s of silence, and a heartbeat
     assert inbox.leader.wake_ns <= 24 * S
     assert inbox.at(24).roster == "ab"
+
+
+def lost_while_forming() -> LeaderWithInbox:
+    """`c` sends its last heartbeat at 4 s, freezes, and is lost after the round has ended for another reason."""
+    inbox = running("abc", RULES)
+    heartbeat(inbox, 4, a=1, b=1, c=1)
+    inbox.at(8).say(FailureReport(0, "a", 0, BOOM))
+    inbox.join("a", "b", after=0)
+    inbox.at(17).leader.lose_nodes(inbox.now_ns, ["c"], "was silent for 15 s", may_work=True)
+    return inbox
+
+
+def test_a_round_waits_again_when_a_lost_node_renews_its_lease() -> None:
+    inbox = lost_while_forming()
+    heartbeat(inbox, 18, c=2)
+    assert inbox.at(37.9).is_forming
+    assert inbox.leader.wake_ns <= 38 * S
+    assert inbox.at(38).roster == "ab"
+
+
+def test_a_lost_node_that_renews_its_lease_and_does_not_join_is_left_behind() -> None:
+    inbox = lost_while_forming()
+    for second in range(18, 53, 5):
+        assert inbox.is_forming
+        heartbeat(inbox, second, c=second)
+    assert inbox.at(52.9).is_forming  # 20 s after the heartbeat at 33 s, the last one that counts
+    assert inbox.at(53).roster == "ab"
+
+
+def test_a_heartbeat_does_not_change_when_the_workers_of_a_leaving_node_must_have_ended() -> None:
+    inbox = running("abc", RULES).at(10)
+    inbox.say(LeaveNotice(0, "c", "host-c", "interrupted", 3 * S))
+    inbox.join("a", "b", after=0)
+    heartbeat(inbox, 12, c=1)
+    assert inbox.at(17.9).is_forming
+    assert inbox.at(18).roster == "ab"
 
 
 def test_no_round_waits_for_a_node_without_workers() -> None:
