@@ -332,7 +332,7 @@ def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStac
     targets = [_address_from(peer, record.unix.encode()) for peer, record in enumerate(records)]
     if topology.local_size == topology.size:
         return _Plan(topology, cores, targets, [unix])
-    offered = _offered(mine, records)
+    offered = _address_for_other_hosts(mine, records)
     tcp, tcp_address = listen(Address(host=offered))
     listeners.enter_context(tcp)
     tcp_targets = [_address_from(*each) for each in enumerate(exchange(str(tcp_address).encode()))]
@@ -353,7 +353,7 @@ def _malformed(rank: int) -> ProtocolError:
     return ProtocolError(f"the start-up record of rank {rank} is malformed")
 
 
-def _offered(mine: _RankRecord, records: list[_RankRecord]) -> str:
+def _address_for_other_hosts(mine: _RankRecord, records: list[_RankRecord]) -> str:
     """Return the address on which to listen for other hosts.
 
     The host of the store may reach it by an address that other hosts cannot reach (127.0.1.1, to which some systems

@@ -62,14 +62,14 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
         from ronde.net.stores.torch import TorchStore  # here, because it imports torch
 
         store: Store = TorchStore(target.host, target.port, f"ronde/{point.job}", timeout_ns)
-        return Meeting(store, key, _data_address(settings, target))
+        return Meeting(store, key, _listening_address(settings, target))
     is_secret = settings.protection == SECRET
     is_server = point.served_by == rank
     server = StoreServer(point.address, key, is_secret=is_secret) if is_server else None
     try:
         store = StoreClient(point.address, key, timeout_ns, is_secret=is_secret)
         try:
-            return Meeting(store, key, _data_address(settings, target), server)
+            return Meeting(store, key, _listening_address(settings, target), server)
         except BaseException:
             store.close()
             raise
@@ -117,7 +117,7 @@ def _outward_address() -> str:
         return "127.0.0.1"
 
 
-def _data_address(settings: Settings, store: addresses.Address) -> str:
+def _listening_address(settings: Settings, store: addresses.Address) -> str:
     """Return the address of the interface that the settings name, or else of the one that reaches the store."""
     if settings.interface:
         return addresses.address_of_interface(settings.interface)
