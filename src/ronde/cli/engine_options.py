@@ -60,7 +60,8 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--hierarchical-allreduce",),
-        "reduce within each host first, or never (default: depends on size and number of hosts)",
+        "reduce within each host first (--no-hierarchical-allreduce: never; default: depends on size and number of "
+        "hosts)",
         off=("--no-hierarchical-allreduce",),
         variable="RONDE_ALLREDUCE_ALGORITHM",
         place="params.hierarchical_allreduce",
@@ -68,7 +69,8 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--hierarchical-allgather",),
-        "gather through one rank of each host, or never (default: where all hosts have the same number of ranks)",
+        "gather through one rank of each host (--no-hierarchical-allgather: never; default: if all hosts have the same "
+        "number of ranks)",
         off=("--no-hierarchical-allgather",),
         variable="RONDE_HIERARCHICAL_ALLGATHER",
         place="params.hierarchical_allgather",
@@ -170,7 +172,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--stall-check",),
-        "report tensors and calls that wait long for other ranks, or do not (default: report)",
+        "report tensors and calls that wait long for other ranks (default; --no-stall-check: do not report)",
         off=("--no-stall-check",),
         variable="RONDE_STALL_WARNING",
         place="stall_check.enabled",
@@ -215,7 +217,7 @@ _WATCHING = (
     Option(
         WATCHING,
         ("--log-with-timestamp", "--no-log-hide-timestamp"),
-        "start log lines with the time, or do not (default: with the time)",
+        "start log lines with the time (default; --log-without-timestamp: without it)",
         off=("--log-without-timestamp", "--log-hide-timestamp"),
         variable="RONDE_LOG_HIDE_TIME",
         place="logging.with_timestamp",

@@ -17,8 +17,9 @@ usage: ronde run [options] [--] script.py [arguments]
        ronde run [options] program [arguments]
 
 Starts a program in several worker processes and gives each of them a rank. Each line of output
-starts with [rank]. If a worker fails, ronde run ends the others, prints the last output of the
-failed worker, and exits with its exit code. Ctrl-C ends all workers.
+starts with [rank], or with [host:rank] in a job of several machines. If a worker fails, ronde run
+ends the others, prints the last output of the failed worker, and exits with its exit code. Ctrl-C
+ends all workers.
 
     ronde run -n 4 train.py --epochs 3
     ronde run -H node1:4,node2:4 train.py

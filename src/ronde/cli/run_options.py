@@ -76,6 +76,21 @@ _WORKERS = (
     ),
     Option(
         WORKERS,
+        ("--reset-limit",),
+        "how many times machines may come or go before the job ends (default: no limit)",
+        metavar="N",
+        kind=count_from(0),
+    ),
+    Option(
+        WORKERS,
+        ("--start-timeout",),
+        "seconds for machines to answer, and for ranks to find each other (default: 300)",
+        metavar="S",
+        kind=SECONDS,
+        common=True,
+    ),
+    Option(
+        WORKERS,
         ("--launcher",),
         "what starts the workers: local (ronde run), or mpi (the mpirun beside this Python or in PATH) (default: "
         "local)",
@@ -90,7 +105,7 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--role",),
-        "name of the workers' role (default: default)",
+        "name of the workers' role, which they find in ROLE_NAME (default: default)",
         metavar="NAME",
         kind=ValueKind("a name"),
     ),
@@ -297,7 +312,7 @@ _HOSTS = (
     Option(
         HOSTS,
         ("--min-np", "--min-num-proc"),
-        "smallest number of workers with which the job goes on (default: the number of -n)",
+        "smallest number of workers with which the job goes on (default: the value of -n)",
         metavar="N",
         kind=count_from(1),
     ),
@@ -319,25 +334,10 @@ _HOSTS = (
     ),
     Option(
         HOSTS,
-        ("--reset-limit",),
-        "how many times hosts may come or go before the job ends (default: no limit)",
-        metavar="N",
-        kind=count_from(0),
-    ),
-    Option(
-        HOSTS,
         ("--elastic-timeout",),
         "seconds to wait for enough hosts (default: 600)",
         metavar="S",
         kind=SECONDS,
-    ),
-    Option(
-        HOSTS,
-        ("--start-timeout",),
-        "seconds for hosts to answer, and for ranks to find each other (default: 300)",
-        metavar="S",
-        kind=SECONDS,
-        common=True,
     ),
     Option(
         HOSTS,

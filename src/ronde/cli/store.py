@@ -64,8 +64,8 @@ OPTIONS = (
 HELP = f"""\
 usage: ronde store --port N [options]
 
-Serves a store over TCP, in which the nodes of a job meet, until Ctrl-C, and prints its address. The
-nodes need the same job key: 64 hexadecimal digits in a file that only you can read.
+Prints the address of a store and serves the store over TCP until Ctrl-C. The nodes of a job meet in
+it. They need the store's job key: 64 hexadecimal digits in a file that only you can read.
 
     (umask 077; head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > job.key)
     ronde store --port 29500 --job-key-file job.key --journal /shared/job.journal
