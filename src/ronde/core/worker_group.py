@@ -2,7 +2,8 @@ r"""Decides about the workers of one run, from their start until the last one is
 
 Rules
 
-1. If every worker ends with exit code 0, so does the job, without a message.
+1. If every worker ends with exit code 0, so does the job, without a message. One that does so while others run has no
+   effect: ranks that still need it learn of its departure from each other.
 2. The first worker to fail is the cause: its exit code is the job's (128 + signal for a killed worker). A worker that
    fails because it lost a peer is the cause only until another worker fails for another reason. If two failed workers
    tell when they raised their exceptions, the earlier exception is the cause, whichever worker ends first. A worker has
