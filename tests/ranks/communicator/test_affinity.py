@@ -23,7 +23,11 @@ def affinities() -> dict[int, set[int]]:
     """The cores of every thread of this process."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        (text,) = re.findall(r"^Cpus_allowed_list:\s*(\S+)", (task / "status").read_text(), re.MULTILINE)
+        try:
+            status = (task / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # the thread has ended meanwhile
+        (text,) = re.findall(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
         cores = set()
         for part in text.split(","):
             first, _, last = part.partition("-")
