@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from ronde.testing import ranks
 from ronde.types import Kind
 
 torch = pytest.importorskip("torch")
-hvd: Any = pytest.importorskip("ronde.torch")
-groups_of: Any = pytest.importorskip("ronde.torch.groups")
-calls: Any = pytest.importorskip("ronde.torch.call")
+hvd: Any = import_module("ronde.torch")
+groups_of: Any = import_module("ronde.torch.groups")
+calls: Any = import_module("ronde.torch.call")
 
 
 def tensors(rank: int) -> list[Any]:

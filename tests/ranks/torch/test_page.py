@@ -13,14 +13,22 @@ pytest.importorskip("torch")
 hvd: Any = pytest.importorskip("ronde.torch")
 
 
-@pytest.mark.slow
+TRAINS = "the loss after 100 steps"
+
+
+@pytest.mark.slow  # each rank imports torch anew
 @pytest.mark.parametrize(("program", "command"), programs(with_pytorch=True))
 def test_programs_run(program: str, command: str, tmp_path: Path) -> None:
     output = run_program(program, command, tmp_path)
-    if "the loss after 100 steps" in program:
-        found = re.search(r"the loss after 100 steps, as a mean over \d ranks: (\S+)", output)
+    if TRAINS in program:
+        (ranks,) = re.findall(r"-n (\d+)", command)
+        found = re.search(rf"{TRAINS}, as a mean over {ranks} ranks: (\S+)", output)
         assert found is not None, output
         assert float(found[1]) < 1e-2
+
+
+def test_two_pages_train() -> None:
+    assert all(TRAINS in PAGES[page] for page in ("docs/torch.md", "docs/getting-started.md"))
 
 
 def test_all_names_are_there() -> None:
