@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from tests.sim.agents import AgentSimulation
@@ -11,6 +12,7 @@ from tests.sim.rendezvous import Simulation, draw_nodes, simulate
 
 from ronde.core.agent import (
     TRANSITIONS,
+    Agent,
     Failing,
     Healthy,
     Joining,
@@ -54,7 +56,10 @@ def test_100_nodes() -> None:
 
 
 def test_a_lost_node_wakes_up_and_renews_its_lease() -> None:
-    """A node freezes, a round ends without it, and it wakes up with slow workers."""
+    """A node freezes, a round ends without it, and it wakes up with slow workers.
+
+    test_lease.py has the rule; this seed found that it was missing.
+    """
     simulate(50296, 4, AgentSimulation)
 
 
@@ -78,9 +83,12 @@ def join_before_the_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
 
 
 def call_it_success_when_workers_were_stopped(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(
-        TRANSITIONS, (Stopping, WorkersGone), lambda agent, _, state, event: (state, [ReportSuccess()])
-    )
+    join = TRANSITIONS[Stopping, WorkersGone]
+
+    def broken(agent: Agent, now_ns: int, state: Any, event: Any) -> Any:
+        return (state, [ReportSuccess()]) if event.exit_code == 143 else join(agent, now_ns, state, event)
+
+    patch.setitem(TRANSITIONS, (Stopping, WorkersGone), broken)
 
 
 def keep_a_failure_to_oneself(patch: pytest.MonkeyPatch) -> None:
