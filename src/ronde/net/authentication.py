@@ -38,7 +38,7 @@ from ronde.net.protection import ConnectionKeys, Protection
 
 __all__ = ["LABEL_BYTES", "PROTOCOL_VERSION", "Handshake", "Role", "authenticate", "receive_some", "send_all"]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAGIC = b"RNDE"
 LABEL_BYTES = 16
 NONCE_BYTES = 31
