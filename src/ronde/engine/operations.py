@@ -6,9 +6,7 @@ The parameters and errors that they share are described once, at the end of this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, overload
 
 from ronde._native import Handle
 from ronde.comm.arrays import ArrayT, Number, ResultT
@@ -26,6 +24,9 @@ from ronde.types import (
     ReduceOp,
     Reducescatter,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "allgather",
