@@ -132,8 +132,9 @@ def test_both_ends_tell_another_version(monkeypatch: pytest.MonkeyPatch) -> None
         Handshake(Role.SERVER, KEY, "store", SEALED),
     )
     monkeypatch.undo()
+    ours = authentication.PROTOCOL_VERSION
     with pytest.raises(
-        VersionError, match="speaks version 7 of Ronde's protocol, this one 2; install the same"
+        VersionError, match=f"speaks version 7 of Ronde's protocol, this one {ours}; install the same"
     ):
         both(client, Handshake(Role.SERVER, KEY, "store", SEALED))
     with pytest.raises(VersionError, match="speaks version 7"):
