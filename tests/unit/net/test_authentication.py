@@ -11,7 +11,7 @@ import pytest
 
 from ronde.errors import AuthenticationError, VersionError
 from ronde.net import authentication
-from ronde.net.authentication import LABEL_BYTES, Handshake, Role, authenticate
+from ronde.net.authentication import LABEL_BYTES, Handshake, Role, authenticate, receive_some, send_all
 from ronde.net.protection import ConnectionKeys, Protection
 from ronde.settings import JobKey
 
@@ -201,3 +201,26 @@ def test_a_unix_socket_at_one_end_only_is_refused() -> None:
     ends = Handshake(Role.CLIENT, KEY, "store", KERNEL), Handshake(Role.SERVER, KEY, "store", KERNEL)
     both(*ends)
     assert ends[0].keys is ends[1].keys is None
+
+
+# Sending and receiving until a deadline.
+
+
+def test_what_has_arrived_is_returned_at_once(pair: tuple[socket.socket, socket.socket]) -> None:
+    send_all(pair[0], b"first", soon())
+    assert receive_some(pair[1], 3, soon()) == b"fir"
+    assert receive_some(pair[1], 10, None) == b"st"
+
+
+def test_the_end_of_the_stream(pair: tuple[socket.socket, socket.socket]) -> None:
+    pair[0].close()
+    with pytest.raises(ConnectionError, match="closed by the other end"):
+        receive_some(pair[1], 3, soon())
+
+
+@pytest.mark.parametrize("ahead_ns", [-1, 10**7])
+def test_the_deadline(pair: tuple[socket.socket, socket.socket], ahead_ns: int) -> None:
+    with pytest.raises(builtins.TimeoutError):
+        receive_some(pair[0], 1, time.monotonic_ns() + ahead_ns)
+    with pytest.raises(builtins.TimeoutError):
+        send_all(pair[0], b"x" * 10**7, time.monotonic_ns() + ahead_ns)
