@@ -17,7 +17,7 @@ from typing import Self
 from ronde.testing.hosts import Hosts
 from ronde.testing.ssh import SshServers
 
-AGENT = "ronde.launch.hosts.remote_agent"
+AGENT = "ronde.launch.driver.agent_main"
 PATIENCE_S = 120.0  # against hanging only
 MARK = "TEST_RUN_OF_RONDE"
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from ronde.core.host_list import parse_hostfile, parse_hosts, place_workers
 from ronde.errors import UsageError
 from ronde.launch.callables import ElasticLaunch
+from ronde.launch.clusters.ssh import is_here
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
-from ronde.launch.hosts.agent_command import is_here
 from ronde.net.addresses import addresses_here
 
 __all__ = ["run"]

@@ -1,8 +1,7 @@
-"""The command that starts an agent on another host, and the assignment that the agent gets.
+"""Other machines by ssh: the command that starts an agent there, and the variables that travel with it.
 
-The command line carries nothing secret and nothing long: it starts this Python with
-`ronde.launch.hosts.remote_agent`, which says hello and then reads one line, its `Assignment`, from standard input.
-Standard input stays open until the launcher no longer needs the agent.
+The command line carries nothing secret and nothing long: the agent gets its assignment by standard input, which stays
+open until the launcher no longer needs it.
 """
 
 from __future__ import annotations
@@ -11,32 +10,15 @@ import re
 import shlex
 import shutil
 import socket
-import sys
 from collections.abc import Mapping
-from importlib import metadata
 
-from ronde.core.rendezvous.membership import Failure
-from ronde.core.typed_json import TypedJson
-from ronde.errors import ProtocolError, UsageError
+from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig, Ssh
-from ronde.light_dataclasses import dataclass, field
+from ronde.launch.driver.assignment import agent_command
 from ronde.net.addresses import Address, is_ours, resolve_all
-from ronde.net.authentication import PROTOCOL_VERSION
 
-__all__ = [
-    "HELLO",
-    "LAST_WORD",
-    "Assignment",
-    "LastWord",
-    "agent_command",
-    "ended_key",
-    "hello",
-    "is_here",
-    "ssh_command",
-    "travelling",
-]
+__all__ = ["is_here", "ssh_command", "travelling"]
 
-HELLO = b"ronde agent "
 NAME_NS = 2 * 10**9  # how long a name server may take to resolve a host's name
 
 # The variables that agents on other hosts get. Those that describe this machine or process (devices, addresses) do not
@@ -65,67 +47,6 @@ _STAYS = frozenset(
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?KEY|KEY|AUTH)(_|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """The assignment that an agent gets after its hello.
-
-    `agent`: its name. `stores`: the addresses at which the job's store may be reached, the likely ones first.
-    `environment`: variables that override the host's.
-    """
-
-    agent: str
-    job_key: str = field(repr=False)
-    stores: tuple[str, ...]
-    directory: str
-    environment: Mapping[str, str]
-    config: LaunchConfig
-
-    def encode(self) -> bytes:
-        """Return the assignment as one line."""
-        return _ASSIGNMENT.encode(self) + b"\n"
-
-    @classmethod
-    def decode(cls, line: bytes) -> Assignment:
-        """Return the assignment in a line of `encode`. Raises UsageError, without the line, which has the job key."""
-        try:
-            return _ASSIGNMENT.decode(line)
-        except ProtocolError:
-            raise UsageError(
-                "an agent is started by `ronde run -H`, which tells it what to do, with the same version of Ronde"
-            ) from None
-
-
-@dataclass(frozen=True)
-class LastWord:
-    """How the job ended, as an agent leaves it in the job's store.
-
-    `failure`: the job's first one; `gave_way`: the job may go on without the agent's node.
-    """
-
-    exit_code: int
-    reason: str
-    failure: Failure | None
-    gave_way: bool
-
-
-_ASSIGNMENT: TypedJson[Assignment] = TypedJson(Assignment, "assignment of an agent")
-LAST_WORD: TypedJson[LastWord] = TypedJson(LastWord, "last word of an agent")
-
-
-def hello() -> bytes:
-    """Return an agent's greeting, with its version of Ronde."""
-    try:
-        version = metadata.version("ronde")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
-    return HELLO + f"{version} protocol {PROTOCOL_VERSION}\n".encode()
-
-
-def ended_key(agent: str) -> str:
-    """Return the key of an agent's last word in the job's store."""
-    return f"agents/{agent}/ended"
-
-
 def is_here(name: str, own_addresses: list[str]) -> bool:
     """Return whether a host in a list is this machine, by its name, one of its addresses, or as localhost."""
     own_name = socket.gethostname()
@@ -146,14 +67,6 @@ def _travels(name: str) -> bool:
     if name in _TRAVELS:
         return True
     return name.startswith(_PREFIXES) and name not in _STAYS and not _SECRET.search(name)
-
-
-def agent_command() -> list[str]:
-    """Return the command that starts an agent on this machine.
-
-    -P keeps the directory in which it starts out of its module path.
-    """
-    return [sys.executable, "-P", "-m", "ronde.launch.hosts.remote_agent"]
 
 
 def ssh_command(

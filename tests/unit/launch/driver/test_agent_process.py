@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.hosts.agent_command import Assignment, hello
-from ronde.launch.hosts.agent_process import AgentPhase, AgentProcess, Chorus
+from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, Chorus
+from ronde.launch.driver.assignment import Assignment, hello
 from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen
 

@@ -21,7 +21,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import IO
 
-from ronde.launch.hosts.agent_command import HELLO, Assignment, hello
+from ronde.launch.driver.assignment import HELLO, Assignment, hello
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen
 from ronde.process.output import LineSplitter, OutputStream, Piece, Sink, Source, Tail

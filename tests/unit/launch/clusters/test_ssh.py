@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from ronde.errors import UsageError
+from ronde.launch.clusters.ssh import is_here, ssh_command, travelling
 from ronde.launch.config import LaunchConfig, RendezvousConfig, Ssh, WorkerSpec
-from ronde.launch.hosts.agent_command import hello, is_here, ssh_command, travelling
+from ronde.launch.driver.assignment import hello
 
 CONFIG = LaunchConfig(
     WorkerSpec(("/bin/true",)), rendezvous=RendezvousConfig(heartbeat_ns=2 * 10**9, missing_heartbeats=3)
@@ -33,7 +34,7 @@ def test_the_command_asks_nothing_and_holds_no_secret() -> None:
     assert "-i/keys/id" in words
     assert words[-3:-1] == ["--", "me@b"]
     started = shlex.split(words[-1])
-    python = [sys.executable, "-P", "-m", "ronde.launch.hosts.remote_agent"]
+    python = [sys.executable, "-P", "-m", "ronde.launch.driver.agent_main"]
     assert started == ["exec", "env", "PYTHONPATH=/a b:/c", *python]
     assert SECRET not in " ".join(words)
 

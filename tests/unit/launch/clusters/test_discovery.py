@@ -11,8 +11,8 @@ import pytest
 
 from ronde.core.host_list import Host
 from ronde.errors import UsageError
+from ronde.launch.clusters.discovery import HostScript
 from ronde.launch.config import Discovery
-from ronde.launch.hosts.discovery import HostScript
 from ronde.launch.loop import Loop
 
 

@@ -29,19 +29,11 @@ from ronde.core.worker_group import HASTY, TYPED, describe_interrupt
 from ronde.errors import RondeError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.agent.failure_report import report_elsewhere
+from ronde.launch.clusters.discovery import HostScript
+from ronde.launch.clusters.ssh import is_here, ssh_command, travelling
 from ronde.launch.config import LaunchConfig
-from ronde.launch.hosts.agent_command import (
-    LAST_WORD,
-    Assignment,
-    LastWord,
-    agent_command,
-    ended_key,
-    is_here,
-    ssh_command,
-    travelling,
-)
-from ronde.launch.hosts.agent_process import AgentPhase, AgentProcess, Chorus
-from ronde.launch.hosts.discovery import HostScript
+from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, Chorus
+from ronde.launch.driver.assignment import LAST_WORD, Assignment, LastWord, agent_command, ended_key
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen
 from ronde.net.addresses import address_of_interface, address_towards, addresses_here

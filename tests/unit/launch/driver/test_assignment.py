@@ -17,7 +17,7 @@ from ronde.launch.config import (
     Std,
     WorkerSpec,
 )
-from ronde.launch.hosts.agent_command import Assignment
+from ronde.launch.driver.assignment import Assignment
 
 SMALL = LaunchConfig(WorkerSpec(("/bin/true",)))
 FULL = LaunchConfig(

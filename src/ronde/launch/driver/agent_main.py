@@ -1,6 +1,6 @@
 """A program: the agent that `ronde run -H` starts on each host, by ssh or beside itself.
 
-    python -P -m ronde.launch.hosts.remote_agent
+    python -P -m ronde.launch.driver.agent_main
 
 It says hello, reads its assignment from standard input, finds the job's store at one of the addresses in it, and is
 then an agent like any other. Afterwards standard input brings signals, as `signal 2`, and heartbeats, as `beat`. When
@@ -23,7 +23,7 @@ from ronde.environment import environment
 from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
-from ronde.launch.hosts.agent_command import LAST_WORD, Assignment, LastWord, ended_key, hello
+from ronde.launch.driver.assignment import LAST_WORD, Assignment, LastWord, ended_key, hello
 from ronde.net import addresses
 from ronde.net.host import host_name
 from ronde.net.stores.tcp import StoreClient

@@ -1,0 +1,1 @@
+"""Where agents run: other machines by ssh, and platforms that give slots to tasks."""

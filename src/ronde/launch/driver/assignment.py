@@ -1,0 +1,99 @@
+"""The assignment of an agent that a driver starts, and what driver and agent say beside it.
+
+A driver starts `ronde.launch.driver.agent_main` on a host. This says hello and then reads one line, its `Assignment`,
+from standard input, which stays open until the driver no longer needs the agent.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+
+from ronde.core.rendezvous.membership import Failure
+from ronde.core.typed_json import TypedJson
+from ronde.errors import ProtocolError, UsageError
+from ronde.launch.config import LaunchConfig
+from ronde.light_dataclasses import dataclass, field
+from ronde.net.authentication import PROTOCOL_VERSION
+
+__all__ = [
+    "HELLO",
+    "LAST_WORD",
+    "Assignment",
+    "LastWord",
+    "agent_command",
+    "ended_key",
+    "hello",
+]
+
+HELLO = b"ronde agent "
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The assignment that an agent gets after its hello.
+
+    `agent`: its name. `stores`: the addresses at which the job's store may be reached, the likely ones first.
+    `environment`: variables that override the host's.
+    """
+
+    agent: str
+    job_key: str = field(repr=False)
+    stores: tuple[str, ...]
+    directory: str
+    environment: Mapping[str, str]
+    config: LaunchConfig
+
+    def encode(self) -> bytes:
+        """Return the assignment as one line."""
+        return _ASSIGNMENT.encode(self) + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Assignment:
+        """Return the assignment in a line of `encode`. Raises UsageError, without the line, which has the job key."""
+        try:
+            return _ASSIGNMENT.decode(line)
+        except ProtocolError:
+            raise UsageError(
+                "an agent is started by `ronde run -H`, which tells it what to do, with the same version of Ronde"
+            ) from None
+
+
+@dataclass(frozen=True)
+class LastWord:
+    """How the job ended, as an agent leaves it in the job's store.
+
+    `failure`: the job's first one; `gave_way`: the job may go on without the agent's node.
+    """
+
+    exit_code: int
+    reason: str
+    failure: Failure | None
+    gave_way: bool
+
+
+_ASSIGNMENT: TypedJson[Assignment] = TypedJson(Assignment, "assignment of an agent")
+LAST_WORD: TypedJson[LastWord] = TypedJson(LastWord, "last word of an agent")
+
+
+def hello() -> bytes:
+    """Return an agent's greeting, with its version of Ronde."""
+    try:
+        version = metadata.version("ronde")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return HELLO + f"{version} protocol {PROTOCOL_VERSION}\n".encode()
+
+
+def ended_key(agent: str) -> str:
+    """Return the key of an agent's last word in the job's store."""
+    return f"agents/{agent}/ended"
+
+
+def agent_command() -> list[str]:
+    """Return the command that starts an agent on this machine.
+
+    -P keeps the directory in which it starts out of its module path.
+    """
+    return [sys.executable, "-P", "-m", "ronde.launch.driver.agent_main"]
