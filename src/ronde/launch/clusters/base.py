@@ -1,0 +1,128 @@
+"""The interface of a cluster: a platform, such as Spark or Ray, that gives slots in which agents run.
+
+A cluster places agents and does nothing more. Ranks, commands, results, output and faults are the driver's part.
+
+To add a cluster, implement `Cluster`:
+
+  1. `request` makes the platform start one task for each ticket. The task calls `run_task(ticket, attempt)` of
+     `ronde.launch.driver.task` and returns when that returns. `run_task` connects to the driver, starts an agent, and
+     passes on its output; a task needs nothing else.
+  2. The cluster reports each task's end to `SlotEvents.slot_ended`, and the end of the whole request, if the platform
+     fails or cancels it, to `SlotEvents.all_ended`. The driver also notices by the connection that a task is gone; the
+     events say why, and tell it of tasks that never started.
+  3. `cancel` ends the tasks. The platform may kill them: an agent ends its workers when its task is gone.
+
+A platform may start a task again (a retry) or twice (speculation). It then passes another `attempt`; the driver refuses
+a lower attempt than it knows. A platform without such numbers leaves `attempt` at 0, and the later task counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ronde.light_dataclasses import dataclass, field
+from ronde.net.protection import Protection
+
+__all__ = ["Capabilities", "Capacity", "Cluster", "SlotEvents", "Ticket"]
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a task needs to take part in a job: the argument of `run_task`. It can be pickled.
+
+    It carries the job's key, so treat it like a password: send it only over connections that the platform encrypts, and
+    never write it to a log, a command line or an environment. Its `repr` leaves the key out.
+
+    Attributes:
+        slot: The number of the slot, from 0. The driver numbers hosts by their lowest slot.
+        addresses: Where the driver listens, such as `tcp:10.0.0.1:4000`, the likely ones first.
+        job_key: The 32 bytes with which task and driver prove to each other that they belong to the job.
+        protection: `SEALED`: messages carry tags; `SECRET`: they are encrypted, too.
+        start_timeout_ns: How long the task tries to reach the driver, and waits for its answer.
+        python: The Python that runs the agent; None: that of the task.
+    """
+
+    slot: int
+    addresses: tuple[str, ...]
+    job_key: bytes = field(repr=False)
+    protection: Protection
+    start_timeout_ns: int
+    python: str | None = None
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a platform can do.
+
+    Attributes:
+        elastic: A slot whose task has ended can be requested anew while the others run.
+        gang: The tasks of one request start together or not at all.
+    """
+
+    elastic: bool
+    gang: bool
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The slots of a platform now: all, and those that run nothing."""
+
+    total: int
+    free: int
+
+
+class SlotEvents(Protocol):
+    """What a cluster reports about the tasks of a request. Any thread may call it."""
+
+    def slot_ended(self, slot: int, reason: str) -> None:
+        """Note that the task of a slot has ended and will not be tried again.
+
+        Args:
+            slot: The number in its ticket.
+            reason: Why it failed, in one line; "" if it returned normally.
+        """
+
+    def all_ended(self, reason: str) -> None:
+        """Note that the platform has failed or cancelled the whole request. No task of it runs or will run.
+
+        Args:
+            reason: Why, in one line, such as "the Spark job was cancelled in the UI".
+        """
+
+
+class Cluster(Protocol):
+    """A platform that gives slots to tasks, as the driver of one job uses it.
+
+    The driver calls `capacity` and `request` from one thread, and `cancel` from any.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the platform for messages, such as "Spark"."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the platform can do. It does not change during a job."""
+
+    def capacity(self) -> Capacity | None:
+        """Return the present slots, None if the platform does not tell. May take a second."""
+
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        """Have `run_task(ticket)` called once for each ticket, each in a separate slot. Returns at once.
+
+        The tasks start when the platform has room for them. Where `Capabilities.elastic` is true, the driver may call
+        this again, with a ticket for a slot whose task has ended.
+
+        Raises:
+            UsageError: The platform cannot be asked, for example because its session has ended.
+        """
+
+    def cancel(self, reason: str) -> None:
+        """End all tasks that were requested and have not ended, also those that have not started.
+
+        Returns at once, or when they have ended. A second call does nothing. Any thread may call it.
+
+        Args:
+            reason: Why, for the platform's own logs and pages.
+        """
