@@ -33,7 +33,7 @@ from ronde.net.addresses import Address, address_towards, is_loopback, listen, p
 from ronde.net.authentication import PROTOCOL_VERSION
 from ronde.net.connections import Channel, Slot, named_ranks, open_connections
 from ronde.net.descriptor_limit import make_room
-from ronde.net.host import host_key, host_name
+from ronde.net.host import host_identity, host_name
 from ronde.net.protection import SECRET, ConnectionKeys
 from ronde.net.stores.base import Store
 from ronde.process.process_groups import usable_core_numbers
@@ -275,7 +275,7 @@ class _RankRecord:
 
     @classmethod
     def of(cls, rank: int, size: int, settings: Settings, address: str) -> _RankRecord:
-        key = host_key(settings.host_id)
+        key = host_identity(settings.host_id)
         return cls(
             key=f"{key}/{rank}" if settings.transport == "tcp" else key,
             name=host_name(),

@@ -1,12 +1,16 @@
 """The ranks of workers. They follow from the nodes of a round alone, so every node computes the same. Pure.
 
-Global ranks count the workers of all nodes in the order of group ranks; role ranks count those of nodes with the same
-role. The cross rank is the position of the worker's node among the nodes that have a worker with its local rank.
+1. Global ranks count the workers of all nodes in the order of the nodes; role ranks count those of nodes with the same
+   role.
+2. Each node counts as one host, as in torchrun; nodes that have the same `host_id` count as one together. Local ranks
+   count the workers of a host. Hosts are in the order of their first nodes.
+3. The group rank is the position of the worker's host among all hosts; the cross rank, among the hosts that have a
+   worker with its local rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from ronde.core.rendezvous.membership import Node
@@ -15,7 +19,7 @@ __all__ = ["WorkerRanks", "ranks_of"]
 
 
 class WorkerRanks(NamedTuple):
-    """All ranks and sizes of one worker; `group_rank` and `group_size` count nodes."""
+    """All ranks and sizes of one worker; `group_rank` and `group_size` count hosts."""
 
     rank: int
     size: int
@@ -30,24 +34,31 @@ class WorkerRanks(NamedTuple):
     role_size: int
 
 
-def ranks_of(nodes: Sequence[Node], group_rank: int) -> tuple[WorkerRanks, ...]:
-    """Return the ranks of the workers of one node, by local rank; `nodes`: by group rank."""
-    mine, before = nodes[group_rank], nodes[:group_rank]
+def ranks_of(nodes: Sequence[Node], place: int) -> tuple[WorkerRanks, ...]:
+    """Return the ranks of the workers of the node at this place in the order of `nodes`."""
+    mine, before = nodes[place], nodes[:place]
     first = sum(node.slots for node in before)
     first_of_role = sum(node.slots for node in before if node.role == mine.role)
+    host_of = [node.host_id or number for number, node in enumerate(nodes)]
+    first_of_host = sum(node.slots for node, host in zip(before, host_of) if host == host_of[place])
+    workers: dict[Hashable, int] = {}  # by host
+    for node, host in zip(nodes, host_of):
+        workers[host] = workers.get(host, 0) + node.slots
+    sizes = list(workers.values())
+    group_rank = list(workers).index(host_of[place])
     return tuple(
         WorkerRanks(
-            rank=first + local_rank,
-            size=sum(node.slots for node in nodes),
+            rank=first + index,
+            size=sum(sizes),
             local_rank=local_rank,
-            local_size=mine.slots,
-            cross_rank=sum(node.slots > local_rank for node in before),
-            cross_size=sum(node.slots > local_rank for node in nodes),
+            local_size=sizes[group_rank],
+            cross_rank=sum(size > local_rank for size in sizes[:group_rank]),
+            cross_size=sum(size > local_rank for size in sizes),
             group_rank=group_rank,
-            group_size=len(nodes),
+            group_size=len(sizes),
             role=mine.role,
-            role_rank=first_of_role + local_rank,
+            role_rank=first_of_role + index,
             role_size=sum(node.slots for node in nodes if node.role == mine.role),
         )
-        for local_rank in range(mine.slots)
+        for index, local_rank in enumerate(range(first_of_host, first_of_host + mine.slots))
     )

@@ -1,10 +1,10 @@
 """A program, not a module: one worker that calls a Python function and stores its result.
 
-    python callable_worker.py CALL_FD RESULT_FD[,RESULT_FD]... LOCAL_RANK
+    python callable_worker.py CALL_FD RESULT_FD[,RESULT_FD]... INDEX
 
 The descriptors are memory files (memfd) that `ronde.launch.callables` creates, one for the call and one for the result
-of each local rank. They hold values of any size, need no reader while the other side writes, and vanish with the last
-process that has them open.
+of each of its workers, of which this is number INDEX. They hold values of any size, need no reader while the other side
+writes, and vanish with the last process that has them open.
 
 CALL_FD holds two pickles. The first makes this process like the caller's (paths, the main module); the second, kept as
 bytes until then, is the function with its arguments. The result is a letter and a pickle: R and the result, or E and
@@ -22,9 +22,8 @@ from typing import Any
 
 def main(words: list[str]) -> int:
     """Do the call and return the exit code."""
-    local_rank = int(words[2])
     result_fds = [int(word) for word in words[1].split(",")]
-    result_fd = result_fds.pop(local_rank)
+    result_fd = result_fds.pop(int(words[2]))
     for fd in result_fds:
         os.close(fd)
     os.set_inheritable(result_fd, False)

@@ -23,6 +23,7 @@ from ronde.environment import environment as own_environment
 from ronde.errors import RemoteError, UsageError
 from ronde.launch.agent.agent import RunResult, run_agent
 from ronde.launch.config import LaunchConfig, WorkerSpec
+from ronde.launch.plan import INDEX_MACRO
 from ronde.launch.templates.preload import LATER, WORTH_IT
 
 __all__ = ["ElasticLaunch", "run"]
@@ -122,7 +123,7 @@ class ElasticLaunch(Generic[P, R]):
             with open(call, "wb", closefd=False) as file:
                 file.write(packed)
             del packed
-            argv = (self._python, _PROGRAM, str(call), ",".join(map(str, results)), "${local_rank}")
+            argv = (self._python, _PROGRAM, str(call), ",".join(map(str, results)), INDEX_MACRO)
             worker = replace(self._config.worker, argv=argv, fork=self._start_method == "forkserver")
             if worker.preload is None:
                 worker = replace(worker, preload=_loaded_here())

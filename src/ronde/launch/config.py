@@ -151,7 +151,8 @@ class LaunchConfig:
     workers on all these hosts together the job needs and takes; 0: as many as there are slots, no limit. `cooldown_ns`:
     the shortest and longest time for which a failed host is not used; None: for ever. `start_timeout_ns`: the time
     within which all nodes are reached and the store answers. `insecure_job_key`: nodes without a key take one that
-    follows from the job's name.
+    follows from the job's name. `shares_hosts`: nodes on one host (`net/host`) share its local ranks; else each node
+    counts as one host.
     """
 
     worker: WorkerSpec
@@ -170,3 +171,4 @@ class LaunchConfig:
     start_timeout_ns: int = 300 * SECOND
     monitor_interval_ns: int = SECOND // 10
     insecure_job_key: bool = False
+    shares_hosts: bool = False

@@ -12,7 +12,7 @@ from ronde.job_key import JobKey
 from ronde.launch.config import WorkerSpec
 from ronde.light_dataclasses import dataclass, field
 
-__all__ = ["OURS", "LaunchPlan", "WorkerPlan", "assignments", "own_gpus", "plan_workers"]
+__all__ = ["INDEX_MACRO", "OURS", "LaunchPlan", "WorkerPlan", "assignments", "own_gpus", "plan_workers"]
 
 JOB_KEY, JOB_KEY_FD = "RONDE_JOB_KEY", "RONDE_JOB_KEY_FD"
 # The variables of a worker's ranks and meeting point. The user cannot override them.
@@ -25,14 +25,19 @@ OURS = frozenset((
 ))  # fmt: skip
 HIDDEN = "<hidden>"
 LOCAL_RANK_MACRO = "${local_rank}"
+INDEX_MACRO = "${ronde_worker_index}"
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """One worker: its command, and the variables that it gets beyond the launcher's environment."""
+    """One worker: its command, and the variables that it gets beyond the launcher's environment.
+
+    `local_rank`: its number among the workers of its host; `index`: among those of its agent.
+    """
 
     rank: int
     local_rank: int
+    index: int
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)  # the job key is in it
 
@@ -83,11 +88,11 @@ def plan_workers(
 ) -> LaunchPlan:
     """Return the plan for the workers of this node in the round.
 
-    `environment`: the launcher's, in which the user may have set variables. `cores`: the number that the workers share.
-    `key_fd`: the workers inherit this memory file with the key, instead of finding the key in their environment.
-    `master`: the MASTER_ADDR and MASTER_PORT that the user gave; None: the node of rank 0 chooses. `columns`: the width
-    of the terminal that shows the output, None without one. `host`: the name at the beginning of each line there, if
-    any.
+    `environment`: the launcher's, in which the user may have set variables. `cores`: the number that the workers of
+    this host share. `key_fd`: the workers inherit this memory file with the key, instead of finding the key in their
+    environment. `master`: the MASTER_ADDR and MASTER_PORT that the user gave; None: the node of rank 0 chooses.
+    `columns`: the width of the terminal that shows the output, None without one. `host`: the name at the beginning of
+    each line there, if any.
     """
     workers = ranks_of(round.nodes, round.group_rank)
     leader = round.nodes[0]
@@ -116,7 +121,9 @@ def plan_workers(
         "HOROVOD_HOSTNAME": round.nodes[round.group_rank].host,
     }
     wishes = {
-        "OMP_NUM_THREADS": str(max(1, cores // len(workers))),  # else each worker starts a thread per core
+        "OMP_NUM_THREADS": str(
+            max(1, cores // any_worker.local_size)
+        ),  # else each worker starts a thread per core
         "PYTHONUNBUFFERED": "1",  # lines appear at once, and survive a killed worker
         "PYTHONFAULTHANDLER": "1",  # a fatal signal prints the stacks of all threads
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -127,32 +134,37 @@ def plan_workers(
     defaults |= {name: value for name, value in wishes.items() if name not in environment}
     wanted = {name: value for name, value in spec.environment.items() if name not in OURS}
     shared = {**defaults, **wanted, **ours}
-    gpus = own_gpus(spec, environment)
-    plans = tuple(_plan_worker(worker, spec.argv, shared, gpus) for worker in workers)
+    gpus = own_gpus(spec, environment, any_worker.local_rank, any_worker.local_size)
+    plans = tuple(
+        _plan_worker(index, worker, spec.argv, shared, gpus) for index, worker in enumerate(workers)
+    )
     return LaunchPlan(plans, spec.exported)
 
 
-def own_gpus(spec: WorkerSpec, environment: Mapping[str, str]) -> Sequence[str]:
-    """Return the one GPU that each worker of this node sees, by local rank; empty if workers see all GPUs.
+def own_gpus(
+    spec: WorkerSpec, environment: Mapping[str, str], first: int = 0, local_size: int = 0
+) -> Sequence[str]:
+    """Return the one GPU that each worker of this node sees, in their order; empty if workers see all GPUs.
 
-    Raises UsageError if the environment names too few.
+    `first`: the first worker's local rank. `local_size`: the number of workers on the host; if the environment names
+    fewer GPUs, these are for this node only. Raises UsageError if they are too few for it, too.
     """
     if not spec.virtual_local_rank:
         return ()
     visible = {**environment, **spec.environment}.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return [str(number) for number in range(spec.slots)]
+        return [str(first + index) for index in range(spec.slots)]
     names = [name.strip() for name in visible.split(",")]
     if len(names) < spec.slots or not all(names):
         raise UsageError(
             f"--virtual-local-rank gives each of {spec.slots} workers its own GPU, but CUDA_VISIBLE_DEVICES="
             f"{visible} names fewer: start fewer workers, or name more"
         )
-    return names
+    return names[first:] if len(names) >= local_size else names
 
 
 def _plan_worker(
-    worker: WorkerRanks, argv: Sequence[str], shared: Mapping[str, str], gpus: Sequence[str]
+    index: int, worker: WorkerRanks, argv: Sequence[str], shared: Mapping[str, str], gpus: Sequence[str]
 ) -> WorkerPlan:
     own = {
         "RANK": worker.rank,
@@ -163,8 +175,15 @@ def _plan_worker(
         "HOROVOD_CROSS_RANK": worker.cross_rank,
         "HOROVOD_CROSS_SIZE": worker.cross_size,
     }
-    words = tuple(word.replace(LOCAL_RANK_MACRO, str(worker.local_rank)) for word in argv)
+    macros = {LOCAL_RANK_MACRO: str(worker.local_rank), INDEX_MACRO: str(index)}
+    words = tuple(_replaced(word, macros) for word in argv)
     variables = {name: str(value) for name, value in own.items()}
     if gpus:
-        variables |= {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpus[worker.local_rank]}
-    return WorkerPlan(worker.rank, worker.local_rank, words, {**shared, **variables})
+        variables |= {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpus[index]}
+    return WorkerPlan(worker.rank, worker.local_rank, index, words, {**shared, **variables})
+
+
+def _replaced(word: str, macros: Mapping[str, str]) -> str:
+    for macro, value in macros.items():
+        word = word.replace(macro, value)
+    return word

@@ -1,4 +1,4 @@
-"""Identifies the machine of this process, and the processes around it that its identity depends on."""
+"""Identifies the host of this process, and the processes around it that its identity depends on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ronde.core.identity import Surroundings
 
-__all__ = ["host_key", "host_name", "surroundings"]
+__all__ = ["host_identity", "host_name", "surroundings"]
 
 HYDRA_PROXY = "hydra_pmi_proxy"
 
@@ -20,21 +20,27 @@ def host_name() -> str:
     return socket.gethostname()
 
 
-def host_key(host_id: str) -> str:
-    """Return a text that is equal for two processes if and only if they can share memory and abstract Unix sockets.
+def host_identity(host_id: str) -> str:
+    """Return a text that is equal for two processes if and only if they are on the same host.
 
-    It follows from the boot of the machine, the network namespace, the user, and `host_id` (RONDE_HOST_ID).
+    Then they can share memory and abstract Unix sockets. Containers of one machine are different hosts. The identity
+    follows from the boot of the machine, the namespaces of network and IPC, /dev/shm, the user, and `host_id`
+    (RONDE_HOST_ID).
     """
-    import hashlib  # here, because the launcher does not need it
+    import hashlib  # here, because the launcher of one machine does not need it
 
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        network = str(os.stat("/proc/self/ns/net").st_ino)
+        namespaces = [os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "ipc")]
     except OSError:  # some sandboxes hide these
-        boot, network = host_name(), ""
-    parts = (boot, network, str(os.geteuid()), host_id)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        boot, namespaces = host_name(), []
+    try:
+        shared_memory = os.stat("/dev/shm").st_dev  # each container has its own
+    except OSError:
+        shared_memory = 0
+    parts = (boot, *namespaces, shared_memory, os.geteuid(), host_id)
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
 
 def surroundings(environ: Mapping[str, str]) -> Surroundings:

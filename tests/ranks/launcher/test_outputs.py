@@ -162,7 +162,7 @@ def test_with_several_nodes_lines_name_the_host(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     sink = Sink(writer)
     process = Process(["/bin/echo", "hello"], {})
-    for stream in outputs.worker(0, 5, 1).streams(process, sink, sink):
+    for stream in outputs.worker(0, WorkerPlan(5, 1, 1, (), {})).streams(process, sink, sink):
         os.set_blocking(stream.fileno(), True)
         while stream.pump():
             pass
@@ -273,7 +273,9 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
         )
         return Process(worker.argv, environment()), output
 
-    workers = tuple(WorkerPlan(rank, rank, (sys.executable, "-c", text, str(rank)), {}) for rank in range(2))
+    workers = tuple(
+        WorkerPlan(rank, rank, rank, (sys.executable, "-c", text, str(rank)), {}) for rank in range(2)
+    )
     policy = Policy(grace_ns=10**8)
     supervisor = Supervisor(
         LaunchPlan(workers), start, policy, loop, screen, said.append, said.append, lambda: None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ronde.core.placement import compute_topology
 from ronde.core.ranks import WorkerRanks, ranks_of
 from ronde.core.rendezvous.membership import Node
 
@@ -49,6 +52,25 @@ def test_the_cross_rank_counts_nodes_with_such_a_local_rank() -> None:
     nodes = nodes_of((1, "default"), (2, "default"), (2, "default"))
     last = ranks_of(nodes, 2)
     assert [(worker.cross_rank, worker.cross_size) for worker in last] == [(2, 3), (1, 2)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["", "x", "y"])), min_size=1, max_size=6))
+def test_nodes_that_share_a_host_count_as_ranks_of_a_communicator_do(shape: list[tuple[int, str]]) -> None:
+    nodes = [
+        replace(node, host_id=host_id)
+        for node, (_, host_id) in zip(nodes_of(*((slots, "default") for slots, _ in shape)), shape)
+    ]
+    keys = [node.host_id or node.id for node in nodes for _ in range(node.slots)]
+    for worker in workers_of(nodes):
+        topology = compute_topology(worker.rank, keys, keys)
+        ranks = (worker.local_rank, worker.local_size, worker.cross_rank, worker.cross_size)
+        assert ranks == (
+            topology.local_rank,
+            topology.local_size,
+            topology.cross_rank,
+            topology.cross_size,
+        )
+        assert (worker.group_rank, worker.group_size) == (topology.host_of[worker.rank], len(set(keys)))
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from("ab")), min_size=1, max_size=6))

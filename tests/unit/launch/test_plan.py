@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ronde.core.rendezvous.membership import Node, Round
 from ronde.errors import UsageError
 from ronde.launch.config import WorkerSpec
-from ronde.launch.plan import OURS, LaunchPlan, plan_workers
+from ronde.launch.plan import INDEX_MACRO, OURS, LaunchPlan, plan_workers
 from ronde.settings import JobKey
 
 KEY = JobKey(bytes(range(32)))
@@ -209,6 +211,31 @@ def test_workers_of_a_later_node() -> None:
         "RONDE_STORE": nodes[0].store,
     }
     assert {name: found[name] for name in wanted} == wanted
+
+
+def test_workers_of_agents_on_one_host_share_its_local_ranks_cores_and_gpus() -> None:
+    nodes = tuple(replace(node(2, host), host_id=id) for host, id in (("a", "x"), ("b", ""), ("c", "x")))
+    own = {"CUDA_VISIBLE_DEVICES": "4,5"}
+    every = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    made = plan(2, round=Round(0, nodes, 2), argv=("/bin/echo", "${local_rank}", INDEX_MACRO))
+    assert [(worker.rank, worker.local_rank, worker.index) for worker in made.workers] == [
+        (4, 2, 0),
+        (5, 3, 1),
+    ]
+    assert made.workers[1].argv == ("/bin/echo", "3", "1")
+    wanted = {
+        "LOCAL_RANK": "3",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "2",
+        "HOROVOD_CROSS_SIZE": "1",
+        "OMP_NUM_THREADS": "2",
+    }
+    found = made.workers[1].environment
+    assert {name: found[name] for name in wanted} == wanted
+    for environment, gpus in (({}, ["2", "3"]), (own, ["4", "5"]), (every, ["6", "7"])):
+        workers = plan(2, environment, round=Round(0, nodes, 2), virtual_local_rank=True).workers
+        assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in workers] == gpus
 
 
 def test_a_given_master_goes_before_the_agreed_one() -> None:

@@ -1,4 +1,4 @@
-"""The rendezvous' state, roster and messages as bytes: `ronde 2 ["JoinRequest", ...]`. Pure.
+"""The rendezvous' state, roster and messages as bytes: `ronde 3 ["JoinRequest", ...]`. Pure.
 
 The number is that of the encoding: nodes of one job run one version. After it comes what `core/typed_json` writes.
 """
@@ -17,7 +17,7 @@ from ronde.errors import ProtocolError, VersionError
 
 __all__ = ["VERSION", "decode", "decode_roster", "decode_state", "encode", "encode_roster"]
 
-VERSION = 2
+VERSION = 3
 PART_LIMIT_BYTES = 8 << 20  # when unpacked
 
 Word = TypeVar("Word")

@@ -3,7 +3,8 @@
 1. A node that wishes for a rank gets it. Of two such nodes, the one that had the rank gets it, else the earlier one.
 2. A node of the last round keeps its rank if the rank still exists.
 3. The remaining ranks go, from the lowest, first to nodes whose old rank no longer exists, then to newcomers in the
-   order of their host names (numbers in them count as numbers), so that neighbouring hosts get neighbouring ranks.
+   order of their host names (numbers in them count as numbers), so that neighbouring hosts get neighbouring ranks, and
+   nodes that share a host follow each other.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def assign_group_ranks(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Nod
     left += [node for node in wishing if not take(node.wish, node)]
     left = [node for node in left if not take(had.get(node.id, -1), node)]
     displaced = sorted((node for node in left if node.id in had), key=lambda node: had[node.id])
-    newcomers = sorted((node for node in left if node.id not in had), key=lambda node: host_order(node.host))
+    newcomers = sorted(
+        (node for node in left if node.id not in had), key=lambda node: (host_order(node.host), node.host_id)
+    )
     holes = (place for place in range(size) if place not in places)
     places |= dict(zip(holes, [*displaced, *newcomers]))
     return tuple(places[place] for place in range(size))

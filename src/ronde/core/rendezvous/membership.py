@@ -37,7 +37,8 @@ class Node:
     store of a round in which it has group rank 0. `master_port`: a free port of the node, for a server of the user's
     program on rank 0. `wish`: the group rank that it asks for, -1 for any. `meeting`, which the rendezvous fills in:
     where the agent listens, so that other nodes can find out whether it has ended, and can meet again there if they
-    lose the store; empty if it does not listen.
+    lose the store; empty if it does not listen. `host_id`: nodes with the same one count as one host; empty: each node
+    counts as one.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Node:
     role: str = "default"
     wish: int = -1
     meeting: str = ""
+    host_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def run_agent(
 def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPlan:
     """Return the plan for this machine as the only node, with a made-up store and key."""
     address = own_address(config)
-    node = describe_node(config, address, "unix:@ronde", "")
+    node = describe_node(config, environment, address, "unix:@ronde", "")
     some_fd = 3 if config.worker.key_by_descriptor else None
     return _plan(config, Round(0, (node,), 0), environment, JobKey.generate(), some_fd, _run_id(config))
 
@@ -344,7 +344,7 @@ class _Shell:
         if self._round:  # the store belongs to the last round
             self._close_store()
             self._store = self._open_store()
-        node = describe_node(self._config, self._address, self._store.address, self._id)
+        node = describe_node(self._config, self._environment, self._address, self._store.address, self._id)
         self._rendezvous.join(node, self._budget)
 
     def _start_workers(self, round: Round, again: bool) -> None:

@@ -9,7 +9,7 @@ from ronde.core.rendezvous.membership import Node
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
-from ronde.net.host import host_name
+from ronde.net.host import host_identity, host_name
 from ronde.process.process_groups import free_port
 from ronde.values import FLAG
 
@@ -131,8 +131,11 @@ def _numeric(name: str, within_ns: int) -> str:
         ) from None
 
 
-def describe_node(config: LaunchConfig, address: str, store: str, id: str) -> Node:
-    """Return this node as it joins, with a port that is free now."""
+def describe_node(
+    config: LaunchConfig, environment: Mapping[str, str], address: str, store: str, id: str
+) -> Node:
+    """Return this node as it joins, with a port that is free now. `environment`: the launcher's."""
+    variables = {**environment, **config.worker.environment}
     return Node(
         id=id,
         host=host_name(),
@@ -142,6 +145,7 @@ def describe_node(config: LaunchConfig, address: str, store: str, id: str) -> No
         master_port=free_port(address),
         role=config.worker.role,
         wish=config.rendezvous.node_rank,
+        host_id=host_identity(variables.get("RONDE_HOST_ID", "")) if config.shares_hosts else "",
     )
 
 

@@ -8,7 +8,7 @@ The directory has torchrun's layout:
 or horovodrun's, with a directory `rank.R.attempt_N` for each further attempt:
 
     LOG_DIR/rank.R/stdout, stderr
-    LOG_DIR/rank.R/filtered_stdout.log, filtered_stderr.log     where R is the first rank of a machine
+    LOG_DIR/rank.R/filtered_stdout.log, filtered_stderr.log     where R is the first rank of an agent
 
 1. A worker writes redirected streams into their files. The launcher reads the others and copies those with --tee.
 2. The launcher reads standard error even if the user filters it out, unless a file takes it: the report shows its end.
@@ -27,6 +27,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.config import Outputs, Std
+from ronde.launch.plan import WorkerPlan
 from ronde.new_files import open_for_writing
 from ronde.process.disk import Disk
 from ronde.process.error_file import ERROR_FILE, ErrorReport, read_error_file
@@ -122,12 +123,13 @@ class RunOutputs:
                 "that is writable or can be created"
             ) from None
 
-    def worker(self, attempt: int, rank: int, local_rank: int, size: int = 1) -> WorkerOutput:
+    def worker(self, attempt: int, worker: WorkerPlan, size: int = 1) -> WorkerOutput:
         """Return the output of one worker of `size` in one attempt; earlier attempts keep theirs."""
+        rank, local_rank, first = worker.rank, worker.local_rank, worker.rank - worker.index
         prefix = fill_prefix(self._template, rank, local_rank, self._host, self._role)
         if self._outputs.by_rank:
             ending = f".attempt_{attempt}" if attempt else ""
-            names = [f"rank.{number:0{len(str(size - 1))}}{ending}" for number in (rank, rank - local_rank)]
+            names = [f"rank.{number:0{len(str(size - 1))}}{ending}" for number in (rank, first)]
         else:
             names = [os.path.join(f"attempt_{attempt}", str(local_rank)), f"attempt_{attempt}"]
         folder, collection = (os.path.join(self.directory, name) if self.directory else "" for name in names)

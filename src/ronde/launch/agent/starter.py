@@ -58,11 +58,6 @@ class Starter:
         self._reads = reads
         self._complain = complain
         self._spec = config.worker
-        self._cores: Sequence[Collection[int] | None] = [None] * config.worker.slots
-        if config.worker.binding is not Binding.NONE:
-            from ronde.launch.agent.core_binding import shares, usable_machine  # only for jobs that want it
-
-            self._cores = shares(config.worker.binding, config.worker.slots, usable_machine())
         self._template: Template | None = None
         self._said = False  # whether the user knows why the template cannot be used
         self._outputs = RunOutputs(
@@ -84,7 +79,7 @@ class Starter:
         Raises OSError if the worker cannot start, and InterruptedError if one of the `signals` comes first.
         """
         size = int(worker.environment["WORLD_SIZE"])
-        output = self._outputs.worker(attempt, worker.rank, worker.local_rank, size)
+        output = self._outputs.worker(attempt, worker, size)
         environment = {
             **self._environment,
             **worker.environment,
@@ -92,9 +87,9 @@ class Starter:
             **self.announcements.environment,
         }
         with output.files() as (stdout, stderr):
-            reads = self._reads and worker.local_rank == 0 and not is_in_background(0)
+            reads = self._reads and worker.index == 0 and not is_in_background(0)
             keep = (*self._keep, 0) if reads else self._keep
-            wishes = _Wishes(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores[worker.local_rank])
+            wishes = _Wishes(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores(worker))
             process = self._from_template(worker.argv, environment, wishes, signals)
             if process is None:
                 wishes["keep"] = (*keep, self.announcements.worker_fd)  # a template has this descriptor
@@ -102,6 +97,16 @@ class Starter:
         process.guard = self._guard
         self._guard.add(process.pid)
         return process, output
+
+    def _cores(self, worker: WorkerPlan) -> Collection[int] | None:
+        """Return the processors of a worker; None for all."""
+        binding = self._spec.binding
+        if binding is Binding.NONE:
+            return None
+        from ronde.launch.agent.core_binding import shares, usable_machine  # only for jobs that want it
+
+        local_size = int(worker.environment["LOCAL_WORLD_SIZE"])
+        return shares(binding, local_size, usable_machine())[worker.local_rank]
 
     def await_template(self, worker: WorkerPlan, signals: SignalInbox) -> None:
         """Wait for the template as long as that is faster than importing anew. Call this before each round.

@@ -80,7 +80,7 @@ class Supervisor:
         self._streams: dict[int, set[OutputStream]] = {}  # by rank; open ones
         self._leftovers: dict[int, set[int]] = {}  # by rank: pidfds of processes that outlived their worker
         self._finished = False
-        self._is_interactive = os.isatty(0)  # then local rank 0 reads what is typed
+        self._is_interactive = os.isatty(0)  # then the first worker reads what is typed
 
     def start_workers(self) -> None:
         """Start all workers, until one cannot start or a signal comes."""
@@ -116,7 +116,7 @@ class Supervisor:
 
     def local_rank(self, rank: int) -> int:
         """Return a worker's local rank."""
-        return rank - self._plan.workers[0].rank
+        return self._plan.workers[rank - self._plan.workers[0].rank].local_rank
 
     def has_worker(self, rank: int, pid: int) -> bool:
         """Return whether this is one of the workers."""
@@ -177,7 +177,7 @@ class Supervisor:
     def _pump(self, rank: int, stream: OutputStream) -> None:
         if stream.pump() is None:
             self._close_stream(rank, stream)
-        elif self._is_interactive and self.local_rank(rank) == 0:
+        elif self._is_interactive and rank == self._plan.workers[0].rank:
             at_ns = time.monotonic_ns() + PROMPT_NS if stream.may_be_prompt else None
             self._loop.set_timer(stream, at_ns, stream.show_prompt)
 

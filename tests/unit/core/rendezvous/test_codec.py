@@ -26,7 +26,7 @@ from ronde.core.rendezvous.state import (
 )
 from ronde.errors import ProtocolError, VersionError
 
-NODE = Node("a", "höst", "::1", 8, "tcp:[::1]:1", 29500, "trainer", 3)
+NODE = Node("a", "höst", "::1", 8, "tcp:[::1]:1", 29500, "trainer", 3, host_id="f00d")
 FAILURE = Failure(1, 0, "h", 42, -9, "killed\n", "why", True)
 TERMS = JobTerms.of(Rules(1, 4), Budget(2, -1))
 
@@ -65,23 +65,23 @@ def test_a_roster_is_cut_into_parts() -> None:
         b"[]",
         b"\xff\xfe",
         b"ronde",
-        b"ronde 2",
-        b"ronde 2 ",
+        b"ronde 3",
+        b"ronde 3 ",
         b'ronde two ["Heartbeat",1,0]',
         b'["Heartbeat",1,0]',
-        b'ronde 2 ["Heartbeat"]',
-        b'ronde 2 ["JoinRequest"]',
-        b'ronde 2 ["Heartbeat","1",0]',
-        b'ronde 2 ["Heartbeat",true,0]',
-        b'ronde 2 ["Heartbeat",1.0,0]',
-        b'ronde 2 ["Heartbeat",1,0,0]',
-        b'ronde 2 ["Heartbeat",1]',
-        b'ronde 2 ["Heartbeat",[1,0]]',
-        b'ronde 2 {"Heartbeat":[1,0]}',
-        b'ronde 2 ["SuccessReport",1,"a",1]',
-        b'ronde 2 ["Node",1,"a",1]',
-        b'ronde 2 ["Heartbeat",1,0],["Heartbeat",1,0]',
-        b"ronde 2 " + b"[" * 100_000,
+        b'ronde 3 ["Heartbeat"]',
+        b'ronde 3 ["JoinRequest"]',
+        b'ronde 3 ["Heartbeat","1",0]',
+        b'ronde 3 ["Heartbeat",true,0]',
+        b'ronde 3 ["Heartbeat",1.0,0]',
+        b'ronde 3 ["Heartbeat",1,0,0]',
+        b'ronde 3 ["Heartbeat",1]',
+        b'ronde 3 ["Heartbeat",[1,0]]',
+        b'ronde 3 {"Heartbeat":[1,0]}',
+        b'ronde 3 ["SuccessReport",1,"a",1]',
+        b'ronde 3 ["Node",1,"a",1]',
+        b'ronde 3 ["Heartbeat",1,0],["Heartbeat",1,0]',
+        b"ronde 3 " + b"[" * 100_000,
     ],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
@@ -91,7 +91,7 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 def test_wrong_contents_of_a_state_are_refused() -> None:
     good = encode(JobState(TERMS, "a"))
-    head = b"ronde 2 "
+    head = b"ronde 3 "
     fields = json.loads(good.removeprefix(head))
     assert decode_state(head + json.dumps(fields).encode()) == JobState(TERMS, "a")
     for field, value in (
@@ -108,13 +108,13 @@ def test_wrong_contents_of_a_state_are_refused() -> None:
 
 
 def test_another_version_says_so() -> None:
-    with pytest.raises(VersionError, match="version 3"):
-        decode(b'ronde 3 ["Anything"]', Heartbeat)
-    with pytest.raises(VersionError, match="version 3"):
-        decode_roster((zlib.compress(b"ronde 3 []"),))
+    with pytest.raises(VersionError, match="version 4"):
+        decode(b'ronde 4 ["Anything"]', Heartbeat)
+    with pytest.raises(VersionError, match="version 4"):
+        decode_roster((zlib.compress(b"ronde 4 []"),))
 
 
-@pytest.mark.parametrize("roster", [b"", b"[]", b"ronde 2 null", b"ronde 2 [1]", b'ronde 2 [["a"]]'])
+@pytest.mark.parametrize("roster", [b"", b"[]", b"ronde 3 null", b"ronde 3 [1]", b'ronde 3 [["a"]]'])
 def test_a_broken_roster_is_refused(roster: bytes) -> None:
     for part in (roster, zlib.compress(roster)):
         with pytest.raises(ProtocolError):

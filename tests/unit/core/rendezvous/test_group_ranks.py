@@ -6,8 +6,8 @@ from ronde.core.rendezvous.group_ranks import assign_group_ranks, host_order
 from ronde.core.rendezvous.membership import Node
 
 
-def node(name: str, wish: int = -1, host: str = "") -> Node:
-    return Node(name, host or name, "127.0.0.1", 1, "", 1, wish=wish)
+def node(name: str, wish: int = -1, host: str = "", host_id: str = "") -> Node:
+    return Node(name, host or name, "127.0.0.1", 1, "", 1, wish=wish, host_id=host_id)
 
 
 def names(nodes: tuple[Node, ...]) -> str:
@@ -18,6 +18,12 @@ def test_newcomers_are_ordered_by_the_names_of_their_hosts() -> None:
     nodes = [node("c", host="node10"), node("a", host="node2"), node("b", host="node2")]
     assert names(assign_group_ranks((), nodes)) == "abc"
     assert sorted(["n10", "n9", "m", "n9a"], key=host_order) == ["m", "n9", "n9a", "n10"]
+
+
+def test_newcomers_on_one_host_are_neighbours_among_containers_of_one_name() -> None:
+    hosts = {"a": "1", "b": "2", "c": "1", "d": "2", "e": "1"}
+    nodes = [node(name, host="box", host_id=host_id) for name, host_id in hosts.items()]
+    assert names(assign_group_ranks((), nodes)) == "acebd"
 
 
 def test_survivors_keep_their_places_and_newcomers_fill_the_holes() -> None:
