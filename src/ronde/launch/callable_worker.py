@@ -2,13 +2,13 @@
 
     python callable_worker.py CALL_FD RESULT_FD[,RESULT_FD]... INDEX
 
-The descriptors are memory files (memfd) that `ronde.launch.callables` creates, one for the call and one for the result
+The descriptors are memory files (memfd) that `ronde.launch.calls` creates, one for the call and one for the result
 of each of its workers, of which this is number INDEX. They hold values of any size, need no reader while the other side
 writes, and vanish with the last process that has them open.
 
-CALL_FD holds two pickles. The first makes this process like the caller's (paths, the main module); the second, kept as
-bytes until then, is the function with its arguments. The result is a letter and a pickle: R and the result, or E and
-the texts of an exception and its traceback.
+CALL_FD holds two pickles. The first makes this process like the caller's (paths, the main module), and is empty if the
+caller is on another machine; the second, kept as bytes until then, is the function with its arguments. The result is a
+letter and a pickle: R and the result, or E and the texts of an exception and its traceback.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def call(fd: int) -> Any:
     with open(f"/proc/self/fd/{fd}", "rb") as file:  # a separate file offset: all workers read this
         os.close(fd)
         preparation, packed = pickle.load(file), pickle.load(file)
-    sys.path[:] = preparation["sys_path"]
-    prepare(preparation)
+    if preparation:  # the caller is on this machine
+        sys.path[:] = preparation["sys_path"]
+        prepare(preparation)
     function, args, kwargs = pickle.loads(packed)
     del packed
     return function(*args, **kwargs)
@@ -72,9 +73,9 @@ def prepare(preparation: dict[str, Any]) -> None:
 
 def pickler() -> Any:
     """Return the module that pickles results: cloudpickle, which knows a notebook's types, if it is installed."""
-    from ronde.launch import callables
+    from ronde.launch import calls
 
-    return callables.pickler()
+    return calls.pickler()
 
 
 def failed(fd: int, error: Exception) -> None:

@@ -1,29 +1,25 @@
 """Python functions as workers: `ronde.run(fn, np=4)`, from a script or a notebook.
 
-The launcher's agent starts processes (`callable_worker.py`) that unpickle the function and its arguments and call it.
-It supervises them like other workers. A function in a notebook's main module, or within another function, needs
-cloudpickle; without it, another process must be able to import the function, as with multiprocessing.
+The launcher's agent starts processes (`callable_worker.py`) that unpickle the function and its arguments and call it
+(`calls`). It supervises them like other workers.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
-from multiprocessing.spawn import get_preparation_data
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
 from ronde.errors import RemoteError, UsageError
 from ronde.launch.agent.agent import RunResult, run_agent
+from ronde.launch.calls import CallFiles, load_result, pack_call, read_error
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.plan import INDEX_MACRO
 from ronde.launch.templates.preload import LATER, WORTH_IT
 
 __all__ = ["ElasticLaunch", "run"]
@@ -31,9 +27,6 @@ __all__ = ["ElasticLaunch", "run"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PROGRAM = os.path.join(os.path.dirname(__file__), "callable_worker.py")
-_LIKE_THE_CALLER = ("sys_path", "sys_argv", "dir", "orig_dir")
-_MAIN_MODULE = ("init_main_from_name", "init_main_from_path")
 _SIGNALS = {128 + signum: signum for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -117,23 +110,24 @@ class ElasticLaunch(Generic[P, R]):
             )
         if not self._python:
             raise UsageError("there is no Python to run workers with: sys.executable is empty")
-        packed = _pack(self._fn, args, kwargs)
+        packed = pack_call(self._fn, args, kwargs)
         with ExitStack() as stack:
-            call, *results = (_memory_file(stack) for _ in range(1 + self._config.worker.slots))
-            with open(call, "wb", closefd=False) as file:
-                file.write(packed)
+            files = CallFiles(stack, [packed], self._config.worker.slots)
             del packed
-            argv = (self._python, _PROGRAM, str(call), ",".join(map(str, results)), INDEX_MACRO)
+            argv = files.command(self._python)
             worker = replace(self._config.worker, argv=argv, fork=self._start_method == "forkserver")
             if worker.preload is None:
                 worker = replace(worker, preload=_loaded_here())
             result = run_agent(
-                replace(self._config, worker=worker), own_environment(), keep=(call, *results), report=False
+                replace(self._config, worker=worker), own_environment(), keep=files.fds, report=False
             )
-            if result.exit_code == 0:
-                return {rank: _result(fd, rank) for rank, fd in zip(sorted(result.returncodes), results)}
-            _raise(result, results)
-            raise AssertionError  # not reached
+            if result.exit_code != 0:
+                _raise(result, files)
+            results = {}
+            for number, rank in enumerate(sorted(result.returncodes)):
+                with files.open_result(number) as file:
+                    results[rank] = load_result(file, rank)
+            return results
 
 
 def _loaded_here() -> tuple[str, ...]:
@@ -141,81 +135,11 @@ def _loaded_here() -> tuple[str, ...]:
     return ("multiprocessing.spawn", __name__, *(name for name in (*WORTH_IT, *LATER) if name in sys.modules))
 
 
-def pickler() -> Any:
-    """Return cloudpickle if it is installed, else pickle."""
-    try:
-        import cloudpickle
-    except ImportError:
-        return pickle
-    return cloudpickle
-
-
-def _pack(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Return the call as `callable_worker.py` reads it. Raises UsageError if it cannot be sent."""
-    name = getattr(fn, "__qualname__", repr(fn))
-    pickles = pickler()
-    data = get_preparation_data("worker")
-    preparation = {key: data[key] for key in _LIKE_THE_CALLER if key in data}
-    main = {key: data[key] for key in _MAIN_MODULE if key in data}
-    # In a child of multiprocessing, and in a worker, the main module has another name, which cloudpickle uses, too.
-    is_imported = getattr(sys.modules.get("__main__"), "__name__", "") == "__mp_main__"
-    advice = (
-        ""
-        if pickles is not pickle
-        else "; with cloudpickle installed (pip install 'ronde[notebook]') any function can"
-    )
-    if is_imported:
-        preparation |= main
-    elif pickles is pickle and getattr(fn, "__module__", "") == "__main__":
-        if not main:
-            raise UsageError(
-                f"{name} cannot be sent to workers: it is not in a file that they could import{advice}"
-            )
-        preparation |= main
-    try:
-        call = pickles.dumps((fn, tuple(args), dict(kwargs)))
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{name} and its arguments cannot be sent to workers: {problem}{advice}") from None
-    packed: bytes = pickle.dumps(preparation) + pickle.dumps(call)
-    return packed
-
-
-def _memory_file(stack: ExitStack) -> int:
-    fd = os.memfd_create("ronde", os.MFD_CLOEXEC)
-    stack.callback(os.close, fd)
-    return fd
-
-
-def _read(fd: int) -> tuple[bytes, Callable[[], Any]]:
-    """Return the letter of a result, and the function that loads the rest."""
-    with open(f"/proc/self/fd/{fd}", "rb") as file:
-        return file.read(1), partial(_load, fd)
-
-
-def _load(fd: int) -> Any:
-    with open(f"/proc/self/fd/{fd}", "rb") as file:
-        file.seek(1)
-        return pickle.load(file)
-
-
-def _result(fd: int, rank: int) -> Any:
-    kind, load = _read(fd)
-    if kind != b"R":
-        raise RemoteError(f"rank {rank} ended without a result: the function must return, not exit", rank)
-    try:
-        return load()
-    except Exception as error:
-        raise RemoteError(
-            f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}", rank
-        ) from error
-
-
-def _raise(result: RunResult, fds: Sequence[int]) -> None:
+def _raise(result: RunResult, files: CallFiles) -> None:
     """Raise the exception that a failed job means for the caller."""
     failure = next(iter(result.failures.values()), None)
     if failure is not None:
-        raise _remote_error(result, failure, fds)
+        raise _remote_error(result, failure, files)
     if result.exit_code == INTERRUPTED:
         raise KeyboardInterrupt
     if result.exit_code in _SIGNALS:
@@ -223,13 +147,13 @@ def _raise(result: RunResult, fds: Sequence[int]) -> None:
     raise RemoteError(result.reason)
 
 
-def _remote_error(result: RunResult, failure: Failure, fds: Sequence[int]) -> RemoteError:
+def _remote_error(result: RunResult, failure: Failure, files: CallFiles) -> RemoteError:
     message, text = failure.message, failure.details
-    ours = dict(zip(sorted(result.returncodes), fds))
-    if failure.rank in ours:
-        kind, load = _read(ours[failure.rank])
-        if kind == b"E" and failure.exit_code == 1:
-            exception, text = load()
-            message = f"rank {failure.rank} (pid {failure.pid}) failed: {exception}"
+    ours = sorted(result.returncodes)
+    if failure.rank in ours and failure.exit_code == 1:
+        with files.open_result(ours.index(failure.rank)) as file:
+            if error := read_error(file):
+                exception, text = error
+                message = f"rank {failure.rank} (pid {failure.pid}) failed: {exception}"
     codes = {rank: each.exit_code for rank, each in result.failures.items()}
     return RemoteError(f"{message}\n\n{text.rstrip()}" if text else message, failure.rank, text, codes)
