@@ -99,7 +99,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
         set_variable("RONDE_PROTECTION", protection)  # the launcher's connections follow its environment
     if config.hosts or config.discovery:
-        from ronde.launch.driver.driver import run_hosts
+        from ronde.launch.driver.host_agents import run_hosts
 
         return run_hosts(config, variables)
     from ronde.launch.agent.agent import run_agent

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import selectors
 from collections.abc import Callable
+from typing import TextIO
 
 from ronde.launch.loop import Loop, Order
 from ronde.process.output import Piece, Sink, Source, open_sinks
 
-__all__ = ["Screen"]
+__all__ = ["Screen", "Streams"]
+
+Streams = tuple[TextIO | None, TextIO | None]
 
 _OURSELVES = Source(-1, "ronde", b"")
 
 
 class Screen:
-    """Standard output and standard error; `broken` is called once for each that becomes unwritable."""
+    """Standard output and standard error; `broken` is called once for each that becomes unwritable.
 
-    def __init__(self, loop: Loop, broken: Callable[[], None]) -> None:
+    `streams`: objects with a method `write` in their places; None: the process's own.
+    """
+
+    def __init__(self, loop: Loop, broken: Callable[[], None], streams: Streams = (None, None)) -> None:
         self._loop = loop
         self._broken = broken
-        self.out, self.err = open_sinks()
+        self.out, self.err = open_sinks(*streams)
         self._sinks = {self.out, self.err}
         self._gone: set[Sink] = set()
 

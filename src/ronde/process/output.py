@@ -291,12 +291,12 @@ class TextSink(Sink):
             self.problem = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
 
 
-def open_sinks() -> tuple[Sink, Sink]:
+def open_sinks(stdout: TextIO | None = None, stderr: TextIO | None = None) -> tuple[Sink, Sink]:
     """Return the sinks of standard output and standard error: the same sink if both are the same file.
 
-    Flushes the output of this process first.
+    `stdout`, `stderr`: other streams in their places. Flushes the output of this process first.
     """
-    streams = (sys.stdout, sys.stderr)
+    streams = (stdout or sys.stdout, stderr or sys.stderr)
     for stream in streams:
         _flush(stream)
     out, err = (None if _is_ours(stream, fd) else stream for fd, stream in enumerate(streams, 1))

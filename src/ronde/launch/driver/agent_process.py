@@ -1,26 +1,25 @@
-"""One agent that the launcher started, by ssh or as a child: its greeting, assignment, output and end.
+"""One agent, as its driver sees it: its greeting, assignment, output and end.
 
-    WAITING --its hello--> RUNNING --it, or its ssh, exits--> ENDED
+    REQUESTED --streams--> STARTING --its hello--> GREETED --its assignment--> RUNNING
+    ... in any of them --it, or what leads to it, ends--> ENDED
 
-Until the greeting, the launcher does not show standard output, because login scripts may print anything. It keeps
+Until the greeting, the driver does not show standard output, because login scripts may print anything. It keeps
 standard error, which explains why an agent did not start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import signal
-import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 from typing import IO
 
+from ronde.launch.driver.agent_streams import AgentStreams
 from ronde.launch.driver.assignment import HELLO, Assignment, hello
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen
@@ -31,8 +30,8 @@ __all__ = ["AgentProcess", "Chorus", "AgentPhase"]
 MOST_UNREAD = 1 << 20  # an agent with more unread input does not read any
 READ_BYTES = 64 * 1024
 ECHO_NS = 10 * 10**9
-LAST_WAIT_S = 5  # how long a killed process may take to end
 LAST_WORD_NS = 20 * 10**9  # for an agent that ends its workers and leaves
+SSH = "ssh"
 SSH_FAILED, NOT_FOUND = 255, 127
 
 
@@ -68,68 +67,63 @@ class _Complaints(OutputStream):
 class AgentPhase(Enum):
     """How far an agent has come."""
 
-    WAITING = auto()
+    REQUESTED = auto()
+    STARTING = auto()
+    GREETED = auto()
     RUNNING = auto()
     ENDED = auto()
 
 
 class AgentProcess:
-    """An agent on the host `name`, started by `argv`; `by_ssh`: the command is an ssh.
+    """An agent on the host `name`, or in the task of that name.
 
-    `began` is called when the agent has said hello and got its assignment, `ended` when its process or the ssh has
-    exited; `why` is then the problem, or empty. Raises OSError if the process cannot start.
+    `greeted` is called when the agent has said hello and waits for its assignment; `ended` when it, or what leads to
+    it, has exited; `why` is then the problem, or empty.
     """
 
     def __init__(
         self,
         name: str,
-        assignment: Assignment,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
+        id: str,
         loop: Loop,
         screen: Screen,
         chorus: Chorus,
-        began: Callable[[AgentProcess], None],
+        greeted: Callable[[AgentProcess], None],
         ended: Callable[[AgentProcess], None],
-        *,
-        by_ssh: bool,
     ) -> None:
-        self.name, self.id = name, assignment.agent
-        self.phase = AgentPhase.WAITING
+        self.name, self.id = name, id
+        self.phase = AgentPhase.REQUESTED
         self.why = ""
-        self._assignment = assignment
-        self._by_ssh = by_ssh
         self._loop, self._screen, self._chorus = loop, screen, chorus
-        self._began, self._ended = began, ended
-        self._popen = subprocess.Popen(
-            argv,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # the launcher gets Ctrl-C and passes it on
-        )
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        assert self._popen.stderr is not None
-        self._stdin, self._stdout, self._stderr = self._popen.stdin, self._popen.stdout, self._popen.stderr
-        for pipe in (self._stdin, self._stdout, self._stderr):
-            os.set_blocking(pipe.fileno(), False)
+        self._greeted, self._ended = greeted, ended
+        self._streams: AgentStreams | None = None
         self._unwritten = b""  # an ordinary user's pipes may hold as little as 4 KiB
         self._leaving = False  # its input ends once everything is written
         self._greeting = b""
         self._complaints, self._splitter = Tail(), LineSplitter()
-        self._streams: set[OutputStream] = set()
-        try:
-            self._pidfd = os.pidfd_open(self._popen.pid)
-        except OSError:
-            self.kill()
-            with self._popen:  # closes the pipes and waits
-                raise
-        self._loop.watch(self._pidfd, Order.EXITS, self._exited)
-        self._loop.watch(self._stdout.fileno(), Order.OUTPUT, self._read_greeting)
-        self._loop.watch(self._stderr.fileno(), Order.OUTPUT, self._read_complaints)
+        self._output: set[OutputStream] = set()
+
+    def attach_streams(self, streams: AgentStreams) -> None:
+        """Begin to read from the agent, which has been started."""
+        assert self.phase is AgentPhase.REQUESTED
+        self.phase, self._streams = AgentPhase.STARTING, streams
+        self._loop.watch(streams.exited_fd, Order.EXITS, self._exited)
+        self._loop.watch(streams.stdout.fileno(), Order.OUTPUT, self._read_greeting)
+        self._loop.watch(streams.stderr.fileno(), Order.OUTPUT, self._read_complaints)
+
+    def assign(self, assignment: Assignment) -> None:
+        """Give the agent its assignment, and show its output from now on."""
+        assert self.phase is AgentPhase.GREETED
+        streams = self._attached()
+        self._read_complaints()  # earlier lines are not shown
+        self.phase = AgentPhase.RUNNING
+        self._loop.unwatch(streams.stderr.fileno())
+        self._write(assignment.encode())
+        self._complaints, self._splitter = Tail(), LineSplitter()
+        self._output = {
+            OutputStream(streams.stdout, Source(0, f"stdout of {self.name}", b""), self._screen.out),
+            _Complaints(streams.stderr, self.name, self._chorus, self._screen.err, self._complaints),
+        }
 
     def send_signal(self, signum: int) -> None:
         """Pass on a signal to the agent; kill it if it has no assignment yet."""
@@ -152,68 +146,65 @@ class AgentProcess:
             self._write_on()
 
     def kill(self, why: str = "") -> None:
-        """Kill the process; an agent at the other end of an ssh notices that its input has ended."""
+        """Kill what leads to the agent; an agent on another host notices that its input has ended."""
         self.why = self.why or why
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+        if self._streams is not None:
+            if self.phase is not AgentPhase.ENDED:
+                self._streams.kill()
+        elif self.phase is AgentPhase.REQUESTED:
+            self.phase = AgentPhase.ENDED
+            self._ended(self)
 
     def balance(self) -> None:
-        """Read from the agent only while the launcher's streams accept output. Call this before each turn."""
-        for stream in self._streams:
+        """Read from the agent only while the driver's streams accept output. Call this before each turn."""
+        for stream in self._output:
             pump = partial(self._pump, stream)
             self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.held_up)
 
     def close(self) -> None:
-        """Kill the process and close everything. A running agent on another host notices it."""
-        if self.phase is not AgentPhase.ENDED:
-            self.kill()
+        """Kill what leads to the agent and close everything. A running agent on another host notices it."""
+        if self._streams is not None and self.phase is not AgentPhase.ENDED:
+            self._streams.kill()
             self._let_go()
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # a hung mount may hold even a killed process
-                self._popen.wait(timeout=LAST_WAIT_S)
+        self.phase = AgentPhase.ENDED
+
+    def _attached(self) -> AgentStreams:
+        assert self._streams is not None
+        return self._streams
 
     # Until the agent's greeting
 
     def _read_greeting(self) -> None:
         try:
-            data = os.read(self._stdout.fileno(), READ_BYTES)
+            data = os.read(self._attached().stdout.fileno(), READ_BYTES)
         except BlockingIOError:
             return
         if not data:
-            self._loop.unwatch(self._stdout.fileno())
+            self._loop.unwatch(self._attached().stdout.fileno())
             return
         lines = (self._greeting + data).split(b"\n")
         self._greeting = lines.pop()[-READ_BYTES:]
         for line in lines:
             if line.startswith(HELLO):
-                self._welcome(line + b"\n")
+                self._read_hello(line + b"\n")
                 return
 
-    def _welcome(self, line: bytes) -> None:
+    def _read_hello(self, line: bytes) -> None:
         if line != hello():
             there, here = (text[len(HELLO) :].split()[0].decode() for text in (line, hello()))
             self.kill(f"it has Ronde {there}, and this machine {here}: install the same on both")
             return
-        self._read_complaints()  # earlier lines are not shown
-        self.phase = AgentPhase.RUNNING
-        self._loop.unwatch(self._stdout.fileno())
-        self._loop.unwatch(self._stderr.fileno())
-        self._write(self._assignment.encode())
-        self._complaints, self._splitter = Tail(), LineSplitter()
-        self._streams = {
-            OutputStream(self._stdout, Source(0, f"stdout of {self.name}", b""), self._screen.out),
-            _Complaints(self._stderr, self.name, self._chorus, self._screen.err, self._complaints),
-        }
-        self._began(self)
+        self.phase = AgentPhase.GREETED
+        self._loop.unwatch(self._attached().stdout.fileno())
+        self._greeted(self)
 
     def _read_complaints(self) -> None:
         try:
-            data = os.read(self._stderr.fileno(), READ_BYTES)
+            data = os.read(self._attached().stderr.fileno(), READ_BYTES)
         except BlockingIOError:
             return
         if not data:
-            self._loop.unwatch(self._stderr.fileno())
+            self._loop.unwatch(self._attached().stderr.fileno())
         self._complaints.add(self._splitter.feed(data) if data else self._splitter.finish())
 
     def _write(self, data: bytes) -> None:
@@ -224,7 +215,8 @@ class AgentProcess:
         self._write_on()
 
     def _write_on(self) -> None:
-        fd = self._stdin.fileno()
+        streams = self._attached()
+        fd = streams.stdin_fd
         try:
             self._unwritten = self._unwritten[os.write(fd, self._unwritten) :]
         except BlockingIOError:
@@ -236,7 +228,7 @@ class AgentProcess:
         wanted = bool(self._unwritten)
         self._loop.watch(fd, Order.SINKS, self._write_on, wanted=wanted, events=selectors.EVENT_WRITE)
         if self._leaving and not wanted:
-            self._stdin.close()
+            streams.close_stdin()
 
     # The agent's end
 
@@ -246,51 +238,50 @@ class AgentProcess:
 
     def _close_stream(self, stream: OutputStream) -> None:
         self._loop.unwatch(stream.fileno())
-        self._streams.remove(stream)
+        self._output.remove(stream)
         stream.close()
 
     def _exited(self) -> None:
-        if self.phase is AgentPhase.WAITING:
+        streams = self._attached()
+        if self.phase is not AgentPhase.RUNNING:
             self._read_complaints()
             self._complaints.add(self._splitter.finish())
-        for stream in self._streams:
+        for stream in self._output:
             stream.drain()
-        returncode = self._popen.wait()
-        self.why = self.why or self._reason(returncode)
+        self.why = self.why or self._reason(streams.exit_code(), streams.way)
         self._let_go()
         self._ended(self)
 
     def _let_go(self) -> None:
-        if self.phase is AgentPhase.WAITING:
-            self._loop.unwatch(self._stdout.fileno())
-            self._loop.unwatch(self._stderr.fileno())
+        streams = self._attached()
+        if self.phase is not AgentPhase.RUNNING:
+            self._loop.unwatch(streams.stdout.fileno())
+            self._loop.unwatch(streams.stderr.fileno())
         self.phase = AgentPhase.ENDED
         self._loop.set_timer(self, None, self.kill)
-        if not self._stdin.closed:
-            self._loop.unwatch(self._stdin.fileno())
-        self._loop.unwatch(self._pidfd)
-        os.close(self._pidfd)
-        for stream in list(self._streams):
+        self._loop.unwatch(streams.stdin_fd)
+        self._loop.unwatch(streams.exited_fd)
+        for stream in list(self._output):
             self._close_stream(stream)
-        for pipe in (self._stdin, self._stdout, self._stderr):
-            pipe.close()
+        streams.close()
 
-    def _reason(self, returncode: int) -> str:
+    def _reason(self, exit_code: int | None, way: str) -> str:
         """Return the problem, as far as the exit code and the last line on stderr show it."""
         said = [line.decode(errors="replace").strip() for line in self._complaints.lines()]
         last = next((line for line in reversed(said) if line), "")
+        is_broken = exit_code is None or (way == SSH and exit_code == SSH_FAILED)
         if self.phase is AgentPhase.RUNNING:
             if last.startswith("ronde: "):
                 return last.removeprefix("ronde: ")
-            if self._by_ssh and returncode == SSH_FAILED:
-                return "the connection by ssh broke, or its agent was killed"
-            return f"its agent ended with exit code {returncode}"
-        if self._by_ssh and returncode == SSH_FAILED:
-            return f"cannot be reached by ssh: {last.removeprefix('ssh: ') or 'it gives no reason'}"
+            if is_broken:
+                return f"the connection by {way} broke, or its agent was killed"
+            return f"its agent ended with exit code {exit_code}"
+        if is_broken:
+            return f"cannot be reached by {way}: {last.removeprefix('ssh: ') or 'it gives no reason'}"
         if "No module named" in last and "ronde" in last:
             return f"Ronde is not installed there for {sys.executable}: install it in the same place on all hosts"
-        if returncode == NOT_FOUND:
+        if exit_code == NOT_FOUND:
             return (
                 f"there is no {sys.executable} there: install the same Python in the same place on all hosts"
             )
-        return f"its agent did not start: exit code {returncode}" + (f" after: {last}" if last else "")
+        return f"its agent did not start: exit code {exit_code}" + (f" after: {last}" if last else "")

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, Chorus
+from ronde.launch.driver.agent_process import SSH, AgentPhase, AgentProcess, Chorus
+from ronde.launch.driver.agent_streams import ChildStreams
 from ronde.launch.driver.assignment import Assignment, hello
 from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen
@@ -34,20 +35,14 @@ class Started:
         self.screen = Screen(self.loop, lambda: None)
         self.began = False
         self.agent = AgentProcess(
-            "b",
-            ASSIGNMENT,
-            ["/bin/sh", "-c", script],
-            dict(os.environ),
-            self.loop,
-            self.screen,
-            Chorus(),
-            self._began,
-            lambda agent: None,
-            by_ssh=by_ssh,
+            "b", "1", self.loop, self.screen, Chorus(), self._greeted, lambda agent: None
         )
+        command = ["/bin/sh", "-c", script]
+        self.agent.attach_streams(ChildStreams(command, dict(os.environ), way=SSH if by_ssh else ""))
 
-    def _began(self, agent: AgentProcess) -> None:
+    def _greeted(self, agent: AgentProcess) -> None:
         self.began = True
+        agent.assign(ASSIGNMENT)
 
     def serve(self, until: AgentPhase) -> AgentProcess:
         deadline = time.monotonic() + 60

@@ -1,0 +1,64 @@
+"""The store of a job that its driver serves, in which the agents meet, and the addresses by which they reach it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
+from ronde.launch.clusters.ssh import is_here
+from ronde.launch.config import LaunchConfig
+from ronde.net.addresses import address_of_interface, address_towards
+from ronde.net.stores.tcp import StoreServer
+
+__all__ = ["reachable_addresses", "serve_store", "tcp_addresses"]
+
+SOMEWHERE_ELSE = "192.0.2.1"  # reserved (RFC 5737): finding the route there sends nothing
+EVERYWHERE = ("::", "0.0.0.0")
+
+
+def reachable_addresses(
+    config: LaunchConfig, own_addresses: Sequence[str], others: Sequence[str]
+) -> tuple[list[str], Sequence[str]]:
+    """Return the addresses by which agents may reach this machine, and those at which to listen, any that works.
+
+    The likely ones come first. This machine listens on the interface that the user names, else on all, because each
+    host may use another one. `others`: the names of hosts that only ssh may know. Raises UsageError if no address
+    leads here.
+    """
+    if given := config.interface or config.local_addr:
+        reachable = [address_of_interface(given)]
+        return reachable, reachable
+    reachable = list(dict.fromkeys([*_towards_others(config, own_addresses, others), *own_addresses]))
+    if not reachable:
+        raise UsageError("this machine has no network interface by which other hosts could reach it")
+    return reachable, EVERYWHERE
+
+
+def serve_store(listening: Sequence[str], key: JobKey) -> StoreServer:
+    """Serve a store at the first of these addresses that this machine has."""
+    *others, last = listening
+    for address in others:
+        with contextlib.suppress(UsageError):  # this machine has no IPv6
+            return StoreServer(_tcp(address, "0"), key)
+    return StoreServer(_tcp(last, "0"), key)
+
+
+def tcp_addresses(reachable: Sequence[str], server_address: str) -> tuple[str, ...]:
+    """Return the addresses with the port of the server, as clients take them."""
+    port = server_address.rpartition(":")[2]
+    return tuple(_tcp(address, port) for address in reachable)
+
+
+def _towards_others(config: LaunchConfig, own_addresses: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the address by which other hosts probably reach this one, if there is one."""
+    names = [name.rpartition("@")[2] for name in others if not is_here(name, list(own_addresses))]
+    for name in (*names[:1], SOMEWHERE_ELSE):
+        with contextlib.suppress(UsageError):
+            return [address_towards(name, config.start_timeout_ns)]
+    return []
+
+
+def _tcp(host: str, port: str) -> str:
+    return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
