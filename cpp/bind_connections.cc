@@ -1,5 +1,6 @@
 // The Python bindings of connections (Wire), of the connections that all communicators of a process share
-// (SharedConnections), and of a new communicator's watch (JoinedWatch).
+// (SharedConnections), of a new communicator's watch (JoinedWatch), and of connections whose messages Python sends and
+// receives (SealedConnection).
 #include "bind_connections.h"
 
 #include <nanobind/nanobind.h>
@@ -10,8 +11,13 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstddef>
+#include <cstring>
 #include <memory>
+#include <optional>
+#include <span>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "bind_border.h"
@@ -59,6 +65,30 @@ std::unique_ptr<SharedConnections> share_connections(const std::map<int, Wire>& 
   return std::make_unique<SharedConnections>(std::move(connections));
 }
 
+std::unique_ptr<SealedConnection> seal_connection(const nb::bytes& outgoing, const nb::bytes& incoming, bool conceals) {
+  ConnectionKeys keys{.conceals = conceals};
+  if (!read_key(outgoing.ptr(), keys.outgoing) || !read_key(incoming.ptr(), keys.incoming)) {
+    throw std::invalid_argument("a connection needs two keys of 32 bytes");
+  }
+  return std::make_unique<SealedConnection>(keys);
+}
+
+// Returns the next message with its tag behind it.
+nb::bytes seal_message(SealedConnection& self, const nb::bytes& message, size_t clear_bytes) {
+  if (clear_bytes > message.size()) throw std::invalid_argument("the readable part is longer than the message");
+  std::string sealed(message.size() + kTagBytes, '\0');
+  std::memcpy(sealed.data(), message.c_str(), message.size());
+  self.seal(std::as_writable_bytes(std::span(sealed)), clear_bytes);
+  return nb::bytes(sealed.data(), sealed.size());
+}
+
+// Returns the message without its tag, or nothing if it is not the next message.
+std::optional<nb::bytes> open_message(SealedConnection& self, const nb::bytes& sealed, size_t clear_bytes) {
+  std::string message(sealed.c_str(), sealed.size());
+  if (!self.open(std::as_writable_bytes(std::span(message)), clear_bytes)) return std::nullopt;
+  return nb::bytes(message.data(), message.size() - kTagBytes);
+}
+
 }  // namespace
 
 JoinedWatch::JoinedWatch(std::shared_ptr<SharedConnections> connections, const std::string& name, int rank,
@@ -97,6 +127,11 @@ void bind_connections(nb::module_& module) {
              return self.guarded([&] { return watch.receive_descriptor(rank, timeout_ns); });
            })
       .def("give_up", &JoinedWatch::give_up);
+
+  nb::class_<SealedConnection>(module, "SealedConnection")
+      .def(nb::new_(&seal_connection), "outgoing"_a, "incoming"_a, "conceals"_a)
+      .def("seal", &seal_message)
+      .def("open", &open_message);
 }
 
 }  // namespace ronde

@@ -31,6 +31,7 @@ from ronde.errors import (
     UnsupportedError,
     UsageError,
     VersionError,
+    WorkerError,
 )
 from ronde.types import Adasum, Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
 
@@ -117,6 +118,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "VersionError",
+    "WorkerError",
     "add_process_set",
     "allgather",
     "allgather_async",

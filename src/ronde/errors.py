@@ -10,6 +10,7 @@ RondeError
 │   ├── AbortedError                 a rank called `abort()`: `.rank`, `.host`
 │   ├── TimeoutError                 a wait exceeded a setting: `.operation`, `.waited_ns`, `.missing`
 │   └── RemoteError                  user code failed on another rank: `.rank`, `.traceback_text`, `.exit_codes`
+│       └── WorkerError              a worker of a job on a cluster failed: also `.host`, `.exit_code`, `.last_lines`
 ├── StaleRoundError (RuntimeError)   the job has continued without this process, which must not save
 └── ProtocolError (RuntimeError)     the other end does not speak Ronde's protocol
     ├── AuthenticationError          wrong or missing job key
@@ -19,7 +20,7 @@ RondeError
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "AbortedError",
@@ -36,6 +37,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "VersionError",
+    "WorkerError",
 ]
 
 
@@ -132,6 +134,35 @@ class RemoteError(PeerError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.rank, self.traceback_text, self.exit_codes)
+
+
+class WorkerError(RemoteError):
+    """The first failure of a job on a cluster, which has ended the job: a worker's, or that of the cluster itself.
+
+    `rank`: of the worker, -1 if none failed before the job did; `host`: the name of its machine; `exit_code`: the
+    negative number of the signal for a worker that a signal killed, 0 if no worker failed; `traceback_text`: of its
+    exception, or empty; `last_lines`: the last lines that it printed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int = -1,
+        host: str = "",
+        exit_code: int = 0,
+        traceback_text: str = "",
+        last_lines: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, rank, traceback_text, {rank: exit_code} if rank >= 0 else None)
+        self.host = host
+        self.exit_code = exit_code
+        self.last_lines = tuple(last_lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (
+            *(self.args[0], self.rank, self.host, self.exit_code),
+            *(self.traceback_text, self.last_lines),
+        )
 
 
 class StaleRoundError(RondeError, RuntimeError):

@@ -188,9 +188,10 @@ def test_one_module_reads_the_environment() -> None:
         )
 
 
-def test_only_communicator_engine_and_store_use_the_native_module() -> None:
+def test_only_communicator_engine_store_and_channel_use_the_native_module() -> None:
     store = ("src/ronde/net/stores/server.py", "src/ronde/net/stores/tcp.py")
-    allowed = ("src/ronde/comm/", "src/ronde/engine/", *store, "src/ronde/__init__.py")
+    channel = "src/ronde/net/message_channel.py"
+    allowed = ("src/ronde/comm/", "src/ronde/engine/", *store, channel, "src/ronde/__init__.py")
     for path, text in sources(".py", under="src"):
         if path.startswith(allowed):
             continue

@@ -46,7 +46,7 @@ class Limits:
 
     `cooldown_ns`: the shorter and the longer cool-down; None: a failure is final. `patience_ns`: how long to wait for
     slots. `is_changing`: a script is asked regularly for the list of hosts. `first_slots`: how many slots the list must
-    have before the first host is started.
+    have before the first host is started. `noun`: what messages call a host.
     """
 
     min_slots: int = 1
@@ -55,6 +55,7 @@ class Limits:
     patience_ns: int = 600 * SECOND
     is_changing: bool = False
     first_slots: int = 0
+    noun: str = "host "
 
 
 # Events
@@ -192,7 +193,7 @@ class HostHealth:
         record.running, record.stopping = None, False
         if was_stopping or self._is_over:
             return
-        self._last_failure = f"host {name}: {reason}"
+        self._last_failure = f"{self.limits.noun}{name}: {reason}"
         if self.limits.cooldown_ns is None:
             record.is_out = True
             if self._may_recover():  # else the job ends for this reason

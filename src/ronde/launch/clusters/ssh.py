@@ -17,7 +17,7 @@ from ronde.launch.config import LaunchConfig, Ssh
 from ronde.launch.driver.assignment import agent_command
 from ronde.net.addresses import Address, is_ours, resolve_all
 
-__all__ = ["is_here", "ssh_command", "travelling"]
+__all__ = ["is_here", "settings_that_travel", "ssh_command", "travelling"]
 
 NAME_NS = 2 * 10**9  # how long a name server may take to resolve a host's name
 
@@ -63,9 +63,16 @@ def travelling(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if _travels(name)}
 
 
+def settings_that_travel(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings among the variables that travel: without those that say where programs and modules are."""
+    return {name: value for name, value in environment.items() if _is_setting(name)}
+
+
 def _travels(name: str) -> bool:
-    if name in _TRAVELS:
-        return True
+    return name in _TRAVELS or _is_setting(name)
+
+
+def _is_setting(name: str) -> bool:
     return name.startswith(_PREFIXES) and name not in _STAYS and not _SECRET.search(name)
 
 

@@ -17,16 +17,22 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ronde.environment import environment
 from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
-from ronde.launch.driver.assignment import LAST_WORD, Assignment, LastWord, ended_key, hello
+from ronde.launch.driver.assignment import KEY_LINE, LAST_WORD, Assignment, LastWord, ended_key, hello
 from ronde.net import addresses
 from ronde.net.host import host_name
 from ronde.net.stores.tcp import StoreClient
+
+if TYPE_CHECKING:
+    from ronde.launch.agent.agent import RunResult
 
 __all__ = ["main"]
 
@@ -43,7 +49,7 @@ def main() -> int:
     sys.stdout.buffer.flush()
     line = _LifeLine(0)
     try:
-        return _run(Assignment.decode(line.read_line()), line)
+        return _run(_read_assignment(line), line)
     except RondeError as error:
         print(f"ronde: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -102,6 +108,14 @@ class _LifeLine:
         return signal.SIGPIPE if self._is_unread and signum == signal.SIGTERM else signum
 
 
+def _read_assignment(line: _LifeLine) -> Assignment:
+    """Return the assignment, with the key that the task which started this agent may give before it."""
+    first = line.read_line()
+    if not first.startswith(KEY_LINE):
+        return Assignment.decode(first)
+    return replace(Assignment.decode(line.read_line()), job_key=first.removeprefix(KEY_LINE).decode())
+
+
 def _run(assignment: Assignment, line: _LifeLine) -> int:
     config = assignment.config
     spec, meeting = config.worker, config.rendezvous
@@ -109,21 +123,18 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
     line.follow_launcher(meeting.heartbeat_ns * meeting.missing_heartbeats, patience_ns)
     here = environment()
     try:
-        os.chdir(assignment.directory)
+        if assignment.directory:
+            os.chdir(assignment.directory)
     except OSError as error:
         raise UsageError(f"cannot work in {assignment.directory}: {error.strerror}") from None
     store = _find_store(assignment, here.get("SSH_CONNECTION", ""), config.start_timeout_ns)
     try:
-        from ronde.launch.agent.agent import RunResult, run_agent  # while others still connect
+        from ronde.launch.agent.agent import RunResult  # while others still connect
 
         variables = {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key}
         try:
-            result = run_agent(
-                _placed(config, store.address),
-                variables,
-                report=False,  # the launcher does
-                meaning=line.original_signal,
-            )
+            placed = _placed(config, store.address)
+            result = _run_agent(placed, variables, line, store if assignment.has_call else None)
         except UsageError as error:
             result = RunResult(USAGE_ERROR, str(error))
         failure = next(iter(result.failures.values()), None)
@@ -137,6 +148,28 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
         return result.exit_code
     finally:
         store.close()
+
+
+def _run_agent(
+    config: LaunchConfig, variables: dict[str, str], line: _LifeLine, store: StoreClient | None
+) -> RunResult:
+    """Run the agent. `store`: where the call is that the workers make, and where its results go; None: a command."""
+    from ronde.launch.agent.agent import run_agent
+
+    run = partial(run_agent, environment=variables, report=False, meaning=line.original_signal)
+    if store is None:
+        return run(config)
+    from ronde.launch.calls import CallFiles
+    from ronde.launch.driver.transfer import call_of_job, send_results
+
+    with ExitStack() as stack:
+        files = CallFiles(stack, call_of_job(store, config.start_timeout_ns), config.worker.slots)
+        worker = replace(config.worker, argv=files.command(sys.executable))
+        result = run(replace(config, worker=worker), keep=files.fds)
+        if not line.has_ended:
+            with contextlib.suppress(RondeError):  # the driver then says that there is no result
+                send_results(store, files, result)
+        return result
 
 
 def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) -> StoreClient:

@@ -94,6 +94,7 @@ class AgentProcess:
         self.name, self.id = name, id
         self.phase = AgentPhase.REQUESTED
         self.why = ""
+        self.exit_code: int | None = None  # of the agent that has ended; None: what led to it broke
         self._loop, self._screen, self._chorus = loop, screen, chorus
         self._greeted, self._ended = greeted, ended
         self._streams: AgentStreams | None = None
@@ -248,7 +249,8 @@ class AgentProcess:
             self._complaints.add(self._splitter.finish())
         for stream in self._output:
             stream.drain()
-        self.why = self.why or self._reason(streams.exit_code(), streams.way)
+        self.exit_code = streams.exit_code()
+        self.why = self.why or self._reason(self.exit_code, streams.way)
         self._let_go()
         self._ended(self)
 

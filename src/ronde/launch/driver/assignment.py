@@ -19,6 +19,7 @@ from ronde.net.authentication import PROTOCOL_VERSION
 
 __all__ = [
     "HELLO",
+    "KEY_LINE",
     "LAST_WORD",
     "Assignment",
     "LastWord",
@@ -28,21 +29,25 @@ __all__ = [
 ]
 
 HELLO = b"ronde agent "
+KEY_LINE = b"key "  # before the assignment, from a task that has the job's key
 
 
 @dataclass(frozen=True)
 class Assignment:
     """The assignment that an agent gets after its hello.
 
-    `agent`: its name. `stores`: the addresses at which the job's store may be reached, the likely ones first.
-    `environment`: variables that override the host's.
+    `agent`: its name. `job_key`: empty if the task that started the agent gives it the key. `stores`: the addresses at
+    which the job's store may be reached, the likely ones first. `directory`: in which to work; empty: where the agent
+    starts. `environment`: variables that override the host's. `has_call`: the workers call the function in the store
+    (`transfer`) instead of the command in `config`.
     """
 
     agent: str
     job_key: str = field(repr=False)
     stores: tuple[str, ...]
     directory: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
+    has_call: bool
     config: LaunchConfig
 
     def encode(self) -> bytes:

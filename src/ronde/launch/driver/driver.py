@@ -184,17 +184,22 @@ class Driver:
         """Return the present agent of a host, if there is one."""
         return self._agents.get(name)
 
+    def running_slots(self) -> int:
+        """Return the number of slots of the agents that have their assignments."""
+        there = {name for name, agent in self._agents.items() if agent.phase is AgentPhase.RUNNING}
+        return sum(host.slots for host in self._health.running() if host.name in there)
+
     def note_assigned(self) -> None:
         """Note that an agent has its assignment."""
-        there = {name for name, agent in self._agents.items() if agent.phase is AgentPhase.RUNNING}
-        slots = sum(host.slots for host in self._health.running() if host.name in there)
-        self._reached = self._reached or slots >= self._health.limits.min_slots
+        self._reached = self._reached or self.running_slots() >= self._health.limits.min_slots
 
     def _ended(self, agent: AgentProcess) -> None:
         self.loop.set_timer(agent, None, lambda: None)
         if self._agents.get(agent.name) is not agent:
             return  # another attempt has taken its place
         del self._agents[agent.name]
+        if self._placement.is_replaced(agent):
+            return
         word = self._last_word(agent)
         if self._over:
             if word and word.failure and not self._reason and _knows_better(word.failure, self._word):
@@ -228,7 +233,7 @@ class Driver:
 
     def _end_job(self, reason: str, code: int, signum: int) -> None:
         """End the job on all hosts."""
-        self._reason, self._code = reason, code
+        self._reason, self._code, self._over = reason, code, True
         for agent in list(self._agents.values()):
             agent.send_signal(signum)
         self._finish_job(farewell=signum not in HASTY)

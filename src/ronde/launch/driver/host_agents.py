@@ -102,6 +102,10 @@ class HostAgents:
         agent.assign(self._waiting.pop(agent.name))
         self._driver.note_assigned()
 
+    def is_replaced(self, agent: AgentProcess) -> bool:
+        """Return False: `core/host_health` decides when a host is used again."""
+        return False
+
     def explain_shortage(self, reason: str) -> str:
         """Add the script's present problem, if it has one."""
         return f"{reason}; {self._script.trouble}" if self._script and self._script.trouble else reason
@@ -143,6 +147,7 @@ class HostAgents:
             stores=self._stores,
             directory=os.getcwd(),
             environment={} if here else travelling(self._environment),
+            has_call=False,
             config=config,
         )
         agent.attach_streams(streams)

@@ -39,6 +39,9 @@ class Placement(Protocol):
     def greeted(self, agent: AgentProcess) -> None:
         """Give the agent, which has said hello, its assignment, now or later."""
 
+    def is_replaced(self, agent: AgentProcess) -> bool:
+        """Return whether another agent comes in the place of one that has ended; it has been added then."""
+
     def explain_shortage(self, reason: str) -> str:
         """Return the reason why there are too few hosts, with what this placement knows about it."""
 

@@ -45,7 +45,7 @@ FIELDS = LaunchConfig.__match_args__
 
 
 def assignment(config: LaunchConfig) -> Assignment:
-    return Assignment("1", SECRET, ("tcp:a:1", "tcp:[::1]:2"), "/tmp", {"A": "ä\n"}, config)
+    return Assignment("1", SECRET, ("tcp:a:1", "tcp:[::1]:2"), "/tmp", {"A": "ä\n"}, True, config)
 
 
 @pytest.mark.parametrize("config", [SMALL, FULL], ids=["small", "full"])

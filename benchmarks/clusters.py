@@ -1,0 +1,129 @@
+"""Measures a function on a Spark cluster: `ronde.spark.run`, TorchDistributor, and processes without Spark.
+
+    python benchmarks/clusters.py --csv clusters.csv
+
+Each rank makes 20 all-reduces of 1 MiB. In every round each contestant has one turn in the same session, from the call
+to its result, in an order that changes from round to round, after a warm-up round in which Spark starts its Python
+workers. The table shows medians and the ratios to TorchDistributor and to the bare processes. It needs PySpark and
+PyTorch; the executors are processes of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from case_tables import print_load, write_cases
+
+COLUMNS = "case,ranks,contestant,median_ms"
+BARE, RONDE, TORCH = "bare", "ronde-spark", "torch-distributor"
+ELEMENTS, REDUCTIONS = 1 << 18, 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="number of workers (default: 2)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant (default: 5)")
+    parser.add_argument(
+        "--contestants", nargs="+", default=[BARE, RONDE, TORCH], choices=[BARE, RONDE, TORCH]
+    )
+    parser.add_argument("--csv", type=Path, help="write the medians into this file")
+    options = parser.parse_args()
+    print_load()
+    session = start_session(options.ranks)
+    turns = {name: turn_of(name, options.ranks, session) for name in options.contestants}
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(options.rounds + 1):
+        for name in random.sample(options.contestants, len(turns)):
+            began = time.perf_counter()
+            total = turns[name]()
+            took_ms = (time.perf_counter() - began) * 1e3
+            if total != expected(options.ranks):
+                raise RuntimeError(f"{name} gives {total}: expected {expected(options.ranks)}")
+            if number:
+                times[name].append(took_ms)
+    session.stop()
+    medians = {name: statistics.median(took) for name, took in times.items()}
+    print(f"\n{REDUCTIONS} all-reduces of 1 MiB, {options.ranks} workers, from the call to the result")
+    print(f"{'':20}{'median ms':>12}{'best ms':>10}{'/bare':>8}{'/' + TORCH:>20}")
+    for name, median in medians.items():
+        ratios = [f"{median / medians[base]:.2f}" if base in medians else "-" for base in (BARE, TORCH)]
+        print(f"{name:20}{median:12.0f}{min(times[name]):10.0f}{ratios[0]:>8}{ratios[1]:>20}", flush=True)
+    if options.csv:
+        write_cases(options.csv, COLUMNS, [("start", options.ranks, *item) for item in medians.items()])
+
+
+def start_session(ranks: int) -> Any:
+    """Return a Spark session with an executor for each rank."""
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local-cluster[{ranks},1,1024]").appName("benchmark")
+    for key, value in {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def turn_of(name: str, ranks: int, session: Any) -> Callable[[], float]:
+    """Return the function that runs the contestant's job once, and returns the result of rank 0."""
+    if name == BARE:
+        import ronde
+
+        return lambda: ronde.run(reduce_with_ronde, np=ranks)[0]
+    if name == RONDE:
+        from ronde import spark
+
+        return lambda: spark.run(reduce_with_ronde, num_proc=ranks, verbose=0)[0]
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
+    return lambda: distributor.run(reduce_with_torch)
+
+
+def expected(ranks: int) -> float:
+    """Return the first element after all reductions."""
+    return float(ranks**REDUCTIONS)
+
+
+def reduce_with_ronde() -> float:
+    """Sum ones repeatedly over all ranks, in place."""
+    import numpy
+
+    import ronde
+
+    ronde.init()
+    world, x = ronde.world(), numpy.ones(ELEMENTS, numpy.float32)
+    for _ in range(REDUCTIONS):
+        world.allreduce(x, out=x)
+    return float(x[0])
+
+
+def reduce_with_torch() -> float:
+    """Do the same with torch.distributed."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    x = torch.ones(ELEMENTS)
+    for _ in range(REDUCTIONS):
+        dist.all_reduce(x)
+    result = float(x[0])
+    dist.destroy_process_group()
+    return result
+
+
+if __name__ == "__main__":
+    main()

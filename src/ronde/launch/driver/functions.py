@@ -1,0 +1,173 @@
+"""Runs a Python function in tasks of a cluster, one worker in each, and returns its results."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NoReturn, TextIO
+
+from ronde.core.rendezvous.membership import Failure
+from ronde.environment import environment as own_environment
+from ronde.errors import TimeoutError, UsageError, WorkerError
+from ronde.launch.calls import load_result, pack_call, read_error
+from ronde.launch.clusters.base import Cluster
+from ronde.launch.clusters.ssh import settings_that_travel
+from ronde.launch.config import LaunchConfig, Outputs, RendezvousConfig, WorkerSpec
+from ronde.launch.driver.driver import Driver, JobEnd
+from ronde.launch.driver.task_agents import TaskAgents
+from ronde.launch.driver.transfer import fetch_result
+from ronde.light_dataclasses import dataclass, field
+from ronde.net.stores.base import Store
+from ronde.process.output import claim_standard_streams
+
+__all__ = ["RunOptions", "run_function"]
+
+SECOND = 10**9
+USAGE_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a function runs on a cluster.
+
+    Attributes:
+        num_proc: The number of workers, the ranks of the job; of an elastic job the largest number.
+        min_num_proc: With how many an elastic job begins and goes on; None: the number is fixed.
+        start_timeout_ns: Within which all tasks must have registered, in nanoseconds.
+        environment: Variables for the workers, which override those of their tasks.
+        stdout: Takes the output of the workers; None: `sys.stdout`.
+        stderr: Takes their errors, and the driver's messages; None: `sys.stderr`.
+        is_talkative: Whether the driver says which tasks it awaits.
+        interface: The name of the network interface by which workers and driver reach each other, the same on every
+            host; None: found out.
+        has_timestamps: Whether each line of output begins with the time.
+        prefix: The template of the text before each line of output, with {rank}, {local_rank} and {host}; None:
+            `[host:rank] `.
+        python: The Python that runs agents and workers; None: that of their tasks.
+        max_restarts: How often workers of an elastic job are started again after one has failed.
+        first_host: The name of the host that gets rank 0; empty: that of slot 0.
+    """
+
+    num_proc: int
+    min_num_proc: int | None = None
+    start_timeout_ns: int = 600 * SECOND
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    stdout: TextIO | None = None
+    stderr: TextIO | None = None
+    is_talkative: bool = True
+    interface: str | None = None
+    has_timestamps: bool = False
+    prefix: str | None = None
+    python: str | None = None
+    max_restarts: int = 0
+    first_host: str = ""
+
+
+def run_function(
+    cluster: Cluster,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: RunOptions,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` in tasks of the cluster; return a list of the results by rank.
+
+    Any thread may call it, several at once. In the main thread, Ctrl-C ends the job.
+
+    Raises:
+        WorkerError: A worker has failed, or a task or the cluster's job was lost. All workers have ended.
+        TimeoutError: Too few tasks registered within the start timeout.
+        UsageError: An option is invalid, or the function cannot be sent.
+        KeyboardInterrupt: The user typed Ctrl-C. All workers have ended.
+    """
+    least = options.num_proc if options.min_num_proc is None else options.min_num_proc
+    if not 1 <= least <= options.num_proc:
+        raise UsageError(
+            f"{options.num_proc} workers, at least {least}, are impossible: expected 1 <= min_num_proc <= num_proc"
+        )
+    call = pack_call(fn, args, kwargs, is_same_machine=False)
+    claim_standard_streams()
+    with ExitStack() as stack:
+        placement = TaskAgents(
+            cluster,
+            _config(options),
+            options.num_proc,
+            least,
+            call,
+            python=options.python,
+            first_host=options.first_host,
+            is_talkative=options.is_talkative,
+        )
+        driver = Driver(placement, own_environment(), stack, (options.stdout, options.stderr))
+        end = driver.run()
+        driver.show_rest()
+        if end.exit_code:
+            _raise(end, placement, options)
+        return _results(placement.store, least, options.num_proc)
+
+
+def _config(options: RunOptions) -> LaunchConfig:
+    environment = {**settings_that_travel(own_environment()), **options.environment}
+    outputs = Outputs(prefix=options.prefix, timestamps=options.has_timestamps)
+    worker = WorkerSpec(
+        argv=(),
+        environment=environment,
+        exported=frozenset(environment),
+        preload=(),
+        max_restarts=options.max_restarts,
+    )
+    rendezvous = RendezvousConfig(start_timeout_ns=options.start_timeout_ns)
+    return LaunchConfig(
+        worker,
+        rendezvous,
+        outputs,
+        interface=options.interface,
+        start_timeout_ns=options.start_timeout_ns,
+    )
+
+
+def _results(store: Store, least: int, most: int) -> list[Any]:
+    """Return the results by rank. An elastic job may end with fewer than `most`."""
+    results: list[Any] = []
+    for rank in range(most):
+        file = fetch_result(store, rank)
+        if file is None and rank >= least:
+            break
+        if file is None:
+            raise WorkerError(f"rank {rank} ended without a result: its agent could not send it", rank)
+        with file:
+            results.append(load_result(file, rank))
+    return results
+
+
+def _raise(end: JobEnd, placement: TaskAgents, options: RunOptions) -> NoReturn:
+    """Raise the exception that a failed job means for the caller."""
+    if end.failure is not None:
+        raise _worker_error(end.failure, placement.store)
+    if end.exit_code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if placement.has_missed_start:
+        raise TimeoutError(end.reason, operation="start", waited_ns=options.start_timeout_ns)
+    if end.exit_code == USAGE_ERROR:
+        raise UsageError(end.reason)
+    raise WorkerError(end.reason, exit_code=end.exit_code)
+
+
+def _worker_error(failure: Failure, store: Store) -> WorkerError:
+    message, traceback = failure.message, ""
+    if failure.exit_code == 1 and (file := fetch_result(store, failure.rank)):
+        with file:
+            if error := read_error(file):
+                exception, traceback = error
+                message = f"rank {failure.rank} (pid {failure.pid}) failed: {exception}"
+    details = traceback or failure.details
+    message = f"{message} on {failure.host}"
+    return WorkerError(
+        f"{message}\n\n{details.rstrip()}" if details else message,
+        rank=failure.rank,
+        host=failure.host,
+        exit_code=failure.exit_code,
+        traceback_text=traceback,
+        last_lines=failure.details.splitlines(),
+    )

@@ -1,0 +1,417 @@
+"""Agents in the tasks of a cluster: a task registers with the driver and relays the streams of its agent.
+
+    this process --- store of the job: the agents meet in it
+        '-- task server <-- task 0 (in an executor on a) --- agent --- its worker
+                        <-- task 1 (in an executor on b) --- agent --- its worker
+
+With a fixed number of workers, `core/registry` decides when the job begins: once all tasks have registered. Otherwise
+each agent begins when its task has registered, a task that is lost is requested anew, and `core/host_health` decides
+how often. Tasks connect to the driver and stay connected; the driver connects to no task.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from ronde.core import host_health as health
+from ronde.core.host_list import Host
+from ronde.core.registry import (
+    Accept,
+    Begin,
+    Refuse,
+    Registry,
+    RegistryEffect,
+    RegistryEvent,
+    StartTimeout,
+    Task,
+    TaskFailed,
+    TaskLost,
+    TaskRegistered,
+    TasksMissing,
+)
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
+from ronde.launch.clusters.base import Cluster, Ticket
+from ronde.launch.config import LaunchConfig
+from ronde.launch.driver.agent_process import AgentPhase, AgentProcess
+from ronde.launch.driver.assignment import Assignment
+from ronde.launch.driver.driver import Driver
+from ronde.launch.driver.job_store import reachable_addresses, serve_store, tcp_addresses
+from ronde.launch.driver.task_server import TaskConnection, TaskServer
+from ronde.launch.driver.transfer import offer_call
+from ronde.launch.loop import Order
+from ronde.net.addresses import addresses_here
+from ronde.net.protection import Protection, secrecy_is_wanted
+from ronde.net.stores.tcp import StoreClient
+
+__all__ = ["TaskAgents"]
+
+SECOND = 10**9
+LAST_CALL_NS = SECOND
+USAGE_ERROR = 2
+SAY_AGAIN_NS = 5 * SECOND  # between messages about missing tasks
+LATE_NS = 2 * SECOND  # for the connections of tasks to end, after the cluster has said that the tasks have
+CAPACITY_S = 2  # for the cluster to say how many slots are free
+LOOPBACK = "127.0.0.1"
+COOLDOWN_NS = (SECOND, 60 * SECOND)
+
+
+class TaskAgents:
+    """The placement of a job in tasks of `cluster`, with one worker in each.
+
+    `workers`: how many; `least`: with how many the job may begin and go on; equal to `workers` for a fixed number.
+    `call`: the packed function. `first_host`: the name of the host of rank 0. `is_talkative`: say who is awaited.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: LaunchConfig,
+        workers: int,
+        least: int,
+        call: bytes,
+        *,
+        python: str | None = None,
+        first_host: str = "",
+        is_talkative: bool = True,
+    ) -> None:
+        self._cluster, self._workers, self._call, self._python = cluster, workers, call, python
+        self._is_fixed = least == workers
+        self._is_talkative = is_talkative
+        self._start_ns = config.start_timeout_ns
+        self.limits = health.Limits(
+            min_slots=least,
+            cooldown_ns=None if self._is_fixed else COOLDOWN_NS,
+            patience_ns=config.rendezvous.join_timeout_ns,
+            is_changing=not self._is_fixed,
+            noun="",
+        )
+        self.config = _for_agents(config, workers, least)
+        self.has_missed_start = False  # whether the job ended because too few tasks came in time
+        self._registry = Registry(workers, first_host)
+        self._key = JobKey.generate()
+        self._stack = ExitStack()
+        self._connections: dict[int, TaskConnection] = {}  # those of which the driver has not decided
+        self._tasks: dict[str, Task] = {}  # by the agent's name
+        self._begun: dict[str, int] | None = None  # the ranks of nodes by the agent's name, after the barrier
+        self._lock = threading.Lock()
+        self._posted = -1
+        self._posts: deque[tuple[int | None, str]] = (
+            deque()
+        )  # from other threads: an ended slot, None for all
+        self._is_short = False  # whether tasks are missing
+        self._is_over = False
+
+    # What the driver asks for
+
+    def open(self, driver: Driver) -> None:
+        """Serve the store and the tasks, and request all tasks."""
+        self._driver = driver
+        own_addresses = addresses_here() or [LOOPBACK]  # without a network, the cluster is this machine
+        reachable, listening = reachable_addresses(self.config, own_addresses, ())
+        store = serve_store(listening, self._key)
+        self._stack.callback(store.close)
+        self._stores = tcp_addresses(reachable, store.address)
+        self.store = StoreClient(store.address, self._key, 10 * SECOND)
+        self._stack.callback(self.store.close)
+        offer_call(self.store, self._call)
+        self._call = b""
+        silence_ns = self.config.rendezvous.silence_ns
+        self._server = TaskServer(listening, self._key, silence_ns=silence_ns)
+        self._stack.callback(self._server.close)
+        self._addresses = tcp_addresses(reachable, self._server.address)
+        self._posted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._stack.callback(self._close_posts)
+        driver.loop.watch(self._server.fileno(), Order.NODES, self._read_tasks)
+        driver.loop.watch(self._posted, Order.NODES, self._read_posts)
+        self._stack.callback(driver.loop.unwatch, self._server.fileno())
+        self._stack.callback(driver.loop.unwatch, self._posted)
+        self._watch_for_shortage()
+        driver.offer_hosts(tuple(Host(_name(slot), 1) for slot in range(self._workers)))
+
+    def start_agents(self, hosts: Sequence[Host]) -> None:
+        """Request a task for each slot."""
+        tickets = []
+        for host in hosts:
+            self._driver.add_agent(host.name, secrets.token_hex(8))
+            tickets.append(
+                Ticket(
+                    slot=_slot(host.name),
+                    addresses=self._addresses,
+                    job_key=bytes.fromhex(self._key.hex()),
+                    protection=Protection.SECRET if secrecy_is_wanted() else Protection.SEALED,
+                    start_timeout_ns=self._start_ns,
+                    python=self._python,
+                )
+            )
+        try:
+            self._cluster.request(tickets, self)
+        except UsageError as error:
+            self._driver.give_up(str(error), USAGE_ERROR)
+
+    def greeted(self, agent: AgentProcess) -> None:
+        """Give the agent its assignment, once the job has begun."""
+        if self._begun is not None:
+            self._assign(agent, self._begun[agent.name])
+        elif not self._is_fixed:
+            self._assign(agent, -1)
+
+    def is_replaced(self, agent: AgentProcess) -> bool:
+        """Return whether another task may come for an agent that has ended."""
+        if not self._is_fixed and not self._is_over:
+            self._watch_for_shortage()
+        if self._begun is not None or self._is_over or not self._is_fixed or agent.exit_code is not None:
+            return False
+        if task := self._tasks.pop(agent.name, None):
+            self._step_registry(TaskLost(task.id))
+            self._driver.add_agent(agent.name, secrets.token_hex(8))
+        return task is not None
+
+    def explain_shortage(self, reason: str) -> str:
+        """Return the reason."""
+        return reason
+
+    def end(self) -> None:
+        """Take no more tasks."""
+        self._is_over = True
+        self._stop_watching()
+        for connection in self._connections.values():
+            connection.refuse("the job is over")
+        self._connections.clear()
+
+    def close(self) -> None:
+        """End all tasks, and close store and server."""
+        self._cluster.cancel("the job is over")
+        self._stack.close()
+
+    # What the cluster reports, in any thread
+
+    def slot_ended(self, slot: int, reason: str) -> None:
+        """Note that the task of a slot has ended."""
+        self._post(slot, reason)
+
+    def all_ended(self, reason: str) -> None:
+        """Note that all tasks have ended."""
+        self._post(None, reason)
+
+    def _post(self, slot: int | None, reason: str) -> None:
+        with self._lock:
+            if self._posted >= 0:
+                self._posts.append((slot, reason))
+                os.eventfd_write(self._posted, 1)
+
+    def _close_posts(self) -> None:
+        with self._lock:
+            os.close(self._posted)
+            self._posted = -1
+
+    def _read_posts(self) -> None:
+        os.eventfd_read(self._posted)
+        while self._posts:
+            slot, reason = self._posts.popleft()
+            if slot is None:
+                self._lose_all(reason)
+            elif agent := self._driver.agent(_name(slot)):
+                self._lose_task(agent, slot, reason)
+
+    def _lose_task(self, agent: AgentProcess, slot: int, reason: str) -> None:
+        """Note the end of a task, and let what its agent has still said arrive first."""
+        if agent.phase is AgentPhase.REQUESTED:
+            reason = reason or "its task ended without having registered"
+            if self._is_fixed:
+                self._step_registry(TaskFailed(slot, reason))
+            agent.kill(reason)
+        elif reason:
+            late_ns = time.monotonic_ns() + LATE_NS
+            self._driver.loop.set_timer((agent.id, slot), late_ns, lambda: agent.kill(reason))
+
+    def _lose_all(self, reason: str) -> None:
+        def give_up() -> None:
+            self._driver.give_up(reason)
+
+        late_ns = LATE_NS if self._begun is not None or not self._is_fixed else 0
+        self._driver.loop.set_timer((self, "lost"), time.monotonic_ns() + late_ns, give_up)
+
+    # Tasks that register
+
+    def _read_tasks(self) -> None:
+        for connection in self._server.accept():
+            told = connection.registration
+            task = Task(connection.id, told.slot, told.attempt, told.host, told.host_id, told.gpus)
+            self._connections[task.id] = connection
+            if self._is_fixed:
+                self._step_registry(TaskRegistered(task))
+            else:
+                self._accept_any(task)
+
+    def _accept_any(self, task: Task) -> None:
+        """Accept a task whose slot waits for one."""
+        agent = self._driver.agent(_name(task.slot))
+        if agent is not None and agent.phase is AgentPhase.REQUESTED and not self._is_over:
+            self._perform_effects([Accept(task)])
+        else:
+            self._perform_effects([Refuse(task.id, f"slot {task.slot} waits for no task")])
+
+    def _step_registry(self, event: RegistryEvent) -> None:
+        self._perform_effects(self._registry.step(event))
+
+    def _perform_effects(self, effects: Sequence[RegistryEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Accept(task, replaces):
+                    self._accept(task, replaces)
+                case Refuse(id, reason):
+                    self._connections.pop(id).refuse(reason)
+                case Begin(tasks):
+                    self._begin(tasks)
+                case TasksMissing(reason, is_final):
+                    self.has_missed_start = not is_final
+                    free = "" if is_final else self._describe_capacity()
+                    self._driver.give_up(f"{reason}{free}")
+
+    def _accept(self, task: Task, replaces: int | None) -> None:
+        name = _name(task.slot)
+        agent = self._driver.agent(name)
+        if replaces is not None and agent is not None:
+            agent.close()
+            agent = None
+        agent = agent or self._driver.add_agent(name, secrets.token_hex(8))
+        self._tasks[name] = task
+        agent.attach_streams(self._connections.pop(task.id).accept())
+
+    def _begin(self, tasks: Sequence[Task]) -> None:
+        """Let the job begin: the order of the tasks is that of the ranks."""
+        self._begun = {_name(task.slot): number for number, task in enumerate(tasks)}
+        self._stop_watching()
+        if self._is_talkative:
+            hosts = list(dict.fromkeys(task.host for task in tasks))
+            self._driver.say(
+                f"{self._cluster.name}: all {len(tasks)} tasks have registered, on {', '.join(hosts)}"
+            )
+        for name in self._begun:
+            agent = self._driver.agent(name)
+            if agent is not None and agent.phase is AgentPhase.GREETED:
+                self.greeted(agent)
+
+    # Tasks that are missing
+
+    def _watch_for_shortage(self) -> None:
+        """End the job, and until then say what is missing, if tasks are missing for as long as a start may take."""
+        if not self._is_short:
+            self._is_short = True
+            deadline_ns = time.monotonic_ns() + self._start_ns
+            self._driver.loop.set_timer(self, deadline_ns, self._end_for_shortage)
+            self._say_later_what_is_missing()
+
+    def _stop_watching(self) -> None:
+        self._is_short = False
+        for owner in (self, (self, "progress")):
+            self._driver.loop.set_timer(owner, None, self._stop_watching)
+
+    def _end_for_shortage(self) -> None:
+        if self._is_fixed:
+            self._step_registry(StartTimeout())
+        else:
+            self._perform_effects([TasksMissing(self._describe_missing(), is_final=False)])
+
+    def _say_later_what_is_missing(self) -> None:
+        if self._is_talkative:
+            at_ns = time.monotonic_ns() + SAY_AGAIN_NS
+            self._driver.loop.set_timer((self, "progress"), at_ns, self._say_what_is_missing)
+
+    def _say_what_is_missing(self) -> None:
+        self._driver.say(f"{self._cluster.name}: waiting for tasks: {self._describe_missing()}")
+        self._say_later_what_is_missing()
+
+    def _describe_missing(self) -> str:
+        if self._is_fixed:
+            return self._registry.describe_missing()
+        return f"registered {self._driver.running_slots()} of at least {self.limits.min_slots}"
+
+    def _describe_capacity(self) -> str:
+        """Return what the cluster says about its slots, if it answers soon, and what to do."""
+        answers: deque[str] = deque()
+
+        def ask() -> None:
+            capacity = self._cluster.capacity()
+            if capacity is not None:
+                answers.append(
+                    f"; {self._cluster.name} has {capacity.total} slots, {capacity.free} of them free"
+                )
+
+        asking = threading.Thread(target=ask, name="ronde-capacity", daemon=True)
+        asking.start()
+        asking.join(CAPACITY_S)
+        told = answers.popleft() if answers else ""
+        return (
+            f" within {self._start_ns / SECOND:g} s{told}: ask for fewer workers, give {self._cluster.name} more "
+            "slots, or raise start_timeout"
+        )
+
+    # Assignments
+
+    def _assign(self, agent: AgentProcess, node_rank: int) -> None:
+        task = self._tasks[agent.name]
+        environment = dict(self.config.worker.environment)
+        if gpus := self._gpus_of_host(task):
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        worker = replace(self.config.worker, environment=environment)
+        config = replace(
+            self.config,
+            worker=worker,
+            rendezvous=replace(self.config.rendezvous, node_rank=node_rank),
+            shares_hosts=self._is_fixed or not gpus,
+        )
+        agent.assign(
+            Assignment(
+                agent=agent.id,
+                job_key="",
+                stores=self._stores,
+                directory="",
+                environment={},
+                has_call=True,
+                config=config,
+            )
+        )
+        self._driver.note_assigned()
+        if not self._is_fixed and self._driver.running_slots() >= self.limits.min_slots:
+            self._stop_watching()
+
+    def _gpus_of_host(self, task: Task) -> list[str]:
+        """Return the GPUs that the workers on the task's host see; with a fixed number of workers all of theirs."""
+        there = [each for each in self._registry.registered() if each.host_id == task.host_id]
+        return list(dict.fromkeys(gpu for each in (there or [task]) for gpu in each.gpus))
+
+
+def _name(slot: int) -> str:
+    """Return the name of the agent in a slot."""
+    return f"task {slot}"
+
+
+def _slot(name: str) -> int:
+    return int(name.removeprefix("task "))
+
+
+def _for_agents(config: LaunchConfig, workers: int, least: int) -> LaunchConfig:
+    """Return the configuration of all agents."""
+    is_fixed = workers == least
+    rendezvous = replace(
+        config.rendezvous,
+        backend="tcp",
+        run_id=config.rendezvous.run_id or secrets.token_hex(8),
+        min_nodes=least,
+        max_nodes=workers,
+        last_call_ns=LAST_CALL_NS,
+        supply=workers if is_fixed else None,
+        options={"is_host": "false", "rehost": "false"},  # the driver is the host
+        gives_way=not is_fixed,
+        start_timeout_ns=config.start_timeout_ns,
+    )
+    return replace(config, rendezvous=rendezvous, shares_hosts=True)

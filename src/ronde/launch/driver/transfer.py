@@ -1,0 +1,53 @@
+"""How a function gets from the driver to the agents, and the results back: through the store of the job."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from ronde.errors import RondeError
+from ronde.launch.agent.agent import RunResult
+from ronde.launch.calls import CallFiles
+from ronde.net.stores.base import Store
+from ronde.net.stores.large_values import delete_large, get_large, put_large
+
+__all__ = ["call_of_job", "fetch_result", "offer_call", "send_results"]
+
+CALL = "call"
+SPOOLED_BYTES = 64 << 20  # larger results wait in a file
+
+
+def offer_call(store: Store, packed: bytes) -> None:
+    """Write the call (`calls.pack_call`) into the store."""
+    put_large(store, CALL, packed)
+
+
+def call_of_job(store: Store, timeout_ns: int) -> Iterator[bytes]:
+    """Return the call in pieces."""
+    return get_large(store, CALL, timeout_ns)
+
+
+def send_results(store: Store, files: CallFiles, result: RunResult) -> None:
+    """Write what the workers of this agent have left: results, or the exceptions of those that failed."""
+    for worker, rank in enumerate(sorted(result.returncodes)):
+        if result.exit_code == 0 or rank in result.failures:
+            with files.open_result(worker) as file:
+                put_large(store, _result(rank), file)
+
+
+def fetch_result(store: Store, rank: int, timeout_ns: int = 0) -> BinaryIO | None:
+    """Return the file with the result of a rank, as `calls` reads it, and delete it in the store; None without one."""
+    try:
+        pieces = get_large(store, _result(rank), timeout_ns)
+        file = tempfile.SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115
+        file.writelines(pieces)
+    except RondeError:
+        return None
+    delete_large(store, _result(rank))
+    file.seek(0)
+    return file  # type: ignore[return-value]
+
+
+def _result(rank: int) -> str:
+    return f"results/{rank}"

@@ -1,0 +1,109 @@
+"""Functions in tasks of a cluster, which here is this machine: results, output, and what the caller gets of faults."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from ronde import TimeoutError, UsageError, WorkerError
+from ronde.launch.clusters.local import LocalCluster
+from ronde.launch.driver.functions import RunOptions, run_function
+
+SECOND = 10**9
+
+
+def run(fn: Any, *args: Any, workers: int = 2, slots: int = 2, **options: Any) -> list[Any]:
+    return run_function(LocalCluster(slots), fn, args, {}, RunOptions(workers, **options))
+
+
+def sizes(factor: int) -> tuple[int, int, int, float]:
+    import numpy
+
+    import ronde
+
+    ronde.init()
+    total = ronde.allreduce(numpy.ones(3) * factor, op=ronde.Sum)
+    return ronde.rank(), ronde.local_rank(), ronde.local_size(), float(total[0])
+
+
+def test_a_function_runs_in_every_task_and_its_results_come_by_rank() -> None:
+    assert run(sizes, 2) == [(0, 0, 2, 4.0), (1, 1, 2, 4.0)]
+
+
+def prints() -> None:
+    print("rank", os.environ["RANK"], "speaks", os.environ["GREETING"])
+
+
+def test_output_of_the_workers_appears_where_the_caller_wants_it() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    run(prints, stdout=out, stderr=err, prefix="<{rank}> ", environment={"GREETING": "hello"})
+    assert sorted(out.getvalue().splitlines()) == ["<0> rank 0 speaks hello", "<1> rank 1 speaks hello"]
+    assert "all 2 tasks have registered" in err.getvalue()
+
+
+def large() -> bytes:
+    return bytes(3_000_000)
+
+
+def test_results_may_be_large() -> None:
+    assert [len(result) for result in run(large, stdout=io.StringIO(), stderr=io.StringIO())] == [
+        3_000_000
+    ] * 2
+
+
+def one_fails() -> None:
+    if os.environ["RANK"] == "1":
+        print("about to fail")
+        raise LookupError("no such thing")
+    time.sleep(60)
+
+
+def test_the_first_failure_ends_the_others_and_is_what_the_caller_gets() -> None:
+    with pytest.raises(WorkerError, match=r"rank 1 .*LookupError: no such thing") as caught:
+        run(one_fails, stdout=io.StringIO(), stderr=io.StringIO())
+    assert (caught.value.rank, caught.value.exit_code) == (1, 1)
+    assert "one_fails" in caught.value.traceback_text
+    assert caught.value.last_lines[-1] == "LookupError: no such thing"
+    assert caught.value.host
+
+
+def one_is_killed() -> None:
+    if os.environ["RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def test_a_killed_worker_is_named() -> None:
+    with pytest.raises(WorkerError, match=r"rank 0 .*SIGKILL") as caught:
+        run(one_is_killed, stdout=io.StringIO(), stderr=io.StringIO())
+    assert (caught.value.rank, caught.value.exit_code) == (0, -signal.SIGKILL)
+
+
+def test_too_few_slots_are_an_error_with_numbers() -> None:
+    with pytest.raises(TimeoutError, match=r"registered 1 of 2 .*this machine has 1 slots, 0 of them free"):
+        run(sizes, 1, slots=1, start_timeout_ns=2 * SECOND, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def test_what_cannot_be_sent_is_an_error_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="cannot be sent to workers"):
+        run(sizes, threading.Lock())
+
+
+def test_two_jobs_at_once_in_threads() -> None:
+    results: dict[int, list[Any]] = {}
+
+    def job(number: int) -> None:
+        results[number] = run(sizes, number, stdout=io.StringIO(), stderr=io.StringIO())
+
+    threads = [threading.Thread(target=job, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: [(0, 0, 2, 2.0 * n), (1, 1, 2, 2.0 * n)] for n in (1, 2)}
