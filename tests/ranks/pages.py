@@ -20,6 +20,7 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 }
+NEEDS = ("spark", "ray", "dask", "torch")  # tests/clusters runs those that need one of the first three
 COMMANDS = {"ronde": (sys.executable, "-m", "ronde"), "python": (sys.executable,)}
 
 
@@ -29,8 +30,8 @@ def blocks(page: str, *languages: str) -> list[str]:
     return [text for language, text in found if language in languages]
 
 
-def programs(*, with_pytorch: bool) -> list[object]:
-    """Return program and command line for each run of each program that does, or does not, import PyTorch."""
+def programs(need: str = "") -> list[object]:
+    """Return program and command line for each run of each program that imports this package of `NEEDS`, or none."""
     found: list[object] = []
     for page in PAGES:
         texts: list[str] = []
@@ -40,9 +41,15 @@ def programs(*, with_pytorch: bool) -> list[object]:
             else:
                 texts[-1] += block
         for text in texts:
-            if with_pytorch == bool(re.search(r"^import (torch|ronde\.torch)\b", text, re.MULTILINE)):
+            if need == need_of(text):
                 found += [pytest.param(text, command, id=f"{page}: {command}") for command in _commands(text)]
     return found
+
+
+def need_of(program: str) -> str:
+    """Return the first package of `NEEDS` that the program imports, directly or by Ronde, else ""."""
+    imported = re.findall(r"^(?:import|from) (.+)", program, re.MULTILINE)
+    return next((need for need in NEEDS if re.search(rf"\b(py)?{need}\b", " ".join(imported))), "")
 
 
 def run_program(program: str, command: str, folder: Path) -> str:

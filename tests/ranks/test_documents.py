@@ -15,7 +15,7 @@ from tests.ranks.pages import PAGES, ROOT, blocks, programs, run_program
 from ronde import cli
 
 
-@pytest.mark.parametrize(("program", "command"), programs(with_pytorch=False))
+@pytest.mark.parametrize(("program", "command"), programs())
 def test_programs_run(program: str, command: str, tmp_path: Path) -> None:
     run_program(program, command, tmp_path)
 

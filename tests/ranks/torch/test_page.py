@@ -17,7 +17,7 @@ TRAINS = "the loss after 100 steps"
 
 
 @pytest.mark.slow  # each rank imports torch anew
-@pytest.mark.parametrize(("program", "command"), programs(with_pytorch=True))
+@pytest.mark.parametrize(("program", "command"), programs("torch"))
 def test_programs_run(program: str, command: str, tmp_path: Path) -> None:
     output = run_program(program, command, tmp_path)
     if TRAINS in program:
