@@ -47,6 +47,14 @@ def test_output_of_the_workers_appears_where_the_caller_wants_it() -> None:
     assert "all 2 tasks have registered" in err.getvalue()
 
 
+def protection() -> str:
+    return os.environ["RONDE_PROTECTION"]
+
+
+def test_all_connections_can_be_encrypted() -> None:
+    assert run(protection, encrypts=True, stderr=io.StringIO()) == ["secret", "secret"]
+
+
 def large() -> bytes:
     return bytes(3_000_000)
 

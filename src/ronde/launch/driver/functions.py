@@ -18,12 +18,15 @@ from ronde.launch.driver.driver import Driver, JobEnd
 from ronde.launch.driver.task_agents import TaskAgents
 from ronde.launch.driver.transfer import fetch_result
 from ronde.light_dataclasses import dataclass, field
+from ronde.net.protection import SECRET
 from ronde.net.stores.base import Store
 from ronde.process.output import claim_standard_streams
+from ronde.values import PROTECTION
 
 __all__ = ["RunOptions", "run_function"]
 
 SECOND = 10**9
+PROTECTION_VARIABLE = "RONDE_PROTECTION"
 USAGE_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
 
 
@@ -45,6 +48,8 @@ class RunOptions:
         prefix: The template of the text before each line of output, with {rank}, {local_rank} and {host}; None:
             `[host:rank] `.
         python: The Python that runs agents and workers; None: that of their tasks.
+        encrypts: Whether all connections are encrypted, also those with tensors. The setting `protection` does the
+            same, in `environment` or in that of this process.
         max_restarts: How often workers of an elastic job are started again after one has failed.
         first_host: The name of the host that gets rank 0; empty: that of slot 0.
     """
@@ -60,6 +65,7 @@ class RunOptions:
     has_timestamps: bool = False
     prefix: str | None = None
     python: str | None = None
+    encrypts: bool = False
     max_restarts: int = 0
     first_host: str = ""
 
@@ -88,14 +94,16 @@ def run_function(
         )
     call = pack_call(fn, args, kwargs, is_same_machine=False)
     claim_standard_streams()
+    config = _config(options)
     with ExitStack() as stack:
         placement = TaskAgents(
             cluster,
-            _config(options),
+            config,
             options.num_proc,
             least,
             call,
             python=options.python,
+            is_secret=_is_secret(config.worker.environment),
             first_host=options.first_host,
             is_talkative=options.is_talkative,
         )
@@ -109,6 +117,8 @@ def run_function(
 
 def _config(options: RunOptions) -> LaunchConfig:
     environment = {**settings_that_travel(own_environment()), **options.environment}
+    if options.encrypts:
+        environment[PROTECTION_VARIABLE] = SECRET
     outputs = Outputs(prefix=options.prefix, timestamps=options.has_timestamps)
     worker = WorkerSpec(
         argv=(),
@@ -125,6 +135,11 @@ def _config(options: RunOptions) -> LaunchConfig:
         interface=options.interface,
         start_timeout_ns=options.start_timeout_ns,
     )
+
+
+def _is_secret(environment: Mapping[str, str]) -> bool:
+    text = environment.get(PROTECTION_VARIABLE, "").strip()
+    return bool(text) and PROTECTION.read(text, f"{PROTECTION_VARIABLE}={text!r}") == SECRET
 
 
 def _results(store: Store, least: int, most: int) -> list[Any]:

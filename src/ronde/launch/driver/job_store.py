@@ -36,13 +36,13 @@ def reachable_addresses(
     return reachable, EVERYWHERE
 
 
-def serve_store(listening: Sequence[str], key: JobKey) -> StoreServer:
-    """Serve a store at the first of these addresses that this machine has."""
+def serve_store(listening: Sequence[str], key: JobKey, is_secret: bool | None = None) -> StoreServer:
+    """Serve a store at the first of these addresses that this machine has. `is_secret`: as of `StoreServer`."""
     *others, last = listening
     for address in others:
         with contextlib.suppress(UsageError):  # this machine has no IPv6
-            return StoreServer(_tcp(address, "0"), key)
-    return StoreServer(_tcp(last, "0"), key)
+            return StoreServer(_tcp(address, "0"), key, is_secret=is_secret)
+    return StoreServer(_tcp(last, "0"), key, is_secret=is_secret)
 
 
 def tcp_addresses(reachable: Sequence[str], server_address: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.base import Ticket
 from ronde.launch.driver.assignment import KEY_LINE, agent_command
-from ronde.launch.driver.task_messages import PURPOSE, REGISTRATION, Registration, TaskMessage
+from ronde.launch.driver.task_messages import PURPOSE, REGISTRATION, Registration, TaskMessage, split_message
 from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.host import host_identity, host_name
@@ -148,8 +148,8 @@ class _Relay:
     def _receive(self) -> None:
         for message in self._channel.receive():
             self._heard_ns = time.monotonic_ns()
-            data = message[1:]
-            match TaskMessage(message[:1]):
+            kind, data = split_message(message)
+            match kind:
                 case TaskMessage.HEARTBEAT:
                     pass
                 case TaskMessage.ACCEPT if self._agent is None:
@@ -163,7 +163,7 @@ class _Relay:
                     self._ends_stdin = True
                 case TaskMessage.KILL:
                     self._is_killed = True
-                case kind:
+                case _:
                     raise ProtocolError(f"the driver sends {kind.name.lower()} at the wrong time")
 
     def _write_stdin(self) -> None:

@@ -48,7 +48,7 @@ from ronde.launch.driver.task_server import TaskConnection, TaskServer
 from ronde.launch.driver.transfer import offer_call
 from ronde.launch.loop import Order
 from ronde.net.addresses import addresses_here
-from ronde.net.protection import Protection, secrecy_is_wanted
+from ronde.net.protection import Protection
 from ronde.net.stores.tcp import StoreClient
 
 __all__ = ["TaskAgents"]
@@ -67,7 +67,8 @@ class TaskAgents:
     """The placement of a job in tasks of `cluster`, with one worker in each.
 
     `workers`: how many; `least`: with how many the job may begin and go on; equal to `workers` for a fixed number.
-    `call`: the packed function. `first_host`: the name of the host of rank 0. `is_talkative`: say who is awaited.
+    `call`: the packed function. `is_secret`: encrypt all connections. `first_host`: the name of the host of rank 0.
+    `is_talkative`: say who is awaited.
     """
 
     def __init__(
@@ -79,10 +80,12 @@ class TaskAgents:
         call: bytes,
         *,
         python: str | None = None,
+        is_secret: bool = False,
         first_host: str = "",
         is_talkative: bool = True,
     ) -> None:
         self._cluster, self._workers, self._call, self._python = cluster, workers, call, python
+        self._is_secret = is_secret
         self._is_fixed = least == workers
         self._is_talkative = is_talkative
         self._start_ns = config.start_timeout_ns
@@ -116,15 +119,15 @@ class TaskAgents:
         self._driver = driver
         own_addresses = addresses_here() or [LOOPBACK]  # without a network, the cluster is this machine
         reachable, listening = reachable_addresses(self.config, own_addresses, ())
-        store = serve_store(listening, self._key)
+        store = serve_store(listening, self._key, self._is_secret)
         self._stack.callback(store.close)
         self._stores = tcp_addresses(reachable, store.address)
-        self.store = StoreClient(store.address, self._key, 10 * SECOND)
+        self.store = StoreClient(store.address, self._key, 10 * SECOND, is_secret=self._is_secret)
         self._stack.callback(self.store.close)
         offer_call(self.store, self._call)
         self._call = b""
         silence_ns = self.config.rendezvous.silence_ns
-        self._server = TaskServer(listening, self._key, silence_ns=silence_ns)
+        self._server = TaskServer(listening, self._key, silence_ns, self._is_secret)
         self._stack.callback(self._server.close)
         self._addresses = tcp_addresses(reachable, self._server.address)
         self._posted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -146,7 +149,7 @@ class TaskAgents:
                     slot=_slot(host.name),
                     addresses=self._addresses,
                     job_key=bytes.fromhex(self._key.hex()),
-                    protection=Protection.SECRET if secrecy_is_wanted() else Protection.SEALED,
+                    protection=Protection.SECRET if self._is_secret else Protection.SEALED,
                     start_timeout_ns=self._start_ns,
                     python=self._python,
                 )

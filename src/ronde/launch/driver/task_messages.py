@@ -8,9 +8,10 @@ from __future__ import annotations
 from enum import Enum
 
 from ronde.core.typed_json import TypedJson
+from ronde.errors import ProtocolError
 from ronde.light_dataclasses import dataclass
 
-__all__ = ["HEARTBEATS", "PURPOSE", "REGISTRATION", "TaskMessage", "Registration"]
+__all__ = ["HEARTBEATS", "PURPOSE", "REGISTRATION", "Registration", "TaskMessage", "split_message"]
 
 PURPOSE = "task of a cluster"
 HEARTBEATS = 4  # how many fit into the longest silence
@@ -32,6 +33,14 @@ class TaskMessage(Enum):
     KILL = b"K"
     # From both
     HEARTBEAT = b"H"
+
+
+def split_message(message: bytes) -> tuple[TaskMessage, bytes]:
+    """Return the kind of a message and the rest. Raises ProtocolError if there is no such kind."""
+    try:
+        return TaskMessage(message[:1]), message[1:]
+    except ValueError:
+        raise ProtocolError(f"a message begins with {message[:1]!r}, which has no meaning") from None
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,19 @@ from typing import IO
 
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
-from ronde.launch.driver.task_messages import HEARTBEATS, PURPOSE, REGISTRATION, Registration, TaskMessage
+from ronde.launch.driver.task_messages import (
+    HEARTBEATS,
+    PURPOSE,
+    REGISTRATION,
+    Registration,
+    TaskMessage,
+    split_message,
+)
 from ronde.net.addresses import listen, parse_address
 from ronde.net.authenticating_listener import Authenticator
 from ronde.net.authentication import Handshake, Role
 from ronde.net.message_channel import MessageChannel
-from ronde.net.protection import protection_of, secrecy_is_wanted
+from ronde.net.protection import protection_of
 from ronde.net.stores.listeners import detect_loss
 
 __all__ = ["TaskConnection", "TaskServer", "TaskStreams"]
@@ -43,11 +50,14 @@ class TaskServer:
     """Listens for the tasks of one job at the first of `addresses` that this machine has.
 
     `fileno()` becomes readable when tasks have registered; then call `accept`. `silence_ns`: after how long a silence a
-    task counts as lost. Raises UsageError if this machine has none of the addresses.
+    task counts as lost. `is_secret`: encrypt the connections. Raises UsageError if this machine has none of the
+    addresses.
     """
 
-    def __init__(self, addresses: Sequence[str], key: JobKey, silence_ns: int) -> None:
-        self._key, self._silence_ns = key, silence_ns
+    def __init__(
+        self, addresses: Sequence[str], key: JobKey, silence_ns: int, is_secret: bool = False
+    ) -> None:
+        self._key, self._silence_ns, self._is_secret = key, silence_ns, is_secret
         self._listener, self.address = _listen(addresses)
         self._epoll = select.epoll()
         self._authenticator = Authenticator(
@@ -152,7 +162,7 @@ class TaskServer:
         self.watch(sock.fileno(), task)
 
     def _greet(self, sock: socket.socket) -> Handshake:
-        return Handshake(Role.SERVER, self._key, PURPOSE, protection_of(sock, secrecy_is_wanted()))
+        return Handshake(Role.SERVER, self._key, PURPOSE, protection_of(sock, self._is_secret))
 
     def _report(self, error: OSError) -> None:
         _log.warning("the driver at %s cannot accept tasks now: %s", self.address, error.strerror)
@@ -255,7 +265,7 @@ class _Task:
     def _receive(self) -> None:
         for message in self._channel.receive():
             self._heard_ns = time.monotonic_ns()
-            self._take(TaskMessage(message[:1]), message[1:])
+            self._take(*split_message(message))
 
     def _take(self, kind: TaskMessage, data: bytes) -> None:
         if kind is TaskMessage.HEARTBEAT:
