@@ -24,6 +24,7 @@ __all__ = [
     "address_towards",
     "addresses_here",
     "everywhere",
+    "interface_addresses",
     "is_loopback",
     "is_ours",
     "listen",
@@ -270,13 +271,18 @@ def address_of_interface(interface: str) -> str:
 
 def addresses_here() -> list[str]:
     """Return the numeric addresses of this machine except loopback: one per interface and family, IPv4 first."""
-    ipv4: list[str] = []
-    ipv6: list[str] = []
+    return [address for _, address in interface_addresses()]
+
+
+def interface_addresses() -> list[tuple[str, str]]:
+    """Return the same addresses, each after the name of its interface."""
+    ipv4: list[tuple[str, str]] = []
+    ipv6: list[tuple[str, str]] = []
     for _, name in socket.if_nameindex():
         for found, find in ((ipv4, _ipv4_of_interface), (ipv6, _ipv6_of_interface)):
             address = find(name)
             if address is not None and not is_loopback(address):
-                found.append(address)
+                found.append((name, address))
     return [*ipv4, *ipv6]
 
 

@@ -41,6 +41,7 @@ TRY_NS = 2 * 10**9  # per address
 PAUSE_S = 0.2  # after a try of all addresses
 GOODBYE_NS = 15 * 10**9  # how long the agent may take to end after its workers
 USAGE_ERROR, INTERRUPTED = 2, 130
+_INTERFACES = {"RONDE_INTERFACE", "HOROVOD_GLOO_IFACE"}  # with which a user chooses the workers' addresses
 
 
 def main() -> int:
@@ -133,7 +134,10 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
 
         variables = {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key}
         try:
-            placed = _placed(config, store.address)
+            own = _own_address(assignment, store)
+            if assignment.ring and not variables.keys() & _INTERFACES:
+                variables["RONDE_INTERFACE"] = own
+            placed = _placed(config, store.address, own)
             result = _run_agent(placed, variables, line, store if assignment.has_call else None)
         except UsageError as error:
             result = RunResult(USAGE_ERROR, str(error))
@@ -199,14 +203,21 @@ def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) ->
         time.sleep(PAUSE_S)  # all addresses may refuse at once
 
 
-def _placed(config: LaunchConfig, store_address: str) -> LaunchConfig:
-    """Return the configuration for the agent on this host, with this store."""
-    store = addresses.parse_address(store_address)
-    own = (
-        addresses.address_of_interface(config.interface)
-        if config.interface
-        else addresses.address_towards(store.host)
-    )
+def _own_address(assignment: Assignment, store: StoreClient) -> str:
+    """Return the address by which other hosts reach this one."""
+    config = assignment.config
+    if config.interface:
+        return addresses.address_of_interface(config.interface)
+    if assignment.ring:
+        from ronde.launch.driver.ring_probe import probe_ring  # only for jobs on several hosts
+
+        timeout_ns = max(config.start_timeout_ns, config.rendezvous.join_timeout_ns)
+        return probe_ring(store, JobKey.from_hex(assignment.job_key), assignment.ring, timeout_ns)
+    return addresses.address_towards(addresses.parse_address(store.address).host)
+
+
+def _placed(config: LaunchConfig, store_address: str, own: str) -> LaunchConfig:
+    """Return the configuration for the agent on this host, with this store and this address of the host."""
     endpoint = config.rendezvous.endpoint or store_address.removeprefix("tcp:")
     outputs = config.outputs
     if outputs.prefix is None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from ronde.core.rendezvous.membership import Failure
+from ronde.core.ring import RingPlan
 from ronde.core.typed_json import TypedJson
 from ronde.errors import ProtocolError, UsageError
 from ronde.launch.config import LaunchConfig
@@ -39,7 +40,8 @@ class Assignment:
     `agent`: its name. `job_key`: empty if the task that started the agent gives it the key. `stores`: the addresses at
     which the job's store may be reached, the likely ones first. `directory`: in which to work; empty: where the agent
     starts. `environment`: variables that override the host's. `has_call`: the workers call the function in the store
-    (`transfer`) instead of the command in `config`.
+    (`transfer`) instead of the command in `config`. `ring`: the agent's part in finding out by which address other
+    hosts reach its own; None: it takes the one that leads to the store.
     """
 
     agent: str
@@ -48,6 +50,7 @@ class Assignment:
     directory: str
     environment: Mapping[str, str] = field(repr=False)
     has_call: bool
+    ring: RingPlan | None
     config: LaunchConfig
 
     def encode(self) -> bytes:

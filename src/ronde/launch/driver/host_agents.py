@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from ronde.core import host_health as health
 from ronde.core.host_list import Host, describe
+from ronde.core.ring import RingPlan, plan_ring
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.discovery import HostScript
@@ -67,15 +68,18 @@ class HostAgents:
         self._stack = ExitStack()
         self._script: HostScript | None = None
         self._waiting: dict[str, Assignment] = {}  # by host, until the agent's hello
+        self._rings: dict[str, RingPlan | None] = {}  # by host
 
     def open(self, driver: Driver) -> None:
         """Serve the store, and offer the hosts, or ask the script for them."""
         self._driver = driver
-        if self._hosts and all(self._is_here(host.name) for host in self._hosts) and not self._is_placed():
+        names = [host.name for host in self._hosts]
+        if names and all(map(self._is_here, names)) and not self._is_placed():
             reachable: Sequence[str] = ["127.0.0.1"]
             listening = reachable
         else:
-            names = [host.name for host in self._hosts]
+            if _is_fixed(self.config, self._hosts) and not self._is_placed():
+                self._rings = dict(zip(names, plan_ring(names)))
             reachable, listening = reachable_addresses(self.config, self._own_addresses, names)
         server = serve_store(listening, self._key)
         self._stack.callback(server.close)
@@ -149,6 +153,7 @@ class HostAgents:
             environment={} if here else travelling(self._environment),
             has_call=False,
             config=config,
+            ring=self._rings.get(host.name),
         )
         agent.attach_streams(streams)
         at_ns = time.monotonic_ns() + self._start_ns

@@ -36,6 +36,7 @@ from ronde.core.registry import (
     TaskRegistered,
     TasksMissing,
 )
+from ronde.core.ring import RingPlan, plan_ring
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.base import Cluster, Ticket
@@ -104,6 +105,7 @@ class TaskAgents:
         self._connections: dict[int, TaskConnection] = {}  # those of which the driver has not decided
         self._tasks: dict[str, Task] = {}  # by the agent's name
         self._begun: dict[str, int] | None = None  # the ranks of nodes by the agent's name, after the barrier
+        self._rings: dict[str, RingPlan | None] = {}  # by the agent's name
         self._lock = threading.Lock()
         self._posted = -1
         self._posts: deque[tuple[int | None, str]] = (
@@ -292,6 +294,7 @@ class TaskAgents:
     def _begin(self, tasks: Sequence[Task]) -> None:
         """Let the job begin: the order of the tasks is that of the ranks."""
         self._begun = {_name(task.slot): number for number, task in enumerate(tasks)}
+        self._rings = dict(zip(self._begun, plan_ring([task.host_id for task in tasks])))
         self._stop_watching()
         if self._is_talkative:
             hosts = list(dict.fromkeys(task.host for task in tasks))
@@ -380,6 +383,7 @@ class TaskAgents:
                 directory="",
                 environment={},
                 has_call=True,
+                ring=self._rings.get(agent.name),
                 config=config,
             )
         )

@@ -21,7 +21,7 @@ from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen
 
 ASSIGNMENT = Assignment(
-    "1", "ab" * 32, ("tcp:127.0.0.1:1",), "/", {}, False, LaunchConfig(WorkerSpec(("x" * 200_000,)))
+    "1", "ab" * 32, ("tcp:127.0.0.1:1",), "/", {}, False, None, LaunchConfig(WorkerSpec(("x" * 200_000,)))
 )
 assert len(ASSIGNMENT.encode()) > 65536, "more than a pipe takes at once"
 HELLO = f"printf '%s\\n' '{hello().decode().strip()}'"

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ronde.core.ring import RingPlan
 from ronde.errors import UsageError
 from ronde.launch.config import (
     Binding,
@@ -41,11 +42,12 @@ FULL = LaunchConfig(
 
 
 SECRET = "ab" * 32
+RING = RingPlan(0, 1, True, ("eth0",))
 FIELDS = LaunchConfig.__match_args__
 
 
 def assignment(config: LaunchConfig) -> Assignment:
-    return Assignment("1", SECRET, ("tcp:a:1", "tcp:[::1]:2"), "/tmp", {"A": "ä\n"}, True, config)
+    return Assignment("1", SECRET, ("tcp:a:1", "tcp:[::1]:2"), "/tmp", {"A": "ä\n"}, True, RING, config)
 
 
 @pytest.mark.parametrize("config", [SMALL, FULL], ids=["small", "full"])
