@@ -256,11 +256,14 @@ def address_towards(host: str, within_ns: int | None = None) -> str:
 def address_of_interface(interface: str) -> str:
     """Return the numeric address of an interface given by name (IPv4 first) or by one of its addresses.
 
-    Raises UsageError that lists the interfaces of this machine.
+    Of several, separated by commas, it is the first that this machine has. Raises UsageError that lists the interfaces
+    of this machine.
     """
+    names = [name for _, name in socket.if_nameindex()]
+    wanted = interface.split(",")
+    interface = next((each for each in wanted if each in names or _is_numeric(each)), interface)
     if _is_numeric(interface):
         return interface
-    names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
         raise UsageError(f"there is no network interface {interface!r} here; there are " + ", ".join(names))
     address = _ipv4_of_interface(interface) or _ipv6_of_interface(interface)

@@ -124,6 +124,7 @@ def test_the_address_of_an_interface() -> None:
     assert address_of_interface("lo") == "127.0.0.1"
     assert address_of_interface("192.0.2.1") == "192.0.2.1"
     assert address_of_interface("fd00::1") == "fd00::1"
+    assert address_of_interface("eth77,lo") == "127.0.0.1"
     with pytest.raises(UsageError, match=r"there is no network interface 'eth77' here; there are .*\blo\b"):
         address_of_interface("eth77")
 

@@ -206,13 +206,13 @@ def _find_store(assignment: Assignment, ssh_connection: str, timeout_ns: int) ->
 def _own_address(assignment: Assignment, store: StoreClient) -> str:
     """Return the address by which other hosts reach this one."""
     config = assignment.config
-    if config.interface:
-        return addresses.address_of_interface(config.interface)
     if assignment.ring:
         from ronde.launch.driver.ring_probe import probe_ring  # only for jobs on several hosts
 
         timeout_ns = max(config.start_timeout_ns, config.rendezvous.join_timeout_ns)
         return probe_ring(store, JobKey.from_hex(assignment.job_key), assignment.ring, timeout_ns)
+    if config.interface:
+        return addresses.address_of_interface(config.interface)
     return addresses.address_towards(addresses.parse_address(store.address).host)
 
 

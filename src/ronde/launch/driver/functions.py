@@ -42,8 +42,8 @@ class RunOptions:
         stdout: Takes the output of the workers; None: `sys.stdout`.
         stderr: Takes their errors, and the driver's messages; None: `sys.stderr`.
         is_talkative: Whether the driver says which tasks it awaits.
-        interface: The name of the network interface by which workers and driver reach each other, the same on every
-            host; None: found out.
+        interface: The name of the network interface by which the hosts reach each other, or several names, separated
+            by commas; None: found out among all. The driver also listens there, if its machine has one of them.
         has_timestamps: Whether each line of output begins with the time.
         prefix: The template of the text before each line of output, with {rank}, {local_rank} and {host}; None:
             `[host:rank] `.

@@ -48,7 +48,7 @@ from ronde.launch.driver.job_store import reachable_addresses, serve_store, tcp_
 from ronde.launch.driver.task_server import TaskConnection, TaskServer
 from ronde.launch.driver.transfer import offer_call
 from ronde.launch.loop import Order
-from ronde.net.addresses import addresses_here
+from ronde.net.addresses import address_of_interface, addresses_here
 from ronde.net.protection import Protection
 from ronde.net.stores.tcp import StoreClient
 
@@ -120,7 +120,7 @@ class TaskAgents:
         """Serve the store and the tasks, and request all tasks."""
         self._driver = driver
         own_addresses = addresses_here() or [LOOPBACK]  # without a network, the cluster is this machine
-        reachable, listening = reachable_addresses(self.config, own_addresses, ())
+        reachable, listening = reachable_addresses(_with_interface_here(self.config), own_addresses, ())
         store = serve_store(listening, self._key, self._is_secret)
         self._stack.callback(store.close)
         self._stores = tcp_addresses(reachable, store.address)
@@ -294,7 +294,8 @@ class TaskAgents:
     def _begin(self, tasks: Sequence[Task]) -> None:
         """Let the job begin: the order of the tasks is that of the ranks."""
         self._begun = {_name(task.slot): number for number, task in enumerate(tasks)}
-        self._rings = dict(zip(self._begun, plan_ring([task.host_id for task in tasks])))
+        interfaces = self.config.interface.split(",") if self.config.interface else ()
+        self._rings = dict(zip(self._begun, plan_ring([task.host_id for task in tasks], interfaces)))
         self._stop_watching()
         if self._is_talkative:
             hosts = list(dict.fromkeys(task.host for task in tasks))
@@ -404,6 +405,16 @@ def _name(slot: int) -> str:
 
 def _slot(name: str) -> int:
     return int(name.removeprefix("task "))
+
+
+def _with_interface_here(config: LaunchConfig) -> LaunchConfig:
+    """Return the configuration for this machine, which need not have the interfaces of the hosts."""
+    try:
+        if config.interface:
+            address_of_interface(config.interface)
+    except UsageError:
+        return replace(config, interface=None)
+    return config
 
 
 def _for_agents(config: LaunchConfig, workers: int, least: int) -> LaunchConfig:
