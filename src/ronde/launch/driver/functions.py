@@ -170,14 +170,13 @@ def _raise(end: JobEnd, placement: TaskAgents, options: RunOptions) -> NoReturn:
 
 
 def _worker_error(failure: Failure, store: Store) -> WorkerError:
-    message, traceback = failure.message, ""
+    message, traceback = f"{failure.message} on {failure.host}", ""
     if failure.exit_code == 1 and (file := fetch_result(store, failure.rank)):
         with file:
             if error := read_error(file):
                 exception, traceback = error
-                message = f"rank {failure.rank} (pid {failure.pid}) failed: {exception}"
+                message = f"rank {failure.rank} (pid {failure.pid}) on {failure.host} failed: {exception}"
     details = traceback or failure.details
-    message = f"{message} on {failure.host}"
     return WorkerError(
         f"{message}\n\n{details.rstrip()}" if details else message,
         rank=failure.rank,
