@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver.assignment import KEY_LINE, LAST_WORD, Assignment, LastWord, ended_key, hello
+from ronde.light_dataclasses import replace
 from ronde.net import addresses
 from ronde.net.host import host_name
 from ronde.net.stores.tcp import StoreClient

@@ -6,9 +6,9 @@ from standard input, which stays open until the driver no longer needs the agent
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 
 from ronde.core.rendezvous.membership import Failure
 from ronde.core.ring import RingPlan
@@ -87,11 +87,20 @@ LAST_WORD: TypedJson[LastWord] = TypedJson(LastWord, "last word of an agent")
 
 def hello() -> bytes:
     """Return an agent's greeting, with its version of Ronde."""
-    try:
-        version = metadata.version("ronde")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
-    return HELLO + f"{version} protocol {PROTOCOL_VERSION}\n".encode()
+    return HELLO + f"{_version()} protocol {PROTOCOL_VERSION}\n".encode()
+
+
+def _version() -> str:
+    """Return the installed version, from the name of a folder: `importlib.metadata` takes 20 ms to load."""
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or os.curdir)
+        except OSError:
+            continue
+        for name in names:
+            if name.startswith("ronde-") and name.endswith(".dist-info"):
+                return name[len("ronde-") : -len(".dist-info")]
+    return "unknown"
 
 
 def ended_key(agent: str) -> str:

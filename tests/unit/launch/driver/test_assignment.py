@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 
 import pytest
 
@@ -18,7 +19,7 @@ from ronde.launch.config import (
     Std,
     WorkerSpec,
 )
-from ronde.launch.driver.assignment import Assignment
+from ronde.launch.driver.assignment import Assignment, hello
 
 SMALL = LaunchConfig(WorkerSpec(("/bin/true",)))
 FULL = LaunchConfig(
@@ -86,3 +87,7 @@ def refuse(line: bytes) -> None:
     with pytest.raises(UsageError, match="an agent is started by `ronde run -H`") as caught:
         Assignment.decode(line)
     assert SECRET not in str(caught.value)
+
+
+def test_a_greeting_names_the_installed_version() -> None:
+    assert hello().split()[2].decode() == metadata.version("ronde")
