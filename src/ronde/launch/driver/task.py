@@ -15,7 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ronde.environment import environment
@@ -42,7 +42,7 @@ READ_BYTES = 64 * 1024
 UNSENT_BYTES = 1 << 20  # with more on the way to the driver, the task reads no more output
 
 
-def run_task(ticket: Ticket, attempt: int = 0) -> None:
+def run_task(ticket: Ticket, attempt: int = 0, gpus: Sequence[str] | None = None) -> None:
     """Run the agent of a slot, and return when it has ended, or the driver has ended it.
 
     Any thread may call this, several at once. The agent inherits the environment of this process.
@@ -50,6 +50,7 @@ def run_task(ticket: Ticket, attempt: int = 0) -> None:
     Args:
         ticket: What the driver gave the cluster for this slot.
         attempt: The number of this attempt to run the slot's task, from 0; higher ones replace lower ones.
+        gpus: The names of the GPUs that the platform has given the task; None: those in CUDA_VISIBLE_DEVICES.
 
     Raises:
         TimeoutError: The driver could not be reached within the ticket's start timeout.
@@ -63,7 +64,7 @@ def run_task(ticket: Ticket, attempt: int = 0) -> None:
             attempt=attempt,
             host=host_name(),
             host_id=host_identity(environment().get("RONDE_HOST_ID", "")),
-            gpus=_visible_gpus(),
+            gpus=_visible_gpus() if gpus is None else tuple(gpus),
         )
         channel.send(TaskMessage.REGISTER.value + REGISTRATION.encode(registration))
         _Relay(channel, ticket).run()

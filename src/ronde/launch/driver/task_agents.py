@@ -67,7 +67,7 @@ COOLDOWN_NS = (SECOND, 60 * SECOND)
 class TaskAgents:
     """The placement of a job in tasks of `cluster`, with one worker in each.
 
-    `workers`: how many; `least`: with how many the job may begin and go on; equal to `workers` for a fixed number.
+    `workers`: how many; `least`: with how many an elastic job may begin and go on, None for a fixed number.
     `call`: the packed function. `is_secret`: encrypt all connections. `first_host`: the name of the host of rank 0.
     `is_talkative`: say who is awaited.
     """
@@ -77,9 +77,9 @@ class TaskAgents:
         cluster: Cluster,
         config: LaunchConfig,
         workers: int,
-        least: int,
         call: bytes,
         *,
+        least: int | None = None,
         python: str | None = None,
         is_secret: bool = False,
         first_host: str = "",
@@ -87,7 +87,8 @@ class TaskAgents:
     ) -> None:
         self._cluster, self._workers, self._call, self._python = cluster, workers, call, python
         self._is_secret = is_secret
-        self._is_fixed = least == workers
+        self._is_fixed = least is None
+        least = workers if least is None else least
         self._is_talkative = is_talkative
         self._start_ns = config.start_timeout_ns
         self.limits = health.Limits(
@@ -97,7 +98,7 @@ class TaskAgents:
             is_changing=not self._is_fixed,
             noun="",
         )
-        self.config = _for_agents(config, workers, least)
+        self.config = _for_agents(config, workers, least, is_fixed=self._is_fixed)
         self.has_missed_start = False  # whether the job ended because too few tasks came in time
         self._registry = Registry(workers, first_host)
         self._key = JobKey.generate()
@@ -417,9 +418,8 @@ def _with_interface_here(config: LaunchConfig) -> LaunchConfig:
     return config
 
 
-def _for_agents(config: LaunchConfig, workers: int, least: int) -> LaunchConfig:
+def _for_agents(config: LaunchConfig, workers: int, least: int, *, is_fixed: bool) -> LaunchConfig:
     """Return the configuration of all agents."""
-    is_fixed = workers == least
     rendezvous = replace(
         config.rendezvous,
         backend="tcp",

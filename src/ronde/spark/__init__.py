@@ -1,0 +1,200 @@
+"""Ronde on Spark: `run` calls a function in workers on the executors. Needs `pip install 'ronde[spark]'`.
+
+docs/spark.md tells more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
+
+from pyspark import SparkContext
+from pyspark.resource import ResourceProfile
+
+from ronde.errors import UnsupportedError, UsageError
+from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.spark.cluster import SparkCluster
+
+__all__ = ["SparkCluster", "run", "run_elastic"]
+
+R = TypeVar("R")
+SECOND = 10**9
+START_TIMEOUT_S = 600.0
+MANY_RESTARTS = 1_000_000
+
+
+def run(
+    fn: Callable[..., R],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Sequence[str] | str | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+    *,
+    resources: ResourceProfile | None = None,
+    encrypt: bool = False,
+    require_encrypted_rpc: bool = False,
+) -> list[R]:
+    """Call `fn(*args, **kwargs)` in new processes on the executors, the ranks of a job; return the results by rank.
+
+        results = ronde.spark.run(train, (10,), num_proc=4)
+
+    Each rank occupies a Spark task while it runs. Any thread may call this, several at once. Ctrl-C ends the job.
+
+    Args:
+        fn: Any function that cloudpickle can send. The executors need Ronde and the modules that it imports.
+        args: Positional arguments, the same for all ranks (default: none).
+        kwargs: Keyword arguments, the same for all ranks (default: none).
+        num_proc: The number of ranks (default: `spark.default.parallelism`, or the number of the executors' cores).
+        start_timeout: Within which all ranks must have a Spark task, in seconds (default: 600).
+        env: Variables for the ranks, which override those of the executors (default: none).
+        stdout: Takes the output of the ranks (default: `sys.stdout`).
+        stderr: Takes their errors and the messages of the driver (default: `sys.stderr`).
+        verbose: 0 for no messages about the start (default: 1).
+        nics: The names of the network interfaces by which hosts may reach each other (default: Ronde finds them).
+        use_mpi: Not supported if true: Ronde's own collectives need no MPI.
+        use_gloo: Ignored: a script for Horovod may set it.
+        prefix_output_with_timestamp: Begin each line of output with the time (default: false).
+        executable: The Python that runs the ranks (default: that of the executors).
+        resources: What each Spark task needs, such as GPUs (default: what `spark.task.*` says).
+        encrypt: Encrypt all connections of the job, also those with tensors (default: false).
+        require_encrypted_rpc: Raise UsageError if Spark would send the job's key unencrypted, instead of a warning
+            (default: false).
+
+    Raises:
+        WorkerError: A rank failed (`.rank`, `.host`, `.traceback_text`), or an executor or the Spark job was lost. All
+            ranks have ended.
+        TimeoutError: Spark had too few free slots within `start_timeout`.
+        UsageError: An argument is invalid, the function cannot be sent, or there is no Spark session.
+    """
+    context = _context(use_mpi)
+    cluster = SparkCluster(context, False, resources, require_encrypted_rpc)
+    options = RunOptions(
+        num_proc=context.defaultParallelism if num_proc is None else num_proc,
+        start_timeout_ns=_timeout_ns(start_timeout),
+        environment=env or {},
+        stdout=stdout,
+        stderr=stderr,
+        is_talkative=verbose > 0,
+        interface=_interfaces(nics),
+        has_timestamps=prefix_output_with_timestamp,
+        python=executable,
+        encrypts=encrypt,
+    )
+    return _run(cluster, fn, args, kwargs, options)
+
+
+def run_elastic(
+    fn: Callable[..., R],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Sequence[str] | str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    *,
+    resources: ResourceProfile | None = None,
+    encrypt: bool = False,
+    require_encrypted_rpc: bool = False,
+) -> list[R]:
+    """Call `fn` as `run` does, and go on while executors come and go; return the results of the last ranks.
+
+        results = ronde.spark.run_elastic(train, min_num_proc=2, max_num_proc=8)
+
+    When a rank is lost or a new one comes, all ranks start again with the new number of ranks, from what the function
+    has saved (`ronde.Checkpoints`). Each rank is a Spark job of one task, so dynamic allocation works.
+
+    Args:
+        fn: As of `run`.
+        args: As of `run`.
+        kwargs: As of `run`.
+        num_proc: The number of ranks wanted, if `max_num_proc` is not given (default: as of `run`).
+        min_num_proc: With how many ranks the job begins and goes on (default: `num_proc`).
+        max_num_proc: The largest number of ranks (default: `num_proc`).
+        start_timeout: Within which `min_num_proc` ranks must have Spark tasks, in seconds (default: 600).
+        elastic_timeout: The same after a loss (default: `start_timeout`); the larger of both counts.
+        reset_limit: How often the ranks may start again after a rank has failed (default: no limit).
+        env: As of `run`.
+        stdout: As of `run`.
+        stderr: As of `run`.
+        verbose: As of `run`.
+        nics: As of `run`.
+        prefix_output_with_timestamp: As of `run`.
+        resources: As of `run`.
+        encrypt: As of `run`.
+        require_encrypted_rpc: As of `run`.
+
+    Raises:
+        WorkerError: A rank failed too often.
+        TimeoutError: Fewer than `min_num_proc` ranks had Spark tasks for `start_timeout`.
+        UsageError: As of `run`.
+    """
+    context = _context()
+    cluster = SparkCluster(context, True, resources, require_encrypted_rpc)
+    wanted = num_proc or max_num_proc or context.defaultParallelism
+    options = RunOptions(
+        num_proc=max_num_proc or wanted,
+        min_num_proc=min_num_proc or wanted,
+        start_timeout_ns=_timeout_ns(start_timeout, elastic_timeout),
+        environment=env or {},
+        stdout=stdout,
+        stderr=stderr,
+        is_talkative=verbose > 0,
+        interface=_interfaces(nics),
+        has_timestamps=prefix_output_with_timestamp,
+        encrypts=encrypt,
+        max_restarts=MANY_RESTARTS if reset_limit is None else reset_limit,
+    )
+    return _run(cluster, fn, args, kwargs, options)
+
+
+def _run(
+    cluster: SparkCluster,
+    fn: Callable[..., R],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: RunOptions,
+) -> list[R]:
+    try:
+        return run_function(cluster, fn, args, kwargs or {}, options)
+    finally:
+        cluster.cancel("the function has ended")
+
+
+def _context(use_mpi: bool | None = None) -> SparkContext:
+    if use_mpi:
+        raise UnsupportedError(
+            "use_mpi=True is not supported on Spark: leave it out to use Ronde's own collectives"
+        )
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise UsageError("there is no Spark session: create one by SparkSession.builder.getOrCreate()")
+    return context
+
+
+def _timeout_ns(*given: float | None) -> int:
+    """Return the largest of the times that are given."""
+    seconds = max((timeout for timeout in given if timeout is not None), default=START_TIMEOUT_S)
+    if seconds <= 0:
+        raise UsageError(f"start_timeout={seconds} is invalid: expected a number of seconds above 0")
+    return int(seconds * SECOND)
+
+
+def _interfaces(nics: Sequence[str] | str | None) -> str | None:
+    return nics if isinstance(nics, str) else ",".join(nics or ()) or None

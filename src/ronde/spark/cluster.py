@@ -1,0 +1,168 @@
+"""Spark as a cluster: a task of an ordinary Spark job for each slot.
+
+The job does not use Spark's barrier mode, which forbids dynamic allocation, waits long for slots and looks once a
+second. Spark tries a lost task again. With a fixed number of workers the driver takes the new attempt until the job
+has begun; an elastic job has a Spark job for each slot, whose later attempts end at once, because the driver requests
+another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import InheritableThread, SparkContext, TaskContext
+from pyspark.resource import ResourceProfile
+
+from ronde.errors import UsageError
+from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
+
+__all__ = ["SparkCluster"]
+
+# Of the last line of a Python traceback in Spark's report of a failed task.
+_PYTHON_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .*", re.MULTILINE)
+_log = logging.getLogger(__name__)
+
+
+class SparkCluster:
+    """The executors of a Spark application.
+
+    `is_elastic`: each slot gets a Spark job, so that it can be requested anew. `resources`: what each task needs, such
+    as GPUs; None: what `spark.task.*` says. `requires_encryption`: refuse to send the job's key over a connection that
+    Spark does not encrypt, instead of a warning.
+    """
+
+    name = "Spark"
+
+    def __init__(
+        self,
+        context: SparkContext,
+        is_elastic: bool = False,
+        resources: ResourceProfile | None = None,
+        requires_encryption: bool = False,
+    ) -> None:
+        self.capabilities = Capabilities(elastic=is_elastic, gang=False)
+        self._context, self._resources = context, resources
+        self._group = f"ronde-{uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._cancelled = False
+        _check_encryption(context, requires_encryption)
+
+    def capacity(self) -> Capacity | None:
+        """Return how many tasks Spark can run at once, and how many more than now; None if it allocates executors."""
+        context = self._context._jsc.sc()
+        try:
+            if context.getConf().getBoolean("spark.dynamicAllocation.enabled", False):
+                return None
+            profile = context.resourceProfileManager().defaultResourceProfile()
+            total = int(context.maxNumConcurrentTasks(profile))
+            running = sum(info.numRunningTasks() for info in context.statusTracker().getExecutorInfos())
+        except Py4JError:  # these are not public
+            return None
+        return Capacity(total, max(0, total - running))
+
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        """Submit a Spark job with a task for each ticket, or in an elastic job a Spark job for each."""
+        if self._context._jsc is None:
+            raise UsageError("the Spark session has been stopped: start a new one")
+        batches = [[ticket] for ticket in tickets] if self.capabilities.elastic else [list(tickets)]
+        for batch in batches:
+            InheritableThread(
+                target=self._run_job, args=(batch, events), name="ronde-spark-job", daemon=True
+            ).start()
+
+    def cancel(self, reason: str) -> None:
+        """Cancel all Spark jobs of this cluster."""
+        with self._lock:
+            if self._cancelled or self._context._jsc is None:
+                return
+            self._cancelled = True
+        self._context.cancelJobGroup(self._group)
+
+    def _run_job(self, tickets: list[Ticket], events: SlotEvents) -> None:
+        """Run a Spark job in this thread, and report its end."""
+        slots = [ticket.slot for ticket in tickets]
+        task = _once if self.capabilities.elastic else _again
+        try:
+            with self._lock:
+                if self._cancelled:
+                    return
+            self._context.setJobGroup(self._group, f"Ronde: {len(slots)} workers", interruptOnCancel=True)
+            data = self._context.parallelize(tickets, len(tickets))
+            if self._resources is not None:
+                data = data.withResources(self._resources)
+            data.mapPartitions(task).collect()
+        except Exception as error:
+            if self._cancelled:
+                return
+            reason = _reason(error)
+            if self.capabilities.elastic:
+                events.slot_ended(slots[0], reason)
+            else:
+                events.all_ended(reason)
+        else:
+            for slot in slots:
+                events.slot_ended(slot, "")
+
+
+def _again(tickets: Iterable[Ticket]) -> Iterator[None]:
+    """Run a Spark task, in any attempt."""
+    from ronde.launch.driver.task import run_task
+
+    context = TaskContext.get()
+    assert context is not None
+    for ticket in tickets:
+        run_task(ticket, context.attemptNumber(), gpus=_gpus(context))
+    yield from ()
+
+
+def _once(tickets: Iterable[Ticket]) -> Iterator[None]:
+    """Run a Spark task, but no later attempt."""
+    context = TaskContext.get()
+    assert context is not None
+    return iter(()) if context.attemptNumber() else _again(tickets)
+
+
+def _gpus(context: TaskContext) -> tuple[str, ...] | None:
+    """Return the GPUs that Spark has given the task; None if it gives no GPUs."""
+    given = context.resources().get("gpu")
+    return tuple(given.addresses) if given else None
+
+
+def _reason(error: Exception) -> str:
+    """Return in one line why Spark has ended a job."""
+    if not isinstance(error, Py4JJavaError):
+        return f"the Spark job failed: {type(error).__name__}: {error}"
+    text = str(error.java_exception.getMessage() or error.java_exception.toString())
+    python = _PYTHON_ERROR.findall(text)
+    first = python[-1] if python else text.strip().splitlines()[0]
+    verb = "was cancelled" if "cancelled" in text.splitlines()[0] else "failed"
+    return f"the Spark job {verb}: {first.strip()}"
+
+
+def _check_encryption(context: SparkContext, requires_encryption: bool) -> None:
+    """Warn, or raise UsageError, if the job's key would travel from Spark's driver to its executors in the clear."""
+    conf = context.getConf()
+
+    def is_on(name: str) -> bool:
+        return str(conf.get(name, "false")).lower() == "true"
+
+    is_encrypted = is_on("spark.ssl.rpc.enabled") or (
+        is_on("spark.authenticate")
+        and (is_on("spark.network.crypto.enabled") or is_on("spark.authenticate.enableSaslEncryption"))
+    )
+    master: Any = context.master
+    if is_encrypted or str(master).startswith("local"):
+        return
+    text = (
+        "Spark sends its tasks unencrypted, and the job's key with them, so anybody who reads the network can join the "
+        "job: set spark.authenticate and spark.network.crypto.enabled, or spark.ssl.rpc.enabled, to true"
+    )
+    if requires_encryption:
+        raise UsageError(text)
+    _log.warning("%s", text)
