@@ -127,10 +127,10 @@ def template_of() -> Iterator[Callable[..., Template]]:
 
 @pytest.fixture(scope="module")
 def copied_ranks(request: pytest.FixtureRequest, template_of: Callable[..., Template]) -> Iterator[None]:
-    """Start ranks with NumPy imported, and with torch if the test file mentions it."""
+    """Start ranks with large packages imported, and with torch if the test file mentions it."""
     from ronde.testing import ranks
 
-    modules = ["numpy", "ml_dtypes", "pytest", "ronde.comm.communicator", "ronde.engine.engine"]
+    modules = ["numpy", "ml_dtypes", "hypothesis", "pytest", "ronde.comm.communicator", "ronde.engine.operations"]
     if mentions_torch(request.path) and find_spec("torch"):
         modules += ["torch.distributed", "ronde.torch"]
     with ranks.copies_of(template_of(*modules)):

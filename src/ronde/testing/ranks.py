@@ -12,7 +12,8 @@ The rules:
   1. No process is left behind: leaving the `with` block of a Job kills the remaining ranks, and a rank dies with the
      process that started it.
   2. The error of a wait that times out has the stacks of all threads of all busy ranks.
-  3. Ranks are new interpreters, except within `copies_of(template)`, where they start with its imports.
+  3. Ranks are new interpreters, except within `copies_of(template)`, where they start with its imports. A copy runs its
+     exit handlers, and ends without taking its modules apart.
 """
 
 from __future__ import annotations

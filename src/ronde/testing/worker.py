@@ -6,6 +6,7 @@ that trust each other.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import importlib
@@ -15,12 +16,13 @@ import pickle
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from ronde.errors import UsageError
 
@@ -100,7 +102,22 @@ def main(connection_fd: int, stacks_fd: int, parent_pid: int) -> None:
     faulthandler.register(signal.SIGUSR1, file=stacks_fd, all_threads=True, chain=True)
     # A copy, because the interpreter closes its own connection before the process has ended.
     _ThisRank.connection = Connection(os.dup(connection_fd))
-    sys.exit(_serve(_ThisRank.connection))
+    code = _serve(_ThisRank.connection)
+    if not parent_pid:
+        _end_copy(code)
+    sys.exit(code)
+
+
+def _end_copy(code: int) -> NoReturn:
+    """End as the interpreter does, but leave the modules as they are.
+
+    To take them apart is most of a copy's cost: it touches each page that the copy shares with its template.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _serve(connection: Connection[Any, Any]) -> int:
