@@ -8,7 +8,6 @@ carries it.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
 
 from ronde.backends.base import Backend
 from ronde.errors import UsageError
@@ -63,6 +62,8 @@ def backend_class(name: str) -> type[Backend]:
         module, attribute = _OURS[name]
         found: type[Backend] = getattr(importlib.import_module(module), attribute)
         return found
+    from importlib.metadata import entry_points  # here, because it is slow and seldom needed
+
     registered = {point.name: point for point in entry_points(group=_GROUP)}
     if name in registered:
         loaded: type[Backend] = registered[name].load()

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from ronde.core import slurm
 from ronde.errors import UsageError
+from ronde.light_dataclasses import dataclass, replace
 
 __all__ = ["Identity", "MeetingPoint", "Surroundings", "detect", "identify"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+
+from ronde.light_dataclasses import dataclass
 
 __all__ = ["Topology", "compute_topology"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from ronde.light_dataclasses import dataclass
 
 __all__ = ["RankSet"]
 
