@@ -130,7 +130,14 @@ def copied_ranks(request: pytest.FixtureRequest, template_of: Callable[..., Temp
     """Start ranks with large packages imported, and with torch if the test file mentions it."""
     from ronde.testing import ranks
 
-    modules = ["numpy", "ml_dtypes", "hypothesis", "pytest", "ronde.comm.communicator", "ronde.engine.operations"]
+    modules = [
+        "numpy",
+        "ml_dtypes",
+        "hypothesis",
+        "pytest",
+        "ronde.comm.communicator",
+        "ronde.engine.operations",
+    ]
     if mentions_torch(request.path) and find_spec("torch"):
         modules += ["torch.distributed", "ronde.torch"]
     with ranks.copies_of(template_of(*modules)):

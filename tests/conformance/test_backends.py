@@ -32,7 +32,10 @@ from ronde.errors import AbortedError, MismatchError, UsageError
 from ronde.testing import ranks
 from ronde.types import DType, Kind
 
-pytestmark = pytest.mark.alone  # MPI has names in /dev/shm
+pytestmark = [
+    pytest.mark.alone,  # MPI has names in /dev/shm
+    pytest.mark.usefixtures("copied_ranks"),
+]
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 250

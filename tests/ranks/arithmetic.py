@@ -67,11 +67,25 @@ def values(name: str, shape: tuple[int, ...], seed: int, rank: int, op: Any = No
 
 def reduced(inputs: list[Array], op: Any) -> Array:
     """What the reduction of all ranks' arrays gives."""
-    if op is ronde.Average and inputs[0].dtype.kind in "iu":  # exact, and cut off towards zero
-        exact: Any = sum(x.astype(object) for x in inputs)
-        return np.asarray(np.sign(exact) * (abs(exact) // len(inputs)), inputs[0].dtype)
+    if op is ronde.Average and inputs[0].dtype.kind in "iu":
+        return average_of_integers(inputs)
     total = functools.reduce(UFUNCS[op], inputs)
     if op is ronde.Average:
         wide = np.float32 if total.dtype.itemsize == 2 else total.dtype
         total = (total.astype(wide) / np.asarray(len(inputs), wide)).astype(total.dtype)
     return np.asarray(total, inputs[0].dtype)
+
+
+def average_of_integers(inputs: list[Array]) -> Array:
+    """The exact sum, divided, and cut off towards zero.
+
+    Of 64-bit integers it takes more bits than NumPy has, so the sum is `high * 2**32 + low`, with `low` below 2**32.
+    """
+    dtype, n = inputs[0].dtype, len(inputs)
+    wide = [x if dtype.itemsize == 8 else x.astype(np.int64) for x in inputs]
+    low: Any = sum((x & 0xFFFFFFFF).astype(np.int64) for x in wide)
+    high: Any = sum((x >> 32).astype(np.int64) for x in wide) + (low >> 32)
+    low &= 0xFFFFFFFF
+    quotient, rest = divmod(high, n)
+    rounded_down, rest = divmod((rest << 32) + low, n)
+    return np.asarray((quotient << 32) + rounded_down + ((high < 0) & (rest > 0)), np.int64).astype(dtype)

@@ -7,19 +7,21 @@ from tests.ranks.communicator import oracle
 
 from ronde.testing import ranks
 
-FEW, MANY = 8, 100  # examples per operation
+FEW, MANY = 4, 100  # examples per operation
+
+WORLDS = pytest.mark.parametrize(
+    ("n", "transport"), [(1, "auto"), *((n, transport) for n in (2, 3, 4) for transport in ("auto", "tcp"))]
+)
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@WORLDS
 def test_all_operations_agree_with_numpy(n: int, transport: str) -> None:
     compared = ranks.run(oracle.agrees_with_numpy, n, FEW, environ={"RONDE_TRANSPORT": transport})
     assert compared == [FEW * len(oracle.OPERATIONS)] * n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@WORLDS
 def test_all_operations_agree_with_numpy_in_many_cases(n: int, transport: str) -> None:
     ranks.run(oracle.agrees_with_numpy, n, MANY, environ={"RONDE_TRANSPORT": transport}, timeout_s=280)
 

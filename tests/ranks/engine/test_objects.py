@@ -10,10 +10,8 @@ import pytest
 
 import ronde
 from ronde.engine import objects
+from ronde.launch.templates.template import Template
 from ronde.testing import ranks
-
-pytestmark = pytest.mark.fresh_ranks  # copies have imported PyTorch, which they are to do without
-SIZES = pytest.mark.parametrize("n", [1, 2, 3])
 
 
 def exchange_objects() -> bool:
@@ -29,9 +27,16 @@ def exchange_objects() -> bool:
     return "torch" in sys.modules
 
 
-@SIZES
-def test_objects_travel_without_pytorch(n: int) -> None:
-    assert ranks.run(exchange_objects, n) == [False] * n
+@pytest.fixture(scope="module")
+def without_pytorch(template_of: Callable[..., Template]) -> Template:
+    """A template of ranks that have not imported torch; the other tests have one that has, if it is installed."""
+    return template_of("numpy", "ronde.engine.operations")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_objects_travel_without_pytorch(n: int, without_pytorch: Template) -> None:
+    with ranks.copies_of(without_pytorch):
+        assert ranks.run(exchange_objects, n) == [False] * n
 
 
 def exchange_in_a_set() -> list[Any]:
