@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.diagnosis.failure import Failure
+import pytest
+from tests.diagnosis.failure import VARIATION, Failure
 
 DIFFERENT = """
 import os
@@ -12,9 +13,9 @@ ronde.init()
 """
 
 
-def mismatch(name: str, program: str, *says: str) -> Failure:
+def mismatch(name: str, program: str, *says: str, marks: tuple[pytest.MarkDecorator, ...] = ()) -> Failure:
     """All ranks get a MismatchError that says this."""
-    return Failure(name, program, (r"ronde.errors.MismatchError: ", *says))
+    return Failure(name, program, (r"ronde.errors.MismatchError: ", *says), marks=marks)
 
 
 FAILURES = [
@@ -27,21 +28,25 @@ FAILURES = [
         "different types",
         "world.allreduce(np.ones(3, [np.float32, np.float64][rank]))",
         r"rank 0 called allreduce of 3 float32 by sum, but rank 1 called allreduce of 3 float64 by sum",
+        marks=VARIATION,
     ),
     mismatch(
         "different reductions",
         "world.allreduce(np.ones(3), op=[ronde.Sum, ronde.Max][rank])",
         r"rank 0 called allreduce of 3 float64 by sum, but rank 1 called allreduce of 3 float64 by max",
+        marks=VARIATION,
     ),
     mismatch(
         "different roots",
         "world.broadcast(np.ones(3), root=rank)",
         r"rank 0 called broadcast of 3 float64 with root 0, but rank 1 called broadcast of 3 float64 with root 1",
+        marks=VARIATION,
     ),
     mismatch(
         "different calls",
         "world.allreduce(np.ones(3)) if rank else world.allgather(np.ones(3))",
         r"rank 0 called allgather of .*, but rank 1 called allreduce of 3 float64 by sum",
+        marks=VARIATION,
     ),
     mismatch(
         "calls in another order",
@@ -51,11 +56,13 @@ FAILURES = [
             call()
         """,
         r"rank 0 called allreduce of 2 float64 by sum, but rank 1 called broadcast of 2 float64 with root 0",
+        marks=VARIATION,
     ),
     Failure(
         "splits that do not add up",
         "world.alltoall(np.ones(6), splits=[3, 3 + rank])",
         (r"UsageError: splits needs 2 numbers >= 0 that add up to 6", r"ronde: rank 1 \(pid \d+\) failed"),
+        marks=VARIATION,
     ),
     mismatch(
         "a named tensor of different shapes",
@@ -66,11 +73,13 @@ FAILURES = [
         "a named tensor of different types",
         "ronde.allreduce(np.ones(3, [np.float32, np.float64][rank]), name='loss')",
         r"tensor 'loss': rank 0 submitted allreduce with dtype float32, but rank 1 with dtype float64",
+        marks=VARIATION,
     ),
     mismatch(
         "a name for different operations",
         "ronde.allreduce(np.ones(3), name='x') if rank else ronde.allgather(np.ones(3), name='x')",
         r"tensor 'x': rank 0 submitted allgather, but rank 1 allreduce",
+        marks=VARIATION,
     ),
     mismatch(
         "different process sets",
@@ -99,6 +108,7 @@ FAILURES = [
             r"ronde: rank 0 \(pid \d+\) failed with exit code 1",
             r"ronde: rank 1 succeeded",
         ),
+        marks=VARIATION,
     ),
     Failure(
         "different settings",
@@ -116,6 +126,7 @@ FAILURES = [
             r"ronde: rank 0 \(pid \d+\) failed with exit code 1",
             r"PicklingError: Can't pickle <function <lambda>",
         ),
+        marks=VARIATION,
     ),
     Failure(
         "the world after shutdown",
@@ -124,6 +135,7 @@ FAILURES = [
         ronde.world().barrier()
         """,
         (r"NotInitializedError: Ronde is not initialized in this process: call ronde.init\(\) first",),
+        marks=VARIATION,
     ),
     Failure(
         "a communicator after shutdown",
@@ -167,16 +179,19 @@ FAILURES = [
         (
             r"MismatchError: tensor '\S+': the root of the broadcast, rank 0, has joined: it has nothing to send",
         ),
+        marks=VARIATION,
     ),
     Failure(
         "a list instead of an array",
         "world.allreduce([1, 2, 3])",
         (r"expected an array .* got list; convert it with numpy.asarray",),
+        marks=VARIATION,
     ),
     Failure(
         "a dict instead of an array",
         "ronde.broadcast({'weight': np.ones(3)}, 0)",
         (r"expected an array .* got dict; to send other objects, use broadcast_object\(\) or",),
+        marks=VARIATION,
     ),
     Failure(
         "an operation in the place of a name",
@@ -196,6 +211,7 @@ FAILURES = [
         """,
         (r"WARNING.*unnamed operation .* script.py:8 on rank 0 and at script.py:11 on rank 1",),
         exit_code=0,
+        marks=VARIATION,
     ),
     Failure(
         "a number that is none, where it comes from",
@@ -208,6 +224,7 @@ FAILURES = [
         """,
         (r"tensor 'layer3.weight' has nan at \[1, 3\] on rank 1 on \S+, submitted for the 3rd time",),
         options=("-n", "2", "--check-finite", "raise"),
+        marks=VARIATION,
     ),
     Failure(
         "a rank that does not exist",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.diagnosis.failure import Failure
+from tests.diagnosis.failure import VARIATION, Failure
 
 FAILURES = [
     Failure(
@@ -97,6 +97,7 @@ FAILURES = [
         raise KeyError(f"learning_rate of rank {rank}")
         """,
         (r"ronde: rank \d \(pid \d+\) failed with exit code 1", r"KeyError: 'learning_rate of rank \d'"),
+        marks=VARIATION,
     ),
     Failure(
         "an exit with a code of its own",
@@ -144,6 +145,7 @@ FAILURES = [
             r"rank 0 ended with exit code 1 because of that",
         ),
         exit_code=3,
+        marks=VARIATION,
     ),
     Failure(
         "an exit without Python's cleaning up",
@@ -157,6 +159,7 @@ FAILURES = [
             r"ronde: rank 1 \(pid \d+\) failed with exit code 7",
         ),
         exit_code=7,
+        marks=VARIATION,
     ),
     Failure(
         "kill -9",
@@ -179,6 +182,7 @@ FAILURES = [
             r"ronde: rank 1 \(pid \d+\) failed with exit code 1",
             r"_ArrayMemoryError: Unable to allocate 1.00 EiB",
         ),
+        marks=VARIATION,
     ),
     Failure(
         "a segmentation fault",
@@ -210,6 +214,7 @@ FAILURES = [
         exit_code=139,
         never=("Fatal Python error",),
         environment={"PYTHONFAULTHANDLER": ""},
+        marks=VARIATION,
     ),
     Failure(
         "an exception in the handling of a lost rank, which ends later",
@@ -229,6 +234,7 @@ FAILURES = [
             r"ronde: rank 0 ended with exit code 1 because of that",
         ),
         exit_code=7,
+        marks=VARIATION,
     ),
     Failure(
         "an abort in a library",
@@ -245,6 +251,7 @@ FAILURES = [
             r'script.py", line 7 in give_up',
         ),
         exit_code=134,
+        marks=VARIATION,
     ),
     Failure(
         "a file that shrinks while it is mapped",
@@ -264,6 +271,7 @@ FAILURES = [
             r'script.py", line 12 in <module>',
         ),
         exit_code=135,
+        marks=VARIATION,
     ),
     Failure(
         "a rank that leaves before the others",

@@ -16,6 +16,8 @@ import pytest
 
 HANGING_S = 120.0
 
+VARIATION = (pytest.mark.slow,)  # marks a failure of a kind that the quick tests have already
+
 # How most programs begin.
 BEGINNING = """\
 import os, signal, sys, threading, time

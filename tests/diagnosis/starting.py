@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from tests.diagnosis.failure import Failure
+from tests.diagnosis.failure import VARIATION, Failure
 
 # Listens at a port, and then is `ronde run`.
 LISTEN = """
@@ -111,6 +111,7 @@ FAILURES = [
         "",
         (r"UsageError: RONDE_TCP_STREAMS='many' .*: expected a whole number from 1 to 64",),
         environment={"RONDE_TCP_STREAMS": "many"},
+        marks=VARIATION,
     ),
     Failure(
         "a network interface that does not exist",
