@@ -25,6 +25,8 @@ class Simulated(Protocol):
 
 def run(simulation: Simulated, replay: str) -> Counter[str]:
     """Run to the end; returns what happened how often. Raises Broken with the last events and how to see them again."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(100_000)  # else a fifth of the time goes by in looking for garbage that is not there yet
     try:
         return simulation.run()
     except Exception as error:
@@ -32,6 +34,8 @@ def run(simulation: Simulated, replay: str) -> Counter[str]:
         raise Broken(
             f"{type(error).__name__}: {error}\nlast events:\n{story}\nreplay: python -m {replay}"
         ) from error
+    finally:
+        gc.set_threshold(*threshold)
 
 
 def main(
@@ -52,16 +56,12 @@ def main(
     if arguments.seed is not None:
         seeds = range(arguments.seed, arguments.seed + 1)
     counts: Counter[str] = Counter()
-    threshold = gc.get_threshold()
-    gc.set_threshold(100_000)  # else a fifth of the time goes by in looking for garbage that is not there yet
     try:
         for seed in seeds:
             counts += simulate(seed, arguments.size or draw_size(seed))
     except Broken as broken:
         print(broken, flush=True)
         return 1
-    finally:
-        gc.set_threshold(*threshold)
     told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
     print(f"{len(seeds)} simulations: {told}")
     return 0
