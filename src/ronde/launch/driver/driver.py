@@ -62,7 +62,8 @@ class Driver:
         self._agents: dict[str, AgentProcess] = {}
         self._chorus = Chorus()
         self._events: deque[health.Event] = deque()
-        self._reached = False  # whether the job has had all hosts that it needs, and none refused
+        self._reached = False  # whether the job has had all hosts that it needs
+        self._refused = False  # whether a host has refused the configuration since then
         self._word: LastWord | None = None  # an agent's result that ended the job
         self._reason = ""  # ... or why the driver ended it
         # The result of the last agent that gave way.
@@ -168,7 +169,9 @@ class Driver:
                     self._end_job("", self._word.exit_code, signal.SIGTERM)
                 case health.GiveUp(reason):
                     reason = self._placement.explain_shortage(reason)
-                    self._end_job(reason, FAILED if self._reached else USAGE_ERROR, signal.SIGTERM)
+                    unreached = not self._reached and self._placement.is_given_by_user
+                    is_usage_error = self._refused or unreached
+                    self._end_job(reason, USAGE_ERROR if is_usage_error else FAILED, signal.SIGTERM)
 
     # Agents
 
@@ -191,7 +194,8 @@ class Driver:
 
     def note_assigned(self) -> None:
         """Note that an agent has its assignment."""
-        self._reached = self._reached or self.running_slots() >= self._health.limits.min_slots
+        if self.running_slots() >= self._health.limits.min_slots:
+            self._reached, self._refused = True, False
 
     def _ended(self, agent: AgentProcess) -> None:
         self.loop.set_timer(agent, None, lambda: None)
@@ -210,7 +214,7 @@ class Driver:
             self._step_health(health.HostEnded(agent.name))
         elif word is None or (word.exit_code not in (0, FAILED) and not word.failure):
             if word and word.exit_code == USAGE_ERROR:
-                self._reached = False  # the configuration is at fault, not the host
+                self._refused = True  # the configuration is at fault, not the host
             self._step_health(health.HostFailed(agent.name, word.reason if word else agent.why))
         elif word.gave_way and any(host.name != agent.name for host in self._health.running()):
             self._gave_way = word

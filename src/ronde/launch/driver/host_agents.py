@@ -56,6 +56,8 @@ def run_hosts(config: LaunchConfig, environment: Mapping[str, str]) -> int:
 class HostAgents:
     """The placement of a job on the hosts of `config`."""
 
+    is_given_by_user = True
+
     def __init__(self, config: LaunchConfig, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._hosts = tuple(Host(*host) for host in config.hosts)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.ssh import is_here
 from ronde.launch.config import LaunchConfig
-from ronde.net.addresses import address_of_interface, address_towards
+from ronde.net.addresses import address_of_interface, address_towards, addresses_here
 from ronde.net.stores.tcp import StoreServer
 
-__all__ = ["reachable_addresses", "serve_store", "tcp_addresses"]
+__all__ = ["reachable_addresses", "reachable_by_tasks", "serve_store", "tcp_addresses"]
 
 SOMEWHERE_ELSE = "192.0.2.1"  # reserved (RFC 5737): finding the route there sends nothing
+LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("::", "0.0.0.0")
 
 
@@ -34,6 +36,19 @@ def reachable_addresses(
     if not reachable:
         raise UsageError("this machine has no network interface by which other hosts could reach it")
     return reachable, EVERYWHERE
+
+
+def reachable_by_tasks(config: LaunchConfig) -> tuple[list[str], Sequence[str]]:
+    """Return the addresses as `reachable_addresses`, for tasks of a cluster.
+
+    This machine need not have the interface of the hosts. Without a network, the cluster is this machine.
+    """
+    try:
+        if config.interface:
+            address_of_interface(config.interface)
+    except UsageError:
+        config = replace(config, interface=None)
+    return reachable_addresses(config, addresses_here() or [LOOPBACK], ())
 
 
 def serve_store(listening: Sequence[str], key: JobKey, is_secret: bool | None = None) -> StoreServer:

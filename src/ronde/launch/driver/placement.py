@@ -22,10 +22,12 @@ __all__ = ["Placement"]
 class Placement(Protocol):
     """Where the agents of one job run. The driver calls everything in the thread of its loop.
 
+    `is_given_by_user`: whether the user has named the hosts, so that one that cannot be reached is the user's mistake.
     `limits`: which hosts take part. `config`: of all agents; each one adds its slots and addresses. `store`: in which
     the agents meet, once `open` has been called.
     """
 
+    is_given_by_user: bool
     limits: Limits
     config: LaunchConfig
     store: StoreClient

@@ -44,11 +44,10 @@ from ronde.launch.config import LaunchConfig
 from ronde.launch.driver.agent_process import AgentPhase, AgentProcess
 from ronde.launch.driver.assignment import Assignment
 from ronde.launch.driver.driver import Driver
-from ronde.launch.driver.job_store import reachable_addresses, serve_store, tcp_addresses
+from ronde.launch.driver.job_store import reachable_by_tasks, serve_store, tcp_addresses
 from ronde.launch.driver.task_server import TaskConnection, TaskServer
 from ronde.launch.driver.transfer import offer_call
 from ronde.launch.loop import Order
-from ronde.net.addresses import address_of_interface, addresses_here
 from ronde.net.protection import Protection
 from ronde.net.stores.tcp import StoreClient
 
@@ -60,7 +59,6 @@ USAGE_ERROR = 2
 SAY_AGAIN_NS = 5 * SECOND  # between messages about missing tasks
 LATE_NS = 2 * SECOND  # for the connections of tasks to end, after the cluster has said that the tasks have
 CAPACITY_S = 2  # for the cluster to say how many slots are free
-LOOPBACK = "127.0.0.1"
 COOLDOWN_NS = (SECOND, 60 * SECOND)
 
 
@@ -71,6 +69,8 @@ class TaskAgents:
     `call`: the packed function. `is_secret`: encrypt all connections. `first_host`: the name of the host of rank 0.
     `is_talkative`: say who is awaited.
     """
+
+    is_given_by_user = False
 
     def __init__(
         self,
@@ -120,8 +120,7 @@ class TaskAgents:
     def open(self, driver: Driver) -> None:
         """Serve the store and the tasks, and request all tasks."""
         self._driver = driver
-        own_addresses = addresses_here() or [LOOPBACK]  # without a network, the cluster is this machine
-        reachable, listening = reachable_addresses(_with_interface_here(self.config), own_addresses, ())
+        reachable, listening = reachable_by_tasks(self.config)
         store = serve_store(listening, self._key, self._is_secret)
         self._stack.callback(store.close)
         self._stores = tcp_addresses(reachable, store.address)
@@ -406,16 +405,6 @@ def _name(slot: int) -> str:
 
 def _slot(name: str) -> int:
     return int(name.removeprefix("task "))
-
-
-def _with_interface_here(config: LaunchConfig) -> LaunchConfig:
-    """Return the configuration for this machine, which need not have the interfaces of the hosts."""
-    try:
-        if config.interface:
-            address_of_interface(config.interface)
-    except UsageError:
-        return replace(config, interface=None)
-    return config
 
 
 def _for_agents(config: LaunchConfig, workers: int, least: int, *, is_fixed: bool) -> LaunchConfig:
