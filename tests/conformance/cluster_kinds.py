@@ -1,0 +1,135 @@
+"""The kinds of clusters that the conformance suite tests, each with two slots on this machine.
+
+A kind is a function that starts the cluster's engine and yields a function that makes a `Cluster`, one for each job. A
+new cluster adds its function to `KINDS`, and a marker of its name to pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from tests.conftest import MARK_NAME, MARK_VALUE
+
+from ronde.launch.clusters.base import Cluster
+from ronde.launch.clusters.local import LocalCluster
+
+__all__ = [
+    "KINDS",
+    "SLOTS",
+    "New",
+    "agents",
+    "dask_scheduler",
+    "engine_environment",
+    "parent_of",
+    "ray_engine",
+]
+
+SLOTS = 2
+New = Callable[[], Cluster]
+
+
+@contextmanager
+def engine_environment() -> Iterator[None]:
+    """Let what starts here carry this test run's mark under another name: an engine may outlive a single test."""
+    os.environ["TEST_ENGINE_OF_RONDE"] = os.environ.pop(MARK_NAME)
+    try:
+        yield
+    finally:
+        os.environ[MARK_NAME] = os.environ.pop("TEST_ENGINE_OF_RONDE")
+
+
+def agents() -> list[int]:
+    """Return the process ids of the agents that run on clusters of this test run."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            is_agent = b"ronde.launch.driver.agent_main" in (folder / "cmdline").read_bytes().split(b"\0")
+            if is_agent and f"={MARK_VALUE}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def parent_of(pid: int) -> int:
+    """Return the process id of the parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@contextmanager
+def _local() -> Iterator[New]:
+    """Run tasks as processes of this machine."""
+    yield lambda: LocalCluster(SLOTS)
+
+
+@contextmanager
+def ray_engine() -> Iterator[None]:
+    """Start Ray with two CPUs, and connect this process to it."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed here")
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        with engine_environment():
+            ray.init(
+                num_cpus=SLOTS,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                object_store_memory=80 << 20,
+                _temp_dir=folder,
+            )
+        try:
+            ray.get([ray.remote(agents).remote() for _ in range(SLOTS)])  # opens what the first task opens
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _ray() -> Iterator[New]:
+    with ray_engine():
+        from ronde.ray import RayCluster
+
+        yield RayCluster
+
+
+DASK = """
+from distributed import LocalCluster
+
+if __name__ == "__main__":
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster:
+        print(cluster.scheduler_address, flush=True)
+        input()
+"""
+
+
+@contextmanager
+def dask_scheduler() -> Iterator[str]:
+    """Start a Dask scheduler with two workers of one thread; yield its address."""
+    pytest.importorskip("distributed", reason="Dask is not installed here")
+    with engine_environment():
+        process = subprocess.Popen(
+            [sys.executable, "-c", DASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    assert process.stdout is not None
+    with process:  # closes its standard input, and waits for its end
+        yield process.stdout.readline().strip()
+
+
+@contextmanager
+def _dask() -> Iterator[New]:
+    with dask_scheduler() as address:
+        from distributed import Client
+
+        from ronde.dask import DaskCluster
+
+        with Client(address) as client:
+            yield lambda: DaskCluster(client)
+
+
+KINDS: dict[str, Callable[[], AbstractContextManager[New]]] = {"local": _local, "ray": _ray, "dask": _dask}

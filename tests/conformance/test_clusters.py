@@ -1,0 +1,250 @@
+"""What every cluster does. A new cluster is done when it passes this; `cluster_kinds` says how to add it."""
+
+from __future__ import annotations
+
+import io
+import os
+import queue
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.conformance.cluster_kinds import KINDS, SLOTS, New, agents, parent_of
+
+from ronde.errors import WorkerError
+from ronde.job_key import JobKey
+from ronde.launch.clusters.base import Capacity, Cluster, Ticket
+from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.task_server import TaskConnection, TaskServer, TaskStreams
+from ronde.net.protection import Protection
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+SECOND = 10**9
+PATIENCE_S = 60  # against hanging only
+ALL = None  # the slot of an event that concerns the whole request
+
+
+class Desk:
+    """The driver's end of tasks, and the events of their cluster."""
+
+    def __init__(self) -> None:
+        self._key = JobKey.generate()
+        self.server = TaskServer(["127.0.0.1"], self._key, PATIENCE_S * SECOND)
+        self._events: queue.Queue[tuple[int | None, str]] = queue.Queue()
+        self._streams: list[TaskStreams] = []
+
+    def tickets(self, *slots: int) -> list[Ticket]:
+        key = bytes.fromhex(self._key.hex())
+        address = self.server.address
+        return [Ticket(slot, (address,), key, Protection.SEALED, 30 * SECOND) for slot in slots]
+
+    def slot_ended(self, slot: int, reason: str) -> None:
+        self._events.put((slot, reason))
+
+    def all_ended(self, reason: str) -> None:
+        self._events.put((ALL, reason))
+
+    def tasks(self, count: int) -> dict[int, TaskConnection]:
+        """Wait until this many tasks have registered; return them by slot."""
+        found: dict[int, TaskConnection] = {}
+        while len(found) < count:
+            assert select.select([self.server], [], [], PATIENCE_S)[0], f"only {len(found)} tasks came"
+            for task in self.server.accept():
+                assert task.registration.slot not in found
+                found[task.registration.slot] = task
+        return found
+
+    def event(self) -> tuple[int | None, str]:
+        return self._events.get(timeout=PATIENCE_S)
+
+    def start_agent(self, task: TaskConnection) -> TaskStreams:
+        streams = task.accept()
+        self._streams.append(streams)
+        return streams
+
+    def agent(self) -> int:
+        """Return the process id of the agent that runs, once it does."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := agents()):
+            assert time.monotonic() < deadline, "no agent runs"
+            time.sleep(0.02)
+        return found[0]
+
+    def close(self) -> None:
+        self.server.close()
+        for streams in self._streams:
+            streams.close()
+
+    def has_events(self) -> bool:
+        return not self._events.empty()
+
+
+def _kinds() -> list[object]:
+    """The kinds, with the marker of the engine that each one needs."""
+    return [pytest.param(kind, marks=[] if kind == "local" else getattr(pytest.mark, kind)) for kind in KINDS]
+
+
+@pytest.fixture(scope="module", params=_kinds())
+def new_cluster(request: pytest.FixtureRequest) -> Iterator[New]:
+    with KINDS[request.param]() as new:
+        yield new
+
+
+@pytest.fixture
+def cluster(new_cluster: New) -> Iterator[Cluster]:
+    """A cluster whose slots are free at first, and which leaves no agent behind."""
+    cluster = new_cluster()
+    yield cluster
+    cluster.cancel("the test is over")
+    deadline = time.monotonic() + PATIENCE_S
+    while agents():
+        assert time.monotonic() < deadline, "agents still run"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.close()
+
+
+def test_it_tells_its_slots_if_it_can(cluster: Cluster) -> None:
+    assert cluster.name
+    wait_for_capacity(cluster, SLOTS)
+
+
+def test_each_ticket_gets_a_task_whose_end_is_reported(cluster: Cluster, desk: Desk) -> None:
+    cluster.request(desk.tickets(0, 1), desk)
+    tasks = desk.tasks(2)
+    assert set(tasks) == {0, 1}
+    wait_for_capacity(cluster, 0)
+    assert not desk.has_events()
+    for task in tasks.values():
+        desk.start_agent(task).close_stdin()  # an agent without an assignment ends
+    assert sorted([desk.event(), desk.event()]) == [(0, ""), (1, "")]
+
+
+def test_a_task_that_fails_is_reported_with_a_reason(cluster: Cluster, desk: Desk) -> None:
+    cluster.request(desk.tickets(0), desk)
+    desk.tasks(1)[0].refuse("nobody waits for it")
+    slot, reason = desk.event()
+    assert slot in (0, ALL)
+    assert reason
+    assert "\n" not in reason
+
+
+def test_a_task_that_is_killed_is_reported_with_a_reason(cluster: Cluster, desk: Desk) -> None:
+    cluster.request(desk.tickets(0), desk)
+    desk.start_agent(desk.tasks(1)[0])
+    os.kill(parent_of(desk.agent()), signal.SIGKILL)
+    slot, reason = desk.event()
+    assert slot in (0, ALL)
+    assert reason
+
+
+def test_an_elastic_cluster_starts_another_task_in_a_slot(cluster: Cluster, desk: Desk) -> None:
+    if not cluster.capabilities.elastic:
+        pytest.skip("not elastic")
+    cluster.request(desk.tickets(0, 1), desk)
+    tasks = desk.tasks(2)
+    desk.start_agent(tasks[1])
+    tasks[0].refuse("nobody waits for it")
+    assert desk.event()[0] == 0
+    cluster.request(desk.tickets(0), desk)
+    assert set(desk.tasks(1)) == {0}
+    assert not desk.has_events()
+
+
+def test_cancel_ends_all_tasks_from_any_thread_and_twice(
+    new_cluster: New, cluster: Cluster, desk: Desk
+) -> None:
+    cluster.request(desk.tickets(*range(2 * SLOTS)), desk)  # the tasks of a gang wait for further slots
+    for task in desk.tasks(0 if cluster.capabilities.gang else SLOTS).values():
+        desk.start_agent(task)
+    thread = threading.Thread(target=cluster.cancel, args=("the test wants it",))
+    thread.start()
+    thread.join()
+    cluster.cancel("the test wants it once more")
+    desk.server.close()  # as a driver does
+    other, there = new_cluster(), Desk()
+    other.request(there.tickets(*range(SLOTS)), there)
+    assert len(there.tasks(SLOTS)) == SLOTS
+    other.cancel("the test is over")
+    there.close()
+
+
+def test_nothing_is_cancelled_before_a_request(cluster: Cluster) -> None:
+    cluster.cancel("too early")
+
+
+def wait_for_capacity(cluster: Cluster, free: int) -> None:
+    """Wait until the cluster tells that it has this number of free slots, which it may learn with a delay."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (capacity := cluster.capacity()) not in (None, Capacity(SLOTS, free)):
+        assert time.monotonic() < deadline, capacity
+        time.sleep(0.05)
+
+
+# With a driver
+
+
+def run(cluster: Cluster, fn: Any, *args: Any) -> list[Any]:
+    options = RunOptions(SLOTS, stdout=io.StringIO(), stderr=io.StringIO())
+    return run_function(cluster, fn, args, {}, options)
+
+
+def test_a_function_runs_and_its_results_come_by_rank(cluster: Cluster) -> None:
+    def work(size: int) -> tuple[int, int, int, bytes]:
+        import ronde
+
+        ronde.init()
+        total = ronde.allreduce(ronde.rank() + 1, op=ronde.Sum)
+        return ronde.rank(), ronde.local_rank(), int(total), bytes(size)
+
+    large = 3_000_000
+    assert run(cluster, work, large) == [(0, 0, 3, bytes(large)), (1, 1, 3, bytes(large))]
+
+
+def test_an_exception_ends_the_job_and_the_next_one_runs(new_cluster: New, cluster: Cluster) -> None:
+    def fail() -> None:
+        if os.environ["RANK"] == "1":
+            raise LookupError("no such thing")
+        time.sleep(600)
+
+    with pytest.raises(WorkerError, match="LookupError: no such thing") as caught:
+        run(cluster, fail)
+    assert caught.value.rank == 1
+    other = new_cluster()
+    assert run(other, lambda: os.environ["RANK"]) == ["0", "1"]
+    other.cancel("the test is over")
+
+
+def test_a_lost_task_ends_the_job(cluster: Cluster) -> None:
+    def lose_the_task() -> None:
+        if os.environ["RANK"] == "0":
+            agent = os.getppid()
+            with open(f"/proc/{agent}/stat") as file:
+                os.kill(int(file.read().rpartition(")")[2].split()[1]), 9)
+        time.sleep(600)
+
+    with pytest.raises(WorkerError):
+        run(cluster, lose_the_task)
+
+
+def test_a_cancelled_job_ends(cluster: Cluster) -> None:
+    def cancel() -> None:
+        while len(agents()) < SLOTS:
+            time.sleep(0.05)
+        cluster.cancel("the test wants it")
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(WorkerError):
+        run(cluster, time.sleep, 600)
+    thread.join()
