@@ -1,0 +1,87 @@
+"""Ronde on Dask: `run` calls a function in workers on a Dask cluster. Needs `pip install 'ronde[dask]'`.
+
+docs/dask.md tells more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
+
+from distributed import Client
+
+from ronde.dask.cluster import DaskCluster
+from ronde.errors import UsageError
+from ronde.launch.driver.functions import RunOptions, run_function
+
+__all__ = ["DaskCluster", "run"]
+
+R = TypeVar("R")
+SECOND = 10**9
+
+
+def run(
+    client: Client,
+    fn: Callable[..., R],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    start_timeout: float = 600,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Sequence[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[R]:
+    """Call `fn(*args, **kwargs)` in new processes on a Dask cluster, the ranks of a job; return the results by rank.
+
+        results = ronde.dask.run(Client(address), train, (10,), num_proc=4)
+
+    Each rank occupies one thread of a Dask worker while it runs. Any thread may call this, several at once.
+
+    Args:
+        client: a client of the cluster that is not asynchronous.
+        fn: any function that cloudpickle can send; the workers need Ronde and the modules that it imports.
+        args: positional arguments, the same for all ranks (default: none).
+        kwargs: keyword arguments, the same for all ranks (default: none).
+        num_proc: the number of ranks (default: the number of free threads of all Dask workers).
+        start_timeout: within which all ranks must have a thread, in seconds (default: 600).
+        env: variables for the ranks, which override those of the Dask workers (default: none).
+        stdout: takes the output of the ranks (default: `sys.stdout`).
+        stderr: takes their errors and the messages of the driver (default: `sys.stderr`).
+        verbose: 0 for no messages about the start (default: 1).
+        nics: the name of the network interface by which hosts reach each other (default: Ronde finds it).
+        prefix_output_with_timestamp: begin each line of output with the time (default: false).
+        executable: the Python that runs the ranks (default: that of the Dask workers).
+
+    Raises:
+        WorkerError: a rank failed (`.rank`, `.host`, `.traceback_text`), or a Dask worker was lost. All have ended.
+        TimeoutError: too few threads were free within `start_timeout`.
+        UsageError: an argument is invalid, or the function cannot be sent.
+    """
+    cluster = DaskCluster(client)
+    if num_proc is None:
+        capacity = cluster.capacity()
+        num_proc = capacity.free
+        if not num_proc:
+            raise UsageError(
+                f"the Dask cluster has {capacity.total} threads, none of them free: give num_proc to wait for some"
+            )
+    options = RunOptions(
+        num_proc=num_proc,
+        start_timeout_ns=int(start_timeout * SECOND),
+        environment=env or {},
+        stdout=stdout,
+        stderr=stderr,
+        is_talkative=verbose > 0,
+        interface=next(iter(nics or ()), None),
+        has_timestamps=prefix_output_with_timestamp,
+        python=executable,
+    )
+    try:
+        return run_function(cluster, fn, args, kwargs or {}, options)
+    finally:
+        cluster.cancel("the function has ended")

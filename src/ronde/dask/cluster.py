@@ -1,0 +1,111 @@
+"""Dask as a cluster: one Dask task for each slot, on a free thread of a worker.
+
+Dask cannot interrupt a running task. Such a task ends when its agent does, and the driver ends that by its connection.
+
+Dask would run the task of a lost worker again. This cluster learns of the loss from the scheduler and cancels the task,
+because the driver decides what follows.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from distributed import Client, Future
+
+from ronde.errors import UsageError
+from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.driver.task import run_task
+
+__all__ = ["DaskCluster"]
+
+WORKERS_TOPIC = "all"  # the scheduler's topic for workers that come and go
+
+
+class DaskCluster:
+    """Slots of the Dask cluster to which `client` is connected: one for each thread of its workers.
+
+    It opens a second connection to the scheduler, so that the subscriptions of `client` stay as they are. `cancel`
+    closes it.
+    """
+
+    name = "Dask"
+    capabilities = Capabilities(elastic=True, gang=False)
+
+    def __init__(self, client: Client) -> None:
+        self._given = client
+        self._own: Client | None = None
+        self._lock = threading.Lock()
+        self._running: dict[str, tuple[int, Future, SlotEvents]] = {}  # by the key of the Dask task
+        self._lost: dict[str, str] = {}  # why the tasks of lost workers have ended, by key
+
+    def capacity(self) -> Capacity:
+        """Return the threads of all workers, and those that run no task."""
+        return Capacity(sum(self._given.nthreads().values()), len(self._free_threads()))
+
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        """Submit a Dask task for each ticket. Those beyond the free threads wait until Dask finds a worker."""
+        try:
+            client = self._connect()
+            free = self._free_threads()
+        except OSError as error:
+            raise UsageError(f"the Dask scheduler does not answer: {error}") from None
+        for index, ticket in enumerate(tickets):
+            key = f"ronde-{ticket.slot}-{uuid.uuid4().hex}"
+            place = {"workers": [free[index]]} if index < len(free) else {}
+            future = client.submit(run_task, ticket, 0, key=key, pure=False, retries=0, **place)
+            with self._lock:
+                self._running[key] = ticket.slot, future, events
+            future.add_done_callback(self._ended)
+
+    def cancel(self, reason: str) -> None:
+        """Withdraw all tasks, and close the connection to the scheduler."""
+        with self._lock:
+            client, self._own = self._own, None
+            futures = [future for _, future, _ in self._running.values()]
+        if client:
+            client.cancel(futures)
+            client.unsubscribe_topic(WORKERS_TOPIC)
+            client.close()
+
+    def _connect(self) -> Client:
+        with self._lock:
+            if self._own is None:
+                if self._given.scheduler is None:
+                    raise UsageError("the Dask client is closed, or not yet connected: give an open one")
+                address, security = self._given.scheduler.address, self._given.security
+                self._own = Client(address, security=security, set_as_default=False, name="ronde")
+                self._own.subscribe_topic(WORKERS_TOPIC, self._note_lost_worker)
+            return self._own
+
+    def _free_threads(self) -> list[str]:
+        """Return the address of a worker once for each of its threads that runs no task."""
+        busy = self._given.processing()
+        threads = sorted(self._given.nthreads().items())
+        return [address for address, count in threads for _ in range(count - len(busy.get(address, ())))]
+
+    async def _note_lost_worker(self, event: tuple[float, dict[str, Any]]) -> None:
+        """Cancel the tasks of a worker that the scheduler has removed. Runs in the event loop of the client."""
+        message = event[1]
+        if message.get("action") != "remove-worker":
+            return
+        with self._lock:
+            keys = [key for key in message["processing-tasks"] if key in self._running]
+            futures = [self._running[key][1] for key in keys]
+            self._lost.update(dict.fromkeys(keys, f"the Dask worker {message['worker']} was lost"))
+            client = self._own
+        if client and futures:
+            await client.cancel(futures)
+
+    def _ended(self, future: Future) -> None:
+        with self._lock:
+            slot, _, events = self._running.pop(future.key)
+            reason = self._lost.pop(future.key, "the Dask task was cancelled, or the scheduler is gone")
+        if future.status == "finished":
+            reason = ""
+        elif future.status == "error":
+            error = future.exception()
+            reason = f"{type(error).__name__}: {error}"
+        events.slot_ended(slot, reason)
