@@ -1,0 +1,11 @@
+"""Ronde on Ray: `RayExecutor` runs functions in workers on a Ray cluster. Needs `pip install 'ronde[ray]'`.
+
+docs/ray.md tells more.
+"""
+
+from __future__ import annotations
+
+from ronde.ray.cluster import Placing, RayCluster
+from ronde.ray.executor import RayExecutor, RaySettings
+
+__all__ = ["Placing", "RayCluster", "RayExecutor", "RaySettings"]

@@ -1,0 +1,152 @@
+"""Ray as a cluster: one Ray task for each slot, in a placement group that reserves all slots of a request together.
+
+Ray never retries these tasks, because the driver decides what follows a loss. To cancel a task is to kill its process,
+and an agent ends when its task is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError, TaskPlacementGroupRemoved
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ronde.errors import UsageError
+from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.driver.task import run_task
+from ronde.light_dataclasses import dataclass
+
+__all__ = ["Placing", "RayCluster"]
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What a slot needs, and how slots lie on hosts.
+
+    Attributes:
+        cpus, gpus: The number of CPUs and GPUs of a slot (default: 1 and 0).
+        slots_per_bundle: Slots that share a bundle of the placement group, and so a host (default: 1).
+        strategy: Ray's strategy for the bundles: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD (default: PACK).
+    """
+
+    cpus: float = 1
+    gpus: float = 0
+    slots_per_bundle: int = 1
+    strategy: str = "PACK"
+
+    def slots_in(self, resources: dict[str, float]) -> int:
+        """Return how many slots fit into these resources."""
+        needs = {"CPU": self.cpus, "GPU": self.gpus}
+        return min((int(resources.get(name, 0) // each) for name, each in needs.items() if each), default=0)
+
+
+class RayCluster:
+    """Slots of the Ray cluster to which this process is connected (`ray.init`).
+
+    `group`: a placement group in which the tasks run. Without it, the cluster reserves a bundle for each slot and keeps
+    it for a later task of this slot, until no task runs.
+    """
+
+    name = "Ray"
+    capabilities = Capabilities(elastic=True, gang=True)
+
+    def __init__(self, placing: Placing | None = None, group: PlacementGroup | None = None) -> None:
+        self._placing = placing or Placing()
+        self._given_group = group
+        self._lock = threading.Lock()
+        self._groups: list[PlacementGroup] = []  # own ones
+        self._bundles: dict[int, tuple[PlacementGroup, int]] = {}  # by slot
+        self._running: dict[ray.ObjectRef[Any], int] = {}  # the slots of the tasks that have not ended
+
+    def capacity(self) -> Capacity | None:
+        """Return the slots of all Ray nodes, None for those of a given placement group."""
+        if self._given_group or not ray.is_initialized():
+            return None
+        slots_in = self._placing.slots_in
+        return Capacity(slots_in(ray.cluster_resources()), slots_in(ray.available_resources()))
+
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        """Start a Ray task for each ticket as soon as the placement group has its resources."""
+        if not ray.is_initialized():  # else Ray would start a cluster on this machine
+            raise UsageError("this process is not connected to a Ray cluster: call ray.init() first")
+        needs = {"num_cpus": self._placing.cpus, "num_gpus": self._placing.gpus}
+        task = ray.remote(**needs, max_retries=0)(run_task)
+        slots: dict[ray.ObjectRef[Any], int] = {}
+        with self._lock:
+            self._reserve([ticket.slot for ticket in tickets if ticket.slot not in self._bundles])
+            for ticket in tickets:
+                strategy = PlacementGroupSchedulingStrategy(*self._bundles[ticket.slot])
+                slots[task.options(scheduling_strategy=strategy).remote(ticket, 0)] = ticket.slot
+            self._running.update(slots)
+        threading.Thread(target=self._follow, args=(slots, events), name="ronde-ray", daemon=True).start()
+
+    def cancel(self, reason: str) -> None:
+        """Kill the processes of all tasks."""
+        with self._lock:
+            running = list(self._running)
+        if ray.is_initialized():  # else this process has left Ray, which has ended them
+            for ref in running:
+                ray.cancel(ref, force=True)
+
+    def _reserve(self, slots: Sequence[int]) -> None:
+        if self._given_group:
+            self._bundles.update(dict.fromkeys(slots, (self._given_group, -1)))  # any bundle
+        elif slots:
+            group = placement_group(_bundles_for(len(slots), self._placing), strategy=self._placing.strategy)
+            self._groups.append(group)
+            each = self._placing.slots_per_bundle
+            self._bundles.update({slot: (group, index // each) for index, slot in enumerate(slots)})
+
+    def _follow(self, slots: dict[ray.ObjectRef[Any], int], events: SlotEvents) -> None:
+        """Report the end of each task. Ray's own callbacks would not do: they must not call Ray."""
+        waiting = dict(slots)
+        try:
+            while waiting:
+                (ref,), _ = ray.wait(list(waiting), num_returns=1)
+                with self._lock:
+                    del self._running[ref]
+                _report(waiting.pop(ref), ref, events)
+            self._release()
+        except SystemExit:  # what Ray raises in threads when ray.shutdown() is called
+            events.all_ended("this process has left the Ray cluster")
+
+    def _release(self) -> None:
+        """Give the bundles back if no task runs."""
+        with self._lock:
+            if self._running:
+                return
+            groups, self._groups = self._groups, []
+            self._bundles.clear()
+        for group in groups:
+            remove_placement_group(group)
+
+
+def _report(slot: int, ref: ray.ObjectRef[Any], events: SlotEvents) -> None:
+    try:
+        ray.get(ref)
+    except TaskPlacementGroupRemoved:
+        events.all_ended("the placement group of the Ray tasks was removed")
+    except RayError as error:
+        events.slot_ended(slot, _describe(error))
+    else:
+        events.slot_ended(slot, "")
+
+
+def _bundles_for(slots: int, placing: Placing) -> list[dict[str, float]]:
+    bundles = []
+    for first in range(0, slots, placing.slots_per_bundle):
+        count = min(placing.slots_per_bundle, slots - first)
+        needs = {"CPU": placing.cpus * count, "GPU": placing.gpus * count}
+        bundles.append({name: number for name, number in needs.items() if number})
+    return bundles
+
+
+def _describe(error: BaseException) -> str:
+    """Return one line for why a task ended: its exception, or what Ray says about its process."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    first_line = (str(cause).strip() or "no details").splitlines()[0]
+    return f"{type(cause).__name__}: {first_line}"
