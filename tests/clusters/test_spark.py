@@ -1,0 +1,305 @@
+"""`ronde.spark.run` on a real Spark with two executors: results, output, and what the caller gets of every fault."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.clusters.spark_session import ROOT, agents, parent_of, session_of_two_executors
+
+import ronde
+from ronde.errors import TimeoutError, UnsupportedError, UsageError, WorkerError
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+spark: Any = pytest.importorskip("ronde.spark", reason="PySpark is not installed here")
+
+SOON_S = 10  # within which every fault is an error at the caller
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[Any]:
+    with session_of_two_executors() as session:
+        yield session.sparkContext
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fails a test after which agents run. Spark starts executors anew, and Py4J keeps connections."""
+    yield
+    deadline = time.monotonic() + 60
+    while agents():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ronde-spark-") as name:
+        yield Path(name)
+
+
+def run(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    options = {"stdout": io.StringIO(), "stderr": io.StringIO(), "num_proc": 2, **options}
+    results: list[Any] = spark.run(fn, args, **options)
+    return results
+
+
+def fails(fn: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, float]:
+    """Return the error of a job, and how many seconds after its call it came."""
+    began = time.monotonic()
+    with pytest.raises(WorkerError) as caught:
+        run(fn, *args, **options)
+    return caught.value, time.monotonic() - began
+
+
+def until_there(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+# Functions of the workers
+
+
+def sums(factor: int, name: str = "") -> tuple[int, int, int, float, str | None]:
+    ronde.init()
+    total = ronde.allreduce(float(factor * (ronde.rank() + 1)), op=ronde.Sum)
+    print("rank", ronde.rank(), "is done")
+    return ronde.rank(), ronde.local_rank(), ronde.local_size(), float(total), os.environ.get(name)
+
+
+def raises_before_init() -> None:
+    if os.environ["RANK"] == "1":
+        raise LookupError("no such column")
+    time.sleep(60)
+
+
+def exits(code: int) -> None:
+    if os.environ["RANK"] == "0":
+        sys.exit(code)
+    time.sleep(60)
+
+
+def waits(folder: Path) -> None:
+    """Note the processes of rank 1: the rank, its agent, Spark's Python worker and daemon, and the executor."""
+    if os.environ["RANK"] == "1":
+        pids = [os.getpid()]
+        for _ in range(4):
+            pids.append(parent_of(pids[-1]))
+        (folder / "new").write_text(" ".join(map(str, pids)))
+        (folder / "new").rename(folder / "pids")
+    time.sleep(60)
+
+
+def trains(folder: Path, steps: int) -> tuple[int, int, int]:
+    """Take steps from the last one noted, and return the first one, the last size and the largest one."""
+    ronde.init()
+    noted = folder / "step"
+    first = int(ronde.broadcast_object(int(noted.read_text()) if noted.exists() else 0))
+    for step in range(first, steps):
+        ronde.allreduce(1.0, name="x")
+        if ronde.rank() == 0:
+            (folder / "new").write_text(str(step + 1))
+            (folder / "new").rename(noted)
+        if ronde.rank() == 1 and step == 5 and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            python_worker = parent_of(parent_of(os.getpid()))
+            os.kill(parent_of(parent_of(python_worker)), signal.SIGKILL)  # the executor
+            time.sleep(60)
+        time.sleep(0.05)
+    return first, ronde.rank(), ronde.size()
+
+
+def finds_key() -> list[str]:
+    """Return the processes whose command line or environment has the key of the job, besides its ranks."""
+    key = os.environ["RONDE_JOB_KEY"].encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words, variables = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+            if key in words or (key in variables and b"LOCAL_RANK=" not in variables):
+                found.append(words.decode(errors="replace"))
+    return found
+
+
+# What users rely on
+
+
+def test_results_come_by_rank_and_output_with_prefixes(context: Any) -> None:
+    output, messages = io.StringIO(), io.StringIO()
+    env = {"GREETING": "hello"}
+    results = run(sums, 2, kwargs={"name": "GREETING"}, env=env, stdout=output, stderr=messages)
+    assert results == [(0, 0, 2, 6.0, "hello"), (1, 1, 2, 6.0, "hello")]
+    lines = sorted(line.partition(":")[2] for line in output.getvalue().splitlines())
+    assert lines == ["0] rank 0 is done", "1] rank 1 is done"]
+    assert "Spark: all 2 tasks have registered" in messages.getvalue()
+
+
+def test_digits(context: Any) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
+    import runpy
+
+    def train() -> None:
+        sys.argv = ["digits.py"]
+        runpy.run_path(str(ROOT / "examples" / "digits.py"), run_name="__main__")
+
+    output = io.StringIO()
+    run(train, stdout=output)
+    assert any("held-out accuracy: 0.9" in line for line in output.getvalue().splitlines())
+
+
+def test_two_jobs_at_once_in_threads(context: Any) -> None:
+    results: dict[int, Any] = {}
+
+    def job(number: int) -> None:
+        results[number] = run(sums, number, num_proc=1)
+
+    threads = [threading.Thread(target=job, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {1: [(0, 0, 1, 1.0, None)], 2: [(0, 0, 1, 2.0, None)]}
+
+
+def test_the_key_of_the_job_is_seen_nowhere(context: Any) -> None:
+    output, messages = io.StringIO(), io.StringIO()
+    assert run(finds_key, num_proc=1, stdout=output, stderr=messages) == [[]]
+
+
+# Faults
+
+
+def test_more_ranks_than_slots_are_an_error_with_numbers(context: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(
+        TimeoutError, match=r"registered 2 of 4 on host .*; Spark has 2 slots, 0 of them free"
+    ):
+        run(sums, 1, num_proc=4, start_timeout=4)
+    assert time.monotonic() - began < 4 + SOON_S
+    assert len(run(sums, 1)) == 2  # the slots are free again
+
+
+def test_an_exception_on_one_rank_ends_the_others(context: Any) -> None:
+    error, took_s = fails(raises_before_init)
+    assert (error.rank, error.exit_code) == (1, 1)
+    assert "LookupError: no such column" in str(error)
+    assert "in raises_before_init" in error.traceback_text
+    assert error.host
+    assert took_s < SOON_S
+
+
+def test_an_exit_code_is_never_a_success(context: Any) -> None:
+    error, took_s = fails(exits, 3)
+    assert (error.rank, error.exit_code) == (0, 3)
+    assert took_s < SOON_S
+
+
+@pytest.mark.parametrize("victim", ["rank", "agent", "Python worker", "executor"])
+def test_a_killed_process_is_an_error_at_the_driver(context: Any, folder: Path, victim: str) -> None:
+    names = ["rank", "agent", "Python worker", "daemon", "executor"]
+    killed_at: list[float] = []
+
+    def kill() -> None:
+        until_there(folder / "pids")
+        os.kill(int((folder / "pids").read_text().split()[names.index(victim)]), signal.SIGKILL)
+        killed_at.append(time.monotonic())
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(WorkerError) as caught:
+        run(waits, folder)
+    took_s = time.monotonic() - killed_at[0]
+    thread.join()
+    assert took_s < SOON_S
+    if victim == "rank":
+        assert (caught.value.rank, caught.value.exit_code) == (1, -signal.SIGKILL)
+    else:
+        assert "task" in str(caught.value)
+    deadline = time.monotonic() + 60
+    for pid in map(int, (folder / "pids").read_text().split()[:2]):  # nothing of the job keeps running
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_a_cancelled_spark_job_releases_every_wait(context: Any, folder: Path) -> None:
+    def cancel() -> None:
+        until_there(folder / "pids")
+        context.cancelAllJobs()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    error, took_s = fails(waits, folder)
+    thread.join()
+    assert "the Spark job was cancelled" in str(error)
+    assert took_s < 2 * SOON_S
+
+
+def test_mistakes_are_named_before_any_task_starts(context: Any) -> None:
+    with pytest.raises(UsageError, match="cannot be sent to workers"):
+        run(sums, threading.Lock())
+    with pytest.raises(UnsupportedError, match="use_mpi"):
+        run(sums, 1, use_mpi=True)
+    with pytest.raises(UsageError, match="start_timeout"):
+        run(sums, 1, start_timeout=0)
+
+
+def test_an_elastic_job_goes_on_without_its_executor_and_at_full_size_again(
+    context: Any, folder: Path
+) -> None:
+    messages = io.StringIO()
+    results = spark.run_elastic(
+        trains,
+        (folder, 60),
+        min_num_proc=1,
+        max_num_proc=2,
+        stdout=io.StringIO(),
+        stderr=messages,
+    )
+    assert (folder / "killed").exists()
+    assert results[0][0] > 0, "training went on where it was"
+    assert {size for _, _, size in results} <= {1, 2}, messages.getvalue()
+
+
+# The driver's end
+
+_DRIVER = """
+import sys
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from tests.clusters.spark_session import new_session
+from tests.clusters.test_spark import waits
+import ronde.spark
+new_session()
+ronde.spark.run(waits, (Path({folder!r}),), num_proc=2)
+"""
+
+
+def test_nothing_keeps_running_after_the_driver_is_killed(folder: Path) -> None:
+    program = _DRIVER.format(root=str(ROOT), folder=str(folder))
+    driver = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until_there(folder / "pids")
+    finally:
+        driver.kill()
+        driver.wait()
+    rank, agent = map(int, (folder / "pids").read_text().split()[:2])
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{rank}").exists() or Path(f"/proc/{agent}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
