@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import MARK_NAME, MARK_VALUE
+from tests.conformance.cluster_kinds import engine_environment
 
-__all__ = ["ROOT", "agents", "new_session", "parent_of", "session_of_two_executors"]
+__all__ = ["ROOT", "new_session", "session_of_two_executors"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,30 +39,10 @@ def new_session(**settings: str) -> Any:
 
 @contextmanager
 def session_of_two_executors() -> Iterator[Any]:
-    """Start the session. What it starts carries this run's mark under another name: it outlives a single test."""
-    mark = os.environ.pop(MARK_NAME)
-    os.environ["TEST_ENGINE_OF_RONDE"] = mark
-    try:
+    """Start the session, and stop it in the end."""
+    with engine_environment():
         session = new_session()
-    finally:
-        os.environ[MARK_NAME] = os.environ.pop("TEST_ENGINE_OF_RONDE")
     try:
         yield session
     finally:
         session.stop()
-
-
-def parent_of(pid: int) -> int:
-    """Return the process id of the parent."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def agents() -> list[int]:
-    """Return the process ids of the agents that run in executors of this test run."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            is_agent = b"ronde.launch.driver.agent_main" in (folder / "cmdline").read_bytes().split(b"\0")
-            if is_agent and f"={MARK_VALUE}".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.clusters.spark_session import ROOT, agents, parent_of, session_of_two_executors
+from tests.clusters.spark_session import ROOT, session_of_two_executors
+from tests.conformance.cluster_kinds import agents, parent_of
 
 import ronde
 from ronde.errors import TimeoutError, UnsupportedError, UsageError, WorkerError

@@ -132,4 +132,19 @@ def _dask() -> Iterator[New]:
             yield lambda: DaskCluster(client)
 
 
-KINDS: dict[str, Callable[[], AbstractContextManager[New]]] = {"local": _local, "ray": _ray, "dask": _dask}
+@contextmanager
+def _spark() -> Iterator[New]:
+    from tests.clusters.spark_session import session_of_two_executors  # which needs this module
+
+    with session_of_two_executors() as session:
+        from ronde.spark import SparkCluster
+
+        yield lambda: SparkCluster(session.sparkContext, is_elastic=True)
+
+
+KINDS: dict[str, Callable[[], AbstractContextManager[New]]] = {
+    "local": _local,
+    "spark": _spark,
+    "ray": _ray,
+    "dask": _dask,
+}

@@ -96,7 +96,7 @@ class SparkCluster:
             data = self._context.parallelize(tickets, len(tickets))
             if self._resources is not None:
                 data = data.withResources(self._resources)
-            data.mapPartitions(task).collect()
+            problems = data.mapPartitions(task).collect()
         except Exception as error:
             if self._cancelled:
                 return
@@ -107,10 +107,10 @@ class SparkCluster:
                 events.all_ended(reason)
         else:
             for slot in slots:
-                events.slot_ended(slot, "")
+                events.slot_ended(slot, problems[0] if problems else "")
 
 
-def _again(tickets: Iterable[Ticket]) -> Iterator[None]:
+def _again(tickets: Iterable[Ticket]) -> Iterator[str]:
     """Run a Spark task, in any attempt."""
     from ronde.launch.driver.task import run_task
 
@@ -121,11 +121,16 @@ def _again(tickets: Iterable[Ticket]) -> Iterator[None]:
     yield from ()
 
 
-def _once(tickets: Iterable[Ticket]) -> Iterator[None]:
-    """Run a Spark task, but no later attempt."""
+def _once(tickets: Iterable[Ticket]) -> Iterator[str]:
+    """Run a Spark task, but no later attempt. Return why it failed, if it did: after an error Spark would try again."""
     context = TaskContext.get()
     assert context is not None
-    return iter(()) if context.attemptNumber() else _again(tickets)
+    if context.attemptNumber():
+        return iter(["its Spark task was lost, with its executor or Python worker"])
+    try:
+        return iter(list(_again(tickets)))
+    except Exception as error:
+        return iter([f"{type(error).__name__}: {error}"])
 
 
 def _gpus(context: TaskContext) -> tuple[str, ...] | None:
