@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MARK_NAME, MARK_VALUE = "TEST_RUN_OF_RONDE", f"{os.getpid()}.{time.monotonic_ns()}"
 os.environ[MARK_NAME] = MARK_VALUE
 
+# Else each process that imports NumPy spends half of that time on threads which it does not need.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 # What runs in the background ignores one or the other, and so would the processes that are tested.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

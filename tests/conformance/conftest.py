@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.conformance.store_kinds import IN_ONE_PROCESS, KINDS, ONLY_BOOTSTRAP, Open, Where, kind_of_store
+from tests.conformance.store_kinds import IN_ONE_PROCESS, KINDS, ONLY_BOOTSTRAP, Open, kind_of_store
+from tests.conformance.store_processes import Where
 
 from ronde.net.stores.base import Store
 

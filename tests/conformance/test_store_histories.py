@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pickle
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.conformance.store_kinds import ONLY_BOOTSTRAP, ROOT, WHOLE_KINDS, Where
+from tests.conformance.store_kinds import ONLY_BOOTSTRAP, WHOLE_KINDS
+from tests.conformance.store_processes import Where, start_recorder
 
 from ronde.net.stores.base import Store
-from ronde.testing.linearizability import Event, Recorder, check, exercise, history, random_calls
+from ronde.testing.linearizability import Event, check, exercise, history
 
 # It has no queues, cannot tell an absent key from an empty value, and does not expect deletions while it reads.
 NOT_OF_TORCH = ["queue_push", "queue_pop", "queue_len", "compare_set", "delete_key"]
@@ -40,14 +39,9 @@ def test_processes_see_one_store_although_some_are_killed(kind: str, where: Wher
     if kind in ONLY_BOOTSTRAP:
         pytest.skip("has no queues")
     chance = random.Random(11)
-    processes: list[subprocess.Popen[bytes]] = []
-    for number in range(4):
-        command = [sys.executable, "-m", "tests.conformance.test_store_histories"]
-        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT))
-        stdin = processes[-1].stdin
-        assert stdin
-        pickle.dump((where, f"process {number}", str(tmp_path / f"events {number}")), stdin)
-        stdin.close()
+    processes = [
+        start_recorder(where, f"process {number}", tmp_path / f"events {number}") for number in range(4)
+    ]
     for number in range(4):
         while not (tmp_path / f"events {number}").exists():
             time.sleep(0.01)
@@ -71,17 +65,3 @@ def read(path: Path) -> list[Event]:
                 events.append(pickle.load(file))
             except (EOFError, pickle.UnpicklingError):
                 return events
-
-
-def make_calls() -> None:
-    """Be such a process."""
-    where, name, path = pickle.load(sys.stdin.buffer)
-    store = where.open()
-    with open(path, "wb", buffering=0) as file:
-        recorder = Recorder(store, name, lambda event: file.write(pickle.dumps(event)))
-        random_calls(recorder, name, 80)
-    store.close()
-
-
-if __name__ == "__main__":
-    make_calls()

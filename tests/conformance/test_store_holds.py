@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from tests.conformance.store_kinds import LONG, SECOND, WHOLE_KINDS, Remote, Where
+from tests.conformance.store_kinds import WHOLE_KINDS
+from tests.conformance.store_processes import LONG, SECOND, Remote, Where
 
 from ronde.errors import TimeoutError
 from ronde.net.stores.base import Store

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.conformance.store_kinds import LONG, SECOND, WHOLE_KINDS, Remote, Where
+from tests.conformance.store_kinds import WHOLE_KINDS
+from tests.conformance.store_processes import LONG, SECOND, Remote, Where
 
 from ronde.errors import TimeoutError, UsageError
 from ronde.net.stores.base import Store

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from tests.conformance.store_kinds import IN_ONE_PROCESS, LONG, ONLY_BOOTSTRAP, SECOND
+from tests.conformance.store_kinds import IN_ONE_PROCESS, ONLY_BOOTSTRAP
+from tests.conformance.store_processes import LONG, SECOND
 
 from ronde.errors import TimeoutError, UsageError
 from ronde.net.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES, Store

@@ -6,6 +6,7 @@ To pass, change the code rather than the table of exceptions: it may only shrink
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import subprocess
@@ -36,9 +37,15 @@ def sources(*suffixes: str, under: str = "src cpp tests benchmarks examples") ->
                 yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
 
+@functools.cache
+def nodes(text: str) -> list[ast.AST]:
+    """All nodes of a Python file."""
+    return list(ast.walk(ast.parse(text)))
+
+
 def python_functions(text: str) -> Iterator[tuple[str, int]]:
     """Name and number of lines of every function, nested ones and methods too."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
@@ -133,7 +140,7 @@ def test_no_two_classes_have_the_same_name() -> None:
     places: dict[str, list[str]] = {}
     for path, text in sources(".py", under="src"):
         if "/compat/packages/" not in path:  # where Horovod has chosen the names
-            for node in ast.walk(ast.parse(text)):
+            for node in nodes(text):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(path)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -174,7 +181,7 @@ def test_one_module_reads_the_environment() -> None:
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     for path, text in sources(".py", under="src"):
         used = set()
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
                 used.add(node.attr)
             if isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -195,7 +202,7 @@ def test_only_communicator_engine_store_and_channel_use_the_native_module() -> N
     for path, text in sources(".py", under="src"):
         if path.startswith(allowed):
             continue
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
                 assert not any("_native" in name.split(".") for name in names), f"{path}: go through these"
