@@ -24,7 +24,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -57,6 +56,7 @@ from ronde.core.rendezvous.state import (
     SuccessReport,
 )
 from ronde.core.rendezvous.wait_messages import waits_for, waits_in_vain
+from ronde.light_dataclasses import replace
 
 __all__ = ["Member"]
 

@@ -12,11 +12,11 @@ Keys, all under the job's prefix
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ronde.core.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.core.rendezvous.rules import Rules
+from ronde.light_dataclasses import dataclass, replace
 
 __all__ = [
     "ALIVE",
@@ -91,7 +91,7 @@ class JobTerms:
 
     def difference(self, jobs: JobTerms) -> str:
         """Return a list of the differences from the job's terms, or "" if there are none."""
-        pairs = ((name, getattr(self, name), getattr(jobs, name)) for name in self.__slots__)
+        pairs = ((name, getattr(self, name), getattr(jobs, name)) for name in self.__match_args__)
         return ", ".join(
             f"{name}={ours} where the job has {theirs}" for name, ours, theirs in pairs if ours != theirs
         )

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ronde.core.rendezvous.effects import Effect, Event, NotifyAgent, Probe, Probed, Tick
@@ -22,6 +21,7 @@ from ronde.core.rendezvous.participant import Participant
 from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import ALIVE, JobTerms, alive_key
 from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
+from ronde.light_dataclasses import replace
 from ronde.net.rendezvous.ended_job import succeed_ended_job
 from ronde.net.rendezvous.event_queue import EventQueue
 from ronde.net.rendezvous.probes import find_ended
