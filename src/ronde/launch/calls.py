@@ -12,7 +12,6 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from multiprocessing.spawn import get_preparation_data
 from typing import Any, BinaryIO
 
 from ronde.errors import RemoteError, UsageError
@@ -61,6 +60,8 @@ def pack_call(
 
     `is_same_machine`: the workers find the caller's files, so they get its module path and its main module.
     """
+    from multiprocessing.spawn import get_preparation_data  # slow to load, and agents do not need it
+
     name = getattr(fn, "__qualname__", repr(fn))
     pickles = pickler()
     data = get_preparation_data("worker") if is_same_machine else {}

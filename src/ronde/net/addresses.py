@@ -132,7 +132,7 @@ def resolve_all(addresses: Sequence[Address], within_ns: int) -> list[list[Endpo
 
 def _query_name_server(host: str, port: int) -> Answer:
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return socket.getaddrinfo(_encoded(host), port, type=socket.SOCK_STREAM)
     except UnicodeError:  # for example two consecutive dots
         raise socket.gaierror(socket.EAI_NONAME, "not a valid host name") from None
 
@@ -140,6 +140,7 @@ def _query_name_server(host: str, port: int) -> Answer:
 _resolver = NameResolver(_query_name_server)
 
 
+_NUMERALS = "0123456789abcdefABCDEF.:"  # in numeric addresses, of IPv4 and IPv6
 _HINTS = {
     errno.EADDRINUSE: "; end the process that uses it or choose another address",
     errno.EADDRNOTAVAIL: "; choose an address of this machine",
@@ -192,9 +193,14 @@ def _describe_holder(endpoint: Endpoint) -> str:
     return f" (process {process} of user {user} listens there)"
 
 
+def _encoded(host: str) -> str | bytes:
+    """Return a numeric address as bytes: for a text, Python loads its tables of international names, which is slow."""
+    return host if host.strip(_NUMERALS) else host.encode()
+
+
 def _is_numeric(host: str) -> bool:
     try:
-        socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+        socket.getaddrinfo(_encoded(host), None, flags=socket.AI_NUMERICHOST)
     except (socket.gaierror, UnicodeError):
         return False
     return True

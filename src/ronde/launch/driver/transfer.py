@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -38,6 +37,8 @@ def send_results(store: Store, files: CallFiles, result: RunResult) -> None:
 
 def fetch_result(store: Store, rank: int, timeout_ns: int = 0) -> BinaryIO | None:
     """Return the file with the result of a rank, as `calls` reads it, and delete it in the store; None without one."""
+    import tempfile  # slow to load, and agents do not need it
+
     try:
         pieces = get_large(store, _result(rank), timeout_ns)
         file = tempfile.SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115

@@ -16,7 +16,6 @@ import builtins
 import errno
 import logging
 import os
-import secrets
 import socket
 import struct
 import threading
@@ -86,7 +85,7 @@ class StoreClient(StoreLine):
         self._key = key
         self._patience_ns = patience_ns
         self._is_secret = secrecy_is_wanted() if is_secret is None else is_secret
-        self._id = secrets.token_bytes(LABEL_BYTES)
+        self._id = os.urandom(LABEL_BYTES)
         self._held: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -272,7 +271,7 @@ class StoreClient(StoreLine):
     def _reset_after_fork(self) -> None:
         """Become another client, in a forked child, whatever other threads of the parent were doing."""
         self._lock = threading.Lock()
-        self._id = secrets.token_bytes(LABEL_BYTES)
+        self._id = os.urandom(LABEL_BYTES)
         self._held = {}
         self._hang_up()
 
