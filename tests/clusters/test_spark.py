@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from tests.clusters.spark_session import ROOT, session_of_two_executors
 from tests.conformance.cluster_kinds import agents, parent_of
+from tests.ranks.pages import programs, run_program
 
 import ronde
 from ronde.errors import TimeoutError, UnsupportedError, UsageError, WorkerError
@@ -184,12 +185,13 @@ def test_the_key_of_the_job_is_seen_nowhere(context: Any) -> None:
 
 
 def test_more_ranks_than_slots_are_an_error_with_numbers(context: Any) -> None:
+    run(sums, 1)  # Spark has started its Python workers then
     began = time.monotonic()
     with pytest.raises(
         TimeoutError, match=r"registered 2 of 4 on host .*; Spark has 2 slots, 0 of them free"
     ):
-        run(sums, 1, num_proc=4, start_timeout=4)
-    assert time.monotonic() - began < 4 + SOON_S
+        run(sums, 1, num_proc=4, start_timeout=8)
+    assert time.monotonic() - began < 8 + SOON_S
     assert len(run(sums, 1)) == 2  # the slots are free again
 
 
@@ -304,3 +306,8 @@ def test_nothing_keeps_running_after_the_driver_is_killed(folder: Path) -> None:
     while Path(f"/proc/{rank}").exists() or Path(f"/proc/{agent}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("program", "command"), programs("spark"))
+def test_the_program_of_the_page_runs(program: str, command: str, tmp_path: Path) -> None:
+    assert "[10.0, 10.0]" in run_program(program, command, tmp_path)
