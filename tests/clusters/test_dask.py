@@ -79,6 +79,10 @@ def test_too_few_threads_are_an_error_with_numbers(client: Any) -> None:
         run(client, sums, 1, num_proc=3, start_timeout=3)
 
 
+def test_connections_may_be_encrypted(client: Any) -> None:
+    assert run(client, os.getenv, "RONDE_PROTECTION", num_proc=1, encrypt=True) == ["secret"]
+
+
 def test_two_runs_at_once(client: Any) -> None:
     results: dict[int, list[Any]] = {}
 

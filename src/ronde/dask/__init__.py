@@ -35,6 +35,8 @@ def run(
     nics: Sequence[str] | None = None,
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
+    encrypt: bool = False,
+    require_encrypted_rpc: bool = False,
 ) -> list[R]:
     """Call `fn(*args, **kwargs)` in new processes on a Dask cluster, the ranks of a job; return the results by rank.
 
@@ -53,35 +55,41 @@ def run(
         stdout: takes the output of the ranks (default: `sys.stdout`).
         stderr: takes their errors and the messages of the driver (default: `sys.stderr`).
         verbose: 0 for no messages about the start (default: 1).
-        nics: the name of the network interface by which hosts reach each other (default: Ronde finds it).
+        nics: the names of the network interfaces by which hosts may reach each other (default: Ronde finds them).
         prefix_output_with_timestamp: begin each line of output with the time (default: false).
         executable: the Python that runs the ranks (default: that of the Dask workers).
+        encrypt: encrypt all connections of the job, also those with tensors (default: false).
+        require_encrypted_rpc: raise UsageError if Dask would send the job's key unencrypted to another host, instead of
+            a warning (default: false).
 
     Raises:
         WorkerError: a rank failed (`.rank`, `.host`, `.traceback_text`), or a Dask worker was lost. All have ended.
         TimeoutError: too few threads were free within `start_timeout`.
         UsageError: an argument is invalid, or the function cannot be sent.
     """
-    cluster = DaskCluster(client)
-    if num_proc is None:
-        capacity = cluster.capacity()
-        num_proc = capacity.free
-        if not num_proc:
-            raise UsageError(
-                f"the Dask cluster has {capacity.total} threads, none of them free: give num_proc to wait for some"
-            )
+    cluster = DaskCluster(client, require_encrypted_rpc)
     options = RunOptions(
-        num_proc=num_proc,
+        num_proc=_free_threads(cluster) if num_proc is None else num_proc,
         start_timeout_ns=int(start_timeout * SECOND),
         environment=env or {},
         stdout=stdout,
         stderr=stderr,
         is_talkative=verbose > 0,
-        interface=next(iter(nics or ()), None),
+        interface=",".join(nics or ()) or None,
         has_timestamps=prefix_output_with_timestamp,
         python=executable,
+        encrypts=encrypt,
     )
     try:
         return run_function(cluster, fn, args, kwargs or {}, options)
     finally:
         cluster.cancel("the function has ended")
+
+
+def _free_threads(cluster: DaskCluster) -> int:
+    capacity = cluster.capacity()
+    if not capacity.free:
+        raise UsageError(
+            f"the Dask cluster has {capacity.total} threads, none of them free: give num_proc to wait for some"
+        )
+    return capacity.free

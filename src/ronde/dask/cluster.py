@@ -17,6 +17,7 @@ from distributed import Client, Future
 
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.key_transport import report_unencrypted
 from ronde.launch.driver.task import run_task
 
 __all__ = ["DaskCluster"]
@@ -28,14 +29,16 @@ class DaskCluster:
     """Slots of the Dask cluster to which `client` is connected: one for each thread of its workers.
 
     It opens a second connection to the scheduler, so that the subscriptions of `client` stay as they are. `cancel`
-    closes it.
+    closes it. `requires_encryption`: refuse to send the job's key over a connection that Dask does not encrypt, instead
+    of a warning.
     """
 
     name = "Dask"
     capabilities = Capabilities(elastic=True, gang=False)
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, requires_encryption: bool = False) -> None:
         self._given = client
+        self._requires_encryption = requires_encryption
         self._own: Client | None = None
         self._lock = threading.Lock()
         self._running: dict[str, tuple[int, Future, SlotEvents]] = {}  # by the key of the Dask task
@@ -76,6 +79,7 @@ class DaskCluster:
                 if self._given.scheduler is None:
                     raise UsageError("the Dask client is closed, or not yet connected: give an open one")
                 address, security = self._given.scheduler.address, self._given.security
+                _check_encryption(address, self._requires_encryption)
                 self._own = Client(address, security=security, set_as_default=False, name="ronde")
                 self._own.subscribe_topic(WORKERS_TOPIC, self._note_lost_worker)
             return self._own
@@ -109,3 +113,11 @@ class DaskCluster:
             error = future.exception()
             reason = f"{type(error).__name__}: {error}"
         events.slot_ended(slot, reason)
+
+
+def _check_encryption(address: str, is_required: bool) -> None:
+    """Warn, or raise UsageError, if the job's key would travel from this process to other hosts in the clear."""
+    protocol, _, place = address.rpartition("://")
+    is_here = protocol == "inproc" or place.rpartition(":")[0] in ("127.0.0.1", "[::1]", "localhost")
+    if protocol not in ("tls", "wss") and not is_here:
+        report_unencrypted("Dask", "use a scheduler with TLS (distributed.security.Security)", is_required)

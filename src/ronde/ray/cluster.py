@@ -15,8 +15,10 @@ from ray.exceptions import RayError, RayTaskError, TaskPlacementGroupRemoved
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.key_transport import report_unencrypted
 from ronde.launch.driver.task import run_task
 from ronde.light_dataclasses import dataclass
 
@@ -48,13 +50,20 @@ class RayCluster:
     """Slots of the Ray cluster to which this process is connected (`ray.init`).
 
     `group`: a placement group in which the tasks run. Without it, the cluster reserves a bundle for each slot and keeps
-    it for a later task of this slot, until no task runs.
+    it for a later task of this slot, until no task runs. `requires_encryption`: refuse to send the job's key over a
+    connection that Ray does not encrypt, instead of a warning.
     """
 
     name = "Ray"
     capabilities = Capabilities(elastic=True, gang=True)
 
-    def __init__(self, placing: Placing | None = None, group: PlacementGroup | None = None) -> None:
+    def __init__(
+        self,
+        placing: Placing | None = None,
+        group: PlacementGroup | None = None,
+        requires_encryption: bool = False,
+    ) -> None:
+        self._requires_encryption = requires_encryption
         self._placing = placing or Placing()
         self._given_group = group
         self._lock = threading.Lock()
@@ -73,6 +82,7 @@ class RayCluster:
         """Start a Ray task for each ticket as soon as the placement group has its resources."""
         if not ray.is_initialized():  # else Ray would start a cluster on this machine
             raise UsageError("this process is not connected to a Ray cluster: call ray.init() first")
+        _check_encryption(self._requires_encryption)
         needs = {"num_cpus": self._placing.cpus, "num_gpus": self._placing.gpus}
         task = ray.remote(**needs, max_retries=0)(run_task)
         slots: dict[ray.ObjectRef[Any], int] = {}
@@ -134,6 +144,13 @@ def _report(slot: int, ref: ray.ObjectRef[Any], events: SlotEvents) -> None:
         events.slot_ended(slot, _describe(error))
     else:
         events.slot_ended(slot, "")
+
+
+def _check_encryption(is_required: bool) -> None:
+    """Warn, or raise UsageError, if the job's key would travel from this process to other hosts in the clear."""
+    hosts = {node["NodeManagerAddress"] for node in ray.nodes()}
+    if len(hosts) > 1 and environment().get("RAY_USE_TLS") != "1":
+        report_unencrypted("Ray", "set RAY_USE_TLS=1 and its certificates on all nodes", is_required)
 
 
 def _bundles_for(slots: int, placing: Placing) -> list[dict[str, float]]:

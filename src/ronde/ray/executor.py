@@ -15,6 +15,7 @@ from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.launch.driver.job_store import reachable_by_tasks
 from ronde.light_dataclasses import dataclass
+from ronde.net.protection import secrecy_is_wanted
 from ronde.ray.cluster import Placing, RayCluster
 from ronde.ray.worker_calls import CallServer, WorkerCall, fetch_result, serve_calls
 
@@ -27,12 +28,14 @@ END_S, END_AT_ONCE_S = 5.0, 0.0  # how long workers may take to end before their
 
 @dataclass(frozen=True)
 class RaySettings:
-    """What `RayExecutor.create_settings` returns: how long a start may take in seconds, and network interfaces."""
+    """What `RayExecutor.create_settings` returns: how long a start may take in seconds, and how processes connect."""
 
     timeout_s: float = 30
     placement_group_timeout_s: float = 100
     nics: Sequence[str] | None = None
     verbose: int = 1
+    encrypt: bool = False
+    require_encrypted_rpc: bool = False
 
 
 class RayExecutor:
@@ -73,16 +76,28 @@ class RayExecutor:
         ssh_str: str | None = None,
         placement_group_timeout_s: float = 100,
         nics: Sequence[str] | None = None,
+        *,
+        encrypt: bool = False,
+        require_encrypted_rpc: bool = False,
     ) -> RaySettings:
         """Return settings.
 
         Args:
             timeout_s: within which the workers register once Ray has room for them, in seconds (default: 30).
             placement_group_timeout_s: within which Ray has room for them, in seconds (default: 100).
-            nics: the network interface by which hosts reach each other (default: Ronde finds it).
+            nics: the names of the network interfaces by which hosts may reach each other (default: Ronde finds them).
             ssh_identity_file, ssh_str: have no effect, because Ray starts the workers.
+            encrypt: encrypt all connections of the job, also those with tensors (default: false).
+            require_encrypted_rpc: raise UsageError if Ray would send the job's key unencrypted to another host, instead
+                of a warning (default: false).
         """
-        return RaySettings(timeout_s, placement_group_timeout_s, nics)
+        return RaySettings(
+            timeout_s,
+            placement_group_timeout_s,
+            nics,
+            encrypt=encrypt,
+            require_encrypted_rpc=require_encrypted_rpc,
+        )
 
     def __init__(
         self,
@@ -237,7 +252,7 @@ class RayExecutor:
 
     def _cluster(self) -> RayCluster:
         group = get_current_placement_group() if self._uses_current_group else None
-        return RayCluster(self._placing, group)
+        return RayCluster(self._placing, group, self.settings.require_encrypted_rpc)
 
     def _options(self, num_proc: int, min_num_proc: int | None = None) -> RunOptions:
         settings = self.settings
@@ -246,7 +261,8 @@ class RayExecutor:
             min_num_proc=min_num_proc,
             start_timeout_ns=int((settings.timeout_s + settings.placement_group_timeout_s) * SECOND),
             environment=self._environment,
-            interface=next(iter(settings.nics or ()), None),
+            interface=",".join(settings.nics or ()) or None,
+            encrypts=settings.encrypt,
             is_talkative=settings.verbose > 0,
             max_restarts=self._reset_limit if min_num_proc is not None else 0,
         )
@@ -265,7 +281,8 @@ class _Job:
     def __init__(self, cluster: RayCluster, make_executable: Callable[[], Any], options: RunOptions) -> None:
         self._cluster = cluster
         config = LaunchConfig(WorkerSpec(argv=()), interface=options.interface)
-        self.calls = CallServer(*reachable_by_tasks(config))
+        is_secret = options.encrypts or secrecy_is_wanted()
+        self.calls = CallServer(*reachable_by_tasks(config), is_secret)
         self._thread = threading.Thread(
             target=self._drive, args=(make_executable, options), name="ronde-executor", daemon=True
         )

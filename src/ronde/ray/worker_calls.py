@@ -23,7 +23,6 @@ from ronde.job_key import JobKey
 from ronde.launch.calls import pickler
 from ronde.launch.driver.job_store import serve_store, tcp_addresses
 from ronde.light_dataclasses import dataclass, field
-from ronde.net.protection import secrecy_is_wanted
 from ronde.net.stores.base import Store
 from ronde.net.stores.large_values import delete_large, get_large, put_large
 from ronde.net.stores.tcp import StoreClient
@@ -62,9 +61,8 @@ class WorkerCall:
 class CallServer:
     """The caller's end."""
 
-    def __init__(self, reachable: Sequence[str], listening: Sequence[str]) -> None:
+    def __init__(self, reachable: Sequence[str], listening: Sequence[str], is_secret: bool) -> None:
         key = JobKey.generate()
-        is_secret = secrecy_is_wanted()
         self._server = serve_store(listening, key, is_secret)
         addresses = tcp_addresses(reachable, self._server.address)
         self.line = CallLine(addresses, bytes.fromhex(key.hex()), is_secret)

@@ -8,7 +8,6 @@ another one.
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import uuid
@@ -21,12 +20,12 @@ from pyspark.resource import ResourceProfile
 
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.key_transport import report_unencrypted
 
 __all__ = ["SparkCluster"]
 
 # Of the last line of a Python traceback in Spark's report of a failed task.
 _PYTHON_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .*", re.MULTILINE)
-_log = logging.getLogger(__name__)
 
 
 class SparkCluster:
@@ -164,10 +163,5 @@ def _check_encryption(context: SparkContext, requires_encryption: bool) -> None:
     master: Any = context.master
     if is_encrypted or str(master).startswith("local"):
         return
-    text = (
-        "Spark sends its tasks unencrypted, and the job's key with them, so anybody who reads the network can join the "
-        "job: set spark.authenticate and spark.network.crypto.enabled, or spark.ssl.rpc.enabled, to true"
-    )
-    if requires_encryption:
-        raise UsageError(text)
-    _log.warning("%s", text)
+    remedy = "set spark.authenticate and spark.network.crypto.enabled, or spark.ssl.rpc.enabled, to true"
+    report_unencrypted("Spark", remedy, requires_encryption)
