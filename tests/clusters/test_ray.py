@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Iterator
@@ -134,6 +135,23 @@ def test_workers_run_in_the_placement_group_of_the_caller() -> None:
     caller = ray.remote(num_cpus=0, scheduling_strategy=strategy)(train)
     assert ray.get(caller.remote(), timeout=120) == [0, 1]
     remove_placement_group(group)
+
+
+def test_encrypted_workers_of_a_registered_cluster() -> None:
+    from ronde.ray import RayExecutor
+
+    workers = executor(settings=RayExecutor.create_settings(encrypt=True), num_workers=2)
+    workers.start()
+    assert workers.run(os.getenv, ["RONDE_PROTECTION"]) == ["secret", "secret"]
+    workers.shutdown()
+    assert ronde.run(os.getenv, ["RANK"], np=2, cluster="ray") == ["0", "1"]
+
+
+def test_horovods_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ronde.compat
+
+    monkeypatch.syspath_prepend(ronde.compat.PACKAGES)
+    assert importlib.import_module("horovod.ray").RayExecutor is executor(num_workers=1).__class__
 
 
 def test_contradictory_numbers_are_refused() -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
@@ -21,6 +21,9 @@ from ronde.launch.agent.agent import RunResult, run_agent
 from ronde.launch.calls import CallFiles, load_result, pack_call, read_error
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.templates.preload import LATER, WORTH_IT
+
+if TYPE_CHECKING:
+    from ronde.launch.clusters.base import Cluster
 
 __all__ = ["ElasticLaunch", "run"]
 
@@ -41,6 +44,7 @@ def run(
     *,
     environment: Mapping[str, str] | None = None,
     start_method: str = "spawn",
+    cluster: Cluster | str | None = None,
 ) -> list[R]:
     """Call `fn(*args, **kwargs)` in `np` new processes, the ranks of a job, and return a list of their results by rank.
 
@@ -56,6 +60,8 @@ def run(
         environment: variables for the processes, which override this process's, except those of rank and size.
         start_method: "spawn" starts new processes; "forkserver" forks them from one process that has imported the large
             modules of this one (default: "spawn").
+        cluster: where to start the processes: a cluster, or the name under which a package has registered one, such as
+            "ray" (default: on this machine). docs/adding-a-cluster.md tells more.
 
     Raises:
         RemoteError: a rank failed: `.rank`, `.traceback_text`, `.exit_codes`. All ranks have ended.
@@ -63,10 +69,28 @@ def run(
     """
     if np < 1:
         raise UsageError(f"ronde.run(np={np}) is invalid: expected a whole number above 0")
+    if cluster is not None:
+        return _run_on_cluster(cluster, fn, args, kwargs or {}, np, environment or {})
     worker = WorkerSpec(argv=(), slots=np, environment=environment or {})
     launch = ElasticLaunch(LaunchConfig(worker), fn, start_method=start_method)
     results = launch._call(args, kwargs or {})
     return [results[rank] for rank in sorted(results)]
+
+
+def _run_on_cluster(
+    cluster: Cluster | str,
+    fn: Callable[..., R],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    workers: int,
+    environment: Mapping[str, str],
+) -> list[R]:
+    from ronde.launch.clusters.registry import registered_cluster  # only such jobs need these
+    from ronde.launch.driver.functions import RunOptions, run_function
+
+    if isinstance(cluster, str):
+        cluster = registered_cluster(cluster)
+    return run_function(cluster, fn, args, kwargs, RunOptions(workers, environment=environment))
 
 
 class ElasticLaunch(Generic[P, R]):
