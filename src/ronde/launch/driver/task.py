@@ -7,6 +7,7 @@ without a change of this process.
 
 from __future__ import annotations
 
+import builtins
 import os
 import select
 import signal
@@ -264,6 +265,9 @@ def _connect(ticket: Ticket) -> Iterator[MessageChannel]:
         for address in ticket.addresses:
             try:
                 channel = _try_address(address, key, ticket, deadline_ns)
+            except builtins.TimeoutError as error:
+                reasons.setdefault(address, f"{address}: {error}")  # an earlier reason says more
+                continue
             except (OSError, ProtocolError) as error:
                 reasons[address] = f"{address}: {error}"
                 continue
