@@ -4,8 +4,11 @@
 
 #include <sys/socket.h>
 
+#include <cstring>
 #include <numeric>
+#include <span>
 #include <thread>
+#include <vector>
 
 #include "check.h"
 #include "rank_communicators.h"
@@ -15,43 +18,66 @@ namespace {
 
 using namespace testing;
 
-std::vector<float> values(int rank, size_t count) {
-  std::vector<float> result(count);
-  for (size_t i = 0; i < count; ++i) result[i] = static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 101);
-  return result;
-}
-
-std::vector<float> sum_of(int size, size_t count) {
-  std::vector<float> result(count);
-  for (int rank = 0; rank < size; ++rank) {
-    const std::vector<float> part = values(rank, count);
-    for (size_t i = 0; i < count; ++i) result[i] += part[i];
-  }
-  return result;
-}
+using Values = std::vector<float>;
+using View = std::span<const float>;
 
 constexpr size_t kCounts[] = {0, 1, 5, 6, 7, 1000, 4096, 4097, 70'001, 600'000};
+constexpr int kMaxSize = 4;
+constexpr size_t kMaxCount = 600'000 + 3 * kMaxSize;
+
+// What ranks pass and expect, computed once: under ThreadSanitizer that takes longer than the calls that are tested.
+struct Tables {
+  std::vector<Values> inputs;                          // of each rank
+  std::vector<Values> sums{Values(kMaxCount)}, means;  // of the first n ranks; of the first n + 1
+
+  Tables() {
+    for (size_t rank = 0; rank < kMaxSize; ++rank) {
+      Values& input = inputs.emplace_back(kMaxCount);
+      Values &sum = sums.emplace_back(sums.back()), &mean = means.emplace_back(kMaxCount);
+      for (size_t i = 0; i < kMaxCount; ++i) {
+        input[i] = static_cast<float>((i * 7 + rank * 13) % 101);
+        sum[i] += input[i];
+        mean[i] = sum[i] / static_cast<float>(rank + 1);
+      }
+    }
+  }
+};
+
+const Tables& tables() {
+  static const Tables all;
+  return all;
+}
+
+View values(int rank, size_t count) { return View(tables().inputs[static_cast<size_t>(rank)]).first(count); }
+View sum_of(int size, size_t count) { return View(tables().sums[static_cast<size_t>(size)]).first(count); }
+View mean_of(int size, size_t count) { return View(tables().means[static_cast<size_t>(size) - 1]).first(count); }
+Values copy_of(View view) { return {view.begin(), view.end()}; }
+void append(Values& to, View more) { to.insert(to.end(), more.begin(), more.end()); }
+
+bool same(View a, View b) {
+  return a.size() == b.size() && (a.empty() || !std::memcmp(a.data(), b.data(), a.size_bytes()));
+}
 
 void check_reductions(Communicator& comm) {
   const int size = comm.size(), rank = comm.rank();
   for (size_t count : kCounts) {
-    const std::vector<float> mine = values(rank, count), expected = sum_of(size, count);
-    std::vector<float> out(count), in_place = mine;
+    const View mine = values(rank, count), expected = sum_of(size, count);
+    Values out(count), in_place = copy_of(mine);
     comm.allreduce(mine.data(), out.data(), count, DType::kFloat32, ReduceOp::kSum);
-    CHECK(out == expected);
+    CHECK(same(out, expected));
     comm.allreduce(in_place.data(), in_place.data(), count, DType::kFloat32, ReduceOp::kAverage);
-    for (size_t i = 0; i < count; ++i) CHECK(in_place[i] == expected[i] / static_cast<float>(size));
+    CHECK(same(in_place, mean_of(size, count)));
     for (int root = 0; root < size; ++root) {
-      std::vector<float> at_root(rank == root ? count : 0);
+      Values at_root(rank == root ? count : 0);
       comm.reduce(mine.data(), rank == root ? at_root.data() : nullptr, count, DType::kFloat32, ReduceOp::kSum, root);
-      if (rank == root) CHECK(at_root == expected);
+      if (rank == root) CHECK(same(at_root, expected));
     }
     std::vector<size_t> counts(size, count / static_cast<size_t>(size));
     counts[0] += count % static_cast<size_t>(size);
     const size_t begin = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0});
-    std::vector<float> share(counts[rank]);
+    Values share(counts[rank]);
     comm.reduce_scatter(mine.data(), share.data(), counts, DType::kFloat32, ReduceOp::kSum);
-    CHECK(std::equal(share.begin(), share.end(), expected.begin() + static_cast<std::ptrdiff_t>(begin)));
+    CHECK(same(share, expected.subspan(begin, share.size())));
   }
 }
 
@@ -59,40 +85,40 @@ void check_exchanges(Communicator& comm) {
   const int size = comm.size(), rank = comm.rank();
   for (size_t count : kCounts) {
     std::vector<size_t> sizes;
-    std::vector<float> everyone;
+    Values everyone;
     for (int other = 0; other < size; ++other) {
-      const std::vector<float> part = values(other, count + static_cast<size_t>(other));
-      sizes.push_back(part.size() * sizeof(float));
-      everyone.insert(everyone.end(), part.begin(), part.end());
+      const View part = values(other, count + static_cast<size_t>(other));
+      sizes.push_back(part.size_bytes());
+      append(everyone, part);
     }
-    const std::vector<float> mine = values(rank, count + static_cast<size_t>(rank));
-    std::vector<float> out(everyone.size());
+    const View mine = values(rank, count + static_cast<size_t>(rank));
+    Values out(everyone.size());
     comm.allgather(mine.data(), out.data(), sizes, DType::kFloat32);
-    CHECK(out == everyone);
+    CHECK(same(out, everyone));
     for (int root = 0; root < size; ++root) {
-      std::vector<float> gathered(rank == root ? everyone.size() : 0);
+      Values gathered(rank == root ? everyone.size() : 0);
       comm.gather(mine.data(), gathered.data(), sizes, DType::kFloat32, root);
-      if (rank == root) CHECK(gathered == everyone);
-      std::vector<float> scattered(mine.size());
+      if (rank == root) CHECK(same(gathered, everyone));
+      Values scattered(mine.size());
       comm.scatter(rank == root ? everyone.data() : nullptr, scattered.data(), sizes, DType::kFloat32, root);
-      CHECK(scattered == mine);
-      std::vector<float> copy = values(rank, count);
+      CHECK(same(scattered, mine));
+      Values copy = copy_of(values(rank, count));
       comm.broadcast(copy.data(), count, DType::kFloat32, root);
-      CHECK(copy == values(root, count));
+      CHECK(same(copy, values(root, count)));
     }
-    // Rank r sends count + r + p elements, all equal to 1000 r + p, to rank p.
-    std::vector<float> sending, expected;
+    // Rank r sends count + r + p elements, those from its p-th on, to rank p.
+    Values sending, expected;
     std::vector<size_t> in_sizes, out_sizes;
     for (int p = 0; p < size; ++p) {
       const size_t amount = count + static_cast<size_t>(rank + p);
-      sending.insert(sending.end(), amount, static_cast<float>(1000 * rank + p));
-      expected.insert(expected.end(), amount, static_cast<float>(1000 * p + rank));
+      append(sending, values(rank, kMaxCount).subspan(static_cast<size_t>(p), amount));
+      append(expected, values(p, kMaxCount).subspan(static_cast<size_t>(rank), amount));
       in_sizes.push_back(amount * sizeof(float));
       out_sizes.push_back(amount * sizeof(float));
     }
-    std::vector<float> received(expected.size());
+    Values received(expected.size());
     comm.alltoall(sending.data(), in_sizes, received.data(), out_sizes, DType::kFloat32);
-    CHECK(received == expected);
+    CHECK(same(received, expected));
     comm.barrier();
   }
   std::vector<uint64_t> numbers(static_cast<size_t>(size));
@@ -105,8 +131,8 @@ void check_point_to_point(Communicator& comm) {
   if (size == 1) return;
   for (size_t count : kCounts) {
     const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
-    const std::vector<float> mine = values(rank, count);
-    std::vector<float> theirs(count);
+    const View mine = values(rank, count);
+    Values theirs(count);
     // Large messages wait for their receiver: even ranks send first.
     for (int turn = 0; turn < 2; ++turn) {
       if ((rank % 2 == 0) == (turn == 0)) {
@@ -114,7 +140,7 @@ void check_point_to_point(Communicator& comm) {
           comm.send(mine.data(), count * 4, DType::kFloat32, next, 3);
       } else if (!(size % 2 == 1 && previous == size - 1)) {
         comm.recv(theirs.data(), count * 4, DType::kFloat32, previous, 3);
-        CHECK(theirs == values(previous, count));
+        CHECK(same(theirs, values(previous, count)));
       }
     }
     comm.barrier();
@@ -130,13 +156,12 @@ void check_symmetric(Communicator& comm) {
   const uint32_t number = comm.symmetric()->add(memory, part_bytes, comm.local_rank());
   auto* x = reinterpret_cast<float*>(comm.symmetric()->own_part(number));
 
-  const std::vector<float> mine = values(comm.rank(), kCount), expected = sum_of(comm.size(), kCount);
+  const View mine = values(comm.rank(), kCount), expected = sum_of(comm.size(), kCount);
   std::copy(mine.begin(), mine.end(), x);
   comm.allreduce(x, x + kCount, kCount, DType::kFloat32, ReduceOp::kSum);
-  CHECK(std::equal(expected.begin(), expected.end(), x + kCount));
-  CHECK(std::equal(mine.begin(), mine.end(), x));
+  CHECK(same(expected, {x + kCount, kCount}) && same(mine, {x, kCount}));
   comm.allreduce(x, x, kCount, DType::kFloat32, ReduceOp::kSum);
-  CHECK(std::equal(expected.begin(), expected.end(), x));
+  CHECK(same(expected, {x, kCount}));
   comm.broadcast(x, kCount, DType::kFloat32, 0);
   comm.barrier();
   comm.symmetric()->drop(number);

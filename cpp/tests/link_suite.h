@@ -24,14 +24,14 @@ inline void check_fifo_both_ways(Wire wire, int streams, Seals seals) {
     Link& link = mesh.link(peer);
     std::vector<std::vector<unsigned char>> out, in;
     Ticket sent = 0, received = 0;
-    for (int round = 0; round < 3; ++round) {
+    for (int round = 0; round < 2; ++round) {
       for (const size_t bytes : sizes) {
         out.push_back(pattern(bytes, static_cast<unsigned>(out.size() + 100 * mesh.rank())));
         in.emplace_back(bytes);
         sent = link.send(kSum10, out.back().data(), bytes);
         received = link.recv(kSum10, in.back().data(), bytes);
         CHECK(sent == out.size() && received == in.size());
-        if (round == 2) finish(mesh, peer, sent, received);  // one by one
+        if (round == 1) finish(mesh, peer, sent, received);  // one by one
       }
     }
     CHECK(link.pending() == false);

@@ -122,10 +122,17 @@ class Ranks {
   std::vector<std::unique_ptr<Mesh>> meshes_;
 };
 
+// A piece of one long sequence of bytes, which is computed once: under ThreadSanitizer that takes longer than sending.
 inline std::vector<unsigned char> pattern(size_t bytes, unsigned seed) {
-  std::vector<unsigned char> data(bytes);
-  for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<unsigned char>((i * 2654435761u + seed * 97u) >> 7);
-  return data;
+  static const std::vector<unsigned char> sequence = [] {
+    std::vector<unsigned char> all(size_t{4} << 20);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<unsigned char>(i * 2654435761u >> 7);
+    return all;
+  }();
+  const size_t begin = seed * 97;
+  CHECK(begin + bytes <= sequence.size());
+  return {sequence.begin() + static_cast<std::ptrdiff_t>(begin),
+          sequence.begin() + static_cast<std::ptrdiff_t>(begin + bytes)};
 }
 
 // The exception that `body` throws. Fails the test if it throws none.
