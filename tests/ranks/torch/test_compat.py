@@ -190,7 +190,8 @@ def test_what_is_not_there_says_so(tmp_path: Path) -> None:
 import ronde.compat
 for line in (
     "import horovod.tensorflow", "import horovod.tensorflow.keras", "import horovod.keras", "import horovod.spark",
-    "from horovod import ray", "import horovod.ray.x", "import horovod.torch.adasum", "import horovod; horovod.ray",
+    "from horovod import mxnet", "import horovod.mxnet.x", "import horovod.torch.adasum",
+    "import horovod; horovod.mxnet",
     "import horovod.torch as hvd; hvd.elasticity", "from horovod.torch import elasticity",
 ):
     try:
@@ -206,7 +207,7 @@ print(horovod.__version__)
     for line in lines[:-1]:
         assert "is not available: Ronde replaces Horovod" in line or "cannot import name" in line, line
     assert "horovod.tensorflow is not available" in lines[0]
-    assert "and provides only horovod.torch and horovod.run" in lines[7]
+    assert "and provides only horovod.torch, horovod.ray and horovod.run" in lines[7]
     assert "ModuleNotFoundError" in lines[1]
 
 
