@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,45 @@ def test_digits(context: Any) -> None:
     output = io.StringIO()
     run(train, stdout=output)
     assert any("held-out accuracy: 0.9" in line for line in output.getvalue().splitlines())
+
+
+_HOROVOD = """
+import ronde.compat
+import horovod.spark
+from pyspark.sql import SparkSession
+
+SparkSession.builder.master("local[2]").getOrCreate()
+
+
+def fn(magic_number):
+    import horovod.torch as hvd
+
+    hvd.init()
+    print("Hello, rank = %d, local_rank = %d, size = %d, local_size = %d, magic_number = %d" % (
+        hvd.rank(), hvd.local_rank(), hvd.size(), hvd.local_size(), magic_number))
+    return hvd.rank()
+
+
+print("Result:", horovod.spark.run(fn, args=(4242,), num_proc=2))
+"""
+
+
+def test_a_program_for_horovod_on_spark_runs_unchanged(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed here")
+    program = tmp_path / "on_horovod.py"
+    program.write_text(_HOROVOD)
+    run_it = partial(
+        subprocess.run, [sys.executable, str(program)], capture_output=True, text=True, timeout=120
+    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    done = run_it(env={**os.environ, "PYSPARK_PYTHON": str(tmp_path / "bare" / "bin" / "python")})
+    assert "the Python of the executors does not find Ronde: install it there" in done.stderr
+    done = run_it(env={**os.environ, "PYSPARK_PYTHON": sys.executable})
+    assert done.returncode == 0, done.stderr
+    assert "Result: [0, 1]" in done.stdout
+    for rank in (0, 1):
+        said = f"Hello, rank = {rank}, local_rank = {rank}, size = 2, local_size = 2, magic_number = 4242"
+        assert said in done.stdout
 
 
 def test_two_jobs_at_once_in_threads(context: Any) -> None:

@@ -140,9 +140,14 @@ def _gpus(context: TaskContext) -> tuple[str, ...] | None:
 
 def _reason(error: Exception) -> str:
     """Return in one line why Spark has ended a job."""
-    if not isinstance(error, Py4JJavaError):
-        return f"the Spark job failed: {type(error).__name__}: {error}"
-    text = str(error.java_exception.getMessage() or error.java_exception.toString())
+    text = str(error)
+    if isinstance(error, Py4JJavaError):
+        text = str(error.java_exception.getMessage() or error.java_exception.toString())
+    if "No module named 'ronde'" in text:
+        return (
+            "the Python of the executors does not find Ronde: install it there, or set PYSPARK_PYTHON to a Python that "
+            "has it before the session starts"
+        )
     python = _PYTHON_ERROR.findall(text)
     first = python[-1] if python else text.strip().splitlines()[0]
     verb = "was cancelled" if "cancelled" in text.splitlines()[0] else "failed"

@@ -1,0 +1,91 @@
+"""`horovod.spark`: `run` and `run_elastic` by `ronde.spark`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import ronde.spark
+from ronde.compat.calls import with_horovod
+
+__all__ = ["run", "run_elastic"]
+
+R = TypeVar("R")
+
+
+def run(
+    fn: Callable[..., R],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Sequence[str] | str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[R]:
+    """Call `fn` in workers on the executors as `ronde.spark.run` does, with Horovod's order of parameters.
+
+    `extra_mpi_args` is for `use_mpi`, which raises UnsupportedError. In the workers Ronde answers for Horovod.
+    """
+    return ronde.spark.run(
+        with_horovod(fn),
+        args,
+        kwargs,
+        num_proc,
+        start_timeout,
+        env,
+        stdout,
+        stderr,
+        verbose,
+        nics,
+        use_mpi,
+        use_gloo,
+        prefix_output_with_timestamp,
+        executable,
+    )
+
+
+def run_elastic(
+    fn: Callable[..., R],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Sequence[str] | str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[R]:
+    """Call `fn` in workers as executors come and go, as `ronde.spark.run_elastic` does. In them Ronde is Horovod."""
+    return ronde.spark.run_elastic(
+        with_horovod(fn),
+        args,
+        kwargs,
+        num_proc,
+        min_np if min_num_proc is None else min_num_proc,
+        max_np if max_num_proc is None else max_num_proc,
+        start_timeout,
+        elastic_timeout,
+        reset_limit,
+        env,
+        stdout,
+        stderr,
+        verbose,
+        nics,
+        prefix_output_with_timestamp,
+    )
