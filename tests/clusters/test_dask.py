@@ -6,6 +6,7 @@ import io
 import os
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,11 @@ def test_a_closed_client_is_refused() -> None:
         client.close()
         with pytest.raises(UsageError, match="give an open one"):
             run(client, sums, 1, num_proc=1)
+
+
+def test_an_asynchronous_client_is_refused() -> None:
+    with pytest.raises(UsageError, match="asynchronous"):
+        run(types.SimpleNamespace(asynchronous=True), sums, 1)
 
 
 @pytest.mark.parametrize(("program", "command"), programs("dask"))

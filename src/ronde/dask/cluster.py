@@ -37,6 +37,8 @@ class DaskCluster:
     capabilities = Capabilities(elastic=True, gang=False)
 
     def __init__(self, client: Client, requires_encryption: bool = False) -> None:
+        if client.asynchronous:
+            raise UsageError("the Dask client is asynchronous: give one that is not")
         self._given = client
         self._requires_encryption = requires_encryption
         self._own: Client | None = None

@@ -23,6 +23,7 @@ __all__ = ["RayExecutor", "RaySettings"]
 
 R = TypeVar("R")
 SECOND = 10**9
+MANY_RESTARTS = 1_000_000
 END_S, END_AT_ONCE_S = 5.0, 0.0  # how long workers may take to end before their tasks are killed
 
 
@@ -61,9 +62,11 @@ class RayExecutor:
         use_current_placement_group: in a Ray task or actor with a placement group, run in that group (default: true).
         min_workers, max_workers: with how many workers an elastic job goes on, and the largest number (default: all
             slots of the Ray cluster).
-        reset_limit: how often an elastic job may start its workers again after a failure (default: 0).
+        reset_limit: how often an elastic job may start its workers again because one has failed (default: no limit).
+        elastic_timeout: within which an elastic job must have `min_workers`, at the start and after a loss, in seconds
+            (default: 600; the times of the settings count if they are longer).
 
-    `elastic_timeout`, `cooldown_range` and `override_discovery` exist for scripts for Horovod, and have no effect.
+    `cooldown_range` and `override_discovery` exist for scripts for Horovod, and have no effect.
 
     Raises UsageError if the numbers contradict each other. One thread at a time may use an executor.
     """
@@ -132,7 +135,8 @@ class RayExecutor:
         else:
             self._placing = Placing(cpus_per_worker, gpus)
         self.num_workers, self.min_workers, self.max_workers = num_workers, min_workers, max_workers
-        self._reset_limit = reset_limit or 0
+        self._reset_limit = MANY_RESTARTS if reset_limit is None else reset_limit
+        self._elastic_timeout_s = elastic_timeout
         self._uses_current_group = use_current_placement_group
         self._environment: dict[str, str] = {}
         self._job: _Job | None = None
@@ -255,16 +259,19 @@ class RayExecutor:
         return RayCluster(self._placing, group, self.settings.require_encrypted_rpc)
 
     def _options(self, num_proc: int, min_num_proc: int | None = None) -> RunOptions:
-        settings = self.settings
+        settings, is_elastic = self.settings, min_num_proc is not None
+        start_timeout_s = settings.timeout_s + settings.placement_group_timeout_s
+        if is_elastic:
+            start_timeout_s = max(start_timeout_s, self._elastic_timeout_s)
         return RunOptions(
             num_proc=num_proc,
             min_num_proc=min_num_proc,
-            start_timeout_ns=int((settings.timeout_s + settings.placement_group_timeout_s) * SECOND),
+            start_timeout_ns=int(start_timeout_s * SECOND),
             environment=self._environment,
             interface=",".join(settings.nics or ()) or None,
             encrypts=settings.encrypt,
             is_talkative=settings.verbose > 0,
-            max_restarts=self._reset_limit if min_num_proc is not None else 0,
+            max_restarts=self._reset_limit if is_elastic else 0,
         )
 
 
