@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from ronde.core.rendezvous.membership import (
     AllSucceeded,
@@ -102,13 +102,15 @@ FAILED, UNREACHABLE = 1, 2  # exit codes of endings that no worker caused
 # Events, beside those of the rendezvous.
 
 
-class Failing(NamedTuple):
+@dataclass(frozen=True)
+class Failing:
     """A worker has failed without blaming a peer. The supervisor ends the others, and some may still run."""
 
     failure: Failure
 
 
-class WorkersGone(NamedTuple):
+@dataclass(frozen=True)
+class WorkersGone:
     """All processes of the workers have ended.
 
     `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
@@ -119,14 +121,16 @@ class WorkersGone(NamedTuple):
     failure: Failure | None = None
 
 
-class InterruptAgent(NamedTuple):
+@dataclass(frozen=True)
+class InterruptAgent:
     """The agent got a signal that asks it to end. The shell has passed it on to the workers, if there are any."""
 
     signum: int
     reason: str
 
 
-class AgentTimer(NamedTuple):
+@dataclass(frozen=True)
+class AgentTimer:
     """The time of the last `SetAgentTimer` has come; an early `AgentTimer` does no harm.
 
     `serves`: whether the nodes meet at a store that ends with this node.
@@ -141,59 +145,69 @@ Event = RendezvousEvent | Failing | WorkersGone | InterruptAgent | AgentTimer
 # Effects, which the shell performs.
 
 
-class JoinRound(NamedTuple):
+@dataclass(frozen=True)
+class JoinRound:
     """Ask for the next round."""
 
 
-class StartWorkers(NamedTuple):
+@dataclass(frozen=True)
+class StartWorkers:
     """Start the workers of the round; `again`: whether the job restarts them if one fails."""
 
     round: Round
     again: bool
 
 
-class StopWorkers(NamedTuple):
+@dataclass(frozen=True)
+class StopWorkers:
     """End the workers, then send `WorkersGone`. `at_once`: leave them no time to save anything (rule 9)."""
 
     reason: str
     at_once: bool = False
 
 
-class ReportFailure(NamedTuple):
+@dataclass(frozen=True)
+class ReportFailure:
     """Report to the rendezvous that a worker of this round has failed."""
 
     failure: Failure
 
 
-class ReportSuccess(NamedTuple):
+@dataclass(frozen=True)
+class ReportSuccess:
     """Report to the rendezvous that all workers of this node have succeeded."""
 
 
-class EndJob(NamedTuple):
+@dataclass(frozen=True)
+class EndJob:
     """Close the job for all nodes."""
 
     reason: str
 
 
-class LeaveJob(NamedTuple):
+@dataclass(frozen=True)
+class LeaveJob:
     """Tell the rendezvous that this node leaves."""
 
     reason: str
 
 
-class AgentNotice(NamedTuple):
+@dataclass(frozen=True)
+class AgentNotice:
     """Show the user this text."""
 
     text: str
 
 
-class SetAgentTimer(NamedTuple):
+@dataclass(frozen=True)
+class SetAgentTimer:
     """Send `AgentTimer` at this time; it replaces any earlier one."""
 
     at_ns: int
 
 
-class Exit(NamedTuple):
+@dataclass(frozen=True)
+class Exit:
     """End the agent.
 
     `failure` is the job's first failure, on any node, and None if the job ended for another reason. `gave_way`: the job
@@ -220,9 +234,6 @@ Effect = (
 )
 
 
-# States. These, like all that the launcher loads, are light dataclasses.
-
-
 class WorkerState(Enum):
     """The state of the workers of this node, in the words of torch's elastic agent."""
 
@@ -234,7 +245,8 @@ class WorkerState(Enum):
     FAILED = "FAILED"
 
 
-class Shortage(NamedTuple):
+@dataclass(frozen=True)
+class Shortage:
     """Too few nodes are left for another round, and no new ones can come: at `ends_ns` the agent ends the job."""
 
     reason: str

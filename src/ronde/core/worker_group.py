@@ -43,7 +43,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from enum import IntEnum
-from typing import NamedTuple
 
 from ronde.light_dataclasses import dataclass
 
@@ -89,21 +88,24 @@ _SIGNAL_NAMES = {
 # Events
 
 
-class Started(NamedTuple):
+@dataclass(frozen=True)
+class Started:
     """The worker's process runs."""
 
     rank: int
     pid: int
 
 
-class NotStarted(NamedTuple):
+@dataclass(frozen=True)
+class NotStarted:
     """The worker's process cannot start; the shell starts no further ones."""
 
     rank: int
     problem: str
 
 
-class Exited(NamedTuple):
+@dataclass(frozen=True)
+class Exited:
     """The worker's own process ended.
 
     `returncode`: its exit code, or minus the signal that killed it. `blames_peer`: its error reports a lost rank.
@@ -118,7 +120,8 @@ class Exited(NamedTuple):
     raised_ns: int = 0
 
 
-class WorkerRaised(NamedTuple):
+@dataclass(frozen=True)
+class WorkerRaised:
     """The worker has announced an uncaught exception and is about to end, which may take long.
 
     `what`: the exception; the rest is as in `Exited`.
@@ -130,26 +133,30 @@ class WorkerRaised(NamedTuple):
     raised_ns: int = 0
 
 
-class Vacated(NamedTuple):
+@dataclass(frozen=True)
+class Vacated:
     """The last process of an exited worker's group is gone."""
 
     rank: int
 
 
-class InterruptGroup(NamedTuple):
+@dataclass(frozen=True)
+class InterruptGroup:
     """The supervisor received a signal that ends the job."""
 
     signum: int
 
 
-class StopGroup(NamedTuple):
+@dataclass(frozen=True)
+class StopGroup:
     """The supervisor ends these workers; `at_once`: by SIGKILL, without SIGTERM."""
 
     reason: str
     at_once: bool = False
 
 
-class GroupTimer(NamedTuple):
+@dataclass(frozen=True)
+class GroupTimer:
     """The time of the last `SetGroupTimer` has come, or the shell woke up early."""
 
 
@@ -159,7 +166,8 @@ Event = Started | NotStarted | WorkerRaised | Exited | Vacated | InterruptGroup 
 # Effects
 
 
-class SignalWorkers(NamedTuple):
+@dataclass(frozen=True)
+class SignalWorkers:
     """Send the signal to all processes of these ranks' groups; `reason` is for the user."""
 
     ranks: tuple[int, ...]
@@ -167,13 +175,15 @@ class SignalWorkers(NamedTuple):
     reason: str
 
 
-class SetGroupTimer(NamedTuple):
+@dataclass(frozen=True)
+class SetGroupTimer:
     """Send `GroupTimer` at this time; it replaces any earlier one."""
 
     at_ns: int
 
 
-class Finish(NamedTuple):
+@dataclass(frozen=True)
+class Finish:
     """The run is over; the report shows the last output of `failed_rank`."""
 
     exit_code: int
@@ -184,7 +194,8 @@ class Finish(NamedTuple):
 Effect = SignalWorkers | SetGroupTimer | Finish
 
 
-class Policy(NamedTuple):
+@dataclass(frozen=True)
+class Policy:
     """Time limits: `grace_ns` for workers to notice a failure, `patience_ns` from SIGTERM to SIGKILL.
 
     `hurry`: the workers start again, so the supervisor does not wait for their output. `stop_signum`: the signal that

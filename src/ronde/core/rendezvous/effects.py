@@ -6,9 +6,9 @@ They are tuples because creating a dataclass takes time, and the start of `ronde
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from ronde.core.rendezvous.membership import RendezvousEvent
+from ronde.light_dataclasses import dataclass
 
 __all__ = [
     "Compare",
@@ -38,58 +38,67 @@ Values = Mapping[str, bytes | None]  # by key; None: the key is absent
 # Effects, carried out in order. `Set`, `Compare` and `FindChanges` are answered by events in the same order.
 
 
-class Hold(NamedTuple):
+@dataclass(frozen=True)
+class Hold:
     """Hold the key with this value until this node's connection ends."""
 
     key: str
     value: bytes
 
 
-class Set(NamedTuple):
+@dataclass(frozen=True)
+class Set:
     """Set these keys; answered by `Stored` with the same values."""
 
     values: Mapping[str, bytes]
 
 
-class Push(NamedTuple):
+@dataclass(frozen=True)
+class Push:
     """Append the value to the queue."""
 
     queue: str
     value: bytes
 
 
-class Compare(NamedTuple):
+@dataclass(frozen=True)
+class Compare:
     """Replace the state if it equals `expected` (b"": there is none); answered by `Compared`."""
 
     expected: bytes
     desired: bytes
 
 
-class FindChanges(NamedTuple):
+@dataclass(frozen=True)
+class FindChanges:
     """Read which keys have other values than the known ones; answered by `Changes`."""
 
     known: Values
 
 
-class Watch(NamedTuple):
+@dataclass(frozen=True)
+class Watch:
     """Watch these keys instead of all earlier ones; every change arrives as `Changes` with an empty `asked`."""
 
     known: Values
 
 
-class Pop(NamedTuple):
+@dataclass(frozen=True)
+class Pop:
     """Take values from this queue instead of any earlier one (None: from no queue); they arrive as `Popped`."""
 
     queue: str | None
 
 
-class Forget(NamedTuple):
+@dataclass(frozen=True)
+class Forget:
     """Remove all keys and queues with this prefix."""
 
     prefix: str
 
 
-class Probe(NamedTuple):
+@dataclass(frozen=True)
+class Probe:
     """Find out which agents have certainly ended; answered by `Probed`.
 
     `addresses`: where the agents listen, by node. `all_or_none`: the answer counts only if all of them have ended.
@@ -102,13 +111,15 @@ class Probe(NamedTuple):
     is_late: bool = False
 
 
-class Delete(NamedTuple):
+@dataclass(frozen=True)
+class Delete:
     """Remove these keys."""
 
     keys: tuple[str, ...]
 
 
-class NotifyAgent(NamedTuple):
+@dataclass(frozen=True)
+class NotifyAgent:
     """Pass the event to the agent."""
 
     event: RendezvousEvent
@@ -119,37 +130,43 @@ Effect = Hold | Set | Push | Compare | FindChanges | Watch | Pop | Forget | Dele
 # Events
 
 
-class Tick(NamedTuple):
+@dataclass(frozen=True)
+class Tick:
     """The time is `wake_ns` or later."""
 
 
-class Stored(NamedTuple):
+@dataclass(frozen=True)
+class Stored:
     """The store has set these keys."""
 
     values: Mapping[str, bytes]
 
 
-class Changes(NamedTuple):
+@dataclass(frozen=True)
+class Changes:
     """New values of keys: of those in `asked`, the known values of a `FindChanges`; if it is empty, of watched keys."""
 
     asked: Values
     changed: Values
 
 
-class Compared(NamedTuple):
+@dataclass(frozen=True)
+class Compared:
     """The state after a `Compare`: the desired value if the comparison succeeded."""
 
     value: bytes
 
 
-class Popped(NamedTuple):
+@dataclass(frozen=True)
+class Popped:
     """Values taken from the queue."""
 
     queue: str
     values: tuple[bytes, ...]
 
 
-class Probed(NamedTuple):
+@dataclass(frozen=True)
+class Probed:
     """The probed agents that have ended; `is_late` as in `Probe`."""
 
     ended: tuple[str, ...]
