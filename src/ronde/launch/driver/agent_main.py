@@ -48,6 +48,8 @@ def main() -> int:
     """Run the agent; return the exit code."""
     sys.stdout.buffer.write(hello())
     sys.stdout.buffer.flush()
+    import ronde.launch.agent.agent  # noqa: F401  # slow to load: while the driver waits for other agents
+
     line = _LifeLine(0)
     try:
         return _run(_read_assignment(line), line)
@@ -130,7 +132,7 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
         raise UsageError(f"cannot work in {assignment.directory}: {error.strerror}") from None
     store = _find_store(assignment, here.get("SSH_CONNECTION", ""), config.start_timeout_ns)
     try:
-        from ronde.launch.agent.agent import RunResult  # while others still connect
+        from ronde.launch.agent.agent import RunResult
 
         variables = {**here, **assignment.environment, "RONDE_JOB_KEY": assignment.job_key}
         try:
@@ -229,4 +231,4 @@ def _placed(config: LaunchConfig, store_address: str, own: str) -> LaunchConfig:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # all is written; the interpreter's own end takes long and would add nothing
