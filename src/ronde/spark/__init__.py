@@ -5,6 +5,7 @@ docs/spark.md tells more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
 
@@ -12,6 +13,7 @@ from pyspark import SparkContext
 from pyspark.resource import ResourceProfile
 
 from ronde.errors import UnsupportedError, UsageError
+from ronde.launch.clusters.base import Cluster
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.spark.cluster import SparkCluster
 
@@ -75,10 +77,11 @@ def run(
         TimeoutError: Spark had too few free slots within `start_timeout`.
         UsageError: An argument is invalid, the function cannot be sent, or there is no Spark session.
     """
-    context = _context(use_mpi)
-    cluster = SparkCluster(context, False, resources, require_encrypted_rpc)
+    if use_mpi:
+        raise UnsupportedError("use_mpi=True is not supported: leave it out to use Ronde's own collectives")
+    cluster = _cluster(False, resources, require_encrypted_rpc)
     options = RunOptions(
-        num_proc=context.defaultParallelism if num_proc is None else num_proc,
+        num_proc=_default_number(cluster) if num_proc is None else num_proc,
         start_timeout_ns=_timeout_ns(start_timeout),
         environment=env or {},
         stdout=stdout,
@@ -145,9 +148,8 @@ def run_elastic(
         TimeoutError: Fewer than `min_num_proc` ranks had Spark tasks for `start_timeout`.
         UsageError: As of `run`.
     """
-    context = _context()
-    cluster = SparkCluster(context, True, resources, require_encrypted_rpc)
-    wanted = num_proc or max_num_proc or context.defaultParallelism
+    cluster = _cluster(True, resources, require_encrypted_rpc)
+    wanted = num_proc or max_num_proc or _default_number(cluster)
     options = RunOptions(
         num_proc=max_num_proc or wanted,
         min_num_proc=min_num_proc or wanted,
@@ -165,7 +167,7 @@ def run_elastic(
 
 
 def _run(
-    cluster: SparkCluster,
+    cluster: Cluster,
     fn: Callable[..., R],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
@@ -177,15 +179,24 @@ def _run(
         cluster.cancel("the function has ended")
 
 
-def _context(use_mpi: bool | None = None) -> SparkContext:
-    if use_mpi:
-        raise UnsupportedError(
-            "use_mpi=True is not supported on Spark: leave it out to use Ronde's own collectives"
-        )
+def _cluster(is_elastic: bool, resources: ResourceProfile | None, requires_encryption: bool) -> Cluster:
+    """Return the cluster of the present session, of Spark Connect or classic."""
+    connect = sys.modules.get("pyspark.sql.connect.session")
+    session = connect.SparkSession.getActiveSession() if connect else None
+    if session is not None:
+        from ronde.spark.connect_cluster import ConnectCluster  # which needs more packages
+
+        return ConnectCluster(session, requires_encryption)
     context = SparkContext._active_spark_context
     if context is None:
         raise UsageError("there is no Spark session: create one by SparkSession.builder.getOrCreate()")
-    return context
+    return SparkCluster(context, is_elastic, resources, requires_encryption)
+
+
+def _default_number(cluster: Cluster) -> int:
+    if isinstance(cluster, SparkCluster):
+        return cluster.parallelism
+    raise UsageError("num_proc is missing: Spark Connect does not tell how many slots there are")
 
 
 def _timeout_ns(*given: float | None) -> int:

@@ -8,24 +8,21 @@ another one.
 
 from __future__ import annotations
 
-import re
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import InheritableThread, SparkContext, TaskContext
+from py4j.protocol import Py4JError
+from pyspark import InheritableThread, SparkContext
 from pyspark.resource import ResourceProfile
 
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
+from ronde.spark.tasks import describe_failure, run_any, run_once
 
 __all__ = ["SparkCluster"]
-
-# Of the last line of a Python traceback in Spark's report of a failed task.
-_PYTHON_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .*", re.MULTILINE)
 
 
 class SparkCluster:
@@ -51,6 +48,11 @@ class SparkCluster:
         self._lock = threading.Lock()
         self._cancelled = False
         _check_encryption(context, requires_encryption)
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks a Spark job has by default: `spark.default.parallelism`, or the cores of all executors."""
+        return int(self._context.defaultParallelism)
 
     def capacity(self) -> Capacity | None:
         """Return how many tasks Spark can run at once, and how many more than now; None if it allocates executors."""
@@ -86,7 +88,7 @@ class SparkCluster:
     def _run_job(self, tickets: list[Ticket], events: SlotEvents) -> None:
         """Run a Spark job in this thread, and report its end."""
         slots = [ticket.slot for ticket in tickets]
-        task = _once if self.capabilities.elastic else _again
+        task = run_once if self.capabilities.elastic else run_any
         try:
             with self._lock:
                 if self._cancelled:
@@ -99,7 +101,7 @@ class SparkCluster:
         except Exception as error:
             if self._cancelled:
                 return
-            reason = _reason(error)
+            reason = describe_failure(error)
             if self.capabilities.elastic:
                 events.slot_ended(slots[0], reason)
             else:
@@ -107,51 +109,6 @@ class SparkCluster:
         else:
             for slot in slots:
                 events.slot_ended(slot, problems[0] if problems else "")
-
-
-def _again(tickets: Iterable[Ticket]) -> Iterator[str]:
-    """Run a Spark task, in any attempt."""
-    from ronde.launch.driver.task import run_task
-
-    context = TaskContext.get()
-    assert context is not None
-    for ticket in tickets:
-        run_task(ticket, context.attemptNumber(), gpus=_gpus(context))
-    yield from ()
-
-
-def _once(tickets: Iterable[Ticket]) -> Iterator[str]:
-    """Run a Spark task, but no later attempt. Return why it failed, if it did: after an error Spark would try again."""
-    context = TaskContext.get()
-    assert context is not None
-    if context.attemptNumber():
-        return iter(["its Spark task was lost, with its executor or Python worker"])
-    try:
-        return iter(list(_again(tickets)))
-    except Exception as error:
-        return iter([f"{type(error).__name__}: {error}"])
-
-
-def _gpus(context: TaskContext) -> tuple[str, ...] | None:
-    """Return the GPUs that Spark has given the task; None if it gives no GPUs."""
-    given = context.resources().get("gpu")
-    return tuple(given.addresses) if given else None
-
-
-def _reason(error: Exception) -> str:
-    """Return in one line why Spark has ended a job."""
-    text = str(error)
-    if isinstance(error, Py4JJavaError):
-        text = str(error.java_exception.getMessage() or error.java_exception.toString())
-    if "No module named 'ronde'" in text:
-        return (
-            "the Python of the executors does not find Ronde: install it there, or set PYSPARK_PYTHON to a Python that "
-            "has it before the session starts"
-        )
-    python = _PYTHON_ERROR.findall(text)
-    first = python[-1] if python else text.strip().splitlines()[0]
-    verb = "was cancelled" if "cancelled" in text.splitlines()[0] else "failed"
-    return f"the Spark job {verb}: {first.strip()}"
 
 
 def _check_encryption(context: SparkContext, requires_encryption: bool) -> None:

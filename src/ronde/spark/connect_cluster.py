@@ -1,0 +1,85 @@
+"""Spark Connect as a cluster: for each slot a query of one partition, whose function is the task.
+
+A client of Spark Connect has no Spark context and cannot submit jobs, but a query with a Python function runs a task,
+too. As with an elastic job on classic Spark, later attempts of a task end at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.connect.session import SparkSession
+
+from ronde.launch.clusters.base import Capabilities, SlotEvents, Ticket
+from ronde.launch.clusters.key_transport import report_unencrypted
+from ronde.spark.tasks import describe_failure, run_once
+
+__all__ = ["ConnectCluster"]
+
+
+class ConnectCluster:
+    """The executors behind the server to which a session of Spark Connect is connected.
+
+    `requires_encryption`: as of `SparkCluster`.
+    """
+
+    name = "Spark"
+
+    def __init__(self, session: SparkSession, requires_encryption: bool = False) -> None:
+        self.capabilities = Capabilities(elastic=True, gang=False)
+        self._session = session
+        self._tag = f"ronde-{uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._cancelled = False
+        channel = session.client._builder
+        if not channel.secure and channel.host not in ("localhost", "127.0.0.1", "::1"):
+            report_unencrypted("Spark Connect", "connect with ;use_ssl=true", requires_encryption)
+
+    def capacity(self) -> None:
+        """Return None: Spark Connect does not tell."""
+
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        """Submit a query for each ticket."""
+        for ticket in tickets:
+            threading.Thread(
+                target=self._run_query, args=(ticket, events), name="ronde-spark-query", daemon=True
+            ).start()
+
+    def cancel(self, reason: str) -> None:
+        """Interrupt all queries of this cluster."""
+        with self._lock:
+            if self._cancelled:
+                return
+            self._cancelled = True
+        self._session.interruptTag(self._tag)
+
+    def _run_query(self, ticket: Ticket, events: SlotEvents) -> None:
+        """Run a query in this thread, whose tag it gets, and report its end."""
+        try:
+            with self._lock:
+                if self._cancelled:
+                    return
+            self._session.addTag(self._tag)
+            rows = self._session.range(0, 1, 1, 1).mapInArrow(_task(ticket), "problem string").collect()
+        except Exception as error:
+            if not self._cancelled:
+                events.slot_ended(ticket.slot, describe_failure(error))
+        else:
+            events.slot_ended(ticket.slot, rows[0].problem if rows else "")
+
+
+def _task(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the function of the query, which yields the problem if there is one."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        for _ in batches:  # one row, which says nothing
+            pass
+        for problem in run_once([ticket]):
+            yield pyarrow.RecordBatch.from_pydict({"problem": [problem]})
+
+    return run

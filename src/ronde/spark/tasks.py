@@ -1,0 +1,60 @@
+"""What Spark runs in a slot, and what a failure there means; classic Spark and Spark Connect use it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from pyspark import TaskContext
+
+from ronde.launch.clusters.base import Ticket
+
+__all__ = ["describe_failure", "run_any", "run_once"]
+
+# Of the last line of a Python traceback in Spark's report of a failed task.
+_PYTHON_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .*", re.MULTILINE)
+
+
+def run_any(tickets: Iterable[Ticket]) -> Iterator[str]:
+    """Run a Spark task, in any attempt."""
+    from ronde.launch.driver.task import run_task
+
+    context = TaskContext.get()
+    assert context is not None
+    for ticket in tickets:
+        run_task(ticket, context.attemptNumber(), gpus=_gpus(context))
+    yield from ()
+
+
+def run_once(tickets: Iterable[Ticket]) -> Iterator[str]:
+    """Run a Spark task, but no later attempt. Return why it failed, if it did: after an error Spark would try again."""
+    context = TaskContext.get()
+    assert context is not None
+    if context.attemptNumber():
+        return iter(["its Spark task was lost, with its executor or Python worker"])
+    try:
+        return iter(list(run_any(tickets)))
+    except Exception as error:
+        return iter([f"{type(error).__name__}: {error}"])
+
+
+def _gpus(context: TaskContext) -> tuple[str, ...] | None:
+    """Return the GPUs that Spark has given the task; None if it gives no GPUs."""
+    given = context.resources().get("gpu")
+    return tuple(given.addresses) if given else None
+
+
+def describe_failure(error: Exception) -> str:
+    """Return in one line why Spark has ended a job."""
+    text = str(error)
+    if java := getattr(error, "java_exception", None):  # Py4J's text has a hundred lines of Java
+        text = str(java.getMessage() or java.toString())
+    if "No module named 'ronde'" in text:
+        return (
+            "the Python of the executors does not find Ronde: install it there, or set PYSPARK_PYTHON to a Python that "
+            "has it before the session starts"
+        )
+    python = _PYTHON_ERROR.findall(text)
+    first = python[-1] if python else text.strip().splitlines()[0]
+    verb = "was cancelled" if re.search("cancel", text.splitlines()[0], re.IGNORECASE) else "failed"
+    return f"the Spark job {verb}: {first.strip()}"
