@@ -18,7 +18,9 @@ import pytest
 from tests.conftest import MARK_NAME, MARK_VALUE
 
 from ronde.launch.clusters.base import Cluster
-from ronde.launch.clusters.local import LocalCluster
+from ronde.launch.clusters.local import PROGRAM, LocalCluster
+from ronde.testing import ssh
+from ronde.testing.hosts import Hosts
 
 __all__ = [
     "KINDS",
@@ -67,6 +69,15 @@ def parent_of(pid: int) -> int:
 def _local() -> Iterator[New]:
     """Run tasks as processes of this machine."""
     yield lambda: LocalCluster(SLOTS)
+
+
+@contextmanager
+def _ssh() -> Iterator[New]:
+    """Run tasks on another host, which is a network namespace with an sshd."""
+    if reason := ssh.require():
+        pytest.skip(reason)
+    with Hosts(1) as world, ssh.SshServers(world, {MARK_NAME: MARK_VALUE}) as servers:
+        yield lambda: LocalCluster(SLOTS, (servers.client, world.ipv4(0), *PROGRAM))
 
 
 @contextmanager
@@ -144,6 +155,7 @@ def _spark() -> Iterator[New]:
 
 KINDS: dict[str, Callable[[], AbstractContextManager[New]]] = {
     "local": _local,
+    "ssh": _ssh,
     "spark": _spark,
     "ray": _ray,
     "dask": _dask,

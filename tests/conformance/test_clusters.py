@@ -18,7 +18,9 @@ from tests.conformance.cluster_kinds import KINDS, SLOTS, New, agents, parent_of
 from ronde.errors import WorkerError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.base import Capacity, Cluster, Ticket
+from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.job_store import reachable_by_tasks, tcp_addresses
 from ronde.launch.driver.task_server import TaskConnection, TaskServer, TaskStreams
 from ronde.net.protection import Protection
 
@@ -34,14 +36,15 @@ class Desk:
 
     def __init__(self) -> None:
         self._key = JobKey.generate()
-        self.server = TaskServer(["127.0.0.1"], self._key, PATIENCE_S * SECOND)
+        reachable, listening = reachable_by_tasks(LaunchConfig(WorkerSpec(argv=())))
+        self.server = TaskServer(listening, self._key, PATIENCE_S * SECOND)
+        self._addresses = tcp_addresses(reachable, self.server.address)
         self._events: queue.Queue[tuple[int | None, str]] = queue.Queue()
         self._streams: list[TaskStreams] = []
 
     def tickets(self, *slots: int) -> list[Ticket]:
         key = bytes.fromhex(self._key.hex())
-        address = self.server.address
-        return [Ticket(slot, (address,), key, Protection.SEALED, 30 * SECOND) for slot in slots]
+        return [Ticket(slot, self._addresses, key, Protection.SEALED, 30 * SECOND) for slot in slots]
 
     def slot_ended(self, slot: int, reason: str) -> None:
         self._events.put((slot, reason))
@@ -84,9 +87,11 @@ class Desk:
         return not self._events.empty()
 
 
+NEEDS = {"local": "slow", "ssh": "hosts"}  # all others: the engine of their name
+
+
 def _kinds() -> list[object]:
-    """The kinds, with the marker of the engine that each one needs."""
-    return [pytest.param(kind, marks=[] if kind == "local" else getattr(pytest.mark, kind)) for kind in KINDS]
+    return [pytest.param(kind, marks=getattr(pytest.mark, NEEDS.get(kind, kind))) for kind in KINDS]
 
 
 @pytest.fixture(scope="module", params=_kinds())

@@ -18,21 +18,23 @@ from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 
-__all__ = ["LocalCluster"]
+__all__ = ["PROGRAM", "LocalCluster"]
+
+PROGRAM = (sys.executable, "-P", "-m", "ronde.launch.clusters.local")
 
 
 class LocalCluster:
     """`slots` processes at a time on this machine, with the module path of this process.
 
-    Further tasks wait for one to end.
+    Further tasks wait for one to end. `command`: another command that runs this program, such as one by ssh.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, command: Sequence[str] = PROGRAM) -> None:
         if slots < 1:
             raise UsageError(f"a local cluster of {slots} slots is impossible: expected at least 1")
         self.name = "this machine"
         self.capabilities = Capabilities(elastic=True, gang=False)
-        self._slots = slots
+        self._slots, self._command = slots, command
         self._lock = threading.Lock()
         self._queue: deque[tuple[Ticket, SlotEvents]] = deque()
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -59,7 +61,7 @@ class LocalCluster:
         while self._queue and len(self._running) < self._slots:
             ticket, events = self._queue.popleft()
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__],
+                self._command,
                 env={**environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
                 stdin=subprocess.PIPE,
                 start_new_session=True,
