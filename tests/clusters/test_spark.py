@@ -27,7 +27,8 @@ from ronde.errors import TimeoutError, UnsupportedError, UsageError, WorkerError
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 spark: Any = pytest.importorskip("ronde.spark", reason="PySpark is not installed here")
 
-SOON_S = 10  # within which every fault is an error at the caller
+FOREVER_S = 600  # how long the other ranks would go on
+SOON_S = 120  # long before that; on a quiet machine it takes a second
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +87,13 @@ def sums(factor: int, name: str = "") -> tuple[int, int, int, float, str | None]
 def raises_before_init() -> None:
     if os.environ["RANK"] == "1":
         raise LookupError("no such column")
-    time.sleep(60)
+    time.sleep(FOREVER_S)
 
 
 def exits(code: int) -> None:
     if os.environ["RANK"] == "0":
         sys.exit(code)
-    time.sleep(60)
+    time.sleep(FOREVER_S)
 
 
 def waits(folder: Path) -> None:
@@ -103,7 +104,7 @@ def waits(folder: Path) -> None:
             pids.append(parent_of(pids[-1]))
         (folder / "new").write_text(" ".join(map(str, pids)))
         (folder / "new").rename(folder / "pids")
-    time.sleep(60)
+    time.sleep(FOREVER_S)
 
 
 def trains(folder: Path, steps: int) -> tuple[int, int, int]:
@@ -120,7 +121,7 @@ def trains(folder: Path, steps: int) -> tuple[int, int, int]:
             (folder / "killed").touch()
             python_worker = parent_of(parent_of(os.getpid()))
             os.kill(parent_of(parent_of(python_worker)), signal.SIGKILL)  # the executor
-            time.sleep(60)
+            time.sleep(FOREVER_S)
         time.sleep(0.05)
     return first, ronde.rank(), ronde.size()
 
