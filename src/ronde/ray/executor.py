@@ -16,6 +16,7 @@ from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.launch.driver.job_store import reachable_by_tasks
 from ronde.light_dataclasses import dataclass
 from ronde.net.protection import secrecy_is_wanted
+from ronde.process.error_file import described
 from ronde.ray.cluster import Placing, RayCluster
 from ronde.ray.worker_calls import CallServer, WorkerCall, fetch_result, serve_calls
 
@@ -311,5 +312,7 @@ class _Job:
         try:
             run_function(self._cluster, serve_calls, (self.calls.line, make_executable), {}, options)
             self.calls.end(RondeError("the RayExecutor was shut down before the call ended"))
-        except Exception as error:
+        except RondeError as error:
             self.calls.end(error)
+        except BaseException as error:  # such as KeyboardInterrupt, if the workers were interrupted
+            self.calls.end(RondeError(f"the workers of the RayExecutor have ended: {described(error)}"))

@@ -18,7 +18,7 @@ from contextlib import closing
 from typing import Any
 
 from ronde.environment import environment
-from ronde.errors import UsageError
+from ronde.errors import RondeError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.calls import pickler
 from ronde.launch.driver.job_store import serve_store, tcp_addresses
@@ -86,8 +86,8 @@ class CallServer:
         with closing(self._store.fork()) as store:  # another thread may set the end
             return [_fetch(store, number, rank) for rank in ranks]
 
-    def end(self, error: Exception) -> None:
-        """Let all who wait for results raise this error."""
+    def end(self, error: RondeError) -> None:
+        """Let every wait for results raise this error."""
         put_large(self._store, END, pickle.dumps(error))
 
     def close(self) -> None:

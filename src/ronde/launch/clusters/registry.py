@@ -16,7 +16,10 @@ _GROUP = "ronde.clusters"
 
 
 def registered_cluster(name: str) -> Cluster:
-    """Return a new cluster of that name. Raises UsageError if no installed package has registered it."""
+    """Return a new cluster of that name.
+
+    Raises UsageError if no installed package has registered it, or if its platform is not installed.
+    """
     from importlib.metadata import entry_points  # here, because it is slow and seldom needed
 
     points = {point.name: point for point in entry_points(group=_GROUP)}
@@ -25,5 +28,8 @@ def registered_cluster(name: str) -> Cluster:
         raise UsageError(
             f"unknown cluster {name!r}: the registered ones are: {known} (docs/adding-a-cluster.md)"
         )
-    make: Callable[[], Cluster] = points[name].load()
+    try:
+        make: Callable[[], Cluster] = points[name].load()
+    except ImportError as error:
+        raise UsageError(f"the cluster {name!r} cannot be used: {error}; install what it needs") from None
     return make()
