@@ -1,7 +1,6 @@
 // The keys of a connection (ronde/net/protection.py) as Python passes them.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <cstring>

@@ -5,7 +5,6 @@
 //
 // It uses plain functions of the C API. When the interpreter ends, it forcibly unwinds a daemon thread that takes the
 // GIL again, and unwinding through nanobind's dispatch or the destructor of its gil_scoped_release would abort.
-#define PY_SSIZE_T_CLEAN
 #include <nanobind/nanobind.h>
 #include <structmember.h>
 #include <sys/socket.h>

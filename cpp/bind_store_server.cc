@@ -2,7 +2,6 @@
 // one call sends their answers, so that the interpreter handles whole requests and makes no system calls.
 //
 // It uses plain functions of the C API for the reason in bind_store.cc: the server's thread is a daemon, too.
-#define PY_SSIZE_T_CLEAN
 #include <nanobind/nanobind.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
