@@ -1,11 +1,14 @@
-"""Measures a function on a Spark cluster: `ronde.spark.run`, TorchDistributor, and processes without Spark.
+"""Measures a function on a cluster: `ronde.spark.run`, TorchDistributor, a cluster of processes, and no cluster.
 
     python benchmarks/clusters.py --csv clusters.csv
 
 Each rank makes 20 all-reduces of 1 MiB. In every round each contestant has one turn in the same session, from the call
 to its result, in an order that changes from round to round, after a warm-up round in which Spark starts its Python
 workers. The table shows medians and the ratios to TorchDistributor and to the bare processes. It needs PySpark and
-PyTorch; the executors are processes of this machine.
+PyTorch; the executors are processes of this machine. Without PySpark, compare what is left: what the driver and its
+agents cost, with a new process for each task.
+
+    python benchmarks/clusters.py --contestants bare ronde-local
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any
 from case_tables import print_load, write_cases
 
 COLUMNS = "case,ranks,contestant,median_ms"
-BARE, RONDE, TORCH = "bare", "ronde-spark", "torch-distributor"
+BARE, LOCAL, SPARK, TORCH = "bare", "ronde-local", "ronde-spark", "torch-distributor"
 ELEMENTS, REDUCTIONS = 1 << 18, 20
 
 
@@ -34,13 +37,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="number of workers (default: 2)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant (default: 5)")
     parser.add_argument(
-        "--contestants", nargs="+", default=[BARE, RONDE, TORCH], choices=[BARE, RONDE, TORCH]
+        "--contestants", nargs="+", default=[BARE, SPARK, TORCH], choices=[BARE, LOCAL, SPARK, TORCH]
     )
     parser.add_argument("--csv", type=Path, help="write the medians into this file")
     options = parser.parse_args()
     print_load()
-    session = start_session(options.ranks)
-    turns = {name: turn_of(name, options.ranks, session) for name in options.contestants}
+    session = start_session(options.ranks) if {SPARK, TORCH} & set(options.contestants) else None
+    turns = {name: turn_of(name, options.ranks) for name in options.contestants}
     times: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(options.rounds + 1):
         for name in random.sample(options.contestants, len(turns)):
@@ -51,7 +54,8 @@ def main() -> None:
                 raise RuntimeError(f"{name} gives {total}: expected {expected(options.ranks)}")
             if number:
                 times[name].append(took_ms)
-    session.stop()
+    if session is not None:
+        session.stop()
     medians = {name: statistics.median(took) for name, took in times.items()}
     print(f"\n{REDUCTIONS} all-reduces of 1 MiB, {options.ranks} workers, from the call to the result")
     print(f"{'':20}{'median ms':>12}{'best ms':>10}{'/bare':>8}{'/' + TORCH:>20}")
@@ -77,13 +81,19 @@ def start_session(ranks: int) -> Any:
     return session
 
 
-def turn_of(name: str, ranks: int, session: Any) -> Callable[[], float]:
+def turn_of(name: str, ranks: int) -> Callable[[], float]:
     """Return the function that runs the contestant's job once, and returns the result of rank 0."""
     if name == BARE:
         import ronde
 
         return lambda: ronde.run(reduce_with_ronde, np=ranks)[0]
-    if name == RONDE:
+    if name == LOCAL:
+        from ronde.launch.clusters.local import LocalCluster
+        from ronde.launch.driver.functions import RunOptions, run_function
+
+        cluster, options = LocalCluster(ranks), RunOptions(ranks, is_talkative=False)
+        return lambda: run_function(cluster, reduce_with_ronde, (), {}, options)[0]
+    if name == SPARK:
         from ronde import spark
 
         return lambda: spark.run(reduce_with_ronde, num_proc=ranks, verbose=0)[0]
