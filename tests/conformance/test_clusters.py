@@ -87,11 +87,12 @@ class Desk:
         return not self._events.empty()
 
 
-NEEDS = {"local": "slow", "ssh": "hosts"}  # all others: the engine of their name
+NEEDS = {"local": ("slow",), "ssh": ("hosts", "alone")}  # all others: the engine of their name
 
 
 def _kinds() -> list[object]:
-    return [pytest.param(kind, marks=getattr(pytest.mark, NEEDS.get(kind, kind))) for kind in KINDS]
+    marks = {kind: [getattr(pytest.mark, name) for name in NEEDS.get(kind, (kind,))] for kind in KINDS}
+    return [pytest.param(kind, marks=marks[kind]) for kind in KINDS]
 
 
 @pytest.fixture(scope="module", params=_kinds())
