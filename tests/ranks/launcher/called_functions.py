@@ -1,4 +1,4 @@
-"""Functions that tests call in workers."""
+"""Functions that tests call in workers. These would import pytest, too, if the functions were in a test file."""
 
 from __future__ import annotations
 
@@ -31,6 +31,29 @@ def together(value: float) -> float:
 
     ronde.init()
     return float(ronde.world().allreduce(numpy.full(1, value + ronde.rank()))[0])
+
+
+def sizes(factor: int) -> tuple[int, int, int, float]:
+    import numpy
+
+    ronde.init()
+    total = ronde.allreduce(numpy.ones(3) * factor, op=ronde.Sum)
+    return ronde.rank(), ronde.local_rank(), ronde.local_size(), float(total[0])
+
+
+def greet() -> None:
+    print("rank", os.environ["RANK"], "speaks", os.environ["GREETING"])
+
+
+def protection() -> str:
+    return os.environ["RONDE_PROTECTION"]
+
+
+def one_fails() -> None:
+    if os.environ["RANK"] == "1":
+        print("about to fail")
+        raise LookupError("no such thing")
+    time.sleep(60)
 
 
 def raises_on(rank: int) -> None:

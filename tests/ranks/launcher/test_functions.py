@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import threading
-import time
 from typing import Any
 
 import pytest
+from tests.ranks.launcher.called_functions import big, dies_on, greet, one_fails, protection, sizes
 
 from ronde import TimeoutError, UsageError, WorkerError
 from ronde.launch.clusters.local import LocalCluster
@@ -22,54 +21,25 @@ def run(fn: Any, *args: Any, workers: int = 2, slots: int = 2, **options: Any) -
     return run_function(LocalCluster(slots), fn, args, {}, RunOptions(workers, **options))
 
 
-def sizes(factor: int) -> tuple[int, int, int, float]:
-    import numpy
-
-    import ronde
-
-    ronde.init()
-    total = ronde.allreduce(numpy.ones(3) * factor, op=ronde.Sum)
-    return ronde.rank(), ronde.local_rank(), ronde.local_size(), float(total[0])
-
-
 def test_a_function_runs_in_every_task_and_its_results_come_by_rank() -> None:
     assert run(sizes, 2) == [(0, 0, 2, 4.0), (1, 1, 2, 4.0)]
 
 
-def prints() -> None:
-    print("rank", os.environ["RANK"], "speaks", os.environ["GREETING"])
-
-
 def test_output_of_the_workers_appears_where_the_caller_wants_it() -> None:
     out, err = io.StringIO(), io.StringIO()
-    run(prints, stdout=out, stderr=err, prefix="<{rank}> ", environment={"GREETING": "hello"})
+    run(greet, stdout=out, stderr=err, prefix="<{rank}> ", environment={"GREETING": "hello"})
     assert sorted(out.getvalue().splitlines()) == ["<0> rank 0 speaks hello", "<1> rank 1 speaks hello"]
     assert "all 2 tasks have registered" in err.getvalue()
-
-
-def protection() -> str:
-    return os.environ["RONDE_PROTECTION"]
 
 
 def test_all_connections_can_be_encrypted() -> None:
     assert run(protection, encrypts=True, stderr=io.StringIO()) == ["secret", "secret"]
 
 
-def large() -> bytes:
-    return bytes(3_000_000)
-
-
 def test_results_may_be_large() -> None:
-    assert [len(result) for result in run(large, stdout=io.StringIO(), stderr=io.StringIO())] == [
+    assert [len(result) for result in run(big, 3_000_000, stdout=io.StringIO(), stderr=io.StringIO())] == [
         3_000_000
     ] * 2
-
-
-def one_fails() -> None:
-    if os.environ["RANK"] == "1":
-        print("about to fail")
-        raise LookupError("no such thing")
-    time.sleep(60)
 
 
 def test_the_first_failure_ends_the_others_and_is_what_the_caller_gets() -> None:
@@ -81,15 +51,9 @@ def test_the_first_failure_ends_the_others_and_is_what_the_caller_gets() -> None
     assert caught.value.host
 
 
-def one_is_killed() -> None:
-    if os.environ["RANK"] == "0":
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-
-
 def test_a_killed_worker_is_named() -> None:
     with pytest.raises(WorkerError, match=r"rank 0 .*SIGKILL") as caught:
-        run(one_is_killed, stdout=io.StringIO(), stderr=io.StringIO())
+        run(dies_on, 0, stdout=io.StringIO(), stderr=io.StringIO())
     assert (caught.value.rank, caught.value.exit_code) == (0, -signal.SIGKILL)
 
 
