@@ -313,15 +313,13 @@ class Exiting:
     """The agent ends its workers, or they end after a signal; then the agent exits.
 
     `exit`: None if the workers' exit code is to be the agent's. `round`: theirs, while it lasts. `has_signal`: whether
-    the agent has passed on a signal to the rendezvous. `shortage`: it was there before the signal; if its time is up
-    before the workers have ended, it becomes the reason.
+    the agent has passed on a signal to the rendezvous.
     """
 
     workers: ClassVar = WorkerState.STOPPED
     exit: Exit | None
     round: Round | None = None
     has_signal: bool = False
-    shortage: Shortage | None = None
 
 
 @dataclass(frozen=True)
@@ -432,7 +430,7 @@ class Agent:
         return Stopping(), [AgentNotice(event.reason), KILL]
 
     def _kill_workers_and_exit(self, _: int, state: Exiting, event: Ejected) -> Next:
-        return replace(state, round=None, shortage=None), [AgentNotice(event.reason), KILL]
+        return replace(state, round=None), [AgentNotice(event.reason), KILL]
 
     def _join_again(self, _: int, state: Joining | Succeeded | AwaitingVerdict, event: Ejected) -> Next:
         has_begun = state.has_begun if isinstance(state, Joining) else True
@@ -481,7 +479,7 @@ class Agent:
             return Ended(exit), [exit]
         effects: list[Effect] = [StopWorkers(exit.reason)] if stop else []
         if isinstance(state, Exiting):
-            return replace(state, exit=exit, shortage=None), effects
+            return replace(state, exit=exit), effects
         return Exiting(exit, None if isinstance(state, Stopping) else state.round), effects
 
     def _succeed(self, _: int, state: Succeeded, event: AllSucceeded) -> Next:
@@ -515,13 +513,13 @@ class Agent:
     def _interrupt_and_exit(self, _: int, state: State, event: InterruptAgent) -> Next:
         exit = Exit(128 + event.signum, event.reason)
         if isinstance(state, Stopping):
-            return Exiting(exit, has_signal=True, shortage=state.shortage), [_pass_on(event)]
+            return Exiting(exit, has_signal=True), [_pass_on(event)]
         return Ended(exit), [_pass_on(event), exit]
 
     def _interrupt_exit(self, _: int, state: Exiting, event: InterruptAgent) -> Next:
         return replace(state, has_signal=True), [] if state.has_signal else [_pass_on(event)]
 
-    def _end_short_job(self, now_ns: int, state: Joining | Stopping | Exiting, event: AgentTimer) -> Next:
+    def _end_short_job(self, now_ns: int, state: Joining | Stopping, event: AgentTimer) -> Next:
         shortage = state.shortage
         if shortage is None:
             return state, []
@@ -580,7 +578,7 @@ _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
     (InterruptAgent, Agent._interrupt, (Healthy, Unhealthy)),
     (InterruptAgent, Agent._interrupt_and_exit, (Joining, Stopping, Succeeded, AwaitingVerdict)),
     (InterruptAgent, Agent._interrupt_exit, (Exiting,)),
-    (AgentTimer, Agent._end_short_job, (Joining, Stopping, Exiting)),
+    (AgentTimer, Agent._end_short_job, (Joining, Stopping)),
     (AgentTimer, Agent._leave_barrier, (Succeeded,)),
     (Notice, Agent._show, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict, Exiting)),
 )

@@ -238,6 +238,17 @@ def test_a_loss_that_nobody_makes_good_ends_the_job() -> None:
     assert rest == [Exit(1, end.reason)]
 
 
+def test_a_signal_during_a_shortage_is_the_reason_of_the_end() -> None:
+    story = Story(supply=3, least=2)
+    story.after(RoundBegan(a_round(nodes=3)), RoundEnded(0, NodesLost(NODES[2:], "host2 is gone")))
+    story.after(WorkersGone(1, ""), RoundBegan(a_round(1)))
+    timer = story.at(0, RoundEnded(1, NodesLost(NODES[:1], "host0 is gone")))[-1]
+    assert isinstance(timer, SetAgentTimer)
+    story.after(InterruptAgent(2, "interrupted"))
+    assert story.at(timer.at_ns, AgentTimer()) == []
+    assert story.at(timer.at_ns, WorkersGone(143, "ended")) == [Exit(130, "interrupted")]
+
+
 @pytest.mark.parametrize(("ranges", "left"), [((1, 1, 3, 39), 2), ((1, 1, 3, 3, 5, 39), 3)])
 def test_a_loss_of_many_nodes_counts_all_of_them(ranges: tuple[int, ...], left: int) -> None:
     """Though only the first ones are named."""
