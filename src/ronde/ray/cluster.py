@@ -1,7 +1,6 @@
-"""Ray as a cluster: one Ray task for each slot, in a placement group that reserves all slots of a request together.
+"""Ray as a cluster: one Ray actor for each slot, in a placement group that reserves all slots of a request together.
 
-Ray never retries these tasks, because the driver decides what follows a loss. To cancel a task is to kill its process,
-and an agent ends when its task is gone.
+Ray never restarts these actors, because the driver decides what follows a loss. An agent ends when its actor is gone.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class RayCluster:
         self._lock = threading.Lock()
         self._groups: list[PlacementGroup] = []  # own ones
         self._bundles: dict[int, tuple[PlacementGroup, int]] = {}  # by slot
-        self._running: dict[ray.ObjectRef[Any], int] = {}  # the slots of the tasks that have not ended
+        self._running: dict[ray.ObjectRef[Any], Any] = {}  # the actors of the tasks that have not ended
 
     def capacity(self) -> Capacity | None:
         """Return the slots of all Ray nodes, None for those of a given placement group."""
@@ -79,28 +78,29 @@ class RayCluster:
         return Capacity(slots_in(ray.cluster_resources()), slots_in(ray.available_resources()))
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
-        """Start a Ray task for each ticket as soon as the placement group has its resources."""
+        """Start a Ray actor for each ticket as soon as the placement group has its resources."""
         if not ray.is_initialized():  # else Ray would start a cluster on this machine
             raise UsageError("this process is not connected to a Ray cluster: call ray.init() first")
         _check_encryption(self._requires_encryption)
         needs = {"num_cpus": self._placing.cpus, "num_gpus": self._placing.gpus}
-        task = ray.remote(**needs, max_retries=0)(run_task)
+        slot_actor = ray.remote(**needs, max_restarts=0)(_SlotActor)
         slots: dict[ray.ObjectRef[Any], int] = {}
         with self._lock:
             self._reserve([ticket.slot for ticket in tickets if ticket.slot not in self._bundles])
             for ticket in tickets:
                 strategy = PlacementGroupSchedulingStrategy(*self._bundles[ticket.slot])
-                slots[task.options(scheduling_strategy=strategy).remote(ticket, 0)] = ticket.slot
-            self._running.update(slots)
+                actor = slot_actor.options(scheduling_strategy=strategy).remote()
+                ref = actor.run.remote(ticket)
+                slots[ref], self._running[ref] = ticket.slot, actor
         threading.Thread(target=self._follow, args=(slots, events), name="ronde-ray", daemon=True).start()
 
     def cancel(self, reason: str) -> None:
-        """Kill the processes of all tasks."""
+        """Kill the actors of all slots."""
         with self._lock:
-            running = list(self._running)
+            actors = list(self._running.values())
         if ray.is_initialized():  # else this process has left Ray, which has ended them
-            for ref in running:
-                ray.cancel(ref, force=True)
+            for actor in actors:
+                ray.kill(actor)
 
     def _reserve(self, slots: Sequence[int]) -> None:
         if self._given_group:
@@ -133,6 +133,13 @@ class RayCluster:
             self._bundles.clear()
         for group in groups:
             remove_placement_group(group)
+
+
+class _SlotActor:
+    """An actor for one task: `ray.cancel` of a plain one that completes meanwhile would end the caller (Ray 2.60)."""
+
+    def run(self, ticket: Ticket) -> None:
+        run_task(ticket)
 
 
 def _report(slot: int, ref: ray.ObjectRef[Any], events: SlotEvents) -> None:
