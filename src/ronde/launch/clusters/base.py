@@ -13,7 +13,8 @@ To add a cluster, implement `Cluster`:
   3. `cancel` ends the tasks. The platform may kill them: an agent ends its workers when its task is gone.
 
 A platform may start a task again (a retry) or twice (speculation). It then passes another `attempt`; the driver refuses
-a lower attempt than it knows. A platform without such numbers leaves `attempt` at 0, and the later task counts.
+a lower attempt than it knows, and of two equal ones the second while the first is connected. A platform without such
+numbers leaves `attempt` at 0.
 """
 
 from __future__ import annotations
