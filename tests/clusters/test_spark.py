@@ -127,9 +127,15 @@ def trains(folder: Path, steps: int) -> tuple[int, int, int]:
 
 
 def finds_key() -> list[str]:
-    """Return the processes whose command line or environment has the key of the job, besides its ranks."""
+    """Return the processes whose command line or environment has the key of the job, besides its ranks, and files."""
     key = os.environ["RONDE_JOB_KEY"].encode()
     found = []
+    for file in Path(tempfile.gettempdir()).glob("spark-*/**/*"):
+        with suppress(OSError):
+            if file.is_file() and any(
+                each in file.read_bytes() for each in (key, bytes.fromhex(key.decode()))
+            ):
+                found.append(str(file))
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words, variables = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()

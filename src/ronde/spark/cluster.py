@@ -9,20 +9,27 @@ another one.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread, SparkContext
 from pyspark.resource import ResourceProfile
 
+from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
+from ronde.light_dataclasses import replace
 from ronde.spark.tasks import describe_failure, run_any, run_once
 
 __all__ = ["SparkCluster"]
+
+FIRST_PAUSE_S, PAUSE_S = 0.2, 0.5  # before a cancellation, for each job
+LONGEST_CANCEL_S = 60
 
 
 class SparkCluster:
@@ -46,7 +53,8 @@ class SparkCluster:
         self._context, self._resources = context, resources
         self._group = f"ronde-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
-        self._cancelled = False
+        self._is_cancelled = False
+        self._jobs: list[InheritableThread] = []
         _check_encryption(context, requires_encryption)
 
     @property
@@ -71,35 +79,63 @@ class SparkCluster:
         """Submit a Spark job with a task for each ticket, or in an elastic job a Spark job for each."""
         if self._context._jsc is None:
             raise UsageError("the Spark session has been stopped: start a new one")
+        if environment().get("PYSPARK_PIN_THREAD", "").lower() == "false":
+            raise UsageError(
+                "PYSPARK_PIN_THREAD=false keeps Ronde from cancelling its Spark jobs: leave it out"
+            )
         batches = [[ticket] for ticket in tickets] if self.capabilities.elastic else [list(tickets)]
-        for batch in batches:
-            InheritableThread(
-                target=self._run_job, args=(batch, events), name="ronde-spark-job", daemon=True
-            ).start()
+        with self._lock:
+            jobs = [
+                InheritableThread(target=self._run_job, args=(batch, events), name="ronde-spark", daemon=True)
+                for batch in batches
+            ]
+            self._jobs = [job for job in self._jobs if job.is_alive()] + jobs
+        for job in jobs:
+            job.start()
 
     def cancel(self, reason: str) -> None:
-        """Cancel all Spark jobs of this cluster."""
+        """Cancel all Spark jobs of this cluster that do not end now, in another thread."""
         with self._lock:
-            if self._cancelled or self._context._jsc is None:
+            if not self._is_cancelled:
+                self._is_cancelled = True
+                threading.Thread(target=self._cancel_jobs, name="ronde-spark-cancel", daemon=True).start()
+
+    def _cancel_jobs(self) -> None:
+        """Cancel until no job runs: a job that is just being submitted does not notice."""
+        ends_s = time.monotonic() + LONGEST_CANCEL_S
+        pause_s = FIRST_PAUSE_S  # a job whose tasks have ended is about to end, too
+        while time.monotonic() < ends_s and self._context._jsc is not None:
+            for job in self._jobs:
+                job.join(pause_s)
+            if not any(job.is_alive() for job in self._jobs):
                 return
-            self._cancelled = True
-        self._context.cancelJobGroup(self._group)
+            with suppress(Py4JError, OSError):  # the session may be ending
+                self._context.cancelJobGroup(self._group)
+            pause_s = PAUSE_S
 
     def _run_job(self, tickets: list[Ticket], events: SlotEvents) -> None:
         """Run a Spark job in this thread, and report its end."""
         slots = [ticket.slot for ticket in tickets]
-        task = run_once if self.capabilities.elastic else run_any
+        run = run_once if self.capabilities.elastic else run_any
+
+        ticket = tickets[
+            0
+        ]  # they differ in their slots only, and a large function would travel through a file
+
+        # The ticket is in the function because PySpark writes the data of `parallelize` to a file, and the key with it.
+        def task(partition: int, _: Iterable[int]) -> Iterable[str]:
+            return run(replace(ticket, slot=slots[partition]))
+
         try:
-            with self._lock:
-                if self._cancelled:
-                    return
+            if self._is_cancelled:
+                return
             self._context.setJobGroup(self._group, f"Ronde: {len(slots)} workers", interruptOnCancel=True)
-            data = self._context.parallelize(tickets, len(tickets))
+            data = self._context.parallelize(range(len(slots)), len(slots))
             if self._resources is not None:
                 data = data.withResources(self._resources)
-            problems = data.mapPartitions(task).collect()
+            problems = data.mapPartitionsWithIndex(task).collect()
         except Exception as error:
-            if self._cancelled:
+            if self._is_cancelled:
                 return
             reason = describe_failure(error)
             if self.capabilities.elastic:

@@ -79,7 +79,7 @@ def _task(ticket: Ticket) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
         for _ in batches:  # one row, which says nothing
             pass
-        for problem in run_once([ticket]):
+        for problem in run_once(ticket):
             yield pyarrow.RecordBatch.from_pydict({"problem": [problem]})
 
     return run

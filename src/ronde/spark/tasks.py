@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 
 from pyspark import TaskContext
 
@@ -15,27 +14,29 @@ __all__ = ["describe_failure", "run_any", "run_once"]
 _PYTHON_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .*", re.MULTILINE)
 
 
-def run_any(tickets: Iterable[Ticket]) -> Iterator[str]:
-    """Run a Spark task, in any attempt."""
+def run_any(ticket: Ticket) -> list[str]:
+    """Run a Spark task, in any attempt. Their ids grow, while the numbers of attempts begin anew with a stage."""
     from ronde.launch.driver.task import run_task
 
-    context = TaskContext.get()
-    assert context is not None
-    for ticket in tickets:
-        run_task(ticket, context.attemptNumber(), gpus=_gpus(context))
-    yield from ()
+    context = _task_context()
+    run_task(ticket, context.taskAttemptId(), gpus=_gpus(context))
+    return []
 
 
-def run_once(tickets: Iterable[Ticket]) -> Iterator[str]:
+def run_once(ticket: Ticket) -> list[str]:
     """Run a Spark task, but no later attempt. Return why it failed, if it did: after an error Spark would try again."""
+    if _task_context().attemptNumber():
+        return ["its Spark task was lost, with its executor or Python worker"]
+    try:
+        return run_any(ticket)
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def _task_context() -> TaskContext:
     context = TaskContext.get()
     assert context is not None
-    if context.attemptNumber():
-        return iter(["its Spark task was lost, with its executor or Python worker"])
-    try:
-        return iter(list(run_any(tickets)))
-    except Exception as error:
-        return iter([f"{type(error).__name__}: {error}"])
+    return context
 
 
 def _gpus(context: TaskContext) -> tuple[str, ...] | None:
