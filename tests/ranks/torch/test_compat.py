@@ -207,7 +207,7 @@ print(horovod.__version__)
     for line in lines[:-1]:
         assert "is not available: Ronde replaces Horovod" in line or "cannot import name" in line, line
     assert "horovod.tensorflow is not available" in lines[0]
-    assert "and provides only horovod.torch, horovod.ray and horovod.run" in lines[7]
+    assert "and provides only horovod.torch, horovod.spark, horovod.ray and horovod.run" in lines[6]
     assert "ModuleNotFoundError" in lines[1]
 
 

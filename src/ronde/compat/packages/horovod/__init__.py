@@ -13,7 +13,7 @@ __version__ = "0.28.1"  # the Horovod whose names these are, for scripts that ch
 def _missing(name: str) -> str:
     return (
         f"{name} is not available: Ronde replaces Horovod in this process (ronde.compat), and provides only "
-        "horovod.torch, horovod.ray and horovod.run"
+        "horovod.torch, horovod.spark, horovod.ray and horovod.run"
     )
 
 
