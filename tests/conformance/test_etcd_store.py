@@ -424,7 +424,7 @@ def test_by_tls_with_certificates_on_both_sides(certificates: dict[str, str]) ->
         EtcdCluster() as plain,
         pytest.raises(TimeoutError, match="if it speaks no TLS, write http:// before"),
     ):
-        EtcdStore(f"https://{plain.endpoints[0]}", "job", SECOND // 5, ca_file=ca)
+        EtcdStore(f"https://{plain.endpoints[0]}", "job", 2 * SECOND, ca_file=ca)
     with pytest.raises(UsageError, match="cannot use the certificates in /no/such: No such file"):
         EtcdStore("https://127.0.0.1:1", "job", 0, ca_file="/no/such")
 
