@@ -427,14 +427,14 @@ class Agent:
         return Shortage(reason, now_ns + self._shortage_ns)
 
     def _kill_workers(self, _: int, state: Healthy | Unhealthy | Stopping, event: Ejected) -> Next:
-        return Stopping(), [AgentNotice(event.reason), KILL]
+        following = state if isinstance(state, Stopping) else Stopping()
+        return following, [AgentNotice(event.reason), KILL]
 
     def _kill_workers_and_exit(self, _: int, state: Exiting, event: Ejected) -> Next:
         return replace(state, round=None), [AgentNotice(event.reason), KILL]
 
-    def _join_again(self, _: int, state: Joining | Succeeded | AwaitingVerdict, event: Ejected) -> Next:
-        has_begun = state.has_begun if isinstance(state, Joining) else True
-        return Joining(has_begun), [AgentNotice(event.reason), JoinRound()]
+    def _join_again(self, _: int, state: Succeeded | AwaitingVerdict, event: Ejected) -> Next:
+        return Joining(has_begun=True), [AgentNotice(event.reason), JoinRound()]
 
     def _give_way(self, now_ns: int, state: Unhealthy | AwaitingVerdict, event: Ejected) -> Next:
         if self._gives_way and (failure := state.failure):
@@ -563,7 +563,7 @@ _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
     (RoundBegan, Agent._begin_round, (Joining,)),
     (RoundEnded, Agent._end_round, (Healthy, Unhealthy, Succeeded, AwaitingVerdict)),
     (RoundEnded, Agent._end_round_while_exiting, (Exiting,)),
-    (Ejected, Agent._join_again, (Joining, Succeeded)),
+    (Ejected, Agent._join_again, (Succeeded,)),
     (Ejected, Agent._kill_workers, (Healthy, Stopping)),
     (Ejected, Agent._give_way, (Unhealthy, AwaitingVerdict)),
     (Ejected, Agent._kill_workers_and_exit, (Exiting,)),

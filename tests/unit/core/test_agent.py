@@ -249,6 +249,18 @@ def test_a_signal_during_a_shortage_is_the_reason_of_the_end() -> None:
     assert story.at(timer.at_ns, WorkersGone(143, "ended")) == [Exit(130, "interrupted")]
 
 
+def test_a_shortage_outlasts_an_ejection() -> None:
+    story = Story(supply=2, least=2)
+    story.after(RoundBegan(a_round(nodes=2)))
+    timer = story.at(0, RoundEnded(0, NodesLost(NODES[1:2], "host1 is gone")))[-1]
+    assert isinstance(timer, SetAgentTimer)
+    assert story.after(Ejected("silent for 15 s")) == [
+        StopWorkers("the others may have gone on", at_once=True)
+    ]
+    story.after(WorkersGone(143, ""))
+    assert isinstance(story.at(timer.at_ns, AgentTimer())[-1], Exit)
+
+
 @pytest.mark.parametrize(("ranges", "left"), [((1, 1, 3, 39), 2), ((1, 1, 3, 3, 5, 39), 3)])
 def test_a_loss_of_many_nodes_counts_all_of_them(ranges: tuple[int, ...], left: int) -> None:
     """Though only the first ones are named."""
