@@ -152,7 +152,7 @@ class AgentNode(SimNode):
     # The end
 
     def interrupt(self, signum: int) -> None:
-        if self.workers:
+        if self.workers and not self.interrupted:  # a second signal gives them no more time
             self.end_workers(128 + signum, None, S if signum == SIGINT else LONGEST_END_NS)
         self.interrupted = self.is_leaving = True
         self.tell_agent(InterruptAgent(signum, "interrupted"))
