@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from tests.sim.common_order import require
-from tests.sim.rendezvous import Simulation, main
+from tests.sim.rendezvous import BAD_TIMES_NS, Simulation, main
 from tests.sim.rendezvous_node import MS, S, SimNode
 
 from ronde.core.agent import (
@@ -34,6 +34,7 @@ from ronde.core.agent import (
     StopWorkers,
     WorkersGone,
 )
+from ronde.core.rendezvous.leader import STRAGGLER_NS
 from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Ejected,
@@ -111,9 +112,11 @@ class AgentNode(SimNode):
                     self.end_workers(STOPPED, None, S // 10)
                 case StopWorkers():
                     require(self.workers, self.name, "has no workers to stop")
-                    slow = self.sim.rng.random() < 0.02 / self.sim.crowd
+                    slow = self.sim.rng.random() < 0.1 / self.sim.crowd
                     self.is_harmed = self.is_harmed or slow
-                    self.end_workers(STOPPED, None, 10 * S if slow else 2 * S)
+                    self.end_workers(STOPPED, None, STRAGGLER_NS if slow else 2 * S)
+                    if slow and self.sim.now_ns < BAD_TIMES_NS and self.sim.rng.random() < 0.3:
+                        self.later(self.sim.rng.randrange(S), self.cut_off)
                 case ReportFailure(failure):
                     self.perform(self.participant.fail(failure))
                 case ReportSuccess():
@@ -184,6 +187,16 @@ class AgentSimulation(Simulation):
             if other.workers and other.is_alive and other.worked_in < number:
                 excused = other.is_frozen or other.thawed_ns + S > self.now_ns
                 require(excused, other.name, "still has workers of round", other.worked_in, "in", number)
+
+    def draw_fates(self, nodes: int) -> None:
+        super().draw_fates(nodes)
+        for _ in range(self.rng.choice((0, 0, 1, 3))):
+            self.at(self.rng.randrange(BAD_TIMES_NS), self.cut_off)
+
+    def cut_off(self) -> None:
+        if node := self.victim():
+            self.tell_fate(node, "is cut off")
+            node.cut_off()
 
     def leave(self) -> None:
         if node := self.victim():

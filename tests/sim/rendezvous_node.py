@@ -313,14 +313,16 @@ class SimNode:
                 self.place.put(key, value)
             self.well_ns = self.sim.now_ns
 
-    def lose_store(self) -> None:
-        """Lose all operations under way; after a while there is another store."""
+    def lose_store(self, within_ns: int = 3 * S) -> None:
+        """Lose all operations under way; after a while there is another store, or the same one again."""
         self.harm()
         self.store += 1
         self.watches += 1
         self.queue, self.is_busy = None, True
         store = self.store
-        self.later(self.sim.rng.randrange(3 * S), lambda: self.find_store() if store == self.store else None)
+        self.later(
+            self.sim.rng.randrange(within_ns), lambda: self.find_store() if store == self.store else None
+        )
 
     def knows_all(self) -> bool:
         state = self.participant.state
@@ -338,6 +340,11 @@ class SimNode:
         """Break the connection."""
         self.lose_connection(comes_back=False)
         self.lose_store()
+
+    def cut_off(self) -> None:
+        """Keep the node from the store for up to a minute. Its workers run on."""
+        self.lose_connection(comes_back=False)
+        self.lose_store(60 * S)
 
     def find_store(self) -> None:
         self.operations.clear()

@@ -4,7 +4,7 @@ The others cannot ask a node that is cut off or frozen whether its workers have 
 its own clock:
 
 1. A node may run workers for `silence_ns` after it *sent* the last heartbeat that the store has confirmed, or joined
-   the round. Then it kills them (`WorkerLease`).
+   the round. Then it kills them (`WorkerLease`), also those that are still ending after their round.
 2. The leader begins no round until `silence_ns` and one heartbeat interval have passed since it *received* the last
    heartbeat, or the join request, of a lost node (`LeftoverWorkers`). A message arrives after it was sent, so the
    difference is a margin: for killing processes, and for clocks that run at different speeds. The leader reads the

@@ -14,7 +14,8 @@ Rules
    every message that has no effect for three heartbeats, because the leader may have lost sight of this node.
 2. Only the roster tells whether a round has begun with this node.
 3. A node in round N compares N with the state's number. If N+1 forms, the round has ended. If the number is later, or
-   the cause names this node among the lost, the others have gone on without it.
+   the cause names this node among the lost, the others have gone on without it. Until the node joins again, it may
+   have workers of round N that are still ending, so it learns of that also after the end of round N.
 4. A node whose terms differ from the job's names the difference and does not take part.
 5. A node ends the job without the leader, which may be lost: it makes the state that closes the job. A node that was
    frozen or cut off knows an old state only, and does not end a job that has gone on without it. A node that has just
@@ -100,7 +101,7 @@ class Member:
         self._wish: Message | None = None  # another message that has had no effect yet
         self._wish_term = -1
         self._ending: _Ending | None = None
-        self._is_left_working = False  # the store is lost for good, but workers may still be ending
+        self._is_left_working = False  # the round or the store is gone, but workers may still be ending
         self._seq = 0
         self._deadline_ns = 0  # when this node stops waiting for a round
         self._again_ns = 0  # when to repeat what has had no effect
@@ -140,7 +141,7 @@ class Member:
 
     @property
     def is_working(self) -> bool:
-        """Whether this node may have workers of a round that other nodes may end."""
+        """Whether this node may have workers, also of a round that has ended."""
         return self._phase == _MemberPhase.WORKING or self._is_left_working
 
     @property
@@ -163,6 +164,7 @@ class Member:
         self._phase = _MemberPhase.JOINING
         self._said = None
         self._wish = None
+        self._is_left_working = False
         self._deadline_ns = now_ns + self._rules.join_timeout_ns
         self._stuck_ns = now_ns + 2 * self._rules.silence_ns + STUCK_NS
         self._again_ns = now_ns + self._rules.silence_ns
@@ -243,11 +245,12 @@ class Member:
     def give_up(self, reason: str) -> None:
         """End this node's part, because the store is lost for good."""
         if self._phase != _MemberPhase.OVER:
-            self._is_left_working = self._phase == _MemberPhase.WORKING
+            may_work = self.is_working
             self._tell_last(RendezvousBroken(reason))
+            self._is_left_working = may_work
 
     def cut_off(self, reason: str) -> None:
-        """Leave the round: the store was silent, and by now the others take this node for dead."""
+        """Tell the agent that the others may have gone on, if it may have workers."""
         if self.is_working:
             self._is_left_working = False
             self._tell(Ejected(reason), _MemberPhase.OVER if self.is_over else _MemberPhase.IDLE)
@@ -275,9 +278,8 @@ class Member:
         self._number, self._floor, self._roster_key = -1, -1, None
         self._promised = -1
         self._ending = None
-        if self._phase == _MemberPhase.WORKING:
-            self._tell(Ejected(reason), _MemberPhase.IDLE)
-        elif self._phase == _MemberPhase.JOINING:
+        self.cut_off(reason)
+        if self._phase == _MemberPhase.JOINING:
             self.events.append(Notice(reason))
 
     # The state
@@ -298,7 +300,7 @@ class Member:
             case _MemberPhase.WORKING:
                 self._consider_working(state)
             case _MemberPhase.IDLE:
-                self._consider_end(state)
+                self._consider_ended_round(state)
         if not self.is_over and self._wish and self._wish_term != state.term:
             self._wish_term = state.term
             self._wish = replace(self._wish, seq=self._next_seq())
@@ -359,11 +361,19 @@ class Member:
         if state.phase == JobPhase.FORMING and state.number == self._number + 1 and cause is not None:
             why = self._why_lost(cause)
             if not why:
+                self._is_left_working = True
                 self._tell(RoundEnded(self._number, cause), _MemberPhase.IDLE)
                 return
         else:
             why = "this node was not heard of in time"
-        self._tell(Ejected(f"the others went on without {self._node.host}: {why}"), _MemberPhase.IDLE)
+        self.cut_off(f"the others went on without {self._node.host}: {why}")
+
+    def _consider_ended_round(self, state: JobState) -> None:
+        """Consider the state after the end of this node's last round, while its workers may still be ending."""
+        if self._consider_end(state) or isinstance(self._wish, LeaveNotice) or self._node is None:
+            return
+        if state.phase == JobPhase.RUNNING and state.roster != self._roster_key:
+            self.cut_off(f"the others went on without {self._node.host}: its workers took too long to end")
 
     def _why_lost(self, cause: Cause | None) -> str:
         """Return why the others take this node for lost; empty if they do not."""
@@ -399,6 +409,7 @@ class Member:
 
     def _tell_last(self, event: RendezvousEvent) -> None:
         self._ending = None
+        self._is_left_working = False  # where the job has ended, no workers follow those of this node
         self._tell(event, _MemberPhase.OVER)
 
     def _is_spare(self) -> bool:

@@ -57,6 +57,7 @@ class Shell:
         self.held: dict[str, bytes] = {}
         self.operations: deque[Effect] = deque()
         self.is_busy = False
+        self.is_cut_off = False
         self.join()
 
     def join(self) -> None:
@@ -84,6 +85,8 @@ class Shell:
             self.is_busy = False
 
     def do(self, effect: Effect) -> None:
+        if self.is_cut_off:
+            return
         result = self.job.store.execute(self.name, effect)
         if isinstance(effect, FindChanges):
             assert isinstance(result, dict)
@@ -350,3 +353,45 @@ def test_a_node_that_is_cut_off_while_it_leaves_has_its_lease_and_no_more(job: J
     leaving(job).now_ns += RULES.silence_ns
     job.b.step(Tick())
     assert isinstance(job.b.told[-1], Ejected)
+
+
+def ended(job: Job) -> Job:
+    """The round has ended because `b` left; the workers of `a` and `c` may still be ending."""
+    job.b.perform(job.b.participant.leave("preempted", 0))
+    job.settle()
+    assert isinstance(job.c.told[-1], RoundEnded)
+    return job
+
+
+def test_workers_that_outlive_their_round_have_the_lease_and_no_more(job: Job) -> None:
+    ended(job).c.is_cut_off = True
+    job.now_ns += RULES.silence_ns - 1
+    job.c.step(Tick())
+    assert isinstance(job.c.told[-1], RoundEnded)
+    assert job.c.participant.wake_ns <= RULES.silence_ns
+    job.now_ns += 1
+    job.c.step(Tick())
+    assert isinstance(job.c.told[-1], Ejected)
+
+
+def test_workers_that_outlive_their_round_end_when_the_next_one_begins(job: Job) -> None:
+    ended(job)
+    job.a.join()
+    for _ in range(20):
+        job.now_ns += 2 * S
+        job.settle(job.a, job.c)
+    assert job.last_round() == ["a"]
+    assert isinstance(job.c.told[-1], Ejected)
+
+
+@pytest.mark.parametrize("has_joined", [True, False], ids=["has joined", "at the end of the job"])
+def test_no_lease_runs_where_no_workers_are_or_follow(job: Job, has_joined: bool) -> None:
+    ended(job)
+    if has_joined:
+        job.c.join()
+    else:
+        job.a.perform(job.a.participant.end_job("interrupted"))
+    job.settle()
+    job.now_ns += RULES.silence_ns
+    job.c.step(Tick())
+    assert not any(isinstance(event, Ejected) for event in job.c.told)
