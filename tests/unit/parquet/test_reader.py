@@ -1,0 +1,75 @@
+"""Parquet files as arrays, and what a column must not be."""
+
+from __future__ import annotations
+
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ronde.errors import UsageError
+from ronde.parquet.reader import ParquetReader, find_row_groups, to_array
+from ronde.parquet.rows import equal_range, spans_of
+
+pa: Any = pytest.importorskip("pyarrow", reason="PyArrow is not installed here")
+
+
+def write(path: Path, rows: range, group_rows: int = 4) -> None:
+    from pyarrow import parquet
+
+    features = [[float(row), float(-row)] for row in rows]
+    parquet.write_table(pa.table({"x": features, "y": list(rows)}), path, row_group_size=group_rows)
+
+
+def test_row_groups_are_found_and_read_in_part(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", range(10))
+    write(tmp_path / "b.parquet", range(10, 13))
+    (tmp_path / "_temporary").mkdir()
+    (tmp_path / "_temporary" / "c.parquet").touch()
+    groups = find_row_groups(str(tmp_path), ["x", "y"])
+    assert [group.rows for group in groups] == [4, 4, 2, 3]
+    reader = ParquetReader(str(tmp_path), ["x", "y"])
+    tables = [reader.read(span) for span in spans_of(groups, equal_range(13, 1, 2))]
+    assert np.concatenate([table["y"] for table in tables]).tolist() == list(range(6, 13))
+    x = np.concatenate([table["x"] for table in tables])
+    assert x.shape == (7, 2)
+    assert x[0].tolist() == [6.0, -6.0]
+
+
+def test_a_folder_without_the_files_or_columns_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no Parquet file"):
+        find_row_groups(str(tmp_path), ["x"])
+    write(tmp_path / "a.parquet", range(3))
+    with pytest.raises(UsageError, match=r"lacks the columns \['z'\]: it has \['x', 'y'\]"):
+        find_row_groups(str(tmp_path), ["x", "z"])
+    (group,) = find_row_groups(str(tmp_path), ["x"])
+    reader = ParquetReader(str(tmp_path), ["x"])
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(UsageError, match="must be a folder that the driver and all workers share"):
+        reader.read(spans_of([group], range(3))[0])
+
+
+def test_arrays_of_all_kinds() -> None:
+    nested = pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[9, 0], [1, 2]]])
+    assert to_array("x", nested.slice(1)).tolist() == [[[5, 6], [7, 8]], [[9, 0], [1, 2]]]
+    fixed = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2))
+    assert to_array("x", fixed.slice(1)).tolist() == [[3.0, 4.0]]
+    assert to_array("x", pa.array([True, False])).dtype == np.bool_
+    assert to_array("x", pa.array([decimal.Decimal("1.5")])).tolist() == [1.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0, None], "'x' in f.parquet has 1 missing values"),
+        ([[1.0], [None]], "1 missing values"),
+        ([[1.0], [2.0, 3.0]], "lists of 1 to 2 values"),
+        (["a"], "has the type string"),
+        ([{"type": 1, "values": [1.0]}], "vector_to_array"),
+    ],
+)
+def test_what_is_no_array(values: list[Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        to_array("x", pa.array(values), "f.parquet")
