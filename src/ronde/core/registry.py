@@ -33,6 +33,7 @@ __all__ = [
     "TaskLost",
     "TaskRegistered",
     "TasksMissing",
+    "gpus_by_host",
     "start_order",
 ]
 
@@ -193,3 +194,11 @@ def start_order(tasks: Sequence[Task], first_host: str = "") -> tuple[Task, ...]
             key=lambda task: (task.host != first_host, lowest[task.host_id], task.host_id, task.slot),
         )
     )
+
+
+def gpus_by_host(tasks: Sequence[Task]) -> dict[str, tuple[str, ...]]:
+    """Return all GPUs of the tasks on each host, by `host_id`, in the order of the tasks."""
+    found: dict[str, dict[str, None]] = {}
+    for task in tasks:
+        found.setdefault(task.host_id, {}).update(dict.fromkeys(task.gpus))
+    return {host: tuple(gpus) for host, gpus in found.items()}

@@ -67,11 +67,12 @@ def plan_ring(hosts: Sequence[str], interfaces: Sequence[str] = ()) -> tuple[Rin
     if len(ring) < 2:
         return (None,) * len(hosts)
     places = {host: place for place, host in enumerate(ring)}
+    first = {host: agent for agent, host in reversed(list(enumerate(hosts)))}
     return tuple(
         RingPlan(
             host=places[host],
             next_host=(places[host] + 1) % len(ring),
-            probes=host not in hosts[:agent],
+            probes=first[host] == agent,
             interfaces=tuple(interfaces),
         )
         for agent, host in enumerate(hosts)

@@ -35,6 +35,7 @@ from ronde.core.registry import (
     TaskLost,
     TaskRegistered,
     TasksMissing,
+    gpus_by_host,
 )
 from ronde.core.ring import RingPlan, plan_ring
 from ronde.errors import UsageError
@@ -107,6 +108,7 @@ class TaskAgents:
         self._tasks: dict[str, Task] = {}  # by the agent's name
         self._begun: dict[str, int] | None = None  # the ranks of nodes by the agent's name, after the barrier
         self._rings: dict[str, RingPlan | None] = {}  # by the agent's name
+        self._gpus: dict[str, tuple[str, ...]] = {}  # by the host's id, after the barrier
         self._lock = threading.Lock()
         self._posted = -1
         self._posts: deque[tuple[int | None, str]] = (
@@ -295,6 +297,7 @@ class TaskAgents:
         """Let the job begin: the order of the tasks is that of the ranks."""
         self._begun = {_name(task.slot): number for number, task in enumerate(tasks)}
         interfaces = self.config.interface.split(",") if self.config.interface else ()
+        self._gpus = gpus_by_host(tasks)
         self._rings = dict(zip(self._begun, plan_ring([task.host_id for task in tasks], interfaces)))
         self._stop_watching()
         if self._is_talkative:
@@ -367,7 +370,7 @@ class TaskAgents:
     def _assign(self, agent: AgentProcess, node_rank: int) -> None:
         task = self._tasks[agent.name]
         environment = dict(self.config.worker.environment)
-        if gpus := self._gpus_of_host(task):
+        if gpus := self._gpus.get(task.host_id, task.gpus):  # an elastic job may lose the other tasks there
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         worker = replace(self.config.worker, environment=environment)
         config = replace(
@@ -391,11 +394,6 @@ class TaskAgents:
         self._driver.note_assigned()
         if not self._is_fixed and self._driver.running_slots() >= self.limits.min_slots:
             self._stop_watching()
-
-    def _gpus_of_host(self, task: Task) -> list[str]:
-        """Return the GPUs that the workers on the task's host see; with a fixed number of workers all of theirs."""
-        there = [each for each in self._registry.registered() if each.host_id == task.host_id]
-        return list(dict.fromkeys(gpu for each in (there or [task]) for gpu in each.gpus))
 
 
 def _name(slot: int) -> str:
