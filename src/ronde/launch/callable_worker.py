@@ -53,9 +53,18 @@ def call(fd: int) -> Any:
     if preparation:  # the caller is on this machine
         sys.path[:] = preparation["sys_path"]
         prepare(preparation)
+    else:
+        forget_program()
     function, args, kwargs = pickle.loads(packed)
     del packed
     return function(*args, **kwargs)
+
+
+def forget_program() -> None:
+    """Remove from the path what this program's folder put there, whose modules could hide the user's, and its words."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [folder for folder in sys.path if folder != here]
+    del sys.argv[1:]
 
 
 def prepare(preparation: dict[str, Any]) -> None:
