@@ -281,7 +281,8 @@ class AgentProcess:
         if is_broken:
             return f"cannot be reached by {way}: {last.removeprefix('ssh: ') or 'it gives no reason'}"
         if "No module named" in last and "ronde" in last:
-            return f"Ronde is not installed there for {sys.executable}: install it in the same place on all hosts"
+            python = "the Python that `executable` names" if way not in ("", SSH) else sys.executable
+            return f"Ronde is not installed there for {python}: install it in the same place on all hosts"
         if exit_code == NOT_FOUND:
             return (
                 f"there is no {sys.executable} there: install the same Python in the same place on all hosts"

@@ -40,6 +40,7 @@ SILENCE_NS = 60 * 10**9  # of a driver, after which a task gives up; far longer 
 LAST_OUTPUT_NS = 10 * 10**9  # how long the driver may take to read the rest
 END_NS = 120 * 10**9  # how long an agent may take to end its workers after the driver is gone
 READ_BYTES = 64 * 1024
+CANNOT_EXECUTE = 126
 UNSENT_BYTES = 1 << 20  # with more on the way to the driver, the task reads no more output
 
 
@@ -56,8 +57,8 @@ def run_task(ticket: Ticket, attempt: int = 0, gpus: Sequence[str] | None = None
     Raises:
         TimeoutError: The driver could not be reached within the ticket's start timeout.
         PeerLostError: The connection to the driver broke.
-        RondeError: The driver refused this task, for example because another attempt runs.
-        OSError: The agent could not be started.
+        RondeError: The driver refused this task, for example because another attempt runs, or the agent could not be
+            started.
     """
     with _connect(ticket) as channel:
         registration = Registration(
@@ -155,7 +156,7 @@ class _Relay:
                 case TaskMessage.HEARTBEAT:
                     pass
                 case TaskMessage.ACCEPT if self._agent is None:
-                    self._agent = _start_agent(self._ticket)
+                    self._agent = self._start_agent()
                     self._unwritten = KEY_LINE + self._ticket.job_key.hex().encode() + b"\n"
                 case TaskMessage.REFUSE if self._agent is None:
                     raise RondeError(f"the driver refuses this task: {data.decode(errors='replace')}")
@@ -167,6 +168,16 @@ class _Relay:
                     self._is_killed = True
                 case _:
                     raise ProtocolError(f"the driver sends {kind.name.lower()} at the wrong time")
+
+    def _start_agent(self) -> subprocess.Popen[bytes]:
+        """Start the agent. Report to the driver if that fails, as the shell of an ssh would."""
+        try:
+            return _start_agent(self._ticket)
+        except OSError as error:
+            self._send(TaskMessage.STDERR, f"{error.strerror}: {error.filename}".encode(errors="replace"))
+            self._send(TaskMessage.EXIT, b"%d" % CANNOT_EXECUTE)
+            self._flush()
+            raise RondeError(f"the agent cannot be started: {error}") from None
 
     def _write_stdin(self) -> None:
         stdin = self._agent.stdin if self._agent else None
