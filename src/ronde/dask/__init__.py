@@ -12,12 +12,11 @@ from distributed import Client
 
 from ronde.dask.cluster import DaskCluster
 from ronde.errors import UsageError
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import RunOptions, run_function, start_timeout_ns
 
 __all__ = ["DaskCluster", "run"]
 
 R = TypeVar("R")
-SECOND = 10**9
 
 
 def run(
@@ -27,7 +26,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,
     *,
-    start_timeout: float = 600,
+    start_timeout: float | None = None,
     env: Mapping[str, str] | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
@@ -70,7 +69,7 @@ def run(
     cluster = DaskCluster(client, require_encrypted_rpc)
     options = RunOptions(
         num_proc=_free_threads(cluster) if num_proc is None else num_proc,
-        start_timeout_ns=int(start_timeout * SECOND),
+        start_timeout_ns=start_timeout_ns(start_timeout),
         environment=env or {},
         stdout=stdout,
         stderr=stderr,

@@ -14,14 +14,12 @@ from pyspark.resource import ResourceProfile
 
 from ronde.errors import UnsupportedError, UsageError
 from ronde.launch.clusters.base import Cluster
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import RunOptions, run_function, start_timeout_ns
 from ronde.spark.cluster import SparkCluster
 
 __all__ = ["SparkCluster", "run", "run_elastic"]
 
 R = TypeVar("R")
-SECOND = 10**9
-START_TIMEOUT_S = 600.0
 MANY_RESTARTS = 1_000_000
 
 
@@ -82,7 +80,7 @@ def run(
     cluster = _cluster(False, resources, require_encrypted_rpc)
     options = RunOptions(
         num_proc=_default_number(cluster) if num_proc is None else num_proc,
-        start_timeout_ns=_timeout_ns(start_timeout),
+        start_timeout_ns=start_timeout_ns(start_timeout),
         environment=env or {},
         stdout=stdout,
         stderr=stderr,
@@ -153,7 +151,7 @@ def run_elastic(
     options = RunOptions(
         num_proc=max_num_proc or wanted,
         min_num_proc=min_num_proc or wanted,
-        start_timeout_ns=_timeout_ns(start_timeout, elastic_timeout),
+        start_timeout_ns=start_timeout_ns(start_timeout, elastic_timeout),
         environment=env or {},
         stdout=stdout,
         stderr=stderr,
@@ -197,14 +195,6 @@ def _default_number(cluster: Cluster) -> int:
     if isinstance(cluster, SparkCluster):
         return cluster.parallelism
     raise UsageError("num_proc is missing: Spark Connect does not tell how many slots there are")
-
-
-def _timeout_ns(*given: float | None) -> int:
-    """Return the largest of the times that are given."""
-    seconds = max((timeout for timeout in given if timeout is not None), default=START_TIMEOUT_S)
-    if seconds <= 0:
-        raise UsageError(f"start_timeout={seconds} is invalid: expected a number of seconds above 0")
-    return int(seconds * SECOND)
 
 
 def _interfaces(nics: Sequence[str] | str | None) -> str | None:

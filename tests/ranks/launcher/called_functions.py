@@ -49,6 +49,14 @@ def protection() -> str:
     return os.environ["RONDE_PROTECTION"]
 
 
+def exits(code: int) -> None:
+    sys.exit(code)
+
+
+def module_path() -> tuple[list[str], list[str]]:
+    return sys.path, sys.argv
+
+
 def one_fails() -> None:
     if os.environ["RANK"] == "1":
         print("about to fail")

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ranks.launcher.called_functions import big, dies_on, greet, one_fails, protection, sizes
+from tests.ranks.launcher.called_functions import (
+    big,
+    dies_on,
+    exits,
+    greet,
+    module_path,
+    one_fails,
+    protection,
+    sizes,
+)
 
 from ronde import TimeoutError, UsageError, WorkerError
 from ronde.launch.clusters.local import LocalCluster
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import RunOptions, run_function, start_timeout_ns
 
 SECOND = 10**9
 
@@ -65,6 +76,56 @@ def test_too_few_slots_are_an_error_with_numbers() -> None:
 def test_what_cannot_be_sent_is_an_error_before_anything_starts() -> None:
     with pytest.raises(UsageError, match="cannot be sent to workers"):
         run(sizes, threading.Lock())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"environment": {"N": 5}}, "variable N has type int: expected an ordinary string"),
+        ({"environment": {"N": "1\0"}}, "variable N has a null byte"),
+        ({"environment": {"A=B": ""}}, "variable 'A=B': expected a name without '='"),
+        ({"workers": "2"}, "num_proc='2' is invalid: expected an integer"),
+        ({"workers": 2.0}, "num_proc=2.0 is invalid: expected an integer"),
+        ({"min_num_proc": "1"}, "min_num_proc='1' is invalid"),
+        ({"stdout": "out.txt"}, "stdout='out.txt' takes no text"),
+        ({"stderr": io.BytesIO()}, "takes no text: expected a file that is open for text"),
+    ],
+)
+def test_options_of_wrong_types_are_errors_before_anything_starts(
+    options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        run(sizes, 2, **options)
+
+
+def test_what_is_no_function_is_an_error() -> None:
+    with pytest.raises(UsageError, match="5 cannot be called"):
+        run(5)
+
+
+def test_a_start_timeout_is_a_number_above_0_and_the_largest_counts() -> None:
+    assert start_timeout_ns(None, None) == 600 * SECOND
+    assert start_timeout_ns(None, 2.5, 2) == 2_500_000_000
+    for wrong in (0, -1, "5", float("inf")):
+        with pytest.raises(UsageError, match=r"start_timeout=.* is invalid"):
+            start_timeout_ns(wrong)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_exits_has_no_result() -> None:
+    with pytest.raises(WorkerError, match="rank 0 ended without a result") as caught:
+        run(exits, 0, workers=1, stdout=io.StringIO(), stderr=io.StringIO())
+    assert caught.value.rank == 0
+
+
+def test_modules_of_the_launcher_do_not_hide_those_of_the_user() -> None:
+    ((folders, words),) = run(module_path, workers=1, stdout=io.StringIO(), stderr=io.StringIO())
+    assert not [folder for folder in folders if (Path(folder) / "callable_worker.py").exists()]
+    assert len(words) == 1
+
+
+def test_a_python_that_is_not_there_is_named() -> None:
+    with pytest.raises(WorkerError, match=r"did not start: .* No such file or directory: /no/python"):
+        run(sizes, 1, workers=1, python="/no/python", stdout=io.StringIO(), stderr=io.StringIO())
 
 
 def test_two_jobs_at_once_in_threads() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import math
+import operator
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Real
 from typing import Any, NoReturn, TextIO
 
 from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
-from ronde.errors import TimeoutError, UsageError, WorkerError
+from ronde.errors import RemoteError, TimeoutError, UsageError, WorkerError
 from ronde.launch.calls import load_result, pack_call, read_error
 from ronde.launch.clusters.base import Cluster
 from ronde.launch.clusters.ssh import settings_that_travel
@@ -17,15 +21,16 @@ from ronde.launch.config import LaunchConfig, Outputs, RendezvousConfig, WorkerS
 from ronde.launch.driver.driver import Driver, JobEnd
 from ronde.launch.driver.task_agents import TaskAgents
 from ronde.launch.driver.transfer import fetch_result
-from ronde.light_dataclasses import dataclass, field
+from ronde.light_dataclasses import dataclass, field, replace
 from ronde.net.protection import SECRET
 from ronde.net.stores.base import Store
 from ronde.process.output import claim_standard_streams
 from ronde.values import PROTECTION
 
-__all__ = ["RunOptions", "run_function"]
+__all__ = ["RunOptions", "run_function", "start_timeout_ns"]
 
 SECOND = 10**9
+START_TIMEOUT_S = 600.0
 PROTECTION_VARIABLE = "RONDE_PROTECTION"
 USAGE_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
 
@@ -56,7 +61,7 @@ class RunOptions:
 
     num_proc: int
     min_num_proc: int | None = None
-    start_timeout_ns: int = 600 * SECOND
+    start_timeout_ns: int = int(START_TIMEOUT_S * SECOND)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     stdout: TextIO | None = None
     stderr: TextIO | None = None
@@ -87,6 +92,9 @@ def run_function(
         UsageError: An option is invalid, or the function cannot be sent.
         KeyboardInterrupt: The user typed Ctrl-C. All workers have ended.
     """
+    if not callable(fn):
+        raise UsageError(f"{fn!r} cannot be called: give the function that the workers call")
+    options = _checked(options)
     least = options.num_proc if options.min_num_proc is None else options.min_num_proc
     if not 1 <= least <= options.num_proc:
         raise UsageError(
@@ -113,6 +121,42 @@ def run_function(
         if end.exit_code:
             _raise(end, placement, options)
         return _results(placement.store, least, options.num_proc)
+
+
+def start_timeout_ns(*given: float | None) -> int:
+    """Return the largest of the times that are given, in seconds; the default if none is. Raises UsageError."""
+    seconds = [timeout for timeout in given if timeout is not None] or [START_TIMEOUT_S]
+    for each in seconds:
+        if not isinstance(each, Real) or not 0 < each < math.inf:
+            raise UsageError(f"start_timeout={each!r} is invalid: expected a number of seconds above 0")
+    return int(max(seconds) * SECOND)
+
+
+def _checked(options: RunOptions) -> RunOptions:
+    """Return the options with plain integers. Raises UsageError for values of wrong types, which callers may give."""
+    for name, value in options.environment.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise UsageError(f"the environment has a variable {name!r}: expected a name without '='")
+        if not isinstance(value, str) or "\0" in value:
+            kind = "a null byte" if isinstance(value, str) else f"type {type(value).__name__}"
+            raise UsageError(f"the environment's variable {name} has {kind}: expected an ordinary string")
+    for name, stream in (("stdout", options.stdout), ("stderr", options.stderr)):
+        is_binary = isinstance(stream, (io.RawIOBase, io.BufferedIOBase))
+        if stream is not None and (is_binary or not callable(getattr(stream, "write", None))):
+            raise UsageError(f"{name}={stream!r} takes no text: expected a file that is open for text")
+    least = options.min_num_proc
+    return replace(
+        options,
+        num_proc=_whole("num_proc", options.num_proc),
+        min_num_proc=None if least is None else _whole("min_num_proc", least),
+    )
+
+
+def _whole(name: str, number: int) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise UsageError(f"{name}={number!r} is invalid: expected an integer") from None
 
 
 def _config(options: RunOptions) -> LaunchConfig:
@@ -152,7 +196,10 @@ def _results(store: Store, least: int, most: int) -> list[Any]:
         if file is None:
             raise WorkerError(f"rank {rank} ended without a result: its agent could not send it", rank)
         with file:
-            results.append(load_result(file, rank))
+            try:
+                results.append(load_result(file, rank))
+            except RemoteError as error:
+                raise WorkerError(str(error), rank) from error.__cause__
     return results
 
 
