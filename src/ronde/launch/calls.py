@@ -21,6 +21,7 @@ __all__ = ["CallFiles", "load_result", "pack_call", "pickler", "read_error"]
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "callable_worker.py")
 _LIKE_THE_CALLER = ("sys_path", "sys_argv", "dir", "orig_dir")
+MAIN = b"__main__"
 _MAIN_MODULE = ("init_main_from_name", "init_main_from_path")
 
 
@@ -74,19 +75,20 @@ def pack_call(
         if pickles is not pickle
         else "; with cloudpickle installed (pip install 'ronde[notebook]') any function can"
     )
-    if is_imported:
-        preparation |= main
-    elif pickles is pickle and getattr(fn, "__module__", "") == "__main__":
-        if not main:
-            raise UsageError(
-                f"{name} cannot be sent to workers: it is not in a file that they could import{advice}"
-            )
-        preparation |= main
     try:
         call = pickles.dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         raise UsageError(f"{name} and its arguments cannot be sent to workers: {problem}{advice}") from None
+    needs_main = (
+        pickles is pickle and MAIN in call
+    )  # of the function, or of a class or function among its arguments
+    if needs_main and not main:
+        raise UsageError(
+            f"{name} cannot be sent to workers: it, or an argument, is not in a file that they could import{advice}"
+        )
+    if is_imported or needs_main:
+        preparation |= main
     packed: bytes = pickle.dumps(preparation) + pickle.dumps(call)
     return packed
 
