@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ronde
+import ronde.comqueue
 from ronde.help_texts import complete_help
 
 # Public methods that only other parts of Ronde call.
@@ -44,6 +45,10 @@ def lacking(module: ModuleType) -> list[str]:
 
 def test_every_public_function_describes_its_parameters_and_errors() -> None:
     assert lacking(ronde) == []
+
+
+def test_so_does_every_one_of_comqueue() -> None:
+    assert lacking(ronde.comqueue) == []
 
 
 def test_so_does_every_one_of_torch() -> None:

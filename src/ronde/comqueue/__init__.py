@@ -1,0 +1,58 @@
+"""`ronde.comqueue`: iterative computation, as a queue of compute and communicate steps over named objects.
+
+    from ronde.comqueue import iterate
+
+    def step(c):
+        moved = c.sum(gradient(c.data, c.state.weights))
+        c.state.weights -= 0.1 * moved
+        c.stop_if(abs(moved).max() < 1e-6)
+
+    result = iterate(step, data=rows, state={"weights": start}, max_iter=100, on="local:2")
+
+`iterate` is the form to read aloud; `IterativeComQueue` is the machine below it. docs/comqueue.md explains both.
+"""
+
+from __future__ import annotations
+
+from ronde.comqueue.communication import (
+    MAX,
+    MIN,
+    SUM,
+    AllGather,
+    AllReduce,
+    Barrier,
+    Broadcast,
+    CommunicateFunction,
+    Gather,
+    ReduceScatter,
+)
+from ronde.comqueue.context import ComContext
+from ronde.comqueue.functions import CompareCriterionFunction, CompleteResultFunction, ComputeFunction
+from ronde.comqueue.iteration import IterationResult, IterationStep, iterate
+from ronde.comqueue.partitions import Partitions
+from ronde.comqueue.queue import ComQueue, IterativeComQueue
+from ronde.comqueue.task_group import TaskGroup
+
+__all__ = [
+    "MAX",
+    "MIN",
+    "SUM",
+    "AllGather",
+    "AllReduce",
+    "Barrier",
+    "Broadcast",
+    "ComContext",
+    "ComQueue",
+    "CommunicateFunction",
+    "CompareCriterionFunction",
+    "CompleteResultFunction",
+    "ComputeFunction",
+    "Gather",
+    "IterationResult",
+    "IterationStep",
+    "IterativeComQueue",
+    "Partitions",
+    "ReduceScatter",
+    "TaskGroup",
+    "iterate",
+]

@@ -1,0 +1,229 @@
+"""`iterate`: a step as one function that computes and communicates, on the machine of `IterativeComQueue`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.comqueue.array_tree import map_leaves
+from ronde.comqueue.communication import MAX, MIN, SUM, AllGather, AllReduce, Broadcast, CommunicateFunction
+from ronde.comqueue.context import ComContext
+from ronde.comqueue.functions import name_of
+from ronde.comqueue.queue import IterativeComQueue
+from ronde.comqueue.task_group import TaskGroup
+from ronde.light_dataclasses import dataclass
+from ronde.types import ReduceOp
+
+if TYPE_CHECKING:
+    from ronde.launch.clusters.base import Cluster
+
+__all__ = ["IterationResult", "IterationStep", "iterate"]
+
+DATA, STATE, STOP = "data", "state", "stop"
+
+
+@dataclass(frozen=True)
+class IterationResult:
+    """How an iteration ended.
+
+    Attributes:
+        state: The state after the last step, as attributes: `result.state.centers`.
+        steps: The number of the last step.
+        stopped: Whether the step asked for the end; False: `max_iter` was reached.
+    """
+
+    state: SimpleNamespace
+    steps: int
+    stopped: bool
+
+
+class IterationStep:
+    """What a step function gets: data, state, and operations in which all tasks take part.
+
+    All tasks call the same operations in the same order. Each operation takes an array, a number, or a dict, list,
+    tuple or dataclass of these, and returns a new one; the argument stays as it is.
+
+    Attributes:
+        data: The rows of this task; if `iterate` got a dict, its values as attributes.
+        state: The state as attributes, the same on all tasks. Assign to them to change the state.
+        task_id: The number of this task, from 0.
+        num_tasks: The number of tasks.
+        step_no: The number of this step, from 1.
+    """
+
+    def __init__(self, context: ComContext, group: TaskGroup) -> None:
+        self.task_id, self.num_tasks, self.step_no = context.task_id, context.num_tasks, context.step_no
+        self.data: Any = context.get_obj(DATA)
+        self.state: SimpleNamespace = context.get_obj(STATE)
+        self._context, self._group = context, group
+        self._operations = 0
+
+    def sum(self, tree: Any) -> Any:
+        """Return the sum over all tasks, formed in the order of tasks.
+
+        Args:
+            tree: The summand of this task.
+
+        Raises:
+            MismatchError: Another task has another structure, dtype or shape.
+            PeerLostError: Another task has ended.
+        """
+        return self.reduce(tree, SUM)
+
+    def max(self, tree: Any) -> Any:
+        """Return the largest values over all tasks, element by element.
+
+        Args:
+            tree: The values of this task.
+
+        Raises:
+            MismatchError: As of `sum`.
+            PeerLostError: As of `sum`.
+        """
+        return self.reduce(tree, MAX)
+
+    def min(self, tree: Any) -> Any:
+        """Return the smallest values over all tasks, element by element.
+
+        Args:
+            tree: The values of this task.
+
+        Raises:
+            MismatchError: As of `sum`.
+            PeerLostError: As of `sum`.
+        """
+        return self.reduce(tree, MIN)
+
+    def reduce(self, tree: Any, op: ReduceOp | Callable[[Any, Any], Any]) -> Any:
+        """Return the combination over all tasks, element by element.
+
+        Args:
+            tree: The values of this task.
+            op: A `ronde.ReduceOp`, or a function of two arrays that combines them element by element.
+
+        Raises:
+            MismatchError: As of `sum`.
+            PeerLostError: As of `sum`.
+        """
+        return self._communicate(lambda name: AllReduce(name, op=op), map_leaves(tree, _copied))
+
+    def gather(self, obj: Any) -> list[Any]:
+        """Return the objects of all tasks, as a list by task.
+
+        Args:
+            obj: Any object that can be pickled.
+
+        Raises:
+            PeerLostError: As of `sum`.
+        """
+        gathered: list[Any] = self._communicate(AllGather, obj)
+        return gathered
+
+    def broadcast(self, obj: Any, root: int = 0) -> Any:
+        """Return the object of one task.
+
+        Args:
+            obj: Any object that can be pickled; that of the other tasks has no effect.
+            root: The number of the task whose object all get (0).
+
+        Raises:
+            PeerLostError: As of `sum`.
+        """
+        return self._communicate(lambda name: Broadcast(name, root), obj)
+
+    def stop_if(self, condition: Any) -> None:
+        """End the iteration after this step, if the condition is true on task 0; that of other tasks has no effect.
+
+        Args:
+            condition: Anything with a truth value.
+
+        Raises:
+            Exception: The condition has no truth value, for example an array of several elements.
+        """
+        self._context.put_obj(STOP, bool(condition))
+
+    def _communicate(self, make: Callable[[str], CommunicateFunction], obj: Any) -> Any:
+        self._operations += 1
+        name = f"operation {self._operations}"
+        self._context.put_obj(name, obj)
+        make(name).communicate(self._context, self._group)
+        return self._context.remove_obj(name)
+
+
+class _StepItem(CommunicateFunction):
+    """A user's step function as an item of the queue. `names`: of the data, if the user has given several."""
+
+    def __init__(self, function: Callable[[IterationStep], Any], names: Sequence[str] | None) -> None:
+        self._function, self._names = function, names
+
+    def __repr__(self) -> str:
+        return name_of(self._function)
+
+    def communicate(self, context: ComContext, group: TaskGroup) -> None:
+        if context.step_no == 1:
+            context.put_obj(STATE, SimpleNamespace(**context.get_obj(STATE)))
+            if self._names is not None:
+                parts = {name: context.remove_obj(f"{DATA}.{name}") for name in self._names}
+                context.put_obj(DATA, SimpleNamespace(**parts))
+        context.put_obj(STOP, False)
+        self._function(IterationStep(context, group))
+
+
+def iterate(
+    step: Callable[[IterationStep], Any],
+    *,
+    data: Any,
+    state: Mapping[str, Any],
+    max_iter: int,
+    on: str | Cluster | None = None,
+) -> IterationResult:
+    """Call a step function again and again in several tasks, each with some of the rows; return the last state.
+
+        def step(c):                                       # gradient descent
+            gradient = c.sum(c.data.X.T @ (c.data.X @ c.state.w - c.data.y))
+            c.state.w = c.state.w - 1e-3 * gradient
+            c.stop_if(abs(gradient).max() < 1e-6)
+
+        w = iterate(step, data={"X": X, "y": y}, state={"w": zeros}, max_iter=500, on="local:2").state.w
+
+    Args:
+        step: Gets an `IterationStep`. What it returns has no effect.
+        data: Rows, or a dict of them with as many rows each: arrays, SciPy matrices, data frames, Arrow tables, lists,
+            or `Partitions`. Consecutive rows go to each task.
+        state: The first state by name. All tasks have a copy, and must change it in the same way.
+        max_iter: The number of the last step, if `stop_if` does not end the iteration before.
+        on: Where the tasks run, as of `ComQueue.exec` (None: the ranks of this job, or one process for each core).
+
+    Raises:
+        RemoteError: The step failed on a task, or a task ended. The error names task, step and function.
+        UsageError: An argument is invalid.
+    """
+    names = tuple(data) if isinstance(data, Mapping) else None
+    queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names))
+    queue.init_with_broadcast_data(STATE, dict(state))
+    if names is None:
+        queue.init_with_partitioned_data(DATA, data)
+    for name in names or ():
+        queue.init_with_partitioned_data(f"{DATA}.{name}", data[name])
+    queue.set_compare_criterion_of_node0(_is_stopped).close_with(_result)
+    result: IterationResult = queue.exec(on)[0]
+    return result
+
+
+def _copied(leaf: NDArray[Any]) -> NDArray[Any]:
+    return np.array(leaf, order="C")
+
+
+def _is_stopped(context: ComContext) -> bool:
+    return bool(context.get_obj(STOP))
+
+
+def _result(context: ComContext) -> IterationResult | None:
+    """Return the result on task 0, whose state is that of all."""
+    if context.task_id:
+        return None
+    return IterationResult(context.get_obj(STATE), context.step_no, context.get_obj(STOP))

@@ -1,0 +1,124 @@
+"""Which rows of the data each task gets, and how they reach it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ronde.core.splits import even_split
+from ronde.errors import UsageError
+from ronde.launch.calls import pickler
+from ronde.light_dataclasses import dataclass
+
+__all__ = ["Partitions", "SharedValues", "partition"]
+
+ALIGNMENT = 64  # bytes: of arrays in shared memory
+
+
+class Partitions:
+    """Data that are already divided: task i gets partition i. There must be as many as tasks.
+
+        Partitions([rows_of_task_0, rows_of_task_1])
+
+    Args:
+        parts: The partitions, by task; any objects.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = list(parts)
+
+    def __repr__(self) -> str:
+        return f"<Partitions: {len(self.parts)}>"
+
+
+def partition(data: Any, num_tasks: int, name: str) -> list[Any]:
+    """Return the part of each task: consecutive rows, as `numpy.array_split` divides them.
+
+    `data`: `Partitions`; or rows: an array, a SciPy matrix, a data frame, an Arrow table, a list. `name`: for errors.
+    Raises UsageError if the data have no rows, or the number of partitions is not that of the tasks.
+    """
+    if isinstance(data, Partitions):
+        if len(data.parts) != num_tasks:
+            raise UsageError(
+                f"{name!r} has {len(data.parts)} partitions for {num_tasks} tasks: expected one for each task"
+            )
+        return data.parts
+    rows = _row_count(data, name)
+    parts, begin = [], 0
+    for count in even_split(rows, num_tasks):
+        parts.append(_rows(data, begin, begin + count))
+        begin += count
+    return parts
+
+
+def _row_count(data: Any, name: str) -> int:
+    if isinstance(data, (list, tuple)):
+        return len(data)
+    if shape := getattr(data, "shape", ()):
+        return int(shape[0])
+    raise UsageError(
+        f"{name!r} is of type {type(data).__qualname__}, which has no rows: expected an array, a data frame, a "
+        "table, a list, or Partitions"
+    )
+
+
+def _rows(data: Any, begin: int, end: int) -> Any:
+    if hasattr(data, "iloc"):  # pandas, whose [] selects columns
+        return data.iloc[begin:end]
+    if hasattr(data, "slice") and hasattr(data, "schema"):  # an Arrow table, whose [] copies
+        return data.slice(begin, end - begin)
+    return data[begin:end]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a value lies in the memory: its pickle, and the buffers that this refers to; offsets and lengths."""
+
+    pickled: tuple[int, int]
+    buffers: tuple[tuple[int, int], ...]
+
+
+class SharedValues:
+    """Values in memory that processes of this machine share, until the stack of the process that made them closes.
+
+    Each process loads the values that it needs. Large arrays in them are not copied before they are written to, and
+    only the process that writes to them sees the change.
+    """
+
+    def __init__(self, values: Sequence[Any], stack: ExitStack) -> None:
+        fd = os.memfd_create("ronde-data", os.MFD_CLOEXEC)
+        stack.callback(os.close, fd)
+        with open(fd, "wb", closefd=False) as file:
+            self._stored = [_store(value, file) for value in values]
+        self._path = f"/proc/{os.getpid()}/fd/{fd}"
+
+    def load(self, number: int) -> Any:
+        """Return a value, by its number in the sequence."""
+        stored = self._stored[number]
+        with open(self._path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            memory = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
+
+        def at(place: tuple[int, int]) -> memoryview:
+            return memory[place[0] : place[0] + place[1]]
+
+        return pickle.loads(at(stored.pickled), buffers=[at(place) for place in stored.buffers])
+
+
+def _store(value: Any, file: Any) -> _Stored:
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        packed = pickler().dumps(value, protocol=5, buffer_callback=buffers.append)
+    except Exception as error:
+        raise UsageError(f"data cannot be sent to tasks: {type(error).__name__}: {error}") from None
+    return _Stored(_append(packed, file), tuple(_append(buffer.raw(), file) for buffer in buffers))
+
+
+def _append(data: Any, file: Any) -> tuple[int, int]:
+    file.seek(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
+    begin = file.tell()
+    return begin, file.write(data)

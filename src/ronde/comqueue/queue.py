@@ -1,0 +1,182 @@
+"""Queues of compute and communicate steps: how a user builds and runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from ronde.comqueue.communication import CommunicateFunction
+from ronde.comqueue.context import ComContext
+from ronde.comqueue.execution import run_on
+from ronde.comqueue.functions import (
+    CompareCriterionFunction,
+    CompleteResultFunction,
+    ComputeFunction,
+    callable_of,
+    name_of,
+)
+from ronde.comqueue.plan import Item, Plan
+from ronde.errors import UsageError
+
+if TYPE_CHECKING:
+    from ronde.launch.clusters.base import Cluster
+
+__all__ = ["ComQueue", "IterativeComQueue"]
+
+
+class ComQueue:
+    """One pass over a queue of functions, in several tasks.
+
+        results = (
+            ComQueue()
+            .init_with_partitioned_data("rows", table)
+            .add(lambda context: context.put_obj("sum", context.get_obj("rows").sum(axis=0)))
+            .add(AllReduce("sum"))
+            .close_with(lambda context: context.get_obj("sum"))
+            .exec(on="local:2")
+        )
+
+    All methods but `exec` return the queue. Functions get a `ComContext`, the objects of their task.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._partitioned: dict[str, Any] = {}
+        self._broadcast: dict[str, Any] = {}
+        self._complete: Item | None = None
+
+    def init_with_partitioned_data(self, name: str, data: Any) -> Self:
+        """Give each task some rows of the data, as an object that exists before the first step.
+
+        Args:
+            name: The object's name.
+            data: An array, a SciPy matrix, a data frame, an Arrow table or a list, whose rows are divided evenly and in
+                order as `numpy.array_split` does; or `Partitions`, one for each task.
+
+        Raises:
+            UsageError: There is already data of that name.
+        """
+        self._check_new(name)
+        self._partitioned[name] = data
+        return self
+
+    def init_with_broadcast_data(self, name: str, data: Any) -> Self:
+        """Give each task a copy of the data, as an object that exists before the first step.
+
+        Args:
+            name: The object's name.
+            data: Any object that can be pickled.
+
+        Raises:
+            UsageError: There is already data of that name.
+        """
+        self._check_new(name)
+        self._broadcast[name] = data
+        return self
+
+    def add(self, function: Callable[[ComContext], Any] | ComputeFunction | CommunicateFunction) -> Self:
+        """Append a function to the queue.
+
+        Args:
+            function: A computation: a function of the context, or a `ComputeFunction`; or a `CommunicateFunction`, such
+                as `AllReduce("sums")`. Each task has a copy.
+
+        Raises:
+            UsageError: It is none of these.
+        """
+        if isinstance(function, CommunicateFunction):
+            self._items.append(Item(repr(function), function))
+        else:
+            self._items.append(Item(name_of(function), callable_of(function, "what add() gets")))
+        return self
+
+    def close_with(self, function: Callable[[ComContext], Any] | CompleteResultFunction) -> Self:
+        """Set the function that makes each task's result after the last step.
+
+        Args:
+            function: A function of the context, or a `CompleteResultFunction`.
+
+        Raises:
+            UsageError: It is neither.
+        """
+        self._complete = Item(name_of(function), callable_of(function, "what close_with() gets"))
+        return self
+
+    def exec(self, on: str | Cluster | None = None) -> list[Any]:
+        """Run the queue, and return the results of all tasks by task (None each, without `close_with`).
+
+        It can be called again: each run begins with the data and copies of the functions as they were given.
+
+        Args:
+            on: Where the tasks run: `"local:N"`, N processes of this machine (`"local"`: one for each core);
+                `"threads:N"`, for debugging; a cluster, or `"NAME:N"` for a registered one such as `"spark:4"`. None:
+                the ranks of this job, which all call this, if `ronde.init()` has been called, else `"local"`.
+
+        Raises:
+            RemoteError: A function failed on a task, or a task ended. The error names task, step and function. All
+                tasks have ended.
+            UsageError: `on`, or what the queue consists of, is invalid.
+        """
+        return run_on(self._plan(), on)
+
+    def _plan(self) -> Plan:
+        return Plan(self._items, self._partitioned, self._broadcast, complete=self._complete)
+
+    def _check_new(self, name: str) -> None:
+        if name in self._partitioned or name in self._broadcast:
+            raise UsageError(f"there is already data named {name!r}")
+
+
+class IterativeComQueue(ComQueue):
+    """A queue of functions that runs again and again, until a criterion or a number of steps is reached.
+
+        queue = IterativeComQueue().set_max_iter(20)
+        queue.init_with_partitioned_data("points", points).init_with_broadcast_data("centers", start)
+        queue.add(assign).add(AllReduce("sums")).add(update)
+        queue.close_with(lambda context: context.get_obj("centers"))
+        centers = queue.exec(on="local:2")[0]
+
+    At least one of `set_max_iter` and `set_compare_criterion_of_node0` is needed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._max_iter: int | None = None
+        self._criterion: Item | None = None
+
+    def set_max_iter(self, max_iter: int) -> Self:
+        """Set the number of the last step, if no criterion ends the iteration before.
+
+        Args:
+            max_iter: A whole number above 0.
+
+        Raises:
+            UsageError: It is not.
+        """
+        if not isinstance(max_iter, int) or max_iter < 1:
+            raise UsageError(f"max_iter={max_iter!r} is invalid: expected a whole number above 0")
+        self._max_iter = max_iter
+        return self
+
+    def set_compare_criterion_of_node0(
+        self, function: Callable[[ComContext], bool] | CompareCriterionFunction
+    ) -> Self:
+        """Set the criterion that task 0 evaluates after each step: if it is true, all tasks end the iteration.
+
+        Args:
+            function: A function of the context, or a `CompareCriterionFunction`.
+
+        Raises:
+            UsageError: It is neither.
+        """
+        self._criterion = Item(name_of(function), callable_of(function, "the criterion"))
+        return self
+
+    def _plan(self) -> Plan:
+        if self._max_iter is None and self._criterion is None:
+            raise UsageError(
+                "the iteration would never end: call set_max_iter() or set_compare_criterion_of_node0() first"
+            )
+        return Plan(
+            self._items, self._partitioned, self._broadcast, self._max_iter, self._criterion, self._complete
+        )

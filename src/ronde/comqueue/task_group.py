@@ -1,0 +1,221 @@
+"""How the tasks of a queue exchange data: as ranks of a job, or as threads of one process.
+
+Sums are formed in the order of tasks, so both give the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.comm.communicator import Communicator
+from ronde.engine.objects import allgather_object, broadcast_object
+from ronde.errors import PeerLostError, UsageError
+from ronde.types import Average, Max, Min, Product, ReduceOp, Sum
+
+__all__ = ["RankGroup", "TaskGroup", "ThreadGroup", "combine_in_order", "thread_groups"]
+
+Array = NDArray[Any]
+Given = TypeVar("Given")
+Read = TypeVar("Read")
+
+
+class TaskGroup(Protocol):
+    """The tasks of a queue, as one of them sees them. All tasks make the same calls in the same order.
+
+    Attributes:
+        task_id: The number of this task, from 0.
+        num_tasks: The number of tasks.
+    """
+
+    task_id: int
+    num_tasks: int
+
+    def allreduce(self, array: Array, op: ReduceOp) -> None:
+        """Combine the arrays of all tasks, element by element in the order of tasks, and store the result in each.
+
+        Args:
+            array: A C-contiguous array, of the same shape and dtype on all tasks.
+            op: `ronde.Sum`, `Max`, `Min`, `Product` or `Average`.
+
+        Raises:
+            PeerLostError: A task has ended.
+        """
+
+    def allgather(self, array: Array) -> Array:
+        """Return the arrays of all tasks, concatenated along the first axis in the order of tasks.
+
+        Args:
+            array: Of at least one axis; the lengths of the first axis may differ between tasks.
+
+        Raises:
+            PeerLostError: A task has ended.
+        """
+
+    def alltoall(self, array: Array, splits: Sequence[int]) -> Array:
+        """Send part i of the first axis to task i, and return the parts for this task in the order of tasks.
+
+        Args:
+            array: Of at least one axis.
+            splits: How many rows go to each task, the same on all tasks.
+
+        Raises:
+            PeerLostError: A task has ended.
+        """
+
+    def broadcast_object(self, obj: Any, root: int) -> Any:
+        """Return the object of task `root` on all tasks, a copy on the others.
+
+        Args:
+            obj: Any object that can be pickled; it counts on task `root` only.
+            root: The number of a task.
+
+        Raises:
+            PeerLostError: A task has ended.
+            RemoteError: The object cannot be pickled.
+        """
+
+    def allgather_object(self, obj: Any) -> list[Any]:
+        """Return the objects of all tasks, by task.
+
+        Args:
+            obj: Any object that can be pickled.
+
+        Raises:
+            PeerLostError: A task has ended.
+            RemoteError: The object of a task cannot be pickled.
+        """
+
+
+class RankGroup:
+    """The ranks of a job as tasks."""
+
+    def __init__(self, world: Communicator) -> None:
+        self.task_id, self.num_tasks = world.rank, world.size
+        self._world = world
+
+    def allreduce(self, array: Array, op: ReduceOp) -> None:
+        self._world.allreduce(array, op=op, out=array)
+
+    def allgather(self, array: Array) -> Array:
+        return self._world.allgather(array)
+
+    def alltoall(self, array: Array, splits: Sequence[int]) -> Array:
+        return self._world.alltoall(array, splits)
+
+    def broadcast_object(self, obj: Any, root: int) -> Any:
+        return broadcast_object(obj, root, "comqueue.broadcast")
+
+    def allgather_object(self, obj: Any) -> list[Any]:
+        return allgather_object(obj, "comqueue.allgather")
+
+
+class _Exchange:
+    """What the threads of one group share: a value of each task, and a barrier that a task which has ended breaks."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self.values: list[Any] = [None] * num_tasks
+        self._waiting: set[int] = set()
+        self._ended: int | None = None
+        self._passed = 0  # how often all tasks have come to the barrier
+        self._changed = threading.Condition()
+
+    def wait(self, task_id: int) -> None:
+        """Wait for all tasks. Raises PeerLostError if one has ended instead."""
+        with self._changed:
+            self._waiting.add(task_id)
+            passed = self._passed
+            if len(self._waiting) == len(self.values):
+                self._waiting.clear()
+                self._passed += 1
+                self._changed.notify_all()
+            while self._passed == passed:
+                if self._ended is not None:
+                    raise PeerLostError(f"task {self._ended} has ended", self._ended)
+                self._changed.wait()
+
+    def leave(self, task_id: int) -> None:
+        """Note that a task has ended, and that no other can meet it any more."""
+        with self._changed:
+            self._ended = task_id if self._ended is None else self._ended
+            self._changed.notify_all()
+
+
+class ThreadGroup:
+    """Threads of one process as tasks; make all groups of a queue with `thread_groups`."""
+
+    def __init__(self, task_id: int, num_tasks: int, exchange: _Exchange) -> None:
+        self.task_id, self.num_tasks = task_id, num_tasks
+        self._shared = exchange
+
+    def leave(self) -> None:
+        """Let present and later calls of the other tasks raise PeerLostError, unless this task has taken part."""
+        self._shared.leave(self.task_id)
+
+    def allreduce(self, array: Array, op: ReduceOp) -> None:
+        result = self._exchange(array, lambda arrays: combine_in_order(arrays, op))
+        array[...] = result
+
+    def allgather(self, array: Array) -> Array:
+        return self._exchange(array, np.concatenate)
+
+    def alltoall(self, array: Array, splits: Sequence[int]) -> Array:
+        first, last = sum(splits[: self.task_id]), sum(splits[: self.task_id + 1])
+        return self._exchange(array, lambda arrays: np.concatenate([each[first:last] for each in arrays]))
+
+    def broadcast_object(self, obj: Any, root: int) -> Any:
+        return self._exchange(
+            obj, lambda objects: copy.deepcopy(objects[root]) if self.task_id != root else obj
+        )
+
+    def allgather_object(self, obj: Any) -> list[Any]:
+        return self._exchange(obj, lambda objects: [copy.deepcopy(each) for each in objects])
+
+    def _exchange(self, value: Given, read: Callable[[list[Given]], Read]) -> Read:
+        """Return what `read` makes of the values of all tasks. No task changes its value before all have read."""
+        self._shared.values[self.task_id] = value
+        self._shared.wait(self.task_id)
+        result = read(self._shared.values)
+        self._shared.wait(self.task_id)
+        return result
+
+
+def thread_groups(num_tasks: int) -> list[ThreadGroup]:
+    """Return the groups of the threads that are the tasks of one queue, by task."""
+    exchange = _Exchange(num_tasks)
+    return [ThreadGroup(task_id, num_tasks, exchange) for task_id in range(num_tasks)]
+
+
+_COMBINE: dict[ReduceOp, Callable[[Array, Array], Array]] = {
+    Sum: np.add,
+    Average: np.add,
+    Min: np.minimum,
+    Max: np.maximum,
+    Product: np.multiply,
+}
+
+
+def combine_in_order(arrays: Sequence[Array], op: ReduceOp) -> Array:
+    """Return the combination of the arrays, in their order, with the bits that ranks of one host would get.
+
+    As there, 16-bit floats are combined in float32 and rounded once, and averages of integers are truncated.
+    Raises UsageError for a reduction that is not of elements.
+    """
+    if op not in _COMBINE:
+        raise UsageError(
+            f"{op!r} does not combine the objects of tasks: expected Sum, Average, Min, Max or Product"
+        )
+    dtype = arrays[0].dtype
+    if dtype == np.float16:
+        arrays = [each.astype(np.float32) for each in arrays]
+    total = functools.reduce(_COMBINE[op], arrays)
+    if op is Average:
+        divide = np.trunc if dtype.kind in "iu" else np.positive
+        total = divide(total / len(arrays))
+    return total.astype(dtype)

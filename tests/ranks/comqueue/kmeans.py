@@ -1,0 +1,73 @@
+"""k-means in both forms of the queue, for tasks in other processes, and functions that fail there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ronde
+from ronde.comqueue import AllReduce, ComContext, IterationStep, IterativeComQueue, iterate
+
+
+def partial_sums(points: NDArray[Any], centers: NDArray[Any]) -> NDArray[Any]:
+    """Return the matrix k x (d + 1) of the sums and numbers of the points that are nearest to each center."""
+    nearest = ((points[:, None, :] - centers) ** 2).sum(axis=2).argmin(axis=1)
+    sums = np.zeros((len(centers), points.shape[1] + 1))
+    np.add.at(sums, nearest, np.c_[points, np.ones(len(points))])
+    return sums
+
+
+def assign(context: ComContext) -> None:
+    context.put_obj("sums", partial_sums(context.get_obj("points"), context.get_obj("centers")))
+
+
+def update(context: ComContext) -> None:
+    sums = context.get_obj("sums")
+    centers = sums[:, :-1] / sums[:, -1:]
+    context.put_obj("moved", abs(centers - context.get_obj("centers")).max())
+    context.put_obj("centers", centers)
+
+
+def has_converged(context: ComContext) -> bool:
+    return bool(context.get_obj("moved") < 1e-12)
+
+
+def result(context: ComContext) -> tuple[int, NDArray[Any], NDArray[Any]]:
+    return context.step_no, context.get_obj("centers"), context.get_obj("sums")
+
+
+def queue_of(points: NDArray[Any], start: NDArray[Any]) -> IterativeComQueue:
+    queue = IterativeComQueue().set_max_iter(50).set_compare_criterion_of_node0(has_converged)
+    queue.init_with_partitioned_data("points", points).init_with_broadcast_data("centers", start)
+    return queue.add(assign).add(AllReduce("sums")).add(update).close_with(result)
+
+
+def step(c: IterationStep) -> None:
+    sums = c.sum(partial_sums(c.data, c.state.centers))
+    centers = sums[:, :-1] / sums[:, -1:]
+    c.stop_if(abs(centers - c.state.centers).max() < 1e-12)
+    c.state.centers = centers
+
+
+def centers_in_a_job(points: NDArray[Any], start: NDArray[Any]) -> NDArray[Any]:
+    ronde.init()
+    centers: NDArray[Any] = iterate(step, data=points, state={"centers": start}, max_iter=50).state.centers
+    return centers
+
+
+def fail_on_task_1(context: ComContext) -> None:
+    if (context.task_id, context.step_no) == (1, 2):
+        raise ValueError("no luck")
+
+
+def die_on_task_1(context: ComContext) -> None:
+    if (context.task_id, context.step_no) == (1, 2):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def differ_on_task_1(context: ComContext) -> None:
+    context.put_obj("sums", np.ones(2 + context.task_id))

@@ -1,0 +1,108 @@
+"""Queues whose tasks are processes: of this machine, of a cluster, or the ranks of a job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.ranks.comqueue import kmeans
+
+from ronde.comqueue import AllReduce, Barrier, ComContext, IterativeComQueue, iterate
+from ronde.errors import RemoteError
+from ronde.launch.clusters.local import LocalCluster
+from ronde.testing import ranks
+
+
+def iris() -> NDArray[Any]:
+    points: NDArray[Any] = pytest.importorskip("sklearn.datasets").load_iris().data
+    return points
+
+
+def blobs() -> NDArray[Any]:
+    rng = np.random.default_rng(1)
+    return np.concatenate([rng.normal(center, size=(40, 4)) for center in (0, 4, 8)])
+
+
+def test_processes_threads_and_clusters_give_the_same_bits_in_both_forms() -> None:
+    points = blobs()
+    start = points[[0, 40, 80]]
+    steps, centers, sums = kmeans.queue_of(points, start).exec("threads:2")[0]
+    for result in kmeans.queue_of(points, start).exec("local:2"):
+        assert result[0] == steps
+        assert np.array_equal(result[1], centers)
+        assert np.array_equal(result[2], sums)
+    places: list[Any] = ["local:2", LocalCluster(2)]
+    for place in places:
+        found = iterate(kmeans.step, data=points, state={"centers": start}, max_iter=50, on=place)
+        assert (found.steps, found.stopped) == (steps, True)
+        assert np.array_equal(found.state.centers, centers)
+    for in_a_job in ranks.run(kmeans.centers_in_a_job, 2, points, start):
+        assert np.array_equal(in_a_job, centers)
+
+
+@pytest.mark.parametrize("on", ["threads:1", "threads:4", pytest.param("local:3", marks=pytest.mark.slow)])
+def test_the_centroids_of_iris_are_those_of_scikit_learn(on: str) -> None:
+    points = iris()
+    start = points[[0, 50, 100]]
+    theirs = pytest.importorskip("sklearn.cluster").KMeans(3, init=start, n_init=1, tol=0).fit(points)
+    _, centers, sums = kmeans.queue_of(points, start).exec(on)[0]
+    assert np.allclose(centers, theirs.cluster_centers_, rtol=0, atol=1e-9)
+    assert sums.shape == (3, 5)
+    assert sums[:, 4].tolist() == np.bincount(theirs.labels_).tolist()
+    assert np.allclose(sums[:, :4] / sums[:, 4:], centers)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (kmeans.fail_on_task_1, r"rank 1 .*fail_on_task_1 failed on task 1 in step 2: ValueError: no luck"),
+        pytest.param(kmeans.die_on_task_1, r"rank 1 .*SIGKILL", marks=pytest.mark.slow),
+    ],
+)
+def test_a_failed_task_ends_all(function: Callable[[ComContext], None], message: str) -> None:
+    queue = IterativeComQueue().set_max_iter(3).add(function).add(Barrier())
+    with pytest.raises(RemoteError, match=message) as caught:
+        queue.exec("local:2")
+    assert caught.value.rank == 1
+
+
+@pytest.mark.slow
+def test_different_shapes_are_an_error_that_names_both() -> None:
+    queue = IterativeComQueue().set_max_iter(3).add(kmeans.differ_on_task_1).add(AllReduce("sums"))
+    with pytest.raises(
+        RemoteError, match=r"object 'sums' in step 1 is float64 \(2,\) on task 0 and float64 \(3,\) on"
+    ):
+        queue.exec("local:2")
+
+
+SCRIPT = """
+    from ronde.comqueue import AllReduce, ComQueue
+
+    class Count:
+        def __call__(self, context):
+            context.put_obj("n", len(context.get_obj("rows")))
+
+    def result(context):
+        return context.get_obj("n")
+
+    if __name__ == "__main__":
+        queue = ComQueue().init_with_partitioned_data("rows", [1, 2, 3]).add(Count()).add(AllReduce("n"))
+        print(queue.close_with(result).exec(on="local:2"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "import sys; sys.modules['cloudpickle'] = None\n"])
+def test_functions_of_a_script_need_no_cloudpickle(tmp_path: Path, before: str) -> None:
+    (tmp_path / "script.py").write_text(before + textwrap.dedent(SCRIPT))
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "[3, 3]\n", done.stderr

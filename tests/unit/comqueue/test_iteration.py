@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ronde.comqueue import IterationStep, iterate
+from ronde.errors import RemoteError
+
+THREE = "threads:3"
+
+
+def test_state_data_and_the_end() -> None:
+    def step(c: IterationStep) -> None:
+        total = c.sum({"x": c.data.x.sum(), "n": len(c.data.x)})
+        c.state.mean = float(total["x"] / total["n"])
+        c.state.last = (c.step_no, c.num_tasks)
+        c.stop_if(c.step_no == 2)
+
+    given = {"mean": 0.0, "last": None}
+    result = iterate(step, data={"x": np.arange(7), "y": np.arange(7)}, state=given, max_iter=9, on=THREE)
+    assert result.state == SimpleNamespace(mean=3.0, last=(2, 3))
+    assert (result.steps, result.stopped) == (2, True)
+    assert given == {"mean": 0.0, "last": None}
+
+
+def test_the_last_step_by_number() -> None:
+    result = iterate(lambda c: None, data=[1, 2, 3], state={}, max_iter=4, on=THREE)
+    assert (result.steps, result.stopped) == (4, False)
+
+
+def test_operations_leave_their_argument() -> None:
+    def step(c: IterationStep) -> None:
+        mine = np.array([c.task_id, -c.task_id])
+        c.state.found = [c.sum(mine), c.max(mine), c.min(mine), c.reduce(mine, lambda a, b: 10 * a + b)]
+        assert mine.tolist() == [c.task_id, -c.task_id]
+        c.state.others = [c.gather(c.task_id), c.broadcast(c.task_id, root=2), c.sum(1.5)]
+
+    found = iterate(step, data=[0] * 3, state={}, max_iter=1, on=THREE).state
+    assert [each.tolist() for each in found.found] == [[3, -3], [2, 0], [0, -2], [12, -12]]
+    assert found.others == [[0, 1, 2], 2, 4.5]
+
+
+def test_least_squares_by_gradient_descent() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(60, 3)), np.array([1.0, -2.0, 0.5])
+
+    def step(c: IterationStep) -> None:
+        gradient = c.sum(c.data.x.T @ (c.data.x @ c.state.w - c.data.y))
+        c.state.w = c.state.w - 1e-2 * gradient
+        c.stop_if(abs(gradient).max() < 1e-9)
+
+    result = iterate(step, data={"x": x, "y": x @ w}, state={"w": np.zeros(3)}, max_iter=500, on=THREE)
+    assert result.stopped
+    assert np.allclose(result.state.w, w, atol=1e-10)
+
+
+def test_an_error_names_the_step_function() -> None:
+    def unlucky(c: IterationStep) -> Any:
+        return c.data[c.step_no]
+
+    with pytest.raises(RemoteError, match=r"unlucky failed on task . in step 1: IndexError"):
+        iterate(unlucky, data=[1, 2, 3], state={}, max_iter=2, on=THREE)
