@@ -4,7 +4,8 @@ The default file is in the configuration directory of the home directory, so mac
 share it. The first process that needs the file creates it with a random key. It writes a draft, then gives the draft
 the name by a hard link, which fails if the file exists: so processes that start at once, on one machine or several,
 agree on one key, and none reads half of it. A symbolic link in its place is not followed. A file or directory that
-others may read or write is refused, with the command that mends it, because its key may be known.
+others may read or write is refused, with the command that mends it, because its key may be known. Root may let a group
+read its file.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ KEY_FILE = "job.key"
 MOST_BYTES = 4096
 ATTEMPTS = 3
 OTHERS_READ, OTHERS_WRITE = 0o077, 0o022
+ROOT_MAY_ALLOW = 0o640  # Kubernetes lets the group of a Pod (fsGroup) read a mounted Secret, which is root's
 _WITHOUT_MODES = "a file system without Unix modes (vfat, some network mounts)"
 _ELSEWHERE = f"if the mode stays, that is {_WITHOUT_MODES}: set RONDE_JOB_KEY_FILE to a file on another one"
 # Where the processes of one machine find a key if there is no home directory.
@@ -181,6 +183,8 @@ def _check_file(status: os.stat_result, path: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"the job key {path} is not a regular file: name a file that only you can read")
+    if status.st_uid == 0 and not mode & ~ROOT_MAY_ALLOW:
+        return
     if status.st_uid != os.geteuid():
         raise UsageError(
             f"the job key {path} belongs to user {status.st_uid}, and this process runs as user "

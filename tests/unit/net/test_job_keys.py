@@ -8,14 +8,17 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.other_user import NOBODY, as_nobody
 
 from ronde.errors import UsageError
 from ronde.net.job_keys import find_job_key, key_in_memory
+from ronde.net.key_files import read_key_file
 from ronde.settings import JobKey
 
 KEY = JobKey.generate()
@@ -165,6 +168,22 @@ def test_a_spoilt_file_that_the_user_names_is_refused(
     spoil(tmp_path / "keys" / "job.key")
     with pytest.raises(UsageError, match=says):
         find(home, file=str(tmp_path / "keys" / "job.key"))
+
+
+@pytest.mark.root
+def test_a_mounted_secret_is_read_by_a_user_who_is_not_root() -> None:
+    """Kubernetes links to root's file, which the group of the Pod may read (fsGroup)."""
+    with tempfile.TemporaryDirectory() as folder:
+        mount = Path(folder)
+        file = written(mount / "..data" / "job.key", mode=0o440)
+        os.chown(file, 0, NOBODY)
+        link = mount / "job.key"
+        link.symlink_to("..data/job.key")
+        for each in (mount, file.parent):
+            each.chmod(0o755)
+        assert as_nobody(read_key_file, str(link)) == "done"
+        file.chmod(0o444)
+        assert "belongs to user 0" in as_nobody(read_key_file, str(link))
 
 
 def test_without_a_home_directory_only_one_machine_has_a_key(tmp_path: Path) -> None:
