@@ -67,6 +67,7 @@ def run(argv: Sequence[str]) -> int:
 def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     from ronde.cli.run_config import configure, idle_options, idle_variables
     from ronde.cli.run_here import check_tuning, look_at_machine
+    from ronde.cli.run_rendezvous import pod_of
     from ronde.launch.command import find_command
 
     command = find_command(
@@ -77,7 +78,8 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         run_path=asked.has("--run-path"),
         search_path=variables.get("PATH"),
     )
-    config = configure(asked, command, look_at_machine(asked, variables))
+    here = look_at_machine(asked, variables)
+    config = configure(asked, command, here)
     check_tuning(asked, config)
     for sentence in [*idle_options(asked), *idle_variables(variables)]:
         print(f"ronde: {sentence}", file=sys.stderr)
@@ -106,7 +108,12 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     from ronde.net.descriptor_limit import make_room
 
     make_room(4 * config.worker.slots + 8, f"-n {config.worker.slots}")
-    return run_agent(config, variables, reads=True).exit_code
+    result = run_agent(config, variables, reads=True)
+    if pod_of(asked, here):
+        from ronde.core.indexed_job import pod_exit_code
+
+        return pod_exit_code(result.exit_code, bool(result.failures))
+    return result.exit_code
 
 
 def _version() -> str:

@@ -1,8 +1,8 @@
 """Converts the options of `ronde run` to a launch configuration. Pure; each contradiction is one sentence.
 
 There are four sorts of jobs: on this machine alone; on machines that each run `ronde run` and meet at an endpoint
-(`--nnodes`, `--rdzv-...`, `--master-addr`); the same under Slurm, whose variables give the endpoint; on hosts where
-this command starts agents by SSH (`-H`).
+(`--nnodes`, `--rdzv-...`, `--master-addr`); the same under Slurm or in the Pods of an Indexed Job of Kubernetes, whose
+variables give the endpoint; on hosts where this command starts agents by SSH (`-H`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ronde.cli.engine_options import ENGINE_OPTIONS
 from ronde.cli.run_arguments import RunArguments
 from ronde.cli.run_here import Here
-from ronde.cli.run_rendezvous import ALONE, STATIC, rendezvous_of, start_timeout, step_of, with_hosts
+from ronde.cli.run_rendezvous import ALONE, STATIC, pod_of, rendezvous_of, start_timeout, step_of, with_hosts
 from ronde.errors import UsageError
 from ronde.launch.config import (
     DEFAULT_SIGNALS,
@@ -68,7 +68,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         outputs=_outputs(asked, 0 if by_ssh else slots, here),
         master_addr=_master_addr(asked, rendezvous, by_ssh),
         master_port=(asked.value("--master-port") or None) if is_alone else None,
-        local_addr=asked.value("--local-addr"),
+        local_addr=_local_addr(asked, here, by_ssh),
         interface=_interface(asked),
         hosts=hosts,
         discovery=discovery,
@@ -88,6 +88,13 @@ def _master_addr(asked: RunArguments, rendezvous: RendezvousConfig, by_ssh: bool
         return None
     given = asked.value("--master-addr") if rendezvous.backend == ALONE else None
     return _bare(given or asked.value("--local-addr"))
+
+
+def _local_addr(asked: RunArguments, here: Here, by_ssh: bool) -> str | None:
+    """Return the user's choice, else the name of this Pod: that of the first Pod may not be known yet."""
+    given: str | None = asked.value("--local-addr")
+    pod = None if by_ssh or given or asked.has("--network-interfaces") else pod_of(asked, here)
+    return pod.own_host if pod else given
 
 
 def _bare(host: str | None) -> str | None:

@@ -12,6 +12,7 @@ from ronde.cli.run_arguments import RunArguments
 from ronde.errors import UsageError
 
 if TYPE_CHECKING:
+    from ronde.core.indexed_job import IndexedPod
     from ronde.core.slurm import Step
     from ronde.launch.config import LaunchConfig
 
@@ -38,7 +39,7 @@ class Here(NamedTuple):
     """Facts about this machine; `gpus` and `hostfile` (its text) only if the options need them.
 
     `backends`: the names of all known rendezvous; `torchruns_handlers`: of those that only torchrun can use. `step`:
-    Slurm's step of which this process, with the user `uid`, is a task.
+    Slurm's step of which this process, with the user `uid`, is a task. `pod`: the Pod of an Indexed Job of Kubernetes.
     """
 
     environment: Mapping[str, str]
@@ -49,6 +50,7 @@ class Here(NamedTuple):
     torchruns_handlers: Sequence[str] = ()
     step: Step | None = None
     uid: int = 0
+    pod: IndexedPod | None = None
 
 
 def look_at_machine(asked: RunArguments, variables: Mapping[str, str]) -> Here:
@@ -69,9 +71,14 @@ def look_at_machine(asked: RunArguments, variables: Mapping[str, str]) -> Here:
         from ronde.core.slurm import find_step
 
         step = find_step(variables)
-    here = Here(
-        variables, usable_cores(), gpus, _hostfile(asked.value("--hostfile")), step=step, uid=os.geteuid()
-    )
+    pod = None
+    if "JOB_COMPLETION_INDEX" in variables:
+        from ronde.core.indexed_job import find_pod
+        from ronde.net.host import full_host_name, host_name
+
+        pod = find_pod(variables, host_name(), full_host_name())
+    hostfile = _hostfile(asked.value("--hostfile"))
+    here = Here(variables, usable_cores(), gpus, hostfile, step=step, uid=os.geteuid(), pod=pod)
     if asked.value("--rdzv-backend", "tcp") not in here.backends:
         from ronde.net.rendezvous.registry import names, torchruns_names  # slow to load
 

@@ -15,9 +15,10 @@ from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.values import FLAG, SECONDS, TEXT, count_from, seconds_from
 
 if TYPE_CHECKING:
+    from ronde.core.indexed_job import IndexedPod
     from ronde.core.slurm import Step
 
-__all__ = ["ALONE", "STATIC", "rendezvous_of", "start_timeout", "step_of", "with_hosts"]
+__all__ = ["ALONE", "STATIC", "pod_of", "rendezvous_of", "start_timeout", "step_of", "with_hosts"]
 
 SECOND = 10**9
 ALONE, STATIC, TCP, FILE = "alone", "static", "tcp", "file"
@@ -72,8 +73,47 @@ def with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
 
 def step_of(asked: RunArguments, here: Here) -> Step | None:
     """Return the step of Slurm whose tasks are the agents of this job; None if options choose another rendezvous."""
-    otherwise = ("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--launcher")
-    return None if asked.has(*otherwise) or asked.value("--node-rank") is not None else here.step
+    return None if _has_own_rendezvous(asked) else here.step
+
+
+def pod_of(asked: RunArguments, here: Here) -> IndexedPod | None:
+    """Return the Pod of the Indexed Job whose Pods are the agents of this job; None if there is no such job.
+
+    Kubernetes does not tell how many Pods there are, so --nnodes does.
+    """
+    return here.pod if asked.value("--nnodes", (1, 1))[1] > 1 and not _has_own_rendezvous(asked) else None
+
+
+def _has_own_rendezvous(asked: RunArguments) -> bool:
+    """Return whether options choose another rendezvous than that of the platform."""
+    options = (
+        *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--launcher"),
+        *("--hosts", "--hostfile", "--host-discovery-script"),
+    )
+    return asked.has(*options) or asked.value("--node-rank") is not None
+
+
+def _in_indexed_job(asked: RunArguments, here: Here, pod: IndexedPod) -> RendezvousConfig:
+    """Return the rendezvous of the Pods of an Indexed Job: the first one serves the store.
+
+    A Pod that is lost gets a successor, so nodes wait for others. The first Pod may start late.
+    """
+    least, most = asked.value("--nnodes")
+    _check_range(asked, least, most)
+    if pod.index >= most + asked.value("--spares", 0):
+        raise UsageError(
+            f"{asked.origin('--nnodes')} says {most} machines, but this is Pod {pod.index} of the Indexed Job "
+            f"{pod.job}, which count from 0: give the Job as many `completions` as --nnodes says"
+        )
+    meeting = _meeting(asked, here, TCP, least, most, f"{pod.first_host()}:{TCP_PORT}")
+    if not asked.has("--start-timeout"):
+        meeting = replace(meeting, start_timeout_ns=max(meeting.start_timeout_ns, meeting.join_timeout_ns))
+    return replace(
+        meeting,
+        run_id=asked.value("--rdzv-id", pod.job),
+        node_rank=pod.index if pod.index < most else -1,
+        options={"is_host": "true" if pod.index == 0 else "false", **meeting.options},
+    )
 
 
 def _under_slurm(asked: RunArguments, here: Here, step: Step) -> RendezvousConfig:
@@ -101,6 +141,8 @@ def rendezvous_of(asked: RunArguments, here: Here) -> RendezvousConfig:
     step = step_of(asked, here)
     if step and step.tasks > 1:
         return _under_slurm(asked, here, step)
+    if pod := pod_of(asked, here):
+        return _in_indexed_job(asked, here, pod)
     least, most = asked.value("--nnodes", (1, 1))
     _check_range(asked, least, most)
     if asked.has("--standalone") and most > 1:

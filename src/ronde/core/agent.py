@@ -76,6 +76,8 @@ from ronde.core.worker_group import TYPED
 from ronde.light_dataclasses import dataclass, replace
 
 __all__ = [
+    "FAILED",
+    "UNREACHABLE",
     "Agent",
     "Effect",
     "EndJob",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ronde.core.identity import Surroundings
 
-__all__ = ["host_identity", "host_name", "surroundings"]
+__all__ = ["full_host_name", "host_identity", "host_name", "surroundings"]
 
 HYDRA_PROXY = "hydra_pmi_proxy"
 
@@ -18,6 +18,15 @@ HYDRA_PROXY = "hydra_pmi_proxy"
 def host_name() -> str:
     """Return the name of this machine, for messages."""
     return socket.gethostname()
+
+
+def full_host_name() -> str:
+    """Return the name of this machine with its domain, as /etc/hosts or a name server has it; else without."""
+    name = host_name()
+    try:
+        return socket.getaddrinfo(name, None, flags=socket.AI_CANONNAME)[0][3] or name
+    except OSError:
+        return name
 
 
 def host_identity(host_id: str) -> str:
