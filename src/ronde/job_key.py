@@ -61,7 +61,7 @@ class JobKey:
         return sentence
 
     def hex(self) -> str:
-        """Return the key as 64 hexadecimal digits, for the environment of a worker and nothing else."""
+        """Return the key as 64 hexadecimal digits, for the environment of a worker or a Secret, and nothing else."""
         return self._secret.hex()
 
     def hmac(self, *parts: bytes) -> bytes:

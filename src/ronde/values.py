@@ -15,11 +15,11 @@ from ronde.errors import UsageError
 
 __all__ = [
     "ADDRESS", "COMMAND", "COOLDOWN", "CORES", "FILE", "FLAG", "INTERFACE", "JOB_NAME", "KEY_VALUES",
-    "LIST_OF_BACKENDS", "LOCAL_RANKS", "LOG_LEVEL", "MEBIBYTES", "MILLISECONDS", "MODULES", "NODE_RANGE",
-    "OFF_OR_ALWAYS", "PATH", "PORT", "PORT_OR_ANY", "PROTECTION", "SECONDS", "SHARE", "SIGNALS", "TEXT", "TEXTS",
-    "VARIABLE_NAMES", "WORKER_COUNT", "ValueKind", "between", "bytes_up_to", "count_from", "horovods_log_level",
-    "is_cores", "is_text", "milliseconds", "one_of", "seconds_from", "seconds_or", "seconds_text", "size",
-    "whole",
+    "LIST_OF_BACKENDS", "LOCAL_RANKS", "LOG_LEVEL", "MEBIBYTES", "MILLISECONDS", "MODULES", "NAMESPACE",
+    "NODE_RANGE", "OFF_OR_ALWAYS", "PATH", "PORT", "PORT_OR_ANY", "PROTECTION", "QUANTITY", "SECONDS",
+    "SHARE", "SIGNALS", "TEXT", "TEXTS", "VARIABLE_NAMES", "WORKER_COUNT", "ValueKind", "between",
+    "bytes_up_to", "count_from", "horovods_log_level", "is_cores", "is_text", "milliseconds", "one_of",
+    "seconds_from", "seconds_or", "seconds_text", "size", "whole",
 ]  # fmt: skip
 
 SECOND = 10**9
@@ -240,6 +240,15 @@ COMMAND = ValueKind("the path of a program, or a command", check=lambda text: bo
 JOB_NAME = ValueKind(
     f"a name of at most {LONGEST_NAME} bytes",  # it becomes a part of file names
     check=lambda text: len(text.encode()) <= LONGEST_NAME and "\0" not in text,
+)
+
+QUANTITY = ValueKind(
+    "a quantity as Kubernetes writes it, like 500m, 8 or 64Gi",
+    check=lambda text: bool(re.fullmatch(r"\d{1,12}(\.\d{1,3})?(m|k|[MGTPE]|[KMGTPE]i)?", text, re.ASCII)),
+)
+NAMESPACE = ValueKind(
+    "the name of a namespace: lowercase letters, digits and dashes, at most 63",
+    check=lambda text: bool(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text)),
 )
 
 _NAME_LIST = r"\s*\w+\s*(,\s*\w+\s*)*"

@@ -6,13 +6,22 @@ are all valid; and the error for an unknown option names the nearest known one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ronde.errors import UsageError
 from ronde.values import ValueKind
 
-__all__ = ["Given", "Option", "describe_options", "nearest", "parse_options", "read_options", "read_value"]
+__all__ = [
+    "Given",
+    "Option",
+    "describe_options",
+    "nearest",
+    "parse_options",
+    "read_options",
+    "read_value",
+    "words_of",
+]
 
 HELP_COLUMN = 28
 WIDTH = 96
@@ -49,10 +58,14 @@ class Option(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A value and its origin as the user wrote it: an option, a variable, or a key of the configuration file."""
+    """A value and its origin as the user wrote it: an option, a variable, or a key of the configuration file.
+
+    `text`: what was read to get the value; empty for a flag.
+    """
 
     value: Any
     origin: str
+    text: str = ""
 
 
 def parse_options(argv: Sequence[str], table: Sequence[Option]) -> tuple[dict[str, Any], list[str]]:
@@ -101,7 +114,22 @@ def read_value(option: Option, origin: str, text: str, joint: str = " ") -> Give
     """Return the value of a text. Raises UsageError, with `joint` between the origin and the text."""
     if option.refused:
         raise UsageError(f"{origin} is not supported: {option.refused}")
-    return Given(option.kind.read(text, f"{origin}{joint}{text}"), origin)
+    return Given(option.kind.read(text, f"{origin}{joint}{text}"), origin, text)
+
+
+def words_of(given: Mapping[str, Given], table: Iterable[Option]) -> list[str]:
+    """Return the words of a command line that give these options of the table the same values."""
+    words: list[str] = []
+    for option in table:
+        if (each := given.get(option.name)) is None:
+            continue
+        if option.metavar:
+            words += [option.name, *(each.text.split() if option.words > 1 else [each.text])]
+        elif each.value:
+            words.append(option.name)
+        elif option.off:
+            words.append(option.off[0])
+    return words
 
 
 def _find_option(word: str, by_name: dict[str, Option]) -> tuple[Option, str, str | None]:

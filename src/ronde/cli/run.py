@@ -24,6 +24,7 @@ ends all workers.
     ronde run -n 4 train.py --epochs 3
     ronde run -H node1:4,node2:4 train.py
     ronde run --nnodes 2 --nproc-per-node 4 --rdzv-endpoint node1:29400 train.py  # on both machines
+    ronde run --cluster kubernetes --image lab/train --nnodes 2 --gpus 8 train.py
 """
 ENDING = """
 Options end at the script; the words after it are the script's own arguments. Option names may
@@ -65,6 +66,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
+    if asked.has("--cluster"):
+        from ronde.cli.run_kubernetes import run_on_kubernetes
+
+        return run_on_kubernetes(asked, variables)
     from ronde.cli.run_config import configure, idle_options, idle_variables
     from ronde.cli.run_here import check_tuning, look_at_machine
     from ronde.cli.run_rendezvous import pod_of

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ronde.cli.engine_options import ENGINE_OPTIONS
-from ronde.cli.run_arguments import RunArguments
+from ronde.cli.run_arguments import OPTIONS, RunArguments
 from ronde.cli.run_here import Here
+from ronde.cli.run_options import KUBERNETES
 from ronde.cli.run_rendezvous import ALONE, STATIC, pod_of, rendezvous_of, start_timeout, step_of, with_hosts
 from ronde.errors import UsageError
 from ronde.launch.config import (
@@ -55,6 +56,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
     by_ssh = bool(hosts) or discovery is not None
     slots = hosts[0][1] if hosts else discovery.slots if discovery else _slots(asked, here)
     _check_workers(asked, by_ssh)
+    _check_cluster(asked)
     rendezvous = with_hosts(asked, here, len(hosts)) if by_ssh else rendezvous_of(asked, here)
     _check_launcher(asked, rendezvous)
     least, most = asked.value("--min-num-proc", 0), asked.value("--max-num-proc", 0)
@@ -205,6 +207,14 @@ def _check_launcher(asked: RunArguments, rendezvous: RendezvousConfig) -> None:
             f"{asked.origin('--job-key-by-descriptor')} is for workers that `ronde run` starts itself: leave it out, "
             "or leave out --launcher mpi"
         )
+
+
+def _check_cluster(asked: RunArguments) -> None:
+    for option in OPTIONS:
+        if option.group == KUBERNETES and asked.has(option.name):
+            raise UsageError(
+                f"{asked.origin(option.name)} needs --cluster kubernetes: add it, or leave this out"
+            )
 
 
 def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here) -> WorkerSpec:

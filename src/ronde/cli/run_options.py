@@ -18,10 +18,12 @@ from ronde.values import (
     KEY_VALUES,
     LOCAL_RANKS,
     MODULES,
+    NAMESPACE,
     NODE_RANGE,
     PATH,
     PORT,
     PORT_OR_ANY,
+    QUANTITY,
     SECONDS,
     SIGNALS,
     TEXTS,
@@ -32,10 +34,11 @@ from ronde.values import (
     one_of,
 )
 
-__all__ = ["LAUNCH_OPTIONS"]
+__all__ = ["INFORMATION", "KUBERNETES", "LAUNCH_OPTIONS"]
 
 WORKERS, PROGRAM, NODES = "workers", "what to run", "several machines, each with its own ronde run"
-HOSTS, OUTPUT, INFORMATION = "several machines by SSH", "output", "information"
+HOSTS, KUBERNETES = "several machines by SSH", "several machines on Kubernetes"
+OUTPUT, INFORMATION = "output", "information"
 
 
 def _streams(text: str) -> Any:
@@ -371,6 +374,94 @@ _HOSTS = (
     ),
 )
 
+_KUBERNETES = (
+    Option(
+        KUBERNETES,
+        ("--cluster",),
+        "submit the job to a cluster: kubernetes (by kubectl)",
+        metavar="NAME",
+        kind=one_of("kubernetes"),
+        common=True,
+    ),
+    Option(
+        KUBERNETES,
+        ("--image",),
+        "container image with Ronde and the program",
+        metavar="IMAGE",
+        kind=ValueKind("the name of an image", check=lambda text: bool(text.strip())),
+        common=True,
+    ),
+    Option(
+        KUBERNETES,
+        ("--job-name",),
+        "name of the job and all its objects (default: the script's name and some random letters)",
+        metavar="NAME",
+        kind=JOB_NAME,
+    ),
+    Option(
+        KUBERNETES,
+        ("--namespace",),
+        "namespace of the job (default: that of kubectl)",
+        metavar="NAME",
+        kind=NAMESPACE,
+    ),
+    Option(
+        KUBERNETES,
+        ("--gpus",),
+        "NVIDIA GPUs of each Pod, and its number of workers without --nproc-per-node (default: 0)",
+        metavar="N",
+        kind=count_from(0),
+        common=True,
+    ),
+    Option(
+        KUBERNETES,
+        ("--cpus",),
+        "processors that each Pod requests, like 8 or 500m",
+        metavar="N",
+        kind=QUANTITY,
+    ),
+    Option(
+        KUBERNETES,
+        ("--memory",),
+        "memory that each Pod requests, and its limit, like 64Gi",
+        metavar="SIZE",
+        kind=QUANTITY,
+    ),
+    Option(
+        KUBERNETES,
+        ("--shm-size",),
+        "size of /dev/shm in each Pod, like 8Gi (default: as large as the Pod's memory)",
+        metavar="SIZE",
+        kind=QUANTITY,
+    ),
+    Option(
+        KUBERNETES,
+        ("--patch",),
+        "file with fields to merge into the manifest, in YAML (needs PyYAML) or JSON",
+        metavar="FILE",
+        kind=FILE,
+    ),
+    Option(
+        KUBERNETES,
+        ("--kubernetes-kind",),
+        "job (an Indexed Job), or jobset (needs the JobSet controller) (default: job)",
+        metavar="KIND",
+        kind=one_of("job", "jobset"),
+    ),
+    Option(
+        KUBERNETES,
+        ("--manifest",),
+        "write the manifest, with the job's key, into this file (-: onto the screen), and submit nothing",
+        metavar="FILE",
+        kind=FILE,
+    ),
+    Option(
+        KUBERNETES,
+        ("--detach",),
+        "submit the job and end; without it, ronde run shows the output of all Pods and ends with the job",
+    ),
+)
+
 _OUTPUT = (
     Option(
         OUTPUT,
@@ -449,4 +540,4 @@ _INFORMATION = (
     Option(INFORMATION, ("--help",), "print all options", common=True),
 )
 
-LAUNCH_OPTIONS = _WORKERS + _PROGRAM + _NODES + _HOSTS + _OUTPUT + _INFORMATION
+LAUNCH_OPTIONS = _WORKERS + _PROGRAM + _NODES + _HOSTS + _KUBERNETES + _OUTPUT + _INFORMATION

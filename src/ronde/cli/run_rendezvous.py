@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ALONE", "STATIC", "pod_of", "rendezvous_of", "start_timeout", "step_of", "with_hosts"]
 
 SECOND = 10**9
+LONG = 7 * 24 * 3600 * SECOND
 ALONE, STATIC, TCP, FILE = "alone", "static", "tcp", "file"
 TCP_PORT, STATIC_PORT = 29400, 29500  # torchrun's
 MANY_NODES = 1 << 16  # no limit for hosts of a discovery script
@@ -96,7 +97,8 @@ def _has_own_rendezvous(asked: RunArguments) -> bool:
 def _in_indexed_job(asked: RunArguments, here: Here, pod: IndexedPod) -> RendezvousConfig:
     """Return the rendezvous of the Pods of an Indexed Job: the first one serves the store.
 
-    A Pod that is lost gets a successor, so nodes wait for others. The first Pod may start late.
+    A Pod that is lost gets a successor, so nodes wait for others. The first Pod may start late. A Pod that has
+    succeeded waits for all others, because Kubernetes may end those of an elastic job then.
     """
     least, most = asked.value("--nnodes")
     _check_range(asked, least, most)
@@ -106,6 +108,8 @@ def _in_indexed_job(asked: RunArguments, here: Here, pod: IndexedPod) -> Rendezv
             f"{pod.job}, which count from 0: give the Job as many `completions` as --nnodes says"
         )
     meeting = _meeting(asked, here, TCP, least, most, f"{pod.first_host()}:{TCP_PORT}")
+    if "exit_barrier_timeout" not in meeting.options:
+        meeting = replace(meeting, exit_barrier_ns=LONG)
     if not asked.has("--start-timeout"):
         meeting = replace(meeting, start_timeout_ns=max(meeting.start_timeout_ns, meeting.join_timeout_ns))
     return replace(

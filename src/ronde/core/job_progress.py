@@ -1,0 +1,107 @@
+"""Follows a job on Kubernetes from what `kubectl get` answers: whose output to show, what to say, how it ends. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ronde.core.indexed_job import LOST
+from ronde.core.kubernetes_manifest import CONTAINER
+from ronde.light_dataclasses import dataclass
+
+__all__ = ["FollowLogs", "JobEnded", "JobProgress", "Step", "Tell"]
+
+_SUCCEEDED, _FAILED = ("Complete", "Completed"), ("Failed",)  # conditions of a Job, and of a JobSet
+_STARTING = ("ContainerCreating", "PodInitializing")
+FAILED = 1
+
+
+@dataclass(frozen=True)
+class FollowLogs:
+    """Show the output of the Pod, from its beginning to its end."""
+
+    pod: str
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Tell the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """The job has ended, with this exit code."""
+
+    exit_code: int
+    reason: str
+
+
+Step = FollowLogs | Tell | JobEnded
+
+
+class JobProgress:
+    """What is known of the job. `kind`: of the object that makes its Pods. `running`: the Pods that run now."""
+
+    def __init__(self, kind: str) -> None:
+        self.running: set[str] = set()
+        self._kind = kind
+        self._followed: set[str] = set()
+        self._told: dict[str, str] = {}
+        self._codes: dict[str, tuple[str, int]] = {}  # by Pod: when it ended, and how
+
+    def read(self, objects: Sequence[Any]) -> list[Step]:
+        """Return what follows from the present objects of the job: the one that makes the Pods, and the Pods."""
+        steps: list[Step] = []
+        self.running = set()
+        for pod in (each for each in objects if each.get("kind") == "Pod"):
+            steps += self._read_pod(pod)
+        makers = [each for each in objects if each.get("kind") == self._kind]
+        if not makers:
+            return [*steps, JobEnded(FAILED, f"the {self._kind} has been deleted")]
+        for condition in makers[0].get("status", {}).get("conditions") or ():
+            if condition.get("status") != "True":
+                continue
+            if condition.get("type") in _SUCCEEDED:
+                return [*steps, JobEnded(0, "")]
+            if condition.get("type") in _FAILED:
+                texts = (condition.get("reason", ""), condition.get("message", ""))
+                return [*steps, JobEnded(self._exit_code(), ": ".join(filter(None, texts)))]
+        return steps
+
+    def _read_pod(self, pod: Any) -> list[Step]:
+        name, status = pod["metadata"]["name"], pod.get("status", {})
+        containers = {each.get("name"): each for each in status.get("containerStatuses") or ()}
+        state = containers.get(CONTAINER, {}).get("state", {})
+        steps: list[Step] = []
+        if ("running" in state or "terminated" in state) and name not in self._followed:
+            self._followed.add(name)
+            steps.append(FollowLogs(name))
+        if "running" in state:
+            self.running.add(name)
+        if ended := state.get("terminated"):
+            self._codes[name] = (ended.get("finishedAt") or "", int(ended.get("exitCode", FAILED)))
+        trouble = _trouble(status, state)
+        if trouble != self._told.get(name, ""):
+            self._told[name] = trouble
+            if trouble:
+                steps.append(Tell(f"Pod {name} waits: {trouble}"))
+        return steps
+
+    def _exit_code(self) -> int:
+        """Return the exit code of the Pod that failed first, rather than of one that lost it."""
+        codes = sorted((when, code) for when, code in self._codes.values() if code)
+        causes = [code for _, code in codes if code != LOST]
+        return (causes or [FAILED])[0]
+
+
+def _trouble(status: Any, state: Any) -> str:
+    """Return why the Pod does not start; empty if it has, or is about to."""
+    waiting = state.get("waiting") or {}
+    if waiting.get("reason") and waiting["reason"] not in _STARTING:
+        return ": ".join(filter(None, (waiting["reason"], waiting.get("message", ""))))
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return ": ".join(filter(None, (condition.get("reason", ""), condition.get("message", ""))))
+    return ""
