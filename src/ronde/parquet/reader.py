@@ -13,8 +13,9 @@ from ronde.errors import UsageError
 from ronde.parquet.needs import need
 from ronde.parquet.rows import Columns, RowGroup, RowSpan
 from ronde.parquet.store import open_filesystem
+from ronde.parquet.training import DataIndex
 
-__all__ = ["ParquetReader", "find_row_groups"]
+__all__ = ["ParquetReader", "find_row_groups", "index_data", "to_array"]
 
 THREADS = 8  # that read the ends of files, where the row groups are listed
 
@@ -52,6 +53,22 @@ class ParquetReader:
             ) from None
         table = table.slice(span.first, span.end - span.first)
         return {name: to_array(name, table.column(name), group.file) for name in self._columns}
+
+
+def index_data(
+    train: str, validation: str | None, columns: Sequence[str], options: dict[str, Any] | None = None
+) -> DataIndex:
+    """Return the row groups of two folders; `validation` may be None.
+
+    Raises UsageError if a folder has no rows, or lacks a column.
+    """
+    parts = []
+    for name, url in (("training", train), ("validation", validation)):
+        groups = find_row_groups(url, columns, options) if url else []
+        if url and not groups:
+            raise UsageError(f"the {name} data in {url} have no rows: expected at least one")
+        parts.append(groups)
+    return DataIndex(train, *parts)
 
 
 def find_row_groups(

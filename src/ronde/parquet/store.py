@@ -8,7 +8,7 @@ Each run has a folder there:
     runs/RUN/epoch-000003.pt, epoch-000003.json          the state after an epoch, and its metrics
 
 1. A file is written under another name and renamed when it is complete.
-2. A checkpoint is never overwritten. Its metrics are written after it: where they are, it is complete.
+2. The metrics of an epoch are written after its checkpoint: where they are, it is complete, and is never overwritten.
 3. `training.pkl` is code. A user who may write into the store may run code in its jobs.
 """
 
@@ -155,6 +155,10 @@ class RunFolder:
                 with suppress(OSError, AttributeError):  # a file of this machine
                     file.flush()
                     os.fsync(file.fileno())
+            with suppress(
+                FileNotFoundError
+            ):  # left by a job that was killed; HDFS does not rename onto a file
+                files.rm_file(f"{folder}/{name}")
             files.mv(draft, f"{folder}/{name}")
         except BaseException:
             with suppress(OSError):

@@ -1,0 +1,153 @@
+"""What is trained, on which columns, and how: what every rank of a run must know."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ronde.errors import UsageError
+from ronde.parquet.needs import need
+from ronde.parquet.rows import RowGroup
+from ronde.parquet.store import RunFolder
+
+__all__ = ["DataIndex", "EpochEnd", "Training", "load_training", "save_training"]
+
+TRAINING, DATA = "training.pkl", "data.json"
+_COUNTS = ("batch_size", "val_batch_size", "epochs", "train_steps_per_epoch", "validation_steps_per_epoch")
+
+
+class EpochEnd(NamedTuple):
+    """What a callback gets, on every rank: the epoch's number, its metrics (of all ranks), and what is trained."""
+
+    epoch: int
+    metrics: Mapping[str, Any]
+    model: Any
+    optimizer: Any
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model and how it is trained.
+
+    Attributes:
+        model: A torch module. It gets a tensor for each feature column, and returns a tensor for each label column.
+        optimizer: A torch optimizer of its parameters.
+        losses: For each label column a function of output and label.
+        feature_cols: The columns that the model gets. Integers become int64, other numbers the model's dtype.
+        label_cols: The columns that the losses get.
+        metrics: Functions of output and label, by name, for each label column.
+        input_shapes: The shape of the tensor of each feature column, with -1 for the rows; None: as in the file.
+        label_shapes: The same for the label columns; None: the shape of the output, if it has as many values.
+        loss_weights: Factors of the losses; None: 1.
+        sample_weight_col: The column with the weights of the rows; the losses then take `reduction="none"`.
+        batch_size: The rows of a step, on each rank.
+        val_batch_size: The same in validation; None: `batch_size`.
+        epochs: The number of epochs, also counting those of an earlier job with the same run_id.
+        train_steps_per_epoch: At most how many steps an epoch has; None: until all rows are read.
+        validation_steps_per_epoch: The same in validation.
+        shuffle: Whether row groups and rows come in another order in each epoch.
+        shuffle_buffer_rows: Among how many rows each rank shuffles.
+        seed: From which the order follows, and random numbers of the model.
+        backward_passes_per_step: How many batches add up gradients before the optimizer's step.
+        compression: As of `ronde.torch.DistributedOptimizer`; None: none.
+        callbacks: Functions of an EpochEnd, called on every rank; training ends if one returns True on any rank.
+        use_gpu: Whether to train on the GPU of the local rank, if there is one.
+    """
+
+    model: Any
+    optimizer: Any
+    losses: Sequence[Callable[..., Any]]
+    feature_cols: Sequence[str]
+    label_cols: Sequence[str]
+    metrics: Sequence[Mapping[str, Callable[..., Any]]] = ()
+    input_shapes: Sequence[Sequence[int]] | None = None
+    label_shapes: Sequence[Sequence[int]] | None = None
+    loss_weights: Sequence[float] | None = None
+    sample_weight_col: str | None = None
+    batch_size: int = 32
+    val_batch_size: int | None = None
+    epochs: int = 1
+    train_steps_per_epoch: int | None = None
+    validation_steps_per_epoch: int | None = None
+    shuffle: bool = True
+    shuffle_buffer_rows: int = 16384
+    seed: int = 0
+    backward_passes_per_step: int = 1
+    compression: Any = None
+    callbacks: Sequence[Callable[[EpochEnd], object]] = ()
+    use_gpu: bool = True
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value} is invalid: expected 1 or more")
+        if not self.feature_cols or not self.label_cols:
+            raise UsageError(
+                f"feature_cols={self.feature_cols} and label_cols={self.label_cols} are invalid: expected the name of "
+                "at least one column each"
+            )
+        self._require_one_each("losses", "label_cols")
+        self._require_one_each("metrics", "label_cols")
+        self._require_one_each("loss_weights", "label_cols")
+        self._require_one_each("label_shapes", "label_cols")
+        self._require_one_each("input_shapes", "feature_cols")
+
+    def _require_one_each(self, name: str, columns: str) -> None:
+        given, expected = getattr(self, name), len(getattr(self, columns))
+        if given and len(given) != expected:
+            raise UsageError(
+                f"{name} has {len(given)} elements, and {columns} {expected}: expected one for each column"
+            )
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        weights = [self.sample_weight_col] if self.sample_weight_col else []
+        return list(dict.fromkeys([*self.feature_cols, *self.label_cols, *weights]))
+
+
+class DataIndex(NamedTuple):
+    """The row groups of a run's data, and a URL of their file system."""
+
+    url: str
+    train: list[RowGroup]
+    validation: list[RowGroup]
+
+    def to_json(self) -> bytes:
+        """Return this as text, which `read` reads."""
+        return json.dumps(self).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> DataIndex:
+        """Return what `to_json` has written."""
+        url, *parts = json.loads(text)
+        return cls(url, *([RowGroup(*group) for group in groups] for groups in parts))
+
+
+def save_training(folder: RunFolder, training: Training) -> None:
+    """Write the training for its ranks. Raises UsageError if it cannot be pickled."""
+    cloudpickle = need("cloudpickle")
+    try:
+        # As one object, so that the optimizer keeps its references to the model's parameters.
+        content = cloudpickle.dumps(training)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise UsageError(
+            f"the model, optimizer, losses, metrics or callbacks cannot be sent to workers: {error}; open what "
+            "cannot, such as files and locks, where it is used"
+        ) from error
+    folder.write(TRAINING, content)
+
+
+def load_training(folder: RunFolder) -> tuple[Training, DataIndex]:
+    """Return the training and the data of a run. Raises UsageError if this host does not find them."""
+    content, index = folder.read(TRAINING), folder.read(DATA)
+    if content is None or index is None:
+        raise UsageError(
+            f"{folder.url} is empty on this host: the store {folder.store.url} must be a folder that the driver and "
+            "all workers share, as HDFS, S3 or NFS are"
+        )
+    return pickle.loads(content), DataIndex.from_json(index)
