@@ -7,6 +7,7 @@ because tasks need not insert them in one order.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,12 +35,17 @@ def leaves_of(tree: Any, name: str) -> list[Leaf]:
 
 def describe_tree(tree: Any) -> str:
     """Return structure, dtypes and shapes as a text, such as `float64 (3, 5)` or `dict(['n']: int64 ())`."""
-    children = _children(tree)
+    children = None if isinstance(tree, np.ndarray) else _children(tree)
     if children is None:
         array = _array(tree, "")
-        return f"{array.dtype} {array.shape}"
+        return _describe_array(array.dtype, array.shape)
     inner = ", ".join(f"{key}: {describe_tree(child)}" for key, child in children)
     return f"{type(tree).__name__}({inner})" if tree is not None else "None"
+
+
+@functools.lru_cache(maxsize=1000)  # NumPy takes several microseconds for the name of a dtype
+def _describe_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return f"{dtype} {shape}"
 
 
 def map_leaves(tree: Any, change: Callable[[Leaf], Leaf]) -> Any:

@@ -227,7 +227,7 @@ def require_same(context: ComContext, group: TaskGroup, name: str, length: int |
     if length is not None:
         found += f", of which {length} elements"
     checksum = zlib.crc32(found.encode())
-    extremes = np.array([checksum, -checksum])
+    extremes = np.array((checksum, -checksum))
     group.allreduce(extremes, MAX)
     if extremes[0] == -extremes[1] and found != MISSING:
         return
