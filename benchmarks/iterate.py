@@ -1,0 +1,147 @@
+"""Measures a step of an iterative algorithm: what it costs beside the algorithm, which here does nothing.
+
+    python benchmarks/iterate.py --csv iterate.csv
+
+A step sums an array of float64 over all tasks. The contestants run in one set of processes, in turns of as many steps
+as take some 20 ms: `queue` is an IterativeComQueue with AllReduce, `iterate` the step function of `iterate`, and
+`allreduce` the bare call of the communicator, which they are held against. The table shows medians over rounds, of task
+0. With PySpark installed, `--contestants spark` adds Spark's way of iterating: a job for each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from case_tables import print_load, write_cases
+
+import ronde
+from ronde.comqueue import AllReduce, IterationStep, IterativeComQueue, iterate
+from ronde.launch.callables import run
+
+COLUMNS = "case,tasks,contestant,median_us"
+QUEUE, ITERATE, BARE, SPARK = "queue", "iterate", "allreduce", "spark"
+SIZES = (15, 500_000)
+TURN_S = 0.02
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", type=int, default=2, help="number of tasks (default: 2)")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
+    parser.add_argument(
+        "--contestants", nargs="+", default=[QUEUE, ITERATE, BARE], choices=[QUEUE, ITERATE, BARE, SPARK]
+    )
+    parser.add_argument("--csv", type=Path, help="write the medians into this file")
+    options = parser.parse_args()
+    print_load()
+    here = [name for name in options.contestants if name != SPARK]
+    rows = []
+    for size in SIZES:
+        medians = run(measure, (here, size, options.rounds), np=options.tasks)[0]
+        if SPARK in options.contestants:
+            medians[SPARK] = measure_spark(size, options.tasks, options.rounds)
+        print(f"\na step with a sum of {size} float64, {options.tasks} tasks")
+        print(f"{'':12}{'median us':>12}{'/' + BARE:>12}")
+        for name, median in medians.items():
+            ratio = f"{median / medians[BARE]:.2f}" if BARE in medians else "-"
+            print(f"{name:12}{median:12.1f}{ratio:>12}", flush=True)
+        rows += [(f"sum {size}", options.tasks, *item) for item in medians.items()]
+    if options.csv:
+        write_cases(options.csv, COLUMNS, rows)
+
+
+def measure(contestants: list[str], size: int, rounds: int) -> dict[str, float]:
+    """Return the median time of a step of each contestant, in microseconds. All ranks call it."""
+    ronde.init()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    steps = dict.fromkeys(contestants, 10)
+    for number in range(rounds + 2):
+        for name in contestants:
+            took_s = STEPS[name](size, steps[name])
+            if number == 1:  # the first turn was the warm-up; all ranks take the numbers of rank 0
+                wanted = ronde.broadcast_object(int(TURN_S / took_s), name="steps")
+                steps[name] = min(max(10, wanted), 5000)
+            elif number > 1:
+                times[name].append(took_s * 1e6)
+    return {name: statistics.median(took) for name, took in times.items()}
+
+
+def time_queue(size: int, steps: int) -> float:
+    """Return the time of a step of a queue, in seconds."""
+    clock = _Clock(steps)
+    queue = IterativeComQueue().init_with_broadcast_data("x", np.zeros(size)).set_max_iter(steps)
+    queue.add(lambda context: clock.note(context.step_no)).add(AllReduce("x"))
+    return float(queue.close_with(lambda context: clock.mean_s()).exec()[0])
+
+
+def time_iterate(size: int, steps: int) -> float:
+    """Return the time of a step of `iterate`, in seconds."""
+    clock = _Clock(steps)
+
+    def step(c: IterationStep) -> None:
+        clock.note(c.step_no)
+        c.state.x = c.sum(c.state.x)
+        c.state.time_s = clock.mean_s()
+
+    state = {"x": np.zeros(size), "time_s": 0.0}
+    return float(iterate(step, data=[0] * ronde.size(), state=state, max_iter=steps).state.time_s)
+
+
+def time_allreduce(size: int, steps: int) -> float:
+    """Return the time of a bare all-reduce in place, in seconds."""
+    world, x = ronde.world(), np.zeros(size)
+    world.barrier()
+    began_s = time.perf_counter()
+    for _ in range(steps):
+        world.allreduce(x, out=x)
+    return (time.perf_counter() - began_s) / steps
+
+
+class _Clock:
+    """The mean time from step to step."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self._began_s, self._last_s = steps, 0.0, 0.0
+
+    def note(self, step_no: int) -> None:
+        self._last_s = time.perf_counter()
+        if step_no == 1:
+            self._began_s = self._last_s
+
+    def mean_s(self) -> float:
+        return (self._last_s - self._began_s) / (self._steps - 1)
+
+
+STEPS: dict[str, Callable[[int, int], float]] = {
+    QUEUE: time_queue,
+    ITERATE: time_iterate,
+    BARE: time_allreduce,
+}
+
+
+def measure_spark(size: int, tasks: int, rounds: int) -> float:
+    """Return the median time of a Spark job that sums an array of each task, in microseconds."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.master(f"local[{tasks}]").config("spark.ui.enabled", "false").getOrCreate()
+    data: Any = session.sparkContext.parallelize(range(tasks), tasks).map(lambda _: np.zeros(size)).cache()
+    times = []
+    for number in range(rounds + 3):
+        began_s = time.perf_counter()
+        data.reduce(np.add)
+        if number > 2:
+            times.append((time.perf_counter() - began_s) * 1e6)
+    session.stop()
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()
