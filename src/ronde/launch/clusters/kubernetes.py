@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
 from ronde.core.job_progress import FollowLogs, JobEnded, JobProgress, Tell
 from ronde.core.kubernetes_manifest import CONTAINER, Manifest, PodJob, selector
@@ -51,14 +50,14 @@ def submit_and_follow(manifest: Manifest, job: PodJob, *, detach: bool) -> int:
 
 def _submit(kubectl: _Kubectl, manifest: Manifest) -> None:
     """Create the objects; the others than the first one belong to it."""
-    made = json.loads(kubectl.ask("create", "-o", "json", "-f", "-", data=manifest[0]))
+    made = json.loads(kubectl.ask("create", "-o", "json", "-f", "-", data=manifest[:1]))
     owner = {
         **{name: made[name] for name in ("apiVersion", "kind")},
         **{name: made["metadata"][name] for name in ("name", "uid")},
     }
     rest = [{**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}} for each in manifest[1:]]
     try:
-        kubectl.ask("create", "-f", "-", data={"apiVersion": "v1", "kind": "List", "items": rest})
+        kubectl.ask("create", "-f", "-", data=rest)
     except UsageError:
         kubectl.ask("delete", owner["kind"].lower(), owner["name"], "--wait=false")
         raise
@@ -76,12 +75,11 @@ class _Kubectl:
             )
         self._command = [path, *(["--namespace", namespace] if namespace else [])]
 
-    def ask(self, *words: str, data: Any = None) -> str:
-        """Return the output of a call that gets `data` as JSON. Raises UsageError with what kubectl says."""
+    def ask(self, *words: str, data: Manifest | None = None) -> str:
+        """Return the output of a call that reads these objects. Raises UsageError with what kubectl says."""
         done = subprocess.run(
             [*self._command, *words],
-            input=None if data is None else json.dumps(data),
-            stdin=subprocess.DEVNULL if data is None else None,
+            input="".join(f"{json.dumps(each)}\n" for each in data or ()),
             capture_output=True,
             text=True,
             check=False,

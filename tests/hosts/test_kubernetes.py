@@ -1,0 +1,151 @@
+"""Jobs on a simulated Kubernetes: the Pods of the submitted manifest are processes on hosts of their own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.hosts.kubernetes_cluster import PATIENCE_S, TURN_S, KubernetesCluster
+
+from ronde.testing.hosts import Hosts
+
+HOSTS = 4
+REDUCE = """
+import os, sys
+
+import numpy
+import ronde
+
+ronde.init()
+total = ronde.world().allreduce(numpy.array([float(ronde.rank())]))[0]
+here = f"{os.uname().nodename}, local {ronde.local_rank()} of {ronde.local_size()}"
+print(f"rank {ronde.rank()} of {ronde.size()} on {here}: sum {total:g}, {sys.argv[1:]}", flush=True)
+ronde.shutdown()
+"""
+# Waits until a file of the image says that the job may end.
+STAY = """
+import os, time
+
+import numpy
+import ronde
+
+ronde.init()
+assert ronde.world().allreduce(numpy.ones(8))[0] == ronde.size()
+print(f"rank {ronde.rank()} of {ronde.size()} reduces", flush=True)
+while not os.path.exists("done"):
+    time.sleep(0.05)
+ronde.shutdown()
+"""
+FAIL = """
+import os, sys, time
+
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+time.sleep(600)
+"""
+SOON = ("--rdzv-conf", "keep_alive_interval=0.5,last_call_timeout=1")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[KubernetesCluster]:
+    with Hosts(HOSTS) as hosts, KubernetesCluster(hosts, tmp_path) as cluster:
+        for name, text in (("reduce.py", REDUCE), ("stay.py", STAY), ("fail.py", FAIL)):
+            (cluster.image / name).write_text(text)
+        yield cluster
+
+
+def finish(job: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = job.communicate(timeout=PATIENCE_S)
+    return job.returncode, out, err
+
+
+def await_lines(cluster: KubernetesCluster, text: str, count: int) -> None:
+    """Wait until the Pods have printed so many lines that contain the text."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        printed = "".join(file.read_text() for file in cluster.place.glob("*.log"))
+        if printed.count(text) >= count:
+            return
+        time.sleep(TURN_S)
+    raise TimeoutError(f"{count} x {text!r} in:\n{printed}")
+
+
+def test_the_pods_of_a_submitted_job_find_each_other(cluster: KubernetesCluster) -> None:
+    words = ("--job-name", "digits", "--nnodes", "2", "--nproc-per-node", "2", "reduce.py", "$HOME $(HOME)")
+    code, out, err = finish(cluster.submit(*words))
+    assert code == 0, out + err
+    assert sorted(out.splitlines()) == [
+        f"[digits-{rank // 2}:{rank}] rank {rank} of 4 on digits-{rank // 2}, local {rank % 2} of 2: sum 6, "
+        "['$HOME $(HOME)']"
+        for rank in range(4)
+    ]
+    assert [pod.index for pod in cluster.pods] == [0, 1]
+    for kind in ("Service", "Secret"):  # so that Kubernetes deletes them with the Job
+        assert cluster.object(kind)["metadata"]["ownerReferences"] == [
+            {"apiVersion": "batch/v1", "kind": "Job", "name": "digits", "uid": "uid-of-Job"}
+        ]
+    assert cluster.object("Secret")["stringData"]["job.key"] not in cluster.calls()
+
+
+def test_lost_pods_are_replaced(cluster: KubernetesCluster) -> None:
+    """One is killed, and the first one, which serves the store, has to leave its machine."""
+    job = cluster.submit("--nnodes", "2", *SOON, "stay.py")
+    await_lines(cluster, "of 2 reduces", 2)
+    key = cluster.object("Secret")["stringData"]["job.key"]
+    own = Path(f"/proc/{cluster.pod(1).first_process()}")
+    assert key not in (own / "environ").read_text() + (own / "cmdline").read_text()
+
+    cluster.pod(1).process.kill()
+    await_lines(cluster, "of 2 reduces", 4)
+    cluster.evict(cluster.pod(0))
+    await_lines(cluster, "of 2 reduces", 6)
+    (cluster.image / "done").touch()
+    code, out, err = finish(job)
+    assert code == 0, out + err
+    assert [pod.index for pod in cluster.pods] == [0, 1, 1, 0]
+    assert out.count("of 2 reduces") == 6
+
+
+def test_an_elastic_job_starts_with_the_pods_that_are_there(cluster: KubernetesCluster) -> None:
+    job = cluster.submit("--nnodes", "1:2", *SOON, "stay.py")
+    await_lines(cluster, "of 2 reduces", 2)
+    (cluster.image / "done").touch()
+    code, out, err = finish(job)
+    assert code == 0, out + err
+
+
+def test_a_failed_worker_ends_the_job_with_its_exit_code(cluster: KubernetesCluster) -> None:
+    code, out, err = finish(cluster.submit("--nnodes", "2", "fail.py"))
+    assert code == 3, out + err
+    assert "failed with exit code 3" in out
+    assert "ronde: the job has failed: PodFailurePolicy: Container ronde for pod" in err
+    assert len(cluster.pods) == 2
+
+
+def test_ctrl_c_deletes_the_job(cluster: KubernetesCluster) -> None:
+    job = cluster.submit("--job-name", "digits", "--nnodes", "2", "stay.py")
+    await_lines(cluster, "of 2 reduces", 2)
+    job.send_signal(signal.SIGINT)
+    code, _, err = finish(job)
+    assert code == 130
+    assert "ronde: deleting job/digits" in err
+    assert "delete job/digits --cascade=foreground --wait=false" in cluster.calls()
+    assert all(pod.process.wait(PATIENCE_S) == 143 for pod in cluster.pods)
+
+
+def test_what_kubectl_refuses_is_shown_and_nothing_stays(cluster: KubernetesCluster) -> None:
+    (cluster.place / "refusal").write_text("jobs.batch is forbidden")
+    code, _, err = finish(cluster.submit("--namespace", "lab", "stay.py"))
+    assert code == 2
+    said = "ronde run: kubectl create failed: Error from server (Forbidden): jobs.batch is forbidden\n"
+    assert err == said
+    cluster.environment["PATH"] = "/nowhere"
+    code, _, err = finish(cluster.submit("stay.py"))
+    assert code == 2
+    assert "there is no kubectl in PATH" in err
+    assert "--manifest FILE" in err
+    assert cluster.pods == []
