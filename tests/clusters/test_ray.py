@@ -6,6 +6,7 @@ import importlib
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,32 @@ def test_encrypted_workers_of_a_registered_cluster() -> None:
     assert ronde.run(os.getenv, ["RANK"], np=2, cluster="ray") == ["0", "1"]
 
 
-def test_horovods_name(monkeypatch: pytest.MonkeyPatch) -> None:
+class Learner:
+    """An executable of a program for Horovod."""
+
+    def __init__(self) -> None:
+        self.horovod = importlib.import_module("horovod")
+
+
+def test_programs_for_horovod_run_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     import ronde.compat
 
     monkeypatch.syspath_prepend(ronde.compat.PACKAGES)
-    assert importlib.import_module("horovod.ray").RayExecutor is executor(num_workers=1).__class__
+    horovod = importlib.import_module("horovod.ray")
+    workers = horovod.RayExecutor(horovod.RayExecutor.create_settings(30, verbose=0), num_workers=2)
+    workers.start(executable_cls=Learner)
+    module = partial(importlib.import_module, "horovod.common.util")
+    assert ray.get(workers.run_remote(lambda: module().is_iterable([]))) == [True, True]
+    assert workers.run(lambda: module().is_iterable(1)) == [False, False]
+    versions = workers.execute(lambda learner: learner.horovod.__version__)
+    assert versions == [workers.execute_single(lambda learner: learner.horovod.__version__)] * 2
+    workers.shutdown()
+    settings = horovod.ElasticRayExecutor.create_settings(min_num_proc=1, max_np=2, verbose=False)
+    elastic = horovod.ElasticRayExecutor(settings, env_vars={"GREETING": "hello"})
+    elastic.start()
+    assert set(elastic.run(partial(os.getenv, "GREETING"))) == {"hello"}
+    with pytest.raises(UnsupportedError, match="callbacks are not supported"):
+        elastic.run(os.getcwd, callbacks=[print])
 
 
 def test_contradictory_numbers_are_refused() -> None:

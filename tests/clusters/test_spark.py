@@ -201,7 +201,10 @@ def test_a_program_for_horovod_on_spark_runs_unchanged(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     done = run_it(env={**os.environ, "PYSPARK_PYTHON": str(tmp_path / "bare" / "bin" / "python")})
     assert "the Python of the executors does not find Ronde: install it there" in done.stderr
-    done = run_it(env={**os.environ, "PYSPARK_PYTHON": sys.executable})
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = run_it(env={**env, "HOROVOD_SPARK_START_TIMEOUT": "soon"})
+    assert "HOROVOD_SPARK_START_TIMEOUT='soon' is invalid" in done.stderr
+    done = run_it(env={**env, "HOROVOD_SPARK_START_TIMEOUT": "60"})
     assert done.returncode == 0, done.stderr
     assert "Result: [0, 1]" in done.stdout
     for rank in (0, 1):

@@ -12,7 +12,7 @@ from distributed import Client
 
 from ronde.dask.cluster import DaskCluster
 from ronde.errors import UsageError
-from ronde.launch.driver.functions import RunOptions, run_function, start_timeout_ns
+from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
 
 __all__ = ["DaskCluster", "run"]
 
@@ -31,7 +31,7 @@ def run(
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
     verbose: int = 1,
-    nics: Sequence[str] | None = None,
+    nics: Sequence[str] | str | None = None,
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
     encrypt: bool = False,
@@ -74,7 +74,7 @@ def run(
         stdout=stdout,
         stderr=stderr,
         is_talkative=verbose > 0,
-        interface=",".join(nics or ()) or None,
+        interface=interface_names(nics),
         has_timestamps=prefix_output_with_timestamp,
         python=executable,
         encrypts=encrypt,

@@ -12,7 +12,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from ronde.errors import RondeError, UnsupportedError, UsageError
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
 from ronde.launch.driver.job_store import reachable_by_tasks
 from ronde.light_dataclasses import dataclass
 from ronde.net.protection import secrecy_is_wanted
@@ -23,7 +23,6 @@ from ronde.ray.worker_calls import CallServer, WorkerCall, fetch_result, serve_c
 __all__ = ["RayExecutor", "RaySettings"]
 
 R = TypeVar("R")
-SECOND = 10**9
 MANY_RESTARTS = 1_000_000
 END_S, END_AT_ONCE_S = 5.0, 0.0  # how long workers may take to end before their tasks are killed
 
@@ -34,7 +33,7 @@ class RaySettings:
 
     timeout_s: float = 30
     placement_group_timeout_s: float = 100
-    nics: Sequence[str] | None = None
+    nics: Sequence[str] | str | None = None
     verbose: int = 1
     encrypt: bool = False
     require_encrypted_rpc: bool = False
@@ -79,8 +78,9 @@ class RayExecutor:
         ssh_identity_file: str | None = None,
         ssh_str: str | None = None,
         placement_group_timeout_s: float = 100,
-        nics: Sequence[str] | None = None,
+        nics: Sequence[str] | str | None = None,
         *,
+        verbose: int = 1,
         encrypt: bool = False,
         require_encrypted_rpc: bool = False,
     ) -> RaySettings:
@@ -91,6 +91,7 @@ class RayExecutor:
             placement_group_timeout_s: within which Ray has room for them, in seconds (default: 100).
             nics: the names of the network interfaces by which hosts may reach each other (default: Ronde finds them).
             ssh_identity_file, ssh_str: have no effect, because Ray starts the workers.
+            verbose: 0 for no messages about the start (default: 1).
             encrypt: encrypt all connections of the job, also those with tensors (default: false).
             require_encrypted_rpc: raise UsageError if Ray would send the job's key unencrypted to another host, instead
                 of a warning (default: false).
@@ -99,6 +100,7 @@ class RayExecutor:
             timeout_s,
             placement_group_timeout_s,
             nics,
+            verbose=verbose,
             encrypt=encrypt,
             require_encrypted_rpc=require_encrypted_rpc,
         )
@@ -144,7 +146,7 @@ class RayExecutor:
 
     def start(
         self,
-        executable_cls: type | None = None,
+        executable_cls: Callable[..., Any] | None = None,
         executable_args: Sequence[Any] | None = None,
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
@@ -152,7 +154,8 @@ class RayExecutor:
         """Start the workers, and return when they are ready. Those of an elastic job start with each `run`.
 
         Args:
-            executable_cls: a class of which each worker makes one object, the argument of functions of `execute`.
+            executable_cls: a class, or function, that makes one object in each worker, the argument of functions of
+                `execute` (default: none).
             executable_args, executable_kwargs: arguments for this class (default: none).
             extra_env_vars: variables for the environment of the workers (default: none).
 
@@ -262,14 +265,14 @@ class RayExecutor:
     def _options(self, num_proc: int, min_num_proc: int | None = None) -> RunOptions:
         settings, is_elastic = self.settings, min_num_proc is not None
         start_timeout_s = settings.timeout_s + settings.placement_group_timeout_s
-        if is_elastic:
-            start_timeout_s = max(start_timeout_s, self._elastic_timeout_s)
         return RunOptions(
             num_proc=num_proc,
             min_num_proc=min_num_proc,
-            start_timeout_ns=int(start_timeout_s * SECOND),
+            start_timeout_ns=start_timeout_ns(
+                start_timeout_s, self._elastic_timeout_s if is_elastic else None
+            ),
             environment=self._environment,
-            interface=",".join(settings.nics or ()) or None,
+            interface=interface_names(settings.nics),
             encrypts=settings.encrypt,
             is_talkative=settings.verbose > 0,
             max_restarts=self._reset_limit if is_elastic else 0,

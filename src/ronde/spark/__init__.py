@@ -14,7 +14,7 @@ from pyspark.resource import ResourceProfile
 
 from ronde.errors import UnsupportedError, UsageError
 from ronde.launch.clusters.base import Cluster
-from ronde.launch.driver.functions import RunOptions, run_function, start_timeout_ns
+from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
 from ronde.spark.cluster import SparkCluster
 
 __all__ = ["SparkCluster", "run", "run_elastic"]
@@ -85,7 +85,7 @@ def run(
         stdout=stdout,
         stderr=stderr,
         is_talkative=verbose > 0,
-        interface=_interfaces(nics),
+        interface=interface_names(nics),
         has_timestamps=prefix_output_with_timestamp,
         python=executable,
         encrypts=encrypt,
@@ -156,7 +156,7 @@ def run_elastic(
         stdout=stdout,
         stderr=stderr,
         is_talkative=verbose > 0,
-        interface=_interfaces(nics),
+        interface=interface_names(nics),
         has_timestamps=prefix_output_with_timestamp,
         encrypts=encrypt,
         max_restarts=MANY_RESTARTS if reset_limit is None else reset_limit,
@@ -195,7 +195,3 @@ def _default_number(cluster: Cluster) -> int:
     if isinstance(cluster, SparkCluster):
         return cluster.parallelism
     raise UsageError("num_proc is missing: Spark Connect does not tell how many slots there are")
-
-
-def _interfaces(nics: Sequence[str] | str | None) -> str | None:
-    return nics if isinstance(nics, str) else ",".join(nics or ()) or None

@@ -193,6 +193,7 @@ for line in (
     "from horovod import mxnet", "import horovod.mxnet.x", "import horovod.torch.adasum",
     "import horovod; horovod.mxnet",
     "import horovod.torch as hvd; hvd.elasticity", "from horovod.torch import elasticity",
+    "import horovod.torch as hvd; hvd.elastic", "import horovod.torch.elastic",
 ):
     try:
         exec(line)
@@ -203,12 +204,13 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 print(horovod.__version__)
 """
     lines = output("-c", program, folder=tmp_path).splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 12
     for line in lines[:-1]:
         assert "is not available: Ronde replaces Horovod" in line or "cannot import name" in line, line
     assert "horovod.tensorflow is not available" in lines[0]
     assert "and provides only horovod.torch, horovod.spark, horovod.ray and horovod.run" in lines[6]
     assert "ModuleNotFoundError" in lines[1]
+    assert all("ronde.Checkpoints" in line for line in lines[9:11])
 
 
 NAMES = """

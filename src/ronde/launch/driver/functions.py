@@ -27,7 +27,7 @@ from ronde.net.stores.base import Store
 from ronde.process.output import claim_standard_streams
 from ronde.values import PROTECTION
 
-__all__ = ["RunOptions", "run_function", "start_timeout_ns"]
+__all__ = ["RunOptions", "interface_names", "run_function", "start_timeout_ns"]
 
 SECOND = 10**9
 START_TIMEOUT_S = 600.0
@@ -121,6 +121,11 @@ def run_function(
         if end.exit_code:
             _raise(end, placement, options)
         return _results(placement.store, least, options.num_proc)
+
+
+def interface_names(nics: Sequence[str] | str | None) -> str | None:
+    """Return the names of network interfaces as `RunOptions.interface` has them, None for none."""
+    return nics if isinstance(nics, str) else ",".join(nics or ()) or None
 
 
 def start_timeout_ns(*given: float | None) -> int:

@@ -1,7 +1,8 @@
-"""`horovod.ray`: the executor of `ronde.ray`."""
+"""`horovod.ray`: the executor of `ronde.ray`, in whose workers Ronde answers for Horovod."""
 
 from __future__ import annotations
 
-from ronde.ray import RayExecutor
+from .elastic import ElasticRayExecutor
+from .runner import RayExecutor
 
-__all__ = ["RayExecutor"]
+__all__ = ["ElasticRayExecutor", "RayExecutor"]

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import ronde.spark
 from ronde.compat.calls import with_horovod
+from ronde.environment import environment
+from ronde.errors import UsageError
 
 __all__ = ["run", "run_elastic"]
 
@@ -39,7 +41,7 @@ def run(
         args,
         kwargs,
         num_proc,
-        start_timeout,
+        _seconds(start_timeout, "HOROVOD_SPARK_START_TIMEOUT"),
         env,
         stdout,
         stderr,
@@ -79,8 +81,8 @@ def run_elastic(
         num_proc,
         min_np if min_num_proc is None else min_num_proc,
         max_np if max_num_proc is None else max_num_proc,
-        start_timeout,
-        elastic_timeout,
+        _seconds(start_timeout, "HOROVOD_SPARK_START_TIMEOUT"),
+        _seconds(elastic_timeout, "HOROVOD_ELASTIC_TIMEOUT"),
         reset_limit,
         env,
         stdout,
@@ -89,3 +91,14 @@ def run_elastic(
         nics,
         prefix_output_with_timestamp,
     )
+
+
+def _seconds(given: float | None, variable: str) -> float | None:
+    """Return the time that is given, or else that of Horovod's variable for it."""
+    text = environment().get(variable)
+    if given is not None or not text:
+        return given
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{variable}={text!r} is invalid: expected a number of seconds") from None

@@ -7,7 +7,8 @@ from typing import NoReturn
 from ronde import torch as _ours
 from ronde.torch import *  # noqa: F403
 
-from ..common.util import check_extension  # noqa: TID252 - type checkers do not know a package horovod
+from .. import missing  # noqa: TID252 - type checkers do not know a package horovod
+from ..common.util import check_extension  # noqa: TID252
 from . import compression, functions, mpi_ops, optimizer, sync_batch_norm
 
 __all__ = _ours.__all__ + [
@@ -21,7 +22,4 @@ __all__ = _ours.__all__ + [
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise AttributeError(
-        f"horovod.torch.{name} is not available: Ronde replaces Horovod in this process (ronde.compat), and does not "
-        f"provide {name}"
-    )
+    raise AttributeError(missing(f"horovod.torch.{name}", f"does not provide {name}"))

@@ -1,0 +1,94 @@
+"""`horovod.ray.elastic`: `ElasticRayExecutor`, Horovod's older class for what `RayExecutor(min_workers=...)` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ronde.light_dataclasses import dataclass
+from ronde.ray import RaySettings
+
+from .runner import RayExecutor
+
+__all__ = ["ElasticRayExecutor", "ElasticSettings"]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class ElasticSettings:
+    """What `ElasticRayExecutor.create_settings` returns."""
+
+    min_num_proc: int
+    max_num_proc: int | None
+    reset_limit: int | None
+    elastic_timeout: int
+    workers: RaySettings
+
+
+class ElasticRayExecutor:
+    """Runs functions in workers on a Ray cluster while nodes come and go, as `RayExecutor(min_workers=...)` does.
+
+    Args:
+        settings: What `create_settings` returns.
+        use_gpu: Whether Ray reserves GPUs for each worker (default: false).
+        cpus_per_slot: The CPUs that Ray reserves for each worker (default: 1).
+        gpus_per_slot: The GPUs that Ray reserves for each worker with `use_gpu` (default: 1).
+        env_vars: Variables for the environment of the workers (default: none).
+        override_discovery: Has no effect, because Ray knows its nodes.
+    """
+
+    @staticmethod
+    def create_settings(
+        min_num_proc: int = 1,
+        max_num_proc: int | None = None,
+        reset_limit: int | None = None,
+        elastic_timeout: int = 600,
+        timeout_s: int = 30,
+        ssh_identity_file: str | None = None,
+        nics: Sequence[str] | str | None = None,
+        min_np: int | None = None,
+        max_np: int | None = None,
+        **others: Any,
+    ) -> ElasticSettings:
+        """Return settings. `ssh_identity_file` and `others` have no effect, besides `verbose`."""
+        workers = RayExecutor.create_settings(timeout_s, nics=nics, verbose=int(others.get("verbose", 1)))
+        return ElasticSettings(
+            min_num_proc if min_np is None else min_np,
+            max_num_proc if max_np is None else max_np,
+            reset_limit,
+            elastic_timeout,
+            workers,
+        )
+
+    def __init__(
+        self,
+        settings: ElasticSettings,
+        use_gpu: bool = False,
+        cpus_per_slot: int = 1,
+        gpus_per_slot: int | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        override_discovery: bool = True,
+    ) -> None:
+        self.settings = settings
+        self._environment = env_vars
+        self._executor = RayExecutor(
+            settings.workers,
+            min_workers=settings.min_num_proc,
+            max_workers=settings.max_num_proc,
+            cpus_per_worker=cpus_per_slot,
+            use_gpu=use_gpu,
+            gpus_per_worker=gpus_per_slot,
+            reset_limit=settings.reset_limit,
+            elastic_timeout=settings.elastic_timeout,
+        )
+
+    def start(self) -> None:
+        """Check that this process is connected to a Ray cluster. The workers start with `run`."""
+        self._executor.start(extra_env_vars=self._environment)
+
+    def run(
+        self, worker_fn: Callable[[], R], callbacks: Sequence[Callable[..., Any]] | None = None
+    ) -> list[R]:
+        """Call `worker_fn()` in all workers; return the results of the last ones, by rank."""
+        return self._executor.run(worker_fn, callbacks=callbacks)
