@@ -436,12 +436,14 @@ void Communicator::send_or_receive(Watch::Direction direction, DType dtype, int 
   current_direction_ = direction;
   guarded(with_tags(make_call(Kind::kSendRecv, dtype, 0, tag), sealed), [&](const Call& call) {
     failure_.check();
-    const auto is_done = start(mesh_->link(peer), call);
+    Link& link = mesh_->link(peer);
+    const auto is_done = start(link, call);
     mesh_->wait_until([&] {
       if (is_done()) return true;
-      // Messages that the peer sent before it left still arrive, so check once more after seeing that it has left.
       if (!watch_->has_left(peer)) return false;
-      mesh_->link(peer).progress();
+      // The peer may have sent this message before it left.
+      if (!direction.sends && link.has_end_of_file()) return false;
+      link.progress();
       if (is_done()) return true;
       throw Failure(FailureKind::kPeerLost, peer, name_of_rank(peer) + " has shut down");
     });

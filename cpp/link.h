@@ -44,6 +44,10 @@ class Link {
   // True while a send or receive is unfinished.
   virtual bool pending() const = 0;
 
+  // Whether the peer's messages end with an end of file, at which progress() throws. If so, they may arrive after the
+  // peer's goodbye, which takes another connection. If not, they have all arrived by then.
+  virtual bool has_end_of_file() const = 0;
+
   // For a forked child: closes the link's descriptors and touches nothing that may have been changing at the fork.
   virtual void abandon() {}
 

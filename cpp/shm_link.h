@@ -42,6 +42,7 @@ class ShmLink final : public Link {
   Ticket received() const override { return incoming_.finished(); }
   bool progress() override;
   bool pending() const override { return !outgoing_.empty() || !incoming_.empty(); }
+  bool has_end_of_file() const override { return false; }
   void add_poll(std::vector<pollfd>&) const override {}
 
  private:

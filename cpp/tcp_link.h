@@ -43,6 +43,7 @@ class TcpLink final : public Link {
   Ticket received() const override { return incoming_.finished(); }
   bool progress() override;
   bool pending() const override { return !outgoing_.empty() || !incoming_.empty(); }
+  bool has_end_of_file() const override { return true; }
   void add_poll(std::vector<pollfd>& fds) const override;
   void abandon() override;
 

@@ -3,7 +3,9 @@
 #include "communicator.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <span>
@@ -231,6 +233,56 @@ void check_departure(const std::vector<int>& host_of) {
   });
 }
 
+// Replaces a data connection of rank 1 by a relay to rank 0: it passes the bytes on a while after rank 1 has left.
+std::thread relay_late(Connection& at_0, Connection& at_1, const Watch& watch_of_0) {
+  const auto [sender, incoming] = socket_pair();
+  const auto [outgoing, receiver] = socket_pair();
+  at_1.socket = Descriptor(sender);
+  at_0.socket = Descriptor(receiver);
+  return std::thread([from = Descriptor(incoming), to = Descriptor(outgoing), &watch_of_0] {
+    std::vector<char> bytes(1 << 20);
+    size_t end = 0;
+    while (const ssize_t count = read(from.get(), bytes.data() + end, bytes.size() - end)) {
+      CHECK(count > 0);
+      end += static_cast<size_t>(count);
+    }
+    while (!watch_of_0.has_left(1)) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    for (size_t begin = 0; begin < end;) {
+      const ssize_t count = write(to.get(), bytes.data() + begin, end - begin);
+      CHECK(count > 0);
+      begin += static_cast<size_t>(count);
+    }
+  });
+}
+
+// The goodbye takes another connection than the messages, so it may arrive first.
+void check_message_before_goodbye() {
+  std::vector<Wiring> wirings = wire({0, 1}, {});
+  std::vector<std::thread> threads;
+  for (size_t stream = 0; stream < wirings[0].data[1].size(); ++stream) {
+    threads.push_back(relay_late(wirings[0].data[1][stream], wirings[1].data[0][stream], *wirings[0].watch));
+  }
+  const View sent = values(1, 70'001);  // on both streams
+  threads.emplace_back([&] {
+    Communicator comm(std::move(wirings[1]), {});
+    comm.send(sent.data(), sent.size_bytes(), DType::kFloat32, 0, 7);
+    comm.shutdown();
+  });
+  Communicator comm(std::move(wirings[0]), {});
+  Values received(sent.size());
+  comm.recv(received.data(), sent.size_bytes(), DType::kFloat32, 1, 7);
+  CHECK(same(received, sent));
+  try {
+    comm.recv(received.data(), sizeof(float), DType::kFloat32, 1, 7);
+    CHECK(false);
+  } catch (const Failure& failure) {
+    CHECK(failure.kind == FailureKind::kPeerLost);
+    CHECK(failure.what() == std::string("rank 1 on host-1 closed its connection"));
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 void check_timeout() {
   Options options;
   options.timeout_ns = 50'000'000;
@@ -297,6 +349,7 @@ int main() {
   check_abort({0, 0});
   check_delegate({0, 0, 0});
   check_delegate({0, 1});
+  check_message_before_goodbye();
   check_departure({0, 0, 0});
   check_timeout();
   check_long_receive({0, 0, 0});

@@ -48,6 +48,7 @@ MUST_AGREE = (
     *("allreduce_algorithm", "hierarchical_bytes", "doubling_bytes", "ring_bytes"),
 )
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 2, 1
+LONGEST_KEEPALIVE_IDLE_S = 32767  # the kernel's limit
 
 
 class Wire(NamedTuple):
@@ -382,14 +383,17 @@ def _slots(plan: _Plan, tcp_streams: int, has_controls: bool) -> tuple[dict[Slot
 def _tune(sock: socket.socket, channel: Channel, peer_timeout_ns: int) -> None:
     """Prepare a connection for its channel.
 
-    Only control connections, which are mostly idle, detect an unreachable host by silence. On a data connection, the
-    same option would mistake a stopped peer with a full window for a dead one.
+    Control connections, which are mostly idle, detect an unreachable host by silence. On a data connection,
+    TCP_USER_TIMEOUT would mistake a stopped peer with a full window for a dead one. It has keepalive for messages that
+    are still on their way when their sender has shut down: then the control connection tells no more about the host.
     """
     if sock.family == socket.AF_UNIX:
         return
+    is_control = channel is Channel.CONTROL
+    idle_s = KEEPALIVE_IDLE_S if is_control else min(-(-peer_timeout_ns // 10**9), LONGEST_KEEPALIVE_IDLE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if channel is Channel.CONTROL:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    if is_control:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, peer_timeout_ns // 10**6)

@@ -134,6 +134,24 @@ def test_ranks_of_one_host(size: int) -> None:
                 check_connected(wirings[high].controls[low], wirings[low].controls[high])
 
 
+def test_every_connection_between_hosts_notices_a_host_that_vanishes() -> None:
+    """Without TCP_USER_TIMEOUT on a data connection: a stopped peer with a full window has not vanished."""
+
+    def options(wire: Wire) -> tuple[int, ...]:
+        with socket.socket(fileno=os.dup(wire.descriptor)) as sock:
+            return (
+                sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+                sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+            )
+
+    with closing(Job(2, transport="tcp", peer_timeout_ns=7 * SECOND).wirings()) as wirings:
+        for here, there in ((0, 1), (1, 0)):
+            assert options(wirings[here].controls[there]) == (1, 2, 7000)
+            for wired in wirings[here].data[there]:
+                assert options(wired) == (1, 7, 0)
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_ranks_that_are_each_their_own_host(size: int) -> None:
     with closing(Job(size, transport="tcp", tcp_streams=3).wirings()) as wirings:
