@@ -301,13 +301,16 @@ def test_a_cancelled_spark_job_releases_every_wait(context: Any, folder: Path) -
     assert took_s < 2 * SOON_S
 
 
-def test_mistakes_are_named_before_any_task_starts(context: Any) -> None:
+def test_mistakes_are_named_before_any_task_starts(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="cannot be sent to workers"):
         run(sums, threading.Lock())
     with pytest.raises(UnsupportedError, match="use_mpi"):
         run(sums, 1, use_mpi=True)
     with pytest.raises(UsageError, match="start_timeout"):
         run(sums, 1, start_timeout=0)
+    monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
+    with pytest.raises(UsageError, match="PYSPARK_PIN_THREAD=false keeps Ronde from cancelling"):
+        run(sums, 1)
 
 
 def test_an_elastic_job_goes_on_without_its_executor_and_at_full_size_again(

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
 
-from distributed import Client
-
-from ronde.dask.cluster import DaskCluster
 from ronde.errors import UsageError
+from ronde.launch.clusters.engine_package import needs_package
 from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
+
+with needs_package("distributed", "dask"):
+    from distributed import Client
+
+    from ronde.dask.cluster import DaskCluster
 
 __all__ = ["DaskCluster", "run"]
 

@@ -5,7 +5,10 @@ docs/ray.md tells more.
 
 from __future__ import annotations
 
-from ronde.ray.cluster import Placing, RayCluster
-from ronde.ray.executor import RayExecutor, RaySettings
+from ronde.launch.clusters.engine_package import needs_package
+
+with needs_package("ray", "ray"):
+    from ronde.ray.cluster import Placing, RayCluster
+    from ronde.ray.executor import RayExecutor, RaySettings
 
 __all__ = ["Placing", "RayCluster", "RayExecutor", "RaySettings"]

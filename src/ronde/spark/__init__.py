@@ -9,13 +9,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
 
-from pyspark import SparkContext
-from pyspark.resource import ResourceProfile
-
 from ronde.errors import UnsupportedError, UsageError
 from ronde.launch.clusters.base import Cluster
+from ronde.launch.clusters.engine_package import needs_package
 from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
-from ronde.spark.cluster import SparkCluster
+from ronde.light_dataclasses import replace
+
+with needs_package("pyspark", "spark"):
+    from pyspark import SparkContext
+    from pyspark.resource import ResourceProfile
+
+    from ronde.spark.cluster import SparkCluster
 
 __all__ = ["SparkCluster", "run", "run_elastic"]
 
@@ -171,6 +175,9 @@ def _run(
     kwargs: Mapping[str, Any] | None,
     options: RunOptions,
 ) -> list[R]:
+    if isinstance(cluster, SparkCluster):
+        address, port = cluster.driver_address()
+        options = replace(options, driver_address=address, driver_port=port)
     try:
         return run_function(cluster, fn, args, kwargs or {}, options)
     finally:

@@ -28,6 +28,7 @@ from ronde.spark.tasks import describe_failure, run_any, run_once
 
 __all__ = ["SparkCluster"]
 
+PORT = "spark.ronde.driver.port"
 FIRST_PAUSE_S, PAUSE_S = 0.2, 0.5  # before a cancellation, for each job
 LONGEST_CANCEL_S = 60
 
@@ -61,6 +62,17 @@ class SparkCluster:
     def parallelism(self) -> int:
         """How many tasks a Spark job has by default: `spark.default.parallelism`, or the cores of all executors."""
         return int(self._context.defaultParallelism)
+
+    def driver_address(self) -> tuple[str, int]:
+        """Return by which address or name executors reach the program, without brackets, and the port for tasks.
+
+        An empty address and port 0 stand for any. Raises UsageError if the configuration has no such port.
+        """
+        conf = self._context.getConf()
+        port = str(conf.get(PORT, "0"))
+        if not port.isdecimal():
+            raise UsageError(f"{PORT}={port} is invalid: expected the number of a TCP port")
+        return str(conf.get("spark.driver.host", "")).strip("[]"), int(port)
 
     def capacity(self) -> Capacity | None:
         """Return how many tasks Spark can run at once, and how many more than now; None if it allocates executors."""

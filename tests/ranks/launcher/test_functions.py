@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import re
 import signal
+import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 from tests.ranks.launcher.called_functions import (
     big,
     dies_on,
@@ -22,6 +25,7 @@ from tests.ranks.launcher.called_functions import (
 )
 
 from ronde import TimeoutError, UsageError, WorkerError
+from ronde.launch.clusters.base import SlotEvents, Ticket
 from ronde.launch.clusters.local import LocalCluster
 from ronde.launch.driver.functions import RunOptions, run_function, start_timeout_ns
 
@@ -45,6 +49,31 @@ def test_output_of_the_workers_appears_where_the_caller_wants_it() -> None:
 
 def test_all_connections_can_be_encrypted() -> None:
     assert run(protection, encrypts=True, stderr=io.StringIO()) == ["secret", "secret"]
+
+
+class Noting(LocalCluster):
+    """Notes the tickets."""
+
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        self.tickets = list(tickets)
+        super().request(tickets, events)
+
+
+def test_tasks_first_come_to_the_address_and_ports_that_a_firewall_lets_in() -> None:
+    cluster, port = Noting(1), free_port("127.0.0.1")
+    options = RunOptions(1, stderr=io.StringIO(), driver_address="localhost", driver_port=port)
+    assert run_function(cluster, sizes, (2,), {}, options) == [(0, 0, 1, 2.0)]
+    (ticket,) = cluster.tickets
+    assert ticket.addresses[0] == f"tcp:localhost:{port}"
+    assert all(address.endswith(f":{port}") for address in ticket.addresses)
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", port + 1))
+        taken.listen()
+        with pytest.raises(UsageError, match=rf"{port + 1}: Address already in use; end the process"):
+            run_function(cluster, sizes, (2,), {}, options)
+    for wrong in (-1, 65535, 4000.5):
+        with pytest.raises(UsageError, match="driver_port="):
+            run(sizes, 1, driver_port=wrong)
 
 
 def test_results_may_be_large() -> None:

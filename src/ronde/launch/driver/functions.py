@@ -32,6 +32,7 @@ __all__ = ["RunOptions", "interface_names", "run_function", "start_timeout_ns"]
 SECOND = 10**9
 START_TIMEOUT_S = 600.0
 PROTECTION_VARIABLE = "RONDE_PROTECTION"
+LAST_PORT = 65535
 USAGE_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
 
 
@@ -57,6 +58,9 @@ class RunOptions:
             same, in `environment` or in that of this process.
         max_restarts: How often workers of an elastic job are started again after one has failed.
         first_host: The name of the host that gets rank 0; empty: that of slot 0.
+        driver_address: An address or a name by which tasks reach this machine, tried before those that it has itself,
+            as behind a NAT; empty: only those.
+        driver_port: Where the driver listens for tasks; their agents come to the next port, too. 0: any two ports.
     """
 
     num_proc: int
@@ -73,6 +77,8 @@ class RunOptions:
     encrypts: bool = False
     max_restarts: int = 0
     first_host: str = ""
+    driver_address: str = ""
+    driver_port: int = 0
 
 
 def run_function(
@@ -114,6 +120,8 @@ def run_function(
             is_secret=_is_secret(config.worker.environment),
             first_host=options.first_host,
             is_talkative=options.is_talkative,
+            driver_address=options.driver_address,
+            driver_port=options.driver_port,
         )
         driver = Driver(placement, own_environment(), stack, (options.stdout, options.stderr))
         end = driver.run()
@@ -149,10 +157,16 @@ def _checked(options: RunOptions) -> RunOptions:
         is_binary = isinstance(stream, (io.RawIOBase, io.BufferedIOBase))
         if stream is not None and (is_binary or not callable(getattr(stream, "write", None))):
             raise UsageError(f"{name}={stream!r} takes no text: expected a file that is open for text")
+    port = _whole("driver_port", options.driver_port)
+    if not 0 <= port < LAST_PORT:
+        raise UsageError(
+            f"driver_port={port} is invalid: expected 1 to {LAST_PORT - 1}, because the next port is taken, too"
+        )
     least = options.min_num_proc
     return replace(
         options,
         num_proc=_whole("num_proc", options.num_proc),
+        driver_port=port,
         min_num_proc=None if least is None else _whole("min_num_proc", least),
     )
 

@@ -38,26 +38,33 @@ def reachable_addresses(
     return reachable, EVERYWHERE
 
 
-def reachable_by_tasks(config: LaunchConfig) -> tuple[list[str], Sequence[str]]:
+def reachable_by_tasks(config: LaunchConfig, advertised: str = "") -> tuple[list[str], Sequence[str]]:
     """Return the addresses as `reachable_addresses`, for tasks of a cluster.
 
-    This machine need not have the interface of the hosts. Without a network, the cluster is this machine.
+    This machine need not have the interface of the hosts. Without a network, the cluster is this machine. `advertised`:
+    an address by which tasks come, perhaps through a NAT, which then is the first; a name counts, too.
     """
     try:
         if config.interface:
             address_of_interface(config.interface)
     except UsageError:
         config = replace(config, interface=None)
-    return reachable_addresses(config, addresses_here() or [LOOPBACK], ())
+    reachable, listening = reachable_addresses(config, addresses_here() or [LOOPBACK], ())
+    return list(dict.fromkeys([*filter(None, [advertised]), *reachable])), listening
 
 
-def serve_store(listening: Sequence[str], key: JobKey, is_secret: bool | None = None) -> StoreServer:
-    """Serve a store at the first of these addresses that this machine has. `is_secret`: as of `StoreServer`."""
+def serve_store(
+    listening: Sequence[str], key: JobKey, is_secret: bool | None = None, port: int = 0
+) -> StoreServer:
+    """Serve a store at the first of these addresses that this machine has.
+
+    `is_secret`: as of `StoreServer`. `port`: 0 for any.
+    """
     *others, last = listening
     for address in others:
         with contextlib.suppress(UsageError):  # this machine has no IPv6
-            return StoreServer(_tcp(address, "0"), key, is_secret=is_secret)
-    return StoreServer(_tcp(last, "0"), key, is_secret=is_secret)
+            return StoreServer(_tcp(address, str(port)), key, is_secret=is_secret)
+    return StoreServer(_tcp(last, str(port)), key, is_secret=is_secret)
 
 
 def tcp_addresses(reachable: Sequence[str], server_address: str) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class TaskAgents:
 
     `workers`: how many; `least`: with how many an elastic job may begin and go on, None for a fixed number.
     `call`: the packed function. `is_secret`: encrypt all connections. `first_host`: the name of the host of rank 0.
-    `is_talkative`: say who is awaited.
+    `is_talkative`: say who is awaited. `driver_address`, `driver_port`: as of `RunOptions`.
     """
 
     is_given_by_user = False
@@ -85,12 +85,15 @@ class TaskAgents:
         is_secret: bool = False,
         first_host: str = "",
         is_talkative: bool = True,
+        driver_address: str = "",
+        driver_port: int = 0,
     ) -> None:
         self._cluster, self._workers, self._call, self._python = cluster, workers, call, python
         self._is_secret = is_secret
         self._is_fixed = least is None
         least = workers if least is None else least
         self._is_talkative = is_talkative
+        self._driver_address, self._driver_port = driver_address, driver_port
         self._start_ns = config.start_timeout_ns
         self.limits = health.Limits(
             min_slots=least,
@@ -122,8 +125,9 @@ class TaskAgents:
     def open(self, driver: Driver) -> None:
         """Serve the store and the tasks, and request all tasks."""
         self._driver = driver
-        reachable, listening = reachable_by_tasks(self.config)
-        store = serve_store(listening, self._key, self._is_secret)
+        reachable, listening = reachable_by_tasks(self.config, self._driver_address)
+        port = self._driver_port
+        store = serve_store(listening, self._key, self._is_secret, port + 1 if port else 0)
         self._stack.callback(store.close)
         self._stores = tcp_addresses(reachable, store.address)
         self.store = StoreClient(store.address, self._key, 10 * SECOND, is_secret=self._is_secret)
@@ -131,7 +135,7 @@ class TaskAgents:
         offer_call(self.store, self._call)
         self._call = b""
         silence_ns = self.config.rendezvous.silence_ns
-        self._server = TaskServer(listening, self._key, silence_ns, self._is_secret)
+        self._server = TaskServer(listening, self._key, silence_ns, self._is_secret, port)
         self._stack.callback(self._server.close)
         self._addresses = tcp_addresses(reachable, self._server.address)
         self._posted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

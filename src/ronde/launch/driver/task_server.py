@@ -29,7 +29,7 @@ from ronde.launch.driver.task_messages import (
     TaskMessage,
     split_message,
 )
-from ronde.net.addresses import listen, parse_address
+from ronde.net.addresses import Address, listen
 from ronde.net.authenticating_listener import Authenticator
 from ronde.net.authentication import Handshake, Role
 from ronde.net.message_channel import MessageChannel
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class TaskServer:
-    """Listens for the tasks of one job at the first of `addresses` that this machine has.
+    """Listens for the tasks of one job at the first of `addresses` that this machine has; `port`: 0 for any.
 
     `fileno()` becomes readable when tasks have registered; then call `accept`. `silence_ns`: after how long a silence a
     task counts as lost. `is_secret`: encrypt the connections. Raises UsageError if this machine has none of the
@@ -55,10 +55,15 @@ class TaskServer:
     """
 
     def __init__(
-        self, addresses: Sequence[str], key: JobKey, silence_ns: int, is_secret: bool = False
+        self,
+        addresses: Sequence[str],
+        key: JobKey,
+        silence_ns: int,
+        is_secret: bool = False,
+        port: int = 0,
     ) -> None:
         self._key, self._silence_ns, self._is_secret = key, silence_ns, is_secret
-        self._listener, self.address = _listen(addresses)
+        self._listener, self.address = _listen(addresses, port)
         self._epoll = select.epoll()
         self._authenticator = Authenticator(
             *([self._listener], f"the driver at {self.address}", self._greet, self._report, self._epoll)
@@ -409,11 +414,11 @@ class TaskStreams:
                 os.eventfd_write(self.exited_fd, 1)
 
 
-def _listen(addresses: Sequence[str]) -> tuple[socket.socket, str]:
+def _listen(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
     problem: UsageError | None = None
     for host in addresses:
         try:
-            listener, address = listen(parse_address(f"tcp:[{host}]:0" if ":" in host else f"tcp:{host}:0"))
+            listener, address = listen(Address(host=host, port=port))
             return listener, str(address)
         except UsageError as error:  # this machine has no IPv6
             problem = error
