@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conformance.cluster_kinds import engine_environment
+from tests.ports import free_port
 
-__all__ = ["ROOT", "new_session", "session_of_two_executors"]
+__all__ = ["ROOT", "connect_server", "new_session", "session_of_two_executors", "until_it_listens"]
 
 ROOT = Path(__file__).parents[2]
+MASTER = "local-cluster[2,1,1024]"
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.executorEnv.PYTHONPATH": str(ROOT),  # functions of test modules
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+PATIENCE_S = 60
 
 
 def new_session(**settings: str) -> Any:
@@ -22,17 +37,9 @@ def new_session(**settings: str) -> Any:
     pyspark = pytest.importorskip("pyspark", reason="PySpark is not installed here")
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = pyspark.sql.SparkSession.builder.master("local-cluster[2,1,1024]").appName("tests")
+    builder = pyspark.sql.SparkSession.builder.master(MASTER).appName("tests")
     given = {key.replace("_", "."): value for key, value in settings.items()}
-    fixed = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        "spark.executorEnv.PYTHONPATH": str(ROOT),  # functions of test modules
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-    }
-    for key, value in {**fixed, **given}.items():
+    for key, value in {**SETTINGS, **given}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -46,3 +53,45 @@ def session_of_two_executors() -> Iterator[Any]:
         yield session
     finally:
         session.stop()
+
+
+@contextmanager
+def connect_server() -> Iterator[str]:
+    """Start a server of Spark Connect with two executors; yield its URL."""
+    import pyspark
+
+    home, port = Path(pyspark.__file__).parent, free_port("127.0.0.1")
+    settings = {**SETTINGS, "spark.connect.grpc.binding.port": str(port)}
+    words = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+    program = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    with engine_environment(), tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(
+            [
+                str(home / "bin" / "spark-submit"),
+                "--master",
+                MASTER,
+                *words,
+                "--class",
+                program,
+                "spark-internal",
+            ],
+            env={**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable},
+            stdout=log,
+            stderr=log,
+        )
+    with server:
+        try:
+            until_it_listens("127.0.0.1", port)
+            yield f"sc://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+def until_it_listens(host: str, port: int) -> None:
+    """Wait until a service listens."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        with suppress(OSError), socket.create_connection((host, port), 1):
+            return
+        assert time.monotonic() < deadline, f"nobody listens at port {port} of {host}"
+        time.sleep(0.05)
