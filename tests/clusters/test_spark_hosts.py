@@ -53,7 +53,7 @@ def test_a_job_grows_from_no_executors_and_outlives_one_and_gets_gpus(
     shutil.which("nft") is None, reason="needs the command `nft` (Debian: apt install nftables)"
 )
 def test_the_driver_may_be_behind_a_nat(spark: StandaloneSpark) -> None:
-    places, messages = spark.drive_behind_nat("places", {}, driver_port=PORTS[2])
+    places, messages = spark.drive_behind_nat("places", {"spark.ronde.driver.port": str(PORTS[2])})
     assert [place[:2] for place in places] == [[0, 2], [1, 2]]
     assert {place[2] for place in places} <= set(DIRECT.values())
     assert "all 2 tasks have registered" in messages

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,6 +78,24 @@ def _ssh() -> Iterator[New]:
         pytest.skip(reason)
     with Hosts(1) as world, ssh.SshServers(world, {MARK_NAME: MARK_VALUE}) as servers:
         yield lambda: LocalCluster(SLOTS, (servers.client, world.ipv4(0), *PROGRAM))
+
+
+@contextmanager
+def _slurm() -> Iterator[New]:
+    """Run tasks as steps on a Slurm of two nodes, each a job of its own. `ronde run` under srun needs no cluster."""
+    from tests.clusters.slurm import Slurm, require  # which few tests need
+
+    if reason := require():
+        pytest.skip(reason)
+    with engine_environment():
+        slurm = Slurm([f"n{number}" for number in range(SLOTS)])
+        slurm.__enter__()
+    with ExitStack() as stack:
+        stack.push(slurm)
+        configuration = pytest.MonkeyPatch()
+        stack.callback(configuration.undo)
+        configuration.setenv("SLURM_CONF", slurm.environ()["SLURM_CONF"])
+        yield lambda: LocalCluster(SLOTS, ("srun", "--quiet", "--nodes=1", "--ntasks=1", *PROGRAM))
 
 
 @contextmanager
@@ -153,10 +171,29 @@ def _spark() -> Iterator[New]:
         yield lambda: SparkCluster(session.sparkContext, is_elastic=True)
 
 
+@contextmanager
+def _spark_connect() -> Iterator[New]:
+    """Run tasks on a server of Spark Connect with two executors, which is a process of its own."""
+    pyspark = pytest.importorskip("pyspark", reason="PySpark is not installed here")
+    pytest.importorskip("grpc_status", reason="the packages of Spark Connect are not installed here")
+    from tests.clusters.spark_session import connect_server
+
+    with connect_server() as url:
+        session = pyspark.sql.connect.session.SparkSession.builder.remote(url).create()
+        from ronde.spark.connect_cluster import ConnectCluster
+
+        try:
+            yield lambda: ConnectCluster(session)
+        finally:
+            session.stop()
+
+
 KINDS: dict[str, Callable[[], AbstractContextManager[New]]] = {
     "local": _local,
     "ssh": _ssh,
+    "slurm": _slurm,
     "spark": _spark,
+    "spark-connect": _spark_connect,
     "ray": _ray,
     "dask": _dask,
 }

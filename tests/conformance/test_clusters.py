@@ -87,7 +87,12 @@ class Desk:
         return not self._events.empty()
 
 
-NEEDS = {"local": ("slow",), "ssh": ("hosts", "alone")}  # all others: the engine of their name
+NEEDS = {
+    "local": ("slow",),
+    "ssh": ("hosts", "alone"),
+    "slurm": ("root", "alone"),
+    "spark-connect": ("spark",),
+}  # all others: the engine of their name
 
 
 def _kinds() -> list[object]:

@@ -7,6 +7,7 @@ too. As with an elastic job on classic Spark, later attempts of a task end at on
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +19,9 @@ from ronde.launch.clusters.key_transport import report_unencrypted
 from ronde.spark.tasks import describe_failure, run_once
 
 __all__ = ["ConnectCluster"]
+
+PAUSE_S = 0.2  # before an interruption, for each query: that of a task that has ended is about to end, too
+LONGEST_CANCEL_S = 60
 
 
 class ConnectCluster:
@@ -33,7 +37,8 @@ class ConnectCluster:
         self._session = session
         self._tag = f"ronde-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
-        self._cancelled = False
+        self._queries: list[threading.Thread] = []
+        self._is_cancelled = False
         channel = session.client._builder
         if not channel.secure and channel.host not in ("localhost", "127.0.0.1", "::1"):
             report_unencrypted("Spark Connect", "connect with ;use_ssl=true", requires_encryption)
@@ -43,29 +48,46 @@ class ConnectCluster:
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
         """Submit a query for each ticket."""
-        for ticket in tickets:
+        queries = [
             threading.Thread(
                 target=self._run_query, args=(ticket, events), name="ronde-spark-query", daemon=True
-            ).start()
+            )
+            for ticket in tickets
+        ]
+        with self._lock:
+            self._queries = [query for query in self._queries if query.is_alive()] + queries
+        for query in queries:
+            query.start()
 
     def cancel(self, reason: str) -> None:
-        """Interrupt all queries of this cluster."""
+        """Interrupt all queries of this cluster that do not end now, in another thread."""
         with self._lock:
-            if self._cancelled:
+            if not self._is_cancelled:
+                self._is_cancelled = True
+                threading.Thread(target=self._interrupt, name="ronde-spark-interrupt", daemon=True).start()
+
+    def _interrupt(self) -> None:
+        """Interrupt until no query runs: one that is just being submitted does not notice."""
+        ends_s = time.monotonic() + LONGEST_CANCEL_S
+        while time.monotonic() < ends_s:
+            for query in self._queries:
+                query.join(PAUSE_S)
+            if not any(query.is_alive() for query in self._queries):
                 return
-            self._cancelled = True
-        self._session.interruptTag(self._tag)
+            try:
+                self._session.interruptTag(self._tag)
+            except Exception:  # the session has ended, and its queries with it
+                return
 
     def _run_query(self, ticket: Ticket, events: SlotEvents) -> None:
         """Run a query in this thread, whose tag it gets, and report its end."""
         try:
-            with self._lock:
-                if self._cancelled:
-                    return
+            if self._is_cancelled:
+                return
             self._session.addTag(self._tag)
             rows = self._session.range(0, 1, 1, 1).mapInArrow(_task(ticket), "problem string").collect()
         except Exception as error:
-            if not self._cancelled:
+            if not self._is_cancelled:
                 events.slot_ended(ticket.slot, describe_failure(error))
         else:
             events.slot_ended(ticket.slot, rows[0].problem if rows else "")
