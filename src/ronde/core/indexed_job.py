@@ -14,12 +14,17 @@ from ronde.core.agent import FAILED, UNREACHABLE
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
 
-__all__ = ["INDEX", "LOST", "IndexedPod", "find_pod", "pod_exit_code"]
+__all__ = ["INDEX", "LOST", "REPLACED", "IndexedPod", "find_pod", "pod_exit_code"]
 
 INDEX = "JOB_COMPLETION_INDEX"
 # The exit code of an agent that ended because it has lost the others, and not because of a worker: a new Pod in its
 # place may find them. (EX_TEMPFAIL of sysexits.h)
 LOST = 75
+REPLACED = (
+    LOST,
+    128 + 9,
+    128 + 15,
+)  # exit codes of Pods that get a successor: also those of killed and ended ones
 
 
 @dataclass(frozen=True)
@@ -66,5 +71,10 @@ def find_pod(environ: Mapping[str, str], host_name: str, full_name: str) -> Inde
 
 
 def pod_exit_code(code: int, has_failure: bool) -> int:
-    """Return the exit code of the Pod of an agent that ends with `code`; `has_failure`: because a worker has failed."""
-    return LOST if code in (FAILED, UNREACHABLE) and not has_failure else code
+    """Return the exit code of the Pod of an agent that ends with `code`; `has_failure`: because a worker has failed.
+
+    The Job replaces Pods by their exit code, and none whose workers have failed for good, also if they were killed.
+    """
+    if has_failure:
+        return FAILED if code in REPLACED else code
+    return LOST if code in (FAILED, UNREACHABLE) else code

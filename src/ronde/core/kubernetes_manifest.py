@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ronde.core.indexed_job import LOST
+from ronde.core.indexed_job import REPLACED
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass, field
 
@@ -33,7 +33,6 @@ KEY_FILE = "/run/ronde/job.key"
 REPLICATED = "workers"  # the one replicated Job of a JobSet
 REPLACEMENTS = 3  # of the Pod of each index; also how often a JobSet starts again
 KEPT_S = 24 * 3600  # how long a finished job stays, with its logs
-KILLED, TERMINATED = 128 + 9, 128 + 15
 LONGEST_NAME = 63  # of a host (RFC 1123)
 OWN_GROUP = "app.kubernetes.io/instance"
 
@@ -148,7 +147,7 @@ def _job_spec(job: PodJob) -> Object:
         "onExitCodes": {
             "containerName": CONTAINER,
             "operator": "NotIn",
-            "values": [LOST, KILLED, TERMINATED],
+            "values": sorted(REPLACED),  # in another order they would be refused
         },
     }
     # As soon as one Pod of an elastic job succeeds, all its workers have; those that wait for room are not needed.

@@ -7,7 +7,7 @@ import pytest
 from ronde.cli.run_arguments import parse_arguments
 from ronde.cli.run_config import configure
 from ronde.cli.run_here import Here
-from ronde.core.indexed_job import LOST, IndexedPod, find_pod, pod_exit_code
+from ronde.core.indexed_job import LOST, REPLACED, IndexedPod, find_pod, pod_exit_code
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig
 
@@ -60,6 +60,9 @@ def test_options_go_before_what_kubernetes_says() -> None:
 
 def test_a_pod_that_has_lost_the_others_may_be_replaced() -> None:
     assert pod_exit_code(1, has_failure=False) == pod_exit_code(2, has_failure=False) == LOST
-    assert pod_exit_code(1, has_failure=True) == 1
+    assert pod_exit_code(3, has_failure=True) == 3
+    assert {pod_exit_code(code, has_failure=True) for code in REPLACED} == {
+        1
+    }  # such as a worker that was killed
     assert pod_exit_code(143, has_failure=False) == 143
     assert pod_exit_code(0, has_failure=False) == 0
