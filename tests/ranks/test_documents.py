@@ -64,7 +64,10 @@ def test_configuration_files_are_valid(folder_of_a_user: Path) -> None:
         assert tomllib.loads(block)
     for block in [block for page in PAGES for block in blocks(page, "yaml")]:
         (folder_of_a_user / "config.yaml").write_text(block)
-        assert cli.main(["run", "--dry-run", "--config-file", "config.yaml", "train.py"]) == 0
+        reader = ["--config-file", "config.yaml"]
+        if block.startswith("kind:"):
+            reader = ["--cluster", "kubernetes", "--image", "lab/train", "--patch", "config.yaml"]
+        assert cli.main(["run", "--dry-run", *reader, "train.py"]) == 0
 
 
 @pytest.mark.parametrize("page", PAGES)
