@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
@@ -86,7 +87,8 @@ def run(
             return told
 
         try:
-            comm = CommunicatorFactory(settings, KEY).make_world(rank, 2, exchange, "world")
+            deadline_ns = time.monotonic_ns() + 60 * 10**9
+            comm = CommunicatorFactory(settings, KEY).make_world(rank, 2, exchange, "world", deadline_ns)
             try:
                 results[rank] = program(comm)
             finally:

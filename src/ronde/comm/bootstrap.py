@@ -1,6 +1,6 @@
 """Connects the ranks of a communicator, which can exchange small texts, for the native data plane.
 
-The steps, the same on every rank and under one deadline:
+The steps, the same on every rank:
   1. Every rank sends all others its host, the Unix socket where it listens for ranks of the same host, and the values
      that must be equal. If there is more than one host, every rank also opens a TCP port and sends its number.
   2. Each rank connects to the lower ranks and accepts connections of the higher ones: a control connection for every
@@ -156,16 +156,16 @@ def wire(
     settings: Settings,
     key: JobKey,
     purpose: str,
+    deadline_ns: int,
     address: str = "127.0.0.1",
 ) -> Wiring:
     """Connect this rank with all others of the world. All ranks call it.
 
-    `purpose` names the communicator, the same on all ranks and used once. `address` is the numeric address that this
-    host offers to others. `settings.start_timeout_ns` limits the time of all steps. Raises TimeoutError that names the
-    missing ranks, PeerLostError, MismatchError if settings differ that must be equal, AuthenticationError or
-    VersionError; then all connections are closed.
+    `purpose` names the communicator, the same on all ranks and used once. `deadline_ns`, of the monotonic clock, is
+    that of step 2; `exchange` has its own. `address` is the numeric address that this host offers to others. Raises
+    TimeoutError that names the missing ranks, PeerLostError, MismatchError if settings differ that must be equal,
+    AuthenticationError or VersionError; then all connections are closed.
     """
-    deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
     mine = _RankRecord.of(rank, size, settings, address)
     if size == 1:
         return Wiring(compute_topology(0, [""], [host_name()]), mine.cores.bit_count(), {}, {})
@@ -181,6 +181,7 @@ def wire_again(
     settings: Settings,
     key: JobKey,
     purpose: str,
+    deadline_ns: int,
     address: str,
     check: Callable[[], None],
 ) -> Wiring:
@@ -188,7 +189,6 @@ def wire_again(
 
     `check` raises the failure of the new communicator, such as a lost rank; otherwise as `wire`.
     """
-    deadline_ns = time.monotonic_ns() + settings.start_timeout_ns
     with ExitStack() as listeners:
         target = ""
         if topology.local_size < topology.size:

@@ -40,16 +40,17 @@ class CommunicatorFactory:
     core: int | None = None
     connections: _native.SharedConnections | None = None
 
-    def make_world(self, rank: int, size: int, exchange: Exchange, purpose: str) -> Communicator:
+    def make_world(
+        self, rank: int, size: int, exchange: Exchange, purpose: str, deadline_ns: int
+    ) -> Communicator:
         """Return the communicator of all ranks, which they make together.
 
-        `purpose`: its name, the same on all ranks, used once.
+        `purpose`: its name, the same on all ranks, used once. `deadline_ns`: of the monotonic clock, for all steps.
         """
-        wiring = wire(rank, size, exchange, self.wanted, self.key, purpose, self.address)
+        wiring = wire(rank, size, exchange, self.wanted, self.key, purpose, deadline_ns, self.address)
         try:
             topology, wanted = wiring.topology, self.wanted
             core = core_of(wanted.thread_affinity, topology.local_rank, topology.local_size)
-            deadline_ns = time.monotonic_ns() + wanted.start_timeout_ns
             with starting_threads_on(core):
                 connections = _native.SharedConnections(wiring.take_controls())
                 watch = _join_watch(connections, purpose, topology, range(size))
@@ -86,7 +87,9 @@ class CommunicatorFactory:
         deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
         watch = _join_watch(self.connections, purpose, topology, names)
         try:
-            wiring = wire_again(topology, exchange, self.wanted, self.key, purpose, self.address, watch.check)
+            wiring = wire_again(
+                topology, exchange, self.wanted, self.key, purpose, deadline_ns, self.address, watch.check
+            )
             try:
                 native = self._connect(watch, wiring, twin, deadline_ns)
             except BaseException:

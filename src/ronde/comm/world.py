@@ -77,15 +77,16 @@ def init(
     identity = identify(wish.environ, surroundings(environ), wish.rank, wish.size, wish.store)
     logs.log_as_rank(identity.rank)
     wanted = settings.resolve(environ, **overrides)
+    deadline_ns = time.monotonic_ns() + wanted.start_timeout_ns
     logs.apply_log_settings(wanted, identity.rank)
     if ignored := settings.ignored_horovod_variables(environ):
         _log.info("these Horovod variables have no effect in Ronde: %s", ", ".join(ignored))
     if identity.meeting is None:
         _process.world = CommunicatorFactory(wanted, JobKey.generate()).make_world(
-            0, 1, lambda mine: [mine], "world"
+            0, 1, lambda mine: [mine], "world", deadline_ns
         )
     else:
-        _process.world = _join(identity, identity.meeting, wanted)
+        _process.world = _join(identity, identity.meeting, wanted, deadline_ns)
 
 
 def shutdown() -> None:
@@ -135,8 +136,8 @@ def _forget_if_forked() -> None:
         _process.reset()
 
 
-def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communicator:
-    started_ns = time.monotonic_ns()
+def _join(identity: Identity, point: MeetingPoint, wanted: Settings, deadline_ns: int) -> Communicator:
+    """Return the world. `deadline_ns` is that of all steps, from the store to shared memory."""
     if _process.meeting is None or _process.point != point:
         if _process.meeting is not None:
             _process.meeting.close()
@@ -144,13 +145,13 @@ def _join(identity: Identity, point: MeetingPoint, wanted: Settings) -> Communic
         _process.generation = 0
     meeting = _process.meeting
     purpose = f"world {_process.generation}"
-    left_ns = wanted.start_timeout_ns - (time.monotonic_ns() - started_ns)
+    left_ns = deadline_ns - time.monotonic_ns()
     exchange = exchange_through(
         meeting.store, purpose, identity.rank, identity.size, left_ns, meeting.last_refusal
     )
     _process.generation += 1
     factory = CommunicatorFactory(wanted, meeting.key, meeting.address)
-    return factory.make_world(identity.rank, identity.size, exchange, purpose)
+    return factory.make_world(identity.rank, identity.size, exchange, purpose, deadline_ns)
 
 
 atexit.register(shutdown)

@@ -13,12 +13,17 @@ from pathlib import Path
 import pytest
 
 from ronde.comm.bootstrap import Wire, Wiring, exchange_through, wire
+from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError, TimeoutError
 from ronde.net.stores.memory import MemoryStore
 from ronde.settings import JobKey, Settings
 
 SECOND = 10**9
 KEY = JobKey.generate()
+
+
+def deadline_in(duration_ns: int) -> int:
+    return time.monotonic_ns() + duration_ns
 
 
 def in_threads(size: int, body: Callable[[int], object]) -> list[object]:
@@ -62,6 +67,7 @@ class Job:
             settings,
             self.keys.get(rank, KEY),
             "world/1",
+            deadline_in(settings.start_timeout_ns),
         )
 
     def run(self) -> list[object]:
@@ -118,7 +124,7 @@ def test_a_malformed_record_names_its_rank(spoil: Callable[[bytes], bytes]) -> N
         return [mine, spoil(mine)]
 
     with pytest.raises(ProtocolError, match="the start-up record of rank 1 is malformed"):
-        wire(0, 2, exchange, Settings(), KEY, "world/1")
+        wire(0, 2, exchange, Settings(), KEY, "world/1", deadline_in(60 * SECOND))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -236,16 +242,16 @@ def test_a_peer_that_gives_up_is_noticed_before_the_deadline() -> None:
     told = threading.Event()
 
     def body(rank: int) -> object:
-        settings = Settings(start_timeout_ns=60 * SECOND)
-        exchange = exchange_through(job.store, "w", rank, 3, 60 * SECOND)
+        limit_ns = 60 * SECOND
+        exchange = exchange_through(job.store, "w", rank, 3, limit_ns)
         if rank == 2:
             exchange(record_of(rank))
             told.wait()
             return None
         if rank == 1:
-            settings = Settings(start_timeout_ns=2 * SECOND)
+            limit_ns = 2 * SECOND
         try:
-            return wire(rank, 3, exchange, settings, KEY, "w")
+            return wire(rank, 3, exchange, Settings(), KEY, "w", deadline_in(limit_ns))
         finally:
             told.set()
 
@@ -257,6 +263,27 @@ def test_a_peer_that_gives_up_is_noticed_before_the_deadline() -> None:
     assert isinstance(second, TimeoutError)
     assert isinstance(first, PeerLostError)
     assert first.rank == 1
+
+
+def test_connections_and_shared_memory_have_one_deadline() -> None:
+    """Rank 0 connects and shares no memory; the limit of the settings does not begin again for that."""
+    store = MemoryStore()
+    is_over = threading.Event()
+
+    def body(rank: int) -> object:
+        exchange = exchange_through(store, "w", rank, 2, 60 * SECOND)
+        if rank == 0:
+            with closing([wire(0, 2, exchange, Settings(), KEY, "w", deadline_in(60 * SECOND))]):
+                is_over.wait()
+            return None
+        try:
+            return CommunicatorFactory(Settings(), KEY).make_world(1, 2, exchange, "w", deadline_in(SECOND))
+        finally:
+            is_over.set()
+
+    error = in_threads(2, body)[1]
+    assert isinstance(error, TimeoutError)
+    assert "for shared memory from rank 0" in str(error)
 
 
 def unix_listeners() -> set[str]:
