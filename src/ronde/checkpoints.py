@@ -91,6 +91,21 @@ class Checkpoints:
             return int(match[2])
         raise UsageError(f"{checkpoint} is not named like a checkpoint (fence-000000.step-000000000)")
 
+    def at(self, step: int) -> Path:
+        """Return the path of the complete checkpoint of a step.
+
+        Args:
+            step: the step at which it was saved.
+
+        Raises:
+            UsageError: there is none; the error lists those that there are.
+        """
+        for _, saved_at, path in reversed(self._found()):
+            if saved_at == step:
+                return path
+        steps = ", ".join(str(saved_at) for _, saved_at, _ in self._found()) or "none"
+        raise UsageError(f"{self.folder} has no checkpoint of step {step}; it has {steps}")
+
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
         """Yield a path for a new checkpoint, which counts once the block has ended without an exception.
@@ -175,12 +190,15 @@ class Checkpoints:
 
     def _checkpoints(self) -> list[Path]:
         """Return the complete checkpoints, the newest last."""
-        found = [
+        return [path for _, _, path in self._found()]
+
+    def _found(self) -> list[tuple[int, int, Path]]:
+        """Return fence, step and path of the complete checkpoints, the newest last."""
+        return sorted(
             (int(match[1]), int(match[2]), path)
             for path in self.folder.iterdir()
             if (match := _CHECKPOINT.fullmatch(path.name))
-        ]
-        return [path for _, _, path in sorted(found)]
+        )
 
 
 def _this_round() -> _Round | None:
