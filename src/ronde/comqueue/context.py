@@ -21,11 +21,11 @@ class ComContext:
         step_no: The number of the present step, from 1.
     """
 
-    def __init__(self, task_id: int, num_tasks: int) -> None:
+    def __init__(self, task_id: int, num_tasks: int, objects: dict[str, Any] | None = None) -> None:
         self.task_id = task_id
         self.num_tasks = num_tasks
         self.step_no = 1
-        self._objects: dict[str, Any] = {}
+        self._objects = {} if objects is None else objects
 
     def __repr__(self) -> str:
         return f"<ComContext: task {self.task_id} of {self.num_tasks}, step {self.step_no}>"

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from ronde.comm.world import has_joined, world
+from ronde.comqueue.checkpointing import CheckpointPlace, CheckpointRule, FolderPlace, MemoryPlace
 from ronde.comqueue.partitions import SharedValues, partition
 from ronde.comqueue.plan import Plan, run_plan
-from ronde.comqueue.task_group import RankGroup, ThreadGroup, thread_groups
+from ronde.comqueue.task_group import RankGroup, TaskGroup, ThreadGroup, thread_groups
 from ronde.engine.process import init
 from ronde.environment import environment
-from ronde.errors import PeerLostError, RemoteError, UsageError
+from ronde.errors import PeerLostError, RemoteError, UsageError, WorkerError
 from ronde.launch.callables import run
-from ronde.light_dataclasses import replace
+from ronde.light_dataclasses import dataclass, replace
 
 if TYPE_CHECKING:
     from ronde.launch.clusters.base import Cluster
 
 __all__ = ["run_on"]
+
+_log = logging.getLogger(__name__)
 
 # Sums are formed in the order of tasks, also between hosts.
 ORDERED = {"RONDE_ALLREDUCE_ALGORITHM": "direct"}
@@ -35,7 +42,7 @@ def run_on(plan: Plan, on: str | Cluster | None) -> list[Any]:
     if on is None and has_joined():
         return _run_in_job(plan)
     if not isinstance(on, str | None):
-        return _run_on_cluster(plan, on, _capacity(on))
+        return _run_on_cluster(plan, lambda: on, _capacity(on))
     kind, num_tasks = _parsed(on or "local")
     match kind:
         case "local":
@@ -44,8 +51,8 @@ def run_on(plan: Plan, on: str | Cluster | None) -> list[Any]:
             return _run_in_threads(plan, num_tasks or _cores())
     from ronde.launch.clusters.registry import registered_cluster  # only clusters need it
 
-    cluster = registered_cluster(kind)
-    return _run_on_cluster(plan, cluster, num_tasks or _capacity(cluster))
+    num_tasks = num_tasks or _capacity(registered_cluster(kind))
+    return _run_on_cluster(plan, lambda: registered_cluster(kind), num_tasks)
 
 
 def _parsed(on: str) -> tuple[str, int | None]:
@@ -80,12 +87,53 @@ def _without_data(plan: Plan) -> Plan:
     return replace(plan, partitioned={}, broadcast={})
 
 
+class TaskValues(Protocol):
+    """The data of all tasks: value 0 is the broadcast data, value i + 1 the partition of task i."""
+
+    def load(self, number: int, *, is_read_only: bool = False) -> Any:
+        """Return a value. `is_read_only`: whether its large arrays are."""
+
+
+@dataclass(frozen=True)
+class _Values:
+    """Values that are here, or travel with the function, all of them to all tasks."""
+
+    values: Sequence[Any]
+
+    def load(self, number: int, *, is_read_only: bool = False) -> Any:
+        value = self.values[number]
+        for array in value.values() if is_read_only else ():
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
+        return value
+
+
+def _run_task(plan: Plan, values: TaskValues, place: CheckpointPlace | None, group: TaskGroup) -> Any:
+    partition = values.load(1 + group.task_id, is_read_only=plan.checkpoint is not None)
+    checkpoints = None if place is None else place.open(group.task_id)
+    return run_plan(plan, values.load(0), partition, group, checkpoints)
+
+
+def _run_rank(plan: Plan, values: TaskValues, place: CheckpointPlace | None) -> Any:
+    """Run a task in a worker."""
+    init()
+    return _run_task(plan, values, place, RankGroup(world()))
+
+
+def _folder_of(plan: Plan, need: str = "") -> CheckpointPlace | None:
+    """Return the folder for checkpoints, if there are to be any. `need`: why there must be one."""
+    if plan.checkpoint is None:
+        return None
+    if plan.checkpoint.folder is None:
+        raise UsageError(f"checkpoints need a folder {need}: pass one that all tasks share")
+    return FolderPlace(plan.checkpoint.folder)
+
+
 def _run_in_job(plan: Plan) -> list[Any]:
     group = RankGroup(world())
-    mine = _data_of(plan, group.num_tasks)[group.task_id]
-    data = copy.deepcopy({**plan.broadcast, **mine})
-    result = run_plan(copy.deepcopy(_without_data(plan)), data, group)
-    return group.allgather_object(result)
+    values = _Values(copy.deepcopy([plan.broadcast, *_data_of(plan, group.num_tasks)]))
+    place = _folder_of(plan, "if the ranks of a job are the tasks")
+    return group.allgather_object(_run_task(copy.deepcopy(_without_data(plan)), values, place, group))
 
 
 def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
@@ -93,38 +141,50 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
     if THREADS_OF_A_PROCESS not in environment():  # else each process would use all cores
         variables[THREADS_OF_A_PROCESS] = str(max(1, _cores() // num_tasks))
     with ExitStack() as stack:
-        data = SharedValues([plan.broadcast, *_data_of(plan, num_tasks)], stack)
-        return run(_run_rank, (_without_data(plan), data.load), np=num_tasks, environment=variables)
+        values = SharedValues([plan.broadcast, *_data_of(plan, num_tasks)], stack)
+        rule = plan.checkpoint
+        place = MemoryPlace(num_tasks, stack) if rule and rule.folder is None else _folder_of(plan)
+        call = (_without_data(plan), values, place)
+        return _repeat(rule, lambda: run(_run_rank, call, np=num_tasks, environment=variables))
 
 
-def _run_on_cluster(plan: Plan, cluster: Cluster, num_tasks: int) -> list[Any]:
-    data = _SentValues([plan.broadcast, *_data_of(plan, num_tasks)])
-    return run(
-        _run_rank, (_without_data(plan), data.load), np=num_tasks, environment=ORDERED, cluster=cluster
+def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
+    values = _Values([plan.broadcast, *_data_of(plan, num_tasks)])
+    call = (_without_data(plan), values, _folder_of(plan, "on a cluster"))
+    return _repeat(
+        plan.checkpoint,
+        lambda: run(_run_rank, call, np=num_tasks, environment=ORDERED, cluster=cluster()),
     )
 
 
-class _SentValues:
-    """Values that travel with the function, all of them to all tasks."""
+def _repeat(rule: CheckpointRule | None, run_once: Callable[[], list[Any]]) -> list[Any]:
+    """Run the tasks, and again as often as the rule allows if one of them was killed."""
+    for restart in itertools.count(1):
+        try:
+            return run_once()
+        except RemoteError as error:
+            if rule is None or restart > rule.max_restarts or not _was_killed(error):
+                raise
+            _log.warning(
+                "%s; all tasks start again from their last checkpoint (restart %d of %d)",
+                str(error).splitlines()[0],
+                restart,
+                rule.max_restarts,
+            )
+    raise AssertionError
 
-    def __init__(self, values: list[Any]) -> None:
-        self._values = values
 
-    def load(self, number: int) -> Any:
-        return self._values[number]
-
-
-def _run_rank(plan: Plan, load: Callable[[int], Any]) -> Any:
-    """Run a task in a worker. `load`: returns the broadcast data for 0, and the partition of task i for i + 1."""
-    init()
-    group = RankGroup(world())
-    return run_plan(plan, {**load(0), **load(1 + group.task_id)}, group)
+def _was_killed(error: RemoteError) -> bool:
+    """Return whether a signal killed the task, instead of an exception or an exit."""
+    code = error.exit_code if isinstance(error, WorkerError) else error.exit_codes.get(error.rank, 0)
+    return error.rank >= 0 and code < 0
 
 
 def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
+    place = _folder_of(plan, "if threads are the tasks")
     with ExitStack() as stack:
-        data = SharedValues([plan.broadcast, *_data_of(plan, num_tasks)], stack)
-        tasks = [_TaskThread(_without_data(plan), data, group) for group in thread_groups(num_tasks)]
+        values = SharedValues([plan.broadcast, *_data_of(plan, num_tasks)], stack)
+        tasks = [_TaskThread(_without_data(plan), values, place, group) for group in thread_groups(num_tasks)]
         for task in tasks:
             task.start()
         try:
@@ -146,17 +206,18 @@ def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
 class _TaskThread(threading.Thread):
     """A task as a thread, with copies of functions and data as another process would have."""
 
-    def __init__(self, plan: Plan, data: SharedValues, group: ThreadGroup) -> None:
+    def __init__(
+        self, plan: Plan, values: SharedValues, place: CheckpointPlace | None, group: ThreadGroup
+    ) -> None:
         super().__init__(name=f"ronde-task-{group.task_id}", daemon=True)
         self.group = group
         self.result: Any = None
         self.error: BaseException | None = None
-        self._plan, self._data = copy.deepcopy(plan), data
+        self._plan, self._values, self._place = copy.deepcopy(plan), values, place
 
     def run(self) -> None:
         try:
-            data = {**self._data.load(0), **self._data.load(1 + self.group.task_id)}
-            self.result = run_plan(self._plan, data, self.group)
+            self.result = _run_task(self._plan, self._values, self._place, self.group)
         except BaseException as error:
             self.error = error
         finally:

@@ -55,9 +55,9 @@ class IterationStep:
         step_no: The number of this step, from 1.
     """
 
-    def __init__(self, context: ComContext, group: TaskGroup) -> None:
+    def __init__(self, context: ComContext, group: TaskGroup, data: Any) -> None:
         self.task_id, self.num_tasks, self.step_no = context.task_id, context.num_tasks, context.step_no
-        self.data: Any = context.get_obj(DATA)
+        self.data = data
         self.state: SimpleNamespace = context.get_obj(STATE)
         self._context, self._group = context, group
         self._operations = 0
@@ -164,13 +164,12 @@ class _StepItem(CommunicateFunction):
         return name_of(self._function)
 
     def communicate(self, context: ComContext, group: TaskGroup) -> None:
-        if context.step_no == 1:
-            context.put_obj(STATE, SimpleNamespace(**context.get_obj(STATE)))
-            if self._names is not None:
-                parts = {name: context.remove_obj(f"{DATA}.{name}") for name in self._names}
-                context.put_obj(DATA, SimpleNamespace(**parts))
+        if self._names is None:
+            data = context.get_obj(DATA)
+        else:
+            data = SimpleNamespace(**{name: context.get_obj(f"{DATA}.{name}") for name in self._names})
         context.put_obj(STOP, False)
-        self._function(IterationStep(context, group))
+        self._function(IterationStep(context, group, data))
 
 
 def iterate(
@@ -180,6 +179,9 @@ def iterate(
     state: Mapping[str, Any],
     max_iter: int,
     on: str | Cluster | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_folder: str | None = None,
+    max_restarts: int = 3,
 ) -> IterationResult:
     """Call a step function again and again in several tasks, each with some of the rows; return the last state.
 
@@ -197,6 +199,10 @@ def iterate(
         state: The first state by name. All tasks have a copy, and must change it in the same way.
         max_iter: The number of the last step, if `stop_if` does not end the iteration before.
         on: Where the tasks run, as of `ComQueue.exec` (None: the ranks of this job, or one process for each core).
+        checkpoint_every: After how many steps the tasks save the state, to go on from there when one has been killed
+            (None: never). The data are read-only then.
+        checkpoint_folder: Where, as of `IterativeComQueue.set_checkpoint` (None: in the memory of this machine).
+        max_restarts: How often the tasks start again after one has been killed.
 
     Raises:
         RemoteError: The step failed on a task, or a task ended. The error names task, step and function.
@@ -204,7 +210,9 @@ def iterate(
     """
     names = tuple(data) if isinstance(data, Mapping) else None
     queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names))
-    queue.init_with_broadcast_data(STATE, dict(state))
+    queue.init_with_broadcast_data(STATE, SimpleNamespace(**state))
+    if checkpoint_every is not None:
+        queue.set_checkpoint(checkpoint_every, checkpoint_folder, max_restarts)
     if names is None:
         queue.init_with_partitioned_data(DATA, data)
     for name in names or ():

@@ -96,12 +96,13 @@ class SharedValues:
             self._stored = [_store(value, file) for value in values]
         self._path = f"/proc/{os.getpid()}/fd/{fd}"
 
-    def load(self, number: int) -> Any:
-        """Return a value, by its number in the sequence."""
+    def load(self, number: int, *, is_read_only: bool = False) -> Any:
+        """Return a value, by its number in the sequence. `is_read_only`: whether its large arrays are."""
         stored = self._stored[number]
+        access = mmap.ACCESS_READ if is_read_only else mmap.ACCESS_COPY
         with open(self._path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            memory = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
+            memory = memoryview(mmap.mmap(file.fileno(), size, access=access))
 
         def at(place: tuple[int, int]) -> memoryview:
             return memory[place[0] : place[0] + place[1]]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
+from ronde.comqueue.checkpointing import CheckpointRule, TaskCheckpoints
 from ronde.comqueue.communication import CommunicateFunction
 from ronde.comqueue.context import ComContext
 from ronde.comqueue.task_group import TaskGroup
-from ronde.errors import MismatchError, PeerError, RondeError
+from ronde.errors import MismatchError, PeerError, RondeError, UsageError
+from ronde.launch.calls import pickler
 from ronde.light_dataclasses import dataclass, field
-from ronde.types import Max
+from ronde.types import Max, Min
 
 __all__ = ["Item", "Plan", "StepError", "run_plan"]
 
@@ -32,29 +36,37 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a queue consists of.
+    """What a queue consists of. Each task has a copy of the functions.
 
-    `max_iter`: the number of the last step; None: only the criterion ends it.
+    `max_iter`: the number of the last step; None: only the criterion ends it. `checkpoint`: None: the tasks save none.
     """
 
     items: Sequence[Item]
+    criterion: Item | None = None
+    complete: Item | None = None
     partitioned: Mapping[str, Any] = field(default_factory=dict)
     broadcast: Mapping[str, Any] = field(default_factory=dict)
     max_iter: int | None = 1
-    criterion: Item | None = None
-    complete: Item | None = None
+    checkpoint: CheckpointRule | None = None
 
 
-def run_plan(plan: Plan, data: Mapping[str, Any], group: TaskGroup) -> Any:
-    """Run one task to its end, and return its result.
+def run_plan(
+    plan: Plan,
+    broadcast: Mapping[str, Any],
+    partition: Mapping[str, Any],
+    group: TaskGroup,
+    checkpoints: TaskCheckpoints | None = None,
+) -> Any:
+    """Run one task from its last checkpoint, or from the first step, to its end; return its result.
 
-    `data`: the objects that exist before the first step. Raises StepError, but errors of communication, such as
-    PeerLostError, as they are.
+    `broadcast`, `partition`: the objects that exist before the first step. Raises StepError, but errors of
+    communication, such as PeerLostError, as they are.
     """
-    context = ComContext(group.task_id, group.num_tasks)
-    for name, value in data.items():
-        context.put_obj(name, value)
-    for step_no in itertools.count(1):
+    objects, done = {**broadcast, **partition}, 0
+    if checkpoints is not None and (done := _common_step(group, checkpoints)):
+        objects = _restored(plan, checkpoints.load(done), partition)
+    context = ComContext(group.task_id, group.num_tasks, objects)
+    for step_no in itertools.count(done + 1):
         context.step_no = step_no
         for item in plan.items:
             _run_item(item, context, group)
@@ -62,7 +74,14 @@ def run_plan(plan: Plan, data: Mapping[str, Any], group: TaskGroup) -> Any:
             break
         if step_no == plan.max_iter:
             break
-    return None if plan.complete is None else _run_item(plan.complete, context, group)
+        if checkpoints is not None and plan.checkpoint is not None and step_no % plan.checkpoint.every == 0:
+            _meet(group)
+            checkpoints.save(step_no, _packed(plan, objects, partition))
+    result = None if plan.complete is None else _run_item(plan.complete, context, group)
+    if checkpoints is not None:
+        _meet(group)
+        checkpoints.clear()
+    return result
 
 
 def _run_item(item: Item, context: ComContext, group: TaskGroup) -> Any:
@@ -88,3 +107,47 @@ def _is_reached(criterion: Item, context: ComContext, group: TaskGroup) -> bool:
         reached[0] = bool(_run_item(criterion, context, group))
     group.allreduce(reached, Max)
     return bool(reached[0])
+
+
+def _meet(group: TaskGroup) -> None:
+    """Return when all tasks have come here."""
+    group.allreduce(np.zeros(1, np.uint8), Max)
+
+
+def _common_step(group: TaskGroup, checkpoints: TaskCheckpoints) -> int:
+    """Return the newest step of which all tasks have a checkpoint; 0 if there is none."""
+    step = np.array([checkpoints.latest()])
+    group.allreduce(step, Min)
+    return int(step[0])
+
+
+def _packed(plan: Plan, objects: Mapping[str, Any], partition: Mapping[str, Any]) -> bytes:
+    """Return a checkpoint: the objects that the task has made, and the state of its functions."""
+    kept = [name for name, obj in objects.items() if name in partition and obj is partition[name]]
+    made = {name: obj for name, obj in objects.items() if name not in kept}
+    try:
+        packed: bytes = pickler().dumps((made, kept, [vars(each) for each in _objects_with_state(plan)]))
+    except Exception as error:
+        raise UsageError(
+            f"the objects {', '.join(map(repr, sorted(made)))} and the state of the functions cannot be saved in a "
+            f"checkpoint: {type(error).__name__}: {error}"
+        ) from error
+    return packed
+
+
+def _restored(plan: Plan, packed: bytes, partition: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the functions the state that a checkpoint contains, and return its objects."""
+    made, kept, states = pickle.loads(packed)
+    for each, state in zip(_objects_with_state(plan), states, strict=True):
+        vars(each).update(state)
+    return {**made, **{name: partition[name] for name in kept}}
+
+
+def _objects_with_state(plan: Plan) -> list[object]:
+    """Return the objects among the functions, such as ComputeFunctions. Plain functions are not saved, so that a run
+    may go on with a corrected one; nor are functions of communication, whose state is that of the objects.
+    """
+    computing = [item.function for item in plan.items if not isinstance(item.function, CommunicateFunction)]
+    last = [item.function for item in (plan.criterion, plan.complete) if item is not None]
+    owners = [getattr(function, "__self__", function) for function in (*computing, *last)]
+    return [owner for owner in owners if hasattr(owner, "__dict__") and not isinstance(owner, FunctionType)]

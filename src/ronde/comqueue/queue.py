@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
+from ronde.comqueue.checkpointing import CheckpointRule
 from ronde.comqueue.communication import CommunicateFunction
 from ronde.comqueue.context import ComContext
 from ronde.comqueue.execution import run_on
@@ -17,6 +18,7 @@ from ronde.comqueue.functions import (
 )
 from ronde.comqueue.plan import Item, Plan
 from ronde.errors import UsageError
+from ronde.light_dataclasses import replace
 
 if TYPE_CHECKING:
     from ronde.launch.clusters.base import Cluster
@@ -120,7 +122,9 @@ class ComQueue:
         return run_on(self._plan(), on)
 
     def _plan(self) -> Plan:
-        return Plan(self._items, self._partitioned, self._broadcast, complete=self._complete)
+        return Plan(
+            self._items, complete=self._complete, partitioned=self._partitioned, broadcast=self._broadcast
+        )
 
     def _check_new(self, name: str) -> None:
         if name in self._partitioned or name in self._broadcast:
@@ -142,6 +146,7 @@ class IterativeComQueue(ComQueue):
     def __init__(self) -> None:
         super().__init__()
         self._max_iter: int | None = None
+        self._checkpoint: CheckpointRule | None = None
         self._criterion: Item | None = None
 
     def set_max_iter(self, max_iter: int) -> Self:
@@ -172,11 +177,32 @@ class IterativeComQueue(ComQueue):
         self._criterion = Item(name_of(function), callable_of(function, "the criterion"))
         return self
 
+    def set_checkpoint(self, every: int, folder: str | None = None, max_restarts: int = 3) -> Self:
+        """Let the tasks save their objects after every few steps, and go on from there when a task has been killed.
+
+        The result has the same bits as without the loss. All tasks start again. A checkpoint holds the objects that a
+        task has made, and the attributes of objects such as a `ComputeFunction`. The partitioned data are read-only,
+        and loaded again.
+
+        Args:
+            every: After how many steps.
+            folder: Where, on a file system that all tasks share. Then `exec` also goes on from the last checkpoint
+                there when it is called again after a failure; at the end it removes them. None: in the memory of this
+                machine. Clusters need a folder; so do the ranks of a job, which `ronde run --max-restarts` restarts.
+            max_restarts: How often `exec` starts the tasks again after a signal has killed one (3). An exception ends
+                the run, because it would come again.
+
+        Raises:
+            UsageError: A number is out of range.
+        """
+        self._checkpoint = CheckpointRule(every, folder, max_restarts)
+        return self
+
     def _plan(self) -> Plan:
         if self._max_iter is None and self._criterion is None:
             raise UsageError(
                 "the iteration would never end: call set_max_iter() or set_compare_criterion_of_node0() first"
             )
-        return Plan(
-            self._items, self._partitioned, self._broadcast, self._max_iter, self._criterion, self._complete
+        return replace(
+            super()._plan(), criterion=self._criterion, max_iter=self._max_iter, checkpoint=self._checkpoint
         )

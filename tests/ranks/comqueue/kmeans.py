@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ronde
-from ronde.comqueue import AllReduce, ComContext, IterationStep, IterativeComQueue, iterate
+from ronde.comqueue import AllReduce, ComContext, ComputeFunction, IterationStep, IterativeComQueue, iterate
 
 
 def partial_sums(points: NDArray[Any], centers: NDArray[Any]) -> NDArray[Any]:
@@ -67,6 +67,40 @@ def fail_on_task_1(context: ComContext) -> None:
 def die_on_task_1(context: ComContext) -> None:
     if (context.task_id, context.step_no) == (1, 2):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class NoisyMean(ComputeFunction):
+    """Adds noise from a generator of the task, and dies on task 1 at a step, once."""
+
+    def __init__(self, flag: str, at_step: int, how: str) -> None:
+        self.flag, self.at_step, self.how = flag, at_step, how
+
+    def calc(self, context: ComContext) -> None:
+        if context.step_no == 1:
+            context.put_obj("random", np.random.default_rng(context.task_id))
+            context.put_obj("mean", np.zeros(3))
+        if (context.task_id, context.step_no) == (1, self.at_step) and not os.path.exists(self.flag):
+            with open(self.flag, "x"):
+                pass
+            if self.how == "exception":
+                raise ValueError("no luck")
+            os.kill(os.getpid(), signal.SIGKILL)
+        noise = context.get_obj("random").normal(size=3)
+        context.put_obj("sum", context.get_obj("rows").mean(axis=0) + noise)
+
+
+def add_to_mean(context: ComContext) -> None:
+    context.put_obj("mean", context.get_obj("mean") * 0.9 + context.get_obj("sum"))
+
+
+def noisy_queue(flag: str, at_step: int = 7, how: str = "kill") -> IterativeComQueue:
+    queue = IterativeComQueue().init_with_partitioned_data("rows", np.arange(30.0).reshape(10, 3))
+    queue.add(NoisyMean(flag, at_step, how)).add(AllReduce("sum")).add(add_to_mean).set_max_iter(20)
+    return queue.close_with(mean_and_step)
+
+
+def mean_and_step(context: ComContext) -> tuple[NDArray[Any], int]:
+    return context.get_obj("mean"), context.step_no
 
 
 def differ_on_task_1(context: ComContext) -> None:

@@ -82,6 +82,37 @@ def test_different_shapes_are_an_error_that_names_both() -> None:
         queue.exec("local:2")
 
 
+def test_a_killed_task_changes_no_bit_of_the_result(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flag = tmp_path / "died"
+    flag.touch()
+    expected, _ = kmeans.noisy_queue(str(flag)).exec("local:2")[0]
+    flag.unlink()
+    mean, steps = kmeans.noisy_queue(str(flag)).set_checkpoint(every=5).exec("local:2")[0]
+    assert flag.exists()
+    assert steps == 20
+    assert np.array_equal(mean, expected)
+    assert "SIGKILL" in caplog.text
+    assert "start again from their last checkpoint (restart 1 of 3)" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_killed_task_on_a_cluster(tmp_path: Path) -> None:
+    flag, folder = tmp_path / "died", tmp_path / "checkpoints"
+    expected, _ = kmeans.noisy_queue(str(tmp_path)).exec("local:2")[0]
+    queue = kmeans.noisy_queue(str(flag)).set_checkpoint(every=2, folder=str(folder))
+    mean, _ = queue.exec(LocalCluster(2))[0]
+    assert flag.exists()
+    assert np.array_equal(mean, expected)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_without_restarts_left_the_death_is_the_error(tmp_path: Path) -> None:
+    queue = kmeans.noisy_queue(str(tmp_path / "died")).set_checkpoint(every=5, max_restarts=0)
+    with pytest.raises(RemoteError, match=r"rank 1 .*SIGKILL"):
+        queue.exec("local:2")
+
+
 SCRIPT = """
     from ronde.comqueue import AllReduce, ComQueue
 

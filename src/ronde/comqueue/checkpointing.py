@@ -1,0 +1,143 @@
+"""Checkpoints of the tasks of a queue: what they save, and where it lies.
+
+Each task saves the objects that it has made and the state of its functions, after every few steps and a barrier. So at
+any moment the newest checkpoints of two tasks are at most one apart, and each task keeps its last two: tasks that start
+again find a step that all of them have saved. The partitioned data are not saved but loaded again, and are therefore
+read-only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+from ronde.checkpoints import Checkpoints
+from ronde.errors import UsageError
+from ronde.light_dataclasses import dataclass
+
+__all__ = ["CheckpointPlace", "CheckpointRule", "FolderPlace", "MemoryPlace", "TaskCheckpoints"]
+
+_NUMBER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class CheckpointRule:
+    """When tasks save checkpoints, and how often they start again.
+
+    `every`: after how many steps; `folder`: where, None: in the memory of this machine; `max_restarts`: of one run.
+    """
+
+    every: int
+    folder: str | None
+    max_restarts: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(
+                f"a checkpoint every {self.every} steps is impossible: expected a number above 0"
+            )
+        if self.max_restarts < 0:
+            raise UsageError(f"max_restarts={self.max_restarts} is invalid: expected 0 or more")
+
+
+class TaskCheckpoints(Protocol):
+    """The last two checkpoints of one task."""
+
+    def latest(self) -> int:
+        """Return the step of the newest complete checkpoint; 0 if there is none."""
+
+    def load(self, step: int) -> bytes:
+        """Return the checkpoint of that step, which is one of the last two."""
+
+    def save(self, step: int, data: bytes) -> None:
+        """Save a checkpoint. If this process dies meanwhile, the last complete one stays."""
+
+    def clear(self) -> None:
+        """Remove all checkpoints."""
+
+
+class CheckpointPlace(Protocol):
+    """Where tasks save checkpoints; it can be pickled."""
+
+    def open(self, task_id: int) -> TaskCheckpoints:
+        """Return the checkpoints of a task."""
+
+
+class FolderPlace:
+    """A folder that all tasks share. Its checkpoints outlive this process, too."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = os.path.abspath(folder)
+
+    def open(self, task_id: int) -> TaskCheckpoints:
+        return _FolderCheckpoints(Path(self._folder) / f"task-{task_id}")
+
+
+class _FolderCheckpoints:
+    def __init__(self, folder: Path) -> None:
+        self._checkpoints = Checkpoints(folder, keep=2)
+
+    def latest(self) -> int:
+        path = self._checkpoints.latest()
+        return self._checkpoints.step_of(path) if path else 0
+
+    def load(self, step: int) -> bytes:
+        return self._checkpoints.at(step).read_bytes()
+
+    def save(self, step: int, data: bytes) -> None:
+        with self._checkpoints.writing(step) as path:
+            path.write_bytes(data)
+
+    def clear(self) -> None:
+        shutil.rmtree(self._checkpoints.folder, ignore_errors=True)
+
+
+class MemoryPlace:
+    """Memory of this machine, until the stack of the process that made it closes."""
+
+    def __init__(self, num_tasks: int, stack: ExitStack) -> None:
+        fds = [os.memfd_create("ronde-checkpoint", os.MFD_CLOEXEC) for _ in range(2 * num_tasks)]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        self._paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in fds]
+
+    def open(self, task_id: int) -> TaskCheckpoints:
+        return _MemoryCheckpoints(self._paths[2 * task_id : 2 * task_id + 2])
+
+
+class _MemoryCheckpoints:
+    """Two files in turn. Each begins with its step, which is written last, and is 0 while the rest is incomplete."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+
+    def latest(self) -> int:
+        return max(map(_step_of, self._paths))
+
+    def load(self, step: int) -> bytes:
+        path = next(path for path in self._paths if _step_of(path) == step)
+        with open(path, "rb") as file:
+            file.seek(_NUMBER_BYTES)
+            return file.read()
+
+    def save(self, step: int, data: bytes) -> None:
+        with open(min(self._paths, key=_step_of), "r+b") as file:
+            file.truncate(0)
+            file.seek(_NUMBER_BYTES)
+            file.write(data)
+            file.flush()
+            file.seek(0)
+            file.write(step.to_bytes(_NUMBER_BYTES, "little"))
+
+    def clear(self) -> None:
+        for path in self._paths:
+            os.truncate(path, 0)
+
+
+def _step_of(path: str) -> int:
+    with open(path, "rb") as file:
+        return int.from_bytes(file.read(_NUMBER_BYTES), "little")

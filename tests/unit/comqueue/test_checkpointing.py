@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ronde.comqueue import AllReduce, ComContext, ComputeFunction, IterationStep, IterativeComQueue, iterate
+from ronde.comqueue.checkpointing import CheckpointPlace, FolderPlace, MemoryPlace
+from ronde.errors import RemoteError, UsageError
+
+THREE = "threads:3"
+
+
+@pytest.fixture(params=["memory", "folder"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointPlace]:
+    with ExitStack() as stack:
+        yield MemoryPlace(2, stack) if request.param == "memory" else FolderPlace(str(tmp_path / "new"))
+
+
+def test_the_last_two_checkpoints_of_each_task(place: CheckpointPlace) -> None:
+    mine, others = place.open(0), place.open(1)
+    assert mine.latest() == 0
+    for step, data in [(2, b"two, the longest"), (4, b"four"), (6, b"")]:
+        mine.save(step, data)
+    assert (mine.latest(), mine.load(4), mine.load(6)) == (6, b"four", b"")
+    assert others.latest() == 0
+    again = place.open(0)
+    assert again.latest() == 6
+    again.clear()
+    assert place.open(0).latest() == 0
+
+
+def test_an_incomplete_checkpoint_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    class Step(int):
+        def to_bytes(self, *_: Any, **__: Any) -> bytes:
+            raise Killed
+
+    with ExitStack() as stack:
+        checkpoints = MemoryPlace(1, stack).open(0)
+        checkpoints.save(1, b"one")
+        checkpoints.save(2, b"two")
+        with pytest.raises(Killed):  # after the data, before the number of the step
+            checkpoints.save(Step(3), b"three")
+        assert (checkpoints.latest(), checkpoints.load(2)) == (2, b"two")
+
+
+def failing_queue(folder: Path, seen: list[int], fails_at: int) -> IterativeComQueue:
+    def count(context: ComContext) -> None:
+        if context.task_id == 0:
+            seen.append(context.step_no)
+        if context.task_id == 1 and context.step_no == fails_at:
+            raise ValueError("no luck")
+        total = context.get_obj("total") if context.contains_obj("total") else 0
+        context.put_obj("total", total + int(context.get_obj("rows").sum()) * context.step_no)
+
+    queue = IterativeComQueue().init_with_partitioned_data("rows", np.arange(6)).add(count)
+    queue.add(lambda context: context.put_obj("sum", context.get_obj("total"))).add(AllReduce("sum"))
+    queue.set_max_iter(10).set_checkpoint(every=3, folder=str(folder))
+    return queue.close_with(lambda context: context.get_obj("sum"))
+
+
+def test_a_run_goes_on_where_an_earlier_one_has_failed(tmp_path: Path) -> None:
+    seen: list[int] = []
+    with pytest.raises(RemoteError, match="no luck"):
+        failing_queue(tmp_path, seen, fails_at=8).exec(THREE)
+    assert max(seen) in (7, 8)
+    seen.clear()
+    assert failing_queue(tmp_path, seen, fails_at=0).exec(THREE) == [15 * 55] * 3
+    assert seen == [7, 8, 9, 10]
+    assert list(tmp_path.iterdir()) == []
+    seen.clear()
+    assert failing_queue(tmp_path, seen, fails_at=0).exec(THREE) == [15 * 55] * 3
+    assert len(seen) == 10
+
+
+def test_the_state_of_functions_is_restored(tmp_path: Path) -> None:
+    class Count(ComputeFunction):
+        calls = 0
+
+        def calc(self, context: ComContext) -> None:
+            self.calls += 1
+            if fails and context.step_no == 3:
+                raise ValueError("no luck")
+            context.put_obj("calls", self.calls)
+
+    def exec_once() -> list[Any]:
+        queue = IterativeComQueue().add(Count()).set_max_iter(4).set_checkpoint(every=1, folder=str(tmp_path))
+        return queue.close_with(lambda context: context.get_obj("calls")).exec(THREE)
+
+    fails = True
+    with pytest.raises(RemoteError, match="no luck"):
+        exec_once()
+    fails = False
+    assert exec_once() == [4, 4, 4]
+
+
+def test_partitioned_data_is_read_only_with_checkpoints(tmp_path: Path) -> None:
+    def step(c: IterationStep) -> None:
+        c.data[:] = 0
+
+    with pytest.raises(RemoteError, match=r"step failed on task . in step 1: ValueError: .*read-only"):
+        iterate(
+            step,
+            data=np.ones(5000),
+            state={},
+            max_iter=2,
+            on=THREE,
+            checkpoint_every=1,
+            checkpoint_folder=str(tmp_path),
+        )
+
+
+def test_an_object_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
+    def step(context: ComContext) -> None:
+        context.put_obj("generator", (number for number in range(3)))
+
+    queue = IterativeComQueue().add(step).set_max_iter(2).set_checkpoint(every=1, folder=str(tmp_path))
+    with pytest.raises(
+        RemoteError,
+        match="the objects 'generator' and the state of the functions cannot be saved in a checkpoint: TypeError",
+    ):
+        queue.exec(THREE)
+
+
+def test_mistakes_are_errors() -> None:
+    queue = IterativeComQueue().set_max_iter(2)
+    with pytest.raises(UsageError, match="every 0 steps is impossible"):
+        queue.set_checkpoint(every=0)
+    with pytest.raises(UsageError, match="max_restarts=-1 is invalid"):
+        queue.set_checkpoint(every=1, max_restarts=-1)
+    with pytest.raises(UsageError, match="checkpoints need a folder if threads are the tasks"):
+        queue.set_checkpoint(every=1).exec(THREE)
