@@ -23,6 +23,7 @@ from ronde.values import (
     LIST_OF_BACKENDS,
     LOG_LEVEL,
     OFF_OR_ALWAYS,
+    POSITIVE_SECONDS,
     PROTECTION,
     ValueKind,
     between,
@@ -174,7 +175,7 @@ class Settings:
         "RONDE_START_TIMEOUT",
         300 * 10**9,
         "How long `init` waits until all ranks have joined.",
-        seconds_from("a number of seconds above 0", 1),
+        POSITIVE_SECONDS,
         also="HOROVOD_START_TIMEOUT",
     )
     timeout_ns: int = _setting(
@@ -237,7 +238,9 @@ class Settings:
         "How long the engine may wait for more small tensors to fuse, while no thread waits for one; 0: never.",
         seconds_from("a number of seconds from 0 to 1", 0, 10**9),
         also="HOROVOD_CYCLE_TIME",
-        kind_also=ValueKind("a number of milliseconds", lambda text: min(milliseconds(text), 10**9)),
+        kind_also=ValueKind(
+            "a number of milliseconds, 0 or more", lambda text: min(milliseconds(text), 10**9)
+        ),
     )
     batch_bytes: int | None = _setting(
         "RONDE_BATCH_BYTES",

@@ -16,9 +16,9 @@ from ronde.errors import UsageError
 __all__ = [
     "ADDRESS", "COMMAND", "COOLDOWN", "CORES", "FILE", "FLAG", "INTERFACE", "JOB_NAME", "KEY_VALUES",
     "LIST_OF_BACKENDS", "LOCAL_RANKS", "LOG_LEVEL", "MEBIBYTES", "MILLISECONDS", "MODULES", "NAMESPACE",
-    "NODE_RANGE", "OFF_OR_ALWAYS", "PATH", "PORT", "PORT_OR_ANY", "PROTECTION", "QUANTITY", "SECONDS",
-    "SHARE", "SIGNALS", "TEXT", "TEXTS", "VARIABLE_NAMES", "WORKER_COUNT", "ValueKind", "between",
-    "bytes_up_to", "count_from", "horovods_log_level", "is_cores", "is_text", "milliseconds", "one_of",
+    "NODE_RANGE", "OFF_OR_ALWAYS", "PATH", "PORT", "PORT_OR_ANY", "POSITIVE_SECONDS", "PROTECTION",
+    "QUANTITY", "SECONDS", "SHARE", "SIGNALS", "TEXT", "TEXTS", "VARIABLE_NAMES", "WORKER_COUNT", "ValueKind",
+    "between", "bytes_up_to", "count_from", "horovods_log_level", "is_cores", "is_text", "milliseconds", "one_of",
     "seconds_from", "seconds_or", "seconds_text", "size", "whole",
 ]  # fmt: skip
 
@@ -139,7 +139,7 @@ def seconds_from(right: str, least_ns: int, most_ns: int | None = None) -> Value
 
 def seconds_or(zero: str) -> ValueKind:
     """A number of seconds; `zero`: what 0 stands for."""
-    return seconds_from(f"a number of seconds, 0 for {zero}", 0)
+    return seconds_from(f"a number of seconds above 0, or 0 for {zero}", 0)
 
 
 def _cooldown(text: str) -> tuple[int, int]:
@@ -147,10 +147,13 @@ def _cooldown(text: str) -> tuple[int, int]:
     return seconds(least), seconds(most)
 
 
-SECONDS = seconds_from("a number of seconds", 0)
-MILLISECONDS = ValueKind("a number of milliseconds up to 1000", milliseconds, between(0, SECOND), "s")
+SECONDS = seconds_from("a number of seconds, 0 or more", 0)
+POSITIVE_SECONDS = seconds_from("a number of seconds above 0", 1)
+MILLISECONDS = ValueKind("a number of milliseconds from 0 to 1000", milliseconds, between(0, SECOND), "s")
 COOLDOWN = ValueKind(
-    "two numbers of seconds, the smaller one first, like 10 300", _cooldown, lambda pair: pair[0] <= pair[1]
+    "two numbers of seconds, 0 or more, the smaller one first, like 10 300",
+    _cooldown,
+    lambda pair: pair[0] <= pair[1],
 )
 
 
@@ -175,7 +178,9 @@ def bytes_up_to(most: str) -> ValueKind:
     return ValueKind(f"a size from 0 to {most}, such as 64KiB", size, between(0, size(most)), "bytes")
 
 
-MEBIBYTES = ValueKind("a whole number of MiB", lambda text: whole(text) * 2**20, between(0))  # in bytes
+MEBIBYTES = ValueKind(
+    "a whole number of MiB from 0", lambda text: whole(text) * 2**20, between(0)
+)  # in bytes
 
 
 # Words

@@ -23,6 +23,7 @@ from ronde.values import (
     PATH,
     PORT,
     PORT_OR_ANY,
+    POSITIVE_SECONDS,
     QUANTITY,
     SECONDS,
     SIGNALS,
@@ -89,7 +90,7 @@ _WORKERS = (
         ("--start-timeout",),
         "seconds for machines to answer, and for ranks to find each other (default: 300)",
         metavar="S",
-        kind=SECONDS,
+        kind=POSITIVE_SECONDS,
         common=True,
     ),
     Option(

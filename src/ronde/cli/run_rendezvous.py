@@ -12,7 +12,7 @@ from ronde.cli.run_here import BACKENDS, Here
 from ronde.errors import UsageError
 from ronde.light_dataclasses import replace
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.values import FLAG, SECONDS, TEXT, count_from, seconds_from
+from ronde.values import FLAG, POSITIVE_SECONDS, SECONDS, TEXT, ValueKind, count_from, seconds_from
 
 if TYPE_CHECKING:
     from ronde.core.indexed_job import IndexedPod
@@ -28,7 +28,6 @@ MANY_NODES = 1 << 16  # no limit for hosts of a discovery script
 BY_HOST_AND_PORT = (STATIC, TCP, "c10d")
 
 _SOON = seconds_from("a number of seconds, 0.1 or more", 10**8)  # a shorter time is a mistake
-_POSITIVE = seconds_from("a number of seconds above 0", 1)
 
 # The keys of --rdzv-conf: how a value is read, and the field of RendezvousConfig that it sets, if any.
 _CONF_KEYS = {
@@ -44,7 +43,7 @@ _CONF_KEYS = {
         ("store_type", "protocol", "ca_cert", "ssl_cert", "ssl_cert_key", "cacert", "cert", "key"), (TEXT, "")
     ),
     # Of torchrun's backends; Ronde's do not need them.
-    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "read_timeout"), (_POSITIVE, "")),
+    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "read_timeout"), (POSITIVE_SECONDS, "")),
     "rank": (count_from(0), ""),
     "use_libuv": (FLAG, ""),
     "etcd_prefix": (TEXT, ""),
@@ -186,7 +185,8 @@ def _meeting(
     conf: Mapping[str, str] = asked.value("--rdzv-conf", {})
     timed = _conf_fields(asked, backend, conf)
     timed.setdefault(
-        "join_timeout_ns", _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", 600 * SECOND)
+        "join_timeout_ns",
+        _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", SECONDS, 600 * SECOND),
     )
     _fit_last_call(timed, least < most and "join_timeout" not in conf and "timeout" in conf)
     if backend in (TCP, "c10d") and _store_type(asked, conf) == FILE:  # like torchrun
@@ -347,16 +347,18 @@ def _host_and_port(origin: str, place: str, port: int) -> str:
     return str(address).removeprefix("tcp:")
 
 
-def _timeout(asked: RunArguments, here: Here, option: str, variable: str, default: int) -> int:
+def _timeout(
+    asked: RunArguments, here: Here, option: str, variable: str, kind: ValueKind, default: int
+) -> int:
     """Return the time of an option, or else of Ronde's or Horovod's variable."""
     if asked.has(option):
         return int(asked.value(option))
     for name in (f"RONDE_{variable}", f"HOROVOD_{variable}"):
         if text := here.environment.get(name, "").strip():
-            return int(SECONDS.read(text, f"{name}={text}"))
+            return int(kind.read(text, f"{name}={text}"))
     return default
 
 
 def start_timeout(asked: RunArguments, here: Here) -> int:
     """Return the time limit for everything before the start of the workers."""
-    return _timeout(asked, here, "--start-timeout", "START_TIMEOUT", 300 * SECOND)
+    return _timeout(asked, here, "--start-timeout", "START_TIMEOUT", POSITIVE_SECONDS, 300 * SECOND)

@@ -94,7 +94,7 @@ def test_arguments(line: str, name: str, arguments: tuple[str, ...], values: dic
 
 
 LEAVE = "leave one of them out"
-COOLDOWN = "two numbers of seconds, the smaller one first, like 10 300"
+COOLDOWN = "two numbers of seconds, 0 or more, the smaller one first, like 10 300"
 COUNT = "expected a whole number above 0, or auto, gpu or cpu"
 
 

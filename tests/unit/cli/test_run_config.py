@@ -294,6 +294,12 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
             f"--nnodes 2 --rdzv-endpoint a --rdzv-id {'x' * 300}",
             f"--rdzv-id {'x' * 300} is invalid: expected a name of at most 200 bytes",
         ),
+        ("--start-timeout -3", "--start-timeout -3 is invalid: expected a number of seconds above 0"),
+        ("--start-timeout 0", "--start-timeout 0 is invalid: expected a number of seconds above 0"),
+        (
+            "--monitor-interval -1",
+            "--monitor-interval -1 is invalid: expected a number of seconds, 0 or more",
+        ),
         ("--rdzv-conf join_timeout=0.0", "--rdzv-conf join_timeout=0.0 is invalid"),
         (
             "--rdzv-conf store_type=dummy --nnodes 2 --rdzv-endpoint a",
@@ -345,7 +351,9 @@ def test_a_variable_is_called_by_its_name() -> None:
         config("", PET_NODE_RANK="5", PET_NNODES="2", PET_MASTER_ADDR="a")
     with pytest.raises(UsageError, match=r"^PET_HOSTS a:0: 'a:0' is invalid"):
         config("", PET_HOSTS="a:0")
-    with pytest.raises(UsageError, match=r"^RONDE_START_TIMEOUT=x is invalid: expected a number of seconds"):
+    with pytest.raises(
+        UsageError, match=r"^RONDE_START_TIMEOUT=x is invalid: expected a number of seconds above 0"
+    ):
         config("", RONDE_START_TIMEOUT="x")
 
 

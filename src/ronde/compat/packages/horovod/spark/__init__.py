@@ -101,4 +101,4 @@ def _seconds(given: float | None, variable: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{variable}={text!r} is invalid: expected a number of seconds") from None
+        raise UsageError(f"{variable}={text!r} is invalid: expected a number of seconds above 0") from None
