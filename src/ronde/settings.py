@@ -443,7 +443,8 @@ def _shown(field: dataclasses.Field[Any], origin: str, given: object) -> str:
     return f"{origin}={'(a value that is not shown)' if secret else repr(given)}"
 
 
-_OF_THE_LAUNCHER = ("RONDE_JOB_ID", "RONDE_ROUND")  # variables of the launcher for workers, besides settings
+# Variables of the launcher for workers, besides settings.
+_OF_THE_LAUNCHER = ("RONDE_JOB_ID", "RONDE_MPI_PYTHON", "RONDE_MPI_TICKET", "RONDE_ROUND")
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:

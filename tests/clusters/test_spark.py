@@ -11,18 +11,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clusters.rank_functions import finds_key
 from tests.clusters.spark_session import ROOT, session_of_two_executors
 from tests.conformance.cluster_kinds import agents, parent_of
 from tests.ranks.pages import programs, run_program
 
 import ronde
-from ronde.errors import TimeoutError, UnsupportedError, UsageError, WorkerError
+from ronde.errors import TimeoutError, UsageError, WorkerError
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 spark: Any = pytest.importorskip("ronde.spark", reason="PySpark is not installed here")
@@ -124,24 +124,6 @@ def trains(folder: Path, steps: int) -> tuple[int, int, int]:
             time.sleep(FOREVER_S)
         time.sleep(0.05)
     return first, ronde.rank(), ronde.size()
-
-
-def finds_key() -> list[str]:
-    """Return the processes whose command line or environment has the key of the job, besides its ranks, and files."""
-    key = os.environ["RONDE_JOB_KEY"].encode()
-    found = []
-    for file in Path(tempfile.gettempdir()).glob("spark-*/**/*"):
-        with suppress(OSError):
-            if file.is_file() and any(
-                each in file.read_bytes() for each in (key, bytes.fromhex(key.decode()))
-            ):
-                found.append(str(file))
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words, variables = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
-            if key in words or (key in variables and b"LOCAL_RANK=" not in variables):
-                found.append(words.decode(errors="replace"))
-    return found
 
 
 # What users rely on
@@ -304,8 +286,6 @@ def test_a_cancelled_spark_job_releases_every_wait(context: Any, folder: Path) -
 def test_mistakes_are_named_before_any_task_starts(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="cannot be sent to workers"):
         run(sums, threading.Lock())
-    with pytest.raises(UnsupportedError, match="use_mpi"):
-        run(sums, 1, use_mpi=True)
     with pytest.raises(UsageError, match="start_timeout"):
         run(sums, 1, start_timeout=0)
     monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
@@ -336,6 +316,7 @@ _DRIVER = """
 import sys
 sys.path[:0] = [{root!r}]
 from pathlib import Path
+from tests.clusters.rank_functions import finds_key
 from tests.clusters.spark_session import new_session
 from tests.clusters.test_spark import waits
 import ronde.spark

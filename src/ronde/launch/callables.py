@@ -45,6 +45,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     start_method: str = "spawn",
     cluster: Cluster | str | None = None,
+    use_mpi: bool = False,
 ) -> list[R]:
     """Call `fn(*args, **kwargs)` in `np` new processes, the ranks of a job, and return a list of their results by rank.
 
@@ -62,6 +63,7 @@ def run(
             modules of this one (default: "spawn").
         cluster: where to start the processes: a cluster, or the name under which a package has registered one, such as
             "ray" (default: on this machine). docs/adding-a-cluster.md tells more.
+        use_mpi: on a cluster, start the processes by Open MPI's `mpirun`, with MPI as their backend (default: false).
 
     Raises:
         RemoteError: a rank failed: `.rank`, `.traceback_text`, `.exit_codes`. All ranks have ended.
@@ -70,7 +72,9 @@ def run(
     if np < 1:
         raise UsageError(f"ronde.run(np={np}) is invalid: expected a whole number above 0")
     if cluster is not None:
-        return _run_on_cluster(cluster, fn, args, kwargs or {}, np, environment or {})
+        return _run_on_cluster(cluster, fn, args, kwargs or {}, np, environment or {}, use_mpi)
+    if use_mpi:
+        raise UsageError("use_mpi=True needs a cluster: on this machine, use `ronde run --launcher mpi`")
     worker = WorkerSpec(argv=(), slots=np, environment=environment or {})
     launch = ElasticLaunch(LaunchConfig(worker), fn, start_method=start_method)
     results = launch._call(args, kwargs or {})
@@ -84,13 +88,15 @@ def _run_on_cluster(
     kwargs: Mapping[str, Any],
     workers: int,
     environment: Mapping[str, str],
+    use_mpi: bool,
 ) -> list[R]:
     from ronde.launch.clusters.registry import registered_cluster  # only such jobs need these
     from ronde.launch.driver.functions import RunOptions, run_function
 
     if isinstance(cluster, str):
         cluster = registered_cluster(cluster)
-    return run_function(cluster, fn, args, kwargs, RunOptions(workers, environment=environment))
+    options = RunOptions(workers, environment=environment, mpi_options=() if use_mpi else None)
+    return run_function(cluster, fn, args, kwargs, options)
 
 
 class ElasticLaunch(Generic[P, R]):

@@ -295,6 +295,11 @@ def interface_addresses() -> list[tuple[str, str]]:
     return [*ipv4, *ipv6]
 
 
+def interface_of(address: str) -> str:
+    """Return the name of the interface with this address; empty if it is loopback or not of this machine."""
+    return next((name for name, found in interface_addresses() if found == address), "")
+
+
 def _ipv4_of_interface(interface: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", interface.encode())

@@ -25,7 +25,15 @@ from ronde.environment import environment
 from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
-from ronde.launch.driver.assignment import KEY_LINE, LAST_WORD, Assignment, LastWord, ended_key, hello
+from ronde.launch.driver.assignment import (
+    KEY_LINE,
+    LAST_WORD,
+    Assignment,
+    DaemonOrder,
+    LastWord,
+    ended_key,
+    hello,
+)
 from ronde.light_dataclasses import replace
 from ronde.net import addresses
 from ronde.net.host import host_name
@@ -42,6 +50,7 @@ PAUSE_S = 0.2  # after a try of all addresses
 GOODBYE_NS = 15 * 10**9  # how long the agent may take to end after its workers
 USAGE_ERROR, INTERRUPTED = 2, 130
 _INTERFACES = {"RONDE_INTERFACE", "HOROVOD_GLOO_IFACE"}  # with which a user chooses the workers' addresses
+_OPEN_MPI_INTERFACE = "OMPI_MCA_btl_tcp_if_include"  # for workers that use MPI
 
 
 def main() -> int:
@@ -52,7 +61,13 @@ def main() -> int:
 
     line = _LifeLine(0)
     try:
-        return _run(_read_assignment(line), line)
+        key, order = _read_order(line)
+        if daemon := DaemonOrder.decode(order):
+            from ronde.launch.mpi.daemon import run_daemon  # only for jobs with MPI
+
+            return run_daemon(daemon, key)
+        assignment = Assignment.decode(order)
+        return _run(replace(assignment, job_key=key or assignment.job_key), line)
     except RondeError as error:
         print(f"ronde: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -111,12 +126,12 @@ class _LifeLine:
         return signal.SIGPIPE if self._is_unread and signum == signal.SIGTERM else signum
 
 
-def _read_assignment(line: _LifeLine) -> Assignment:
-    """Return the assignment, with the key that the task which started this agent may give before it."""
+def _read_order(line: _LifeLine) -> tuple[str, bytes]:
+    """Return the key that the task which started this agent may give first, and the line that says what to do."""
     first = line.read_line()
     if not first.startswith(KEY_LINE):
-        return Assignment.decode(first)
-    return replace(Assignment.decode(line.read_line()), job_key=first.removeprefix(KEY_LINE).decode())
+        return "", first
+    return first.removeprefix(KEY_LINE).decode(), line.read_line()
 
 
 def _run(assignment: Assignment, line: _LifeLine) -> int:
@@ -139,6 +154,8 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
             own = _own_address(assignment, store)
             if assignment.ring and not variables.keys() & _INTERFACES:
                 variables["RONDE_INTERFACE"] = own
+                if interface := addresses.interface_of(own):
+                    variables.setdefault(_OPEN_MPI_INTERFACE, interface)
             placed = _placed(config, store.address, own)
             result = _run_agent(placed, variables, line, store if assignment.has_call else None)
         except UsageError as error:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import IO
 
 from ronde.launch.driver.agent_streams import AgentStreams
-from ronde.launch.driver.assignment import HELLO, Assignment, hello
+from ronde.launch.driver.assignment import HELLO, Assignment, DaemonOrder, hello
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen
 from ronde.process.output import LineSplitter, OutputStream, Piece, Sink, Source, Tail
@@ -112,7 +112,7 @@ class AgentProcess:
         self._loop.watch(streams.stdout.fileno(), Order.OUTPUT, self._read_greeting)
         self._loop.watch(streams.stderr.fileno(), Order.OUTPUT, self._read_complaints)
 
-    def assign(self, assignment: Assignment) -> None:
+    def assign(self, assignment: Assignment | DaemonOrder) -> None:
         """Give the agent its assignment, and show its output from now on."""
         assert self.phase is AgentPhase.GREETED
         streams = self._attached()

@@ -23,6 +23,7 @@ __all__ = [
     "KEY_LINE",
     "LAST_WORD",
     "Assignment",
+    "DaemonOrder",
     "LastWord",
     "agent_command",
     "ended_key",
@@ -31,6 +32,7 @@ __all__ = [
 
 HELLO = b"ronde agent "
 KEY_LINE = b"key "  # before the assignment, from a task that has the job's key
+DAEMON_LINE = b"mpi "
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,29 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class DaemonOrder:
+    """What an agent gets instead of an assignment if it is to run a daemon of MPI (`launch/mpi`).
+
+    `command`: for the shell. `environment`: variables for the daemon and its ranks, which override the host's. The rest
+    is for the ticket of the ranks.
+    """
+
+    command: str
+    environment: Mapping[str, str]
+    addresses: tuple[str, ...]
+    start_timeout_ns: int
+
+    def encode(self) -> bytes:
+        """Return the order as one line."""
+        return DAEMON_LINE + _ORDER.encode(self) + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> DaemonOrder | None:
+        """Return the order in a line of `encode`, None for any other line."""
+        return _ORDER.decode(line.removeprefix(DAEMON_LINE)) if line.startswith(DAEMON_LINE) else None
+
+
+@dataclass(frozen=True)
 class LastWord:
     """How the job ended, as an agent leaves it in the job's store.
 
@@ -82,6 +107,7 @@ class LastWord:
 
 
 _ASSIGNMENT: TypedJson[Assignment] = TypedJson(Assignment, "assignment of an agent")
+_ORDER: TypedJson[DaemonOrder] = TypedJson(DaemonOrder, "order of a daemon")
 LAST_WORD: TypedJson[LastWord] = TypedJson(LastWord, "last word of an agent")
 
 

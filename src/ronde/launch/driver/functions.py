@@ -33,6 +33,7 @@ SECOND = 10**9
 START_TIMEOUT_S = 600.0
 PROTECTION_VARIABLE = "RONDE_PROTECTION"
 LAST_PORT = 65535
+BACKENDS_VARIABLE = "RONDE_BACKENDS"
 USAGE_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
 
 
@@ -61,6 +62,7 @@ class RunOptions:
         driver_address: An address or a name by which tasks reach this machine, tried before those that it has itself,
             as behind a NAT; empty: only those.
         driver_port: Where the driver listens for tasks; their agents come to the next port, too. 0: any two ports.
+        mpi_options: Start the workers by Open MPI's mpirun, with these further options; None: without MPI.
     """
 
     num_proc: int
@@ -79,6 +81,7 @@ class RunOptions:
     first_host: str = ""
     driver_address: str = ""
     driver_port: int = 0
+    mpi_options: Sequence[str] | None = None
 
 
 def run_function(
@@ -109,6 +112,9 @@ def run_function(
     call = pack_call(fn, args, kwargs, is_same_machine=False)
     claim_standard_streams()
     config = _config(options)
+    is_secret = _is_secret(config.worker.environment)
+    if options.mpi_options is not None:
+        cluster = _with_mpi(cluster, config, options, is_secret)
     with ExitStack() as stack:
         placement = TaskAgents(
             cluster,
@@ -117,7 +123,7 @@ def run_function(
             call,
             least=options.min_num_proc,
             python=options.python,
-            is_secret=_is_secret(config.worker.environment),
+            is_secret=is_secret,
             first_host=options.first_host,
             is_talkative=options.is_talkative,
             driver_address=options.driver_address,
@@ -182,6 +188,8 @@ def _config(options: RunOptions) -> LaunchConfig:
     environment = {**settings_that_travel(own_environment()), **options.environment}
     if options.encrypts:
         environment[PROTECTION_VARIABLE] = SECRET
+    if options.mpi_options is not None:
+        environment.setdefault(BACKENDS_VARIABLE, "mpi")
     outputs = Outputs(prefix=options.prefix, timestamps=options.has_timestamps)
     worker = WorkerSpec(
         argv=(),
@@ -198,6 +206,25 @@ def _config(options: RunOptions) -> LaunchConfig:
         interface=options.interface,
         start_timeout_ns=options.start_timeout_ns,
     )
+
+
+def _with_mpi(cluster: Cluster, config: LaunchConfig, options: RunOptions, is_secret: bool) -> Cluster:
+    """Return the cluster whose tasks mpirun starts in the slots of this one."""
+    if options.min_num_proc is not None:
+        raise UsageError("an elastic job cannot use MPI, whose ranks end together: leave use_mpi out")
+    if options.driver_port:
+        raise UsageError(
+            "a driver behind a NAT cannot use MPI, whose daemons connect to any port of this machine: leave use_mpi out"
+        )
+    if is_secret:
+        raise UsageError(
+            "a job with encrypted connections cannot use MPI, which sends tensors in the clear: leave out use_mpi or "
+            "the encryption"
+        )
+    from ronde.launch.mpi.mpi_cluster import MpiCluster  # only such jobs need it
+
+    mpirun_options = options.mpi_options or ()
+    return MpiCluster(cluster, config, mpirun_options, options.first_host, options.driver_address)
 
 
 def _is_secret(environment: Mapping[str, str]) -> bool:

@@ -163,7 +163,8 @@ class TaskServer:
             return
         with suppress(OSError):
             detect_loss(sock)
-        task = _Task(self, MessageChannel(sock, keys))
+        address = str(sock.getsockname()[0]).removeprefix("::ffff:")
+        task = _Task(self, MessageChannel(sock, keys), address)
         self.watch(sock.fileno(), task)
 
     def _greet(self, sock: socket.socket) -> Handshake:
@@ -184,8 +185,8 @@ class TaskServer:
 class _Task:
     """One connection, in the server's thread."""
 
-    def __init__(self, server: TaskServer, channel: MessageChannel) -> None:
-        self._server, self._channel = server, channel
+    def __init__(self, server: TaskServer, channel: MessageChannel, address: str) -> None:
+        self._server, self._channel, self._address = server, channel, address
         self._heard_ns = time.monotonic_ns()
         self._registration: Registration | None = None
         self._streams: TaskStreams | None = None
@@ -279,7 +280,7 @@ class _Task:
             if kind is not TaskMessage.REGISTER:
                 raise ProtocolError("the first message of a task is not its registration")
             self._registration = REGISTRATION.decode(data)
-            self._server.announce(TaskConnection(self._server, self, self._registration))
+            self._server.announce(TaskConnection(self._server, self, self._registration, self._address))
         elif self._streams is None:
             raise ProtocolError("a task sends output before it is accepted")
         elif kind in self._unwritten:
@@ -341,11 +342,14 @@ class _Task:
 
 
 class TaskConnection:
-    """A task that has registered, for the driver's thread. Call either `accept` or `refuse`, once."""
+    """A task that has registered, for the driver's thread. Call either `accept` or `refuse`, once.
 
-    def __init__(self, server: TaskServer, task: _Task, registration: Registration) -> None:
+    `address`: that of this machine which the task has reached.
+    """
+
+    def __init__(self, server: TaskServer, task: _Task, registration: Registration, address: str) -> None:
         self.id = server.next_id()
-        self.registration = registration
+        self.registration, self.address = registration, address
         self._server, self._task = server, task
 
     def accept(self) -> TaskStreams:

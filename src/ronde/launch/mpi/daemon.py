@@ -1,0 +1,71 @@
+"""What an agent does that starts no worker but an MPI daemon: it keeps the daemon, and the ticket of its ranks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import sys
+
+from ronde.environment import environment
+from ronde.launch.clusters.base import Ticket
+from ronde.launch.driver.assignment import DaemonOrder
+from ronde.launch.mpi.guarded_folder import guarded_folder
+from ronde.launch.mpi.plan import PYTHON_VARIABLE, TICKET_VARIABLE
+from ronde.net.protection import Protection
+from ronde.process.process_groups import Process
+
+__all__ = ["run_daemon"]
+
+READ_BYTES = 4096
+END_NS = 5 * 10**9  # how long a daemon may take to end its ranks
+
+
+def run_daemon(order: DaemonOrder, job_key: str) -> int:
+    """Run the daemon until it ends, or standard input does; return its exit code.
+
+    Its session directory vanishes with it, and the ticket with this process.
+    """
+    ticket = Ticket(
+        slot=0,
+        addresses=order.addresses,
+        job_key=bytes.fromhex(job_key),
+        protection=Protection.SEALED,
+        start_timeout_ns=order.start_timeout_ns,
+        python=sys.executable,
+    )
+    fd = os.memfd_create("ronde", os.MFD_CLOEXEC)
+    with open(fd, "wb") as file, guarded_folder() as (folder, guard):
+        pickle.dump(ticket, file)
+        file.flush()
+        variables = {
+            **environment(),
+            **order.environment,
+            TICKET_VARIABLE: f"/proc/{os.getpid()}/fd/{fd}",
+            PYTHON_VARIABLE: sys.executable,
+            "PRTE_MCA_prte_tmpdir_base": str(folder),  # Open MPI 5
+            "OMPI_MCA_orte_tmpdir_base": str(folder),  # Open MPI 4
+        }
+        daemon = Process(["/bin/sh", "-c", order.command], variables, stdout=1, stderr=2)
+        guard.add(daemon.pid)
+        if not _wait(daemon.pidfd):
+            daemon.signal_group(signal.SIGTERM)
+            select.select([daemon.pidfd], [], [], END_NS / 1e9)
+            daemon.signal_group(signal.SIGKILL)
+            select.select([daemon.pidfd], [], [])
+        code = daemon.reap()
+        for pidfd in daemon.open_group():
+            os.close(pidfd)
+            daemon.signal_group(signal.SIGKILL)
+        return code if code >= 0 else 128 - code
+
+
+def _wait(pidfd: int) -> bool:
+    """Wait for the end of the daemon or of standard input; return whether the daemon has ended."""
+    while True:
+        ready, _, _ = select.select([pidfd, 0], [], [])
+        if pidfd in ready:
+            return True
+        if not os.read(0, READ_BYTES):
+            return False
