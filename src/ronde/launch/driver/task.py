@@ -44,7 +44,12 @@ CANNOT_EXECUTE = 126
 UNSENT_BYTES = 1 << 20  # with more on the way to the driver, the task reads no more output
 
 
-def run_task(ticket: Ticket, attempt: int = 0, gpus: Sequence[str] | None = None) -> None:
+def run_task(
+    ticket: Ticket,
+    attempt: int = 0,
+    gpus: Sequence[str] | None = None,
+    module_path: Sequence[str] | None = None,
+) -> None:
     """Run the agent of a slot, and return when it has ended, or the driver has ended it.
 
     Any thread may call this, several at once. The agent inherits the environment of this process.
@@ -53,6 +58,8 @@ def run_task(ticket: Ticket, attempt: int = 0, gpus: Sequence[str] | None = None
         ticket: What the driver gave the cluster for this slot.
         attempt: The number of this attempt to run the slot's task, from 0; higher ones replace lower ones.
         gpus: The names of the GPUs that the platform has given the task; None: those in CUDA_VISIBLE_DEVICES.
+        module_path: Where the agent and its workers find modules, unless the ticket names their Python; None:
+            `sys.path`, to which the platform may have added files of the job.
 
     Raises:
         TimeoutError: The driver could not be reached within the ticket's start timeout.
@@ -69,14 +76,14 @@ def run_task(ticket: Ticket, attempt: int = 0, gpus: Sequence[str] | None = None
             gpus=_visible_gpus() if gpus is None else tuple(gpus),
         )
         channel.send(TaskMessage.REGISTER.value + REGISTRATION.encode(registration))
-        _Relay(channel, ticket).run()
+        _Relay(channel, ticket, sys.path if module_path is None else module_path).run()
 
 
 class _Relay:
     """One agent and the connection to the driver."""
 
-    def __init__(self, channel: MessageChannel, ticket: Ticket) -> None:
-        self._channel, self._ticket = channel, ticket
+    def __init__(self, channel: MessageChannel, ticket: Ticket, module_path: Sequence[str]) -> None:
+        self._channel, self._ticket, self._module_path = channel, ticket, module_path
         self._heard_ns = self._spoke_ns = time.monotonic_ns()
         self._agent: subprocess.Popen[bytes] | None = None
         self._unwritten = b""  # for the agent's standard input
@@ -172,7 +179,7 @@ class _Relay:
     def _start_agent(self) -> subprocess.Popen[bytes]:
         """Start the agent. Report to the driver if that fails, as the shell of an ssh would."""
         try:
-            return _start_agent(self._ticket)
+            return _start_agent(self._ticket, self._module_path)
         except OSError as error:
             self._send(TaskMessage.STDERR, f"{error.strerror}: {error.filename}".encode(errors="replace"))
             self._send(TaskMessage.EXIT, b"%d" % CANNOT_EXECUTE)
@@ -230,11 +237,14 @@ class _Relay:
         agent.wait()
 
 
-def _start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
+def _start_agent(ticket: Ticket, module_path: Sequence[str]) -> subprocess.Popen[bytes]:
     variables = environment()
     command = agent_command()
     if ticket.python is None:
-        variables["PYTHONPATH"] = os.pathsep.join(_own_module_path())
+        standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+        variables["PYTHONPATH"] = os.pathsep.join(
+            path for path in module_path if path and path not in standard
+        )
     else:
         command[0] = ticket.python
     agent = subprocess.Popen(
@@ -250,12 +260,6 @@ def _start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
         assert pipe is not None
         os.set_blocking(pipe.fileno(), False)
     return agent
-
-
-def _own_module_path() -> list[str]:
-    """Return the module path of this process, to which the platform may have added files of the job."""
-    standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
-    return [path for path in sys.path if path and path not in standard]
 
 
 def _visible_gpus() -> tuple[str, ...]:
