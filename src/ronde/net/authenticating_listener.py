@@ -11,7 +11,6 @@ The rules:
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import time
@@ -22,6 +21,7 @@ from ronde.core.accept_failures import AcceptFailures
 from ronde.core.admission import Strangers
 from ronde.core.refusal_log import Refusals
 from ronde.errors import ProtocolError
+from ronde.light_logging import logger
 from ronde.net.accept import Caller, accept_caller, is_shortage
 from ronde.net.authentication import Handshake
 from ronde.net.descriptor_limit import raise_descriptor_limit
@@ -34,7 +34,7 @@ MOST_IN_A_TURN = 16
 CROWD = "others waited, and it had not proved that it knows the job key"
 TOO_SLOW = f"it did not prove within {HANDSHAKE_NS // 10**9} s that it knows the job key"
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class AuthenticatedConnection(NamedTuple):

@@ -7,7 +7,6 @@ on there with a new session. Without a session the machine still gets the time, 
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -22,6 +21,7 @@ from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import ALIVE, JobTerms, alive_key
 from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
 from ronde.light_dataclasses import replace
+from ronde.light_logging import logger
 from ronde.net.rendezvous.ended_job import succeed_ended_job
 from ronde.net.rendezvous.event_queue import EventQueue
 from ronde.net.rendezvous.probes import find_ended
@@ -42,7 +42,7 @@ STRANGE = (
 )
 REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class FoundStore(NamedTuple):

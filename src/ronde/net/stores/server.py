@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import heapq
-import logging
 import os
 import select
 import socket
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING
 from ronde._native import new_seals, read_request, send_answers, set_seals, take_requests
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
+from ronde.light_logging import logger
 from ronde.net.addresses import parse_address
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
 from ronde.net.authentication import Handshake, Role
@@ -54,7 +54,7 @@ LONGEST_SLEEP_MS = 3600 * 1000
 READ_BYTES = 1 << 16
 REPAIR_NS = 10**9  # the interval between attempts to rewrite a journal
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _length_of = LENGTH.unpack_from
 _Request = tuple[int, int, int, int, bytes, bytes]  # a descriptor, then wire.Request
 _READABLE, _WRITABLE = select.EPOLLIN, select.EPOLLOUT

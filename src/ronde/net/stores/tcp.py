@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import builtins
 import errno
-import logging
 import os
 import socket
 import struct
@@ -28,6 +27,7 @@ from ronde import errors
 from ronde._native import StoreLine
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
+from ronde.light_logging import logger
 from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authenticating_listener import HANDSHAKE_NS
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
@@ -58,7 +58,7 @@ _TIMEVAL = struct.Struct("@ll")
 _SET, _GET, _WAIT = StoreOperation.SET, StoreOperation.GET, StoreOperation.WAIT
 _ADD, _COMPARE_SET = StoreOperation.ADD, StoreOperation.COMPARE_SET
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class StoreClient(StoreLine):
@@ -239,8 +239,8 @@ class StoreClient(StoreLine):
                     self._lost = self._lost or reason
                     raise PeerLostError(f"lost the store at {self.address}: {self._lost}") from error
                 is_attack = isinstance(error, OSError) and error.errno == errno.EBADMSG
-                level = logging.WARNING if is_attack else logging.INFO
-                _log.log(level, "lost the connection to the store at %s: %s", self.address, reason)
+                log = _log.warning if is_attack else _log.info
+                log("lost the connection to the store at %s: %s", self.address, reason)
                 try:
                     self._use_socket(self._connect_until(give_up_ns, self._patience_ns))
                     connected_ns = time.monotonic_ns()
