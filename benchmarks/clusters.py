@@ -9,6 +9,10 @@ PyTorch; the executors are processes of this machine. Without PySpark, compare w
 agents cost, with a new process for each task.
 
     python benchmarks/clusters.py --contestants bare ronde-local
+
+What protection costs, with `--tcp` as if each rank were on a host of its own:
+
+    python benchmarks/clusters.py --tcp --contestants ronde-local ronde-local-payload ronde-local-secret
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from case_tables import print_load, write_cases
 
 COLUMNS = "case,ranks,contestant,median_ms"
 BARE, LOCAL, SPARK, TORCH = "bare", "ronde-local", "ronde-spark", "torch-distributor"
+PROTECTIONS = {LOCAL: "messages", f"{LOCAL}-payload": "payload", f"{LOCAL}-secret": "secret"}
 ELEMENTS, REDUCTIONS = 1 << 18, 20
 
 
@@ -37,10 +42,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="number of workers (default: 2)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant (default: 5)")
     parser.add_argument(
-        "--contestants", nargs="+", default=[BARE, SPARK, TORCH], choices=[BARE, LOCAL, SPARK, TORCH]
+        "--contestants", nargs="+", default=[BARE, SPARK, TORCH], choices=[BARE, SPARK, TORCH, *PROTECTIONS]
     )
+    parser.add_argument("--tcp", action="store_true", help="let ranks use TCP, as between hosts")
     parser.add_argument("--csv", type=Path, help="write the medians into this file")
     options = parser.parse_args()
+    if options.tcp:
+        os.environ["RONDE_TRANSPORT"] = "tcp"
     print_load()
     session = start_session(options.ranks) if {SPARK, TORCH} & set(options.contestants) else None
     turns = {name: turn_of(name, options.ranks) for name in options.contestants}
@@ -58,10 +66,14 @@ def main() -> None:
         session.stop()
     medians = {name: statistics.median(took) for name, took in times.items()}
     print(f"\n{REDUCTIONS} all-reduces of 1 MiB, {options.ranks} workers, from the call to the result")
-    print(f"{'':20}{'median ms':>12}{'best ms':>10}{'/bare':>8}{'/' + TORCH:>20}")
+    print(f"{'':20}{'median ms':>12}{'best ms':>10}{'/bare':>8}{'/' + LOCAL:>14}{'/' + TORCH:>20}")
     for name, median in medians.items():
-        ratios = [f"{median / medians[base]:.2f}" if base in medians else "-" for base in (BARE, TORCH)]
-        print(f"{name:20}{median:12.0f}{min(times[name]):10.0f}{ratios[0]:>8}{ratios[1]:>20}", flush=True)
+        bases = {BARE: 8, LOCAL: 14, TORCH: 20}
+        ratios = [
+            f"{f'{median / medians[base]:.2f}' if base in medians else '-':>{width}}"
+            for base, width in bases.items()
+        ]
+        print(f"{name:20}{median:12.0f}{min(times[name]):10.0f}{''.join(ratios)}", flush=True)
     if options.csv:
         write_cases(options.csv, COLUMNS, [("start", options.ranks, *item) for item in medians.items()])
 
@@ -87,11 +99,12 @@ def turn_of(name: str, ranks: int) -> Callable[[], float]:
         import ronde
 
         return lambda: ronde.run(reduce_with_ronde, np=ranks)[0]
-    if name == LOCAL:
+    if name in PROTECTIONS:
         from ronde.launch.clusters.local import LocalCluster
         from ronde.launch.driver.functions import RunOptions, run_function
 
-        cluster, options = LocalCluster(ranks), RunOptions(ranks, is_talkative=False)
+        environment = {"RONDE_PROTECTION": PROTECTIONS[name]}
+        cluster, options = LocalCluster(ranks), RunOptions(ranks, is_talkative=False, environment=environment)
         return lambda: run_function(cluster, reduce_with_ronde, (), {}, options)[0]
     if name == SPARK:
         from ronde import spark
