@@ -29,7 +29,7 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-PATIENCE_S = 60
+PATIENCE_S = 240  # against hanging only
 
 
 def new_session(**settings: str) -> Any:

@@ -40,7 +40,7 @@ INSIDE, OUTSIDE = (
     "10.88.0.1",
 )  # the addresses of the driver behind the NAT, and of its router there
 PORTS = (4040, 4041, 4042, 4043)  # which the router forwards
-PATIENCE_S = 60
+PATIENCE_S = 480  # against hanging only
 LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # starts in half the time
 NAT = """
 table ip nat {{
@@ -127,7 +127,7 @@ class StandaloneSpark:
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=4 * PATIENCE_S,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -174,14 +174,15 @@ def _spark() -> Iterator[New]:
 @contextmanager
 def _spark_connect() -> Iterator[New]:
     """Run tasks on a server of Spark Connect with two executors, which is a process of its own."""
-    pyspark = pytest.importorskip("pyspark", reason="PySpark is not installed here")
+    pytest.importorskip("pyspark", reason="PySpark is not installed here")
     pytest.importorskip("grpc_status", reason="the packages of Spark Connect are not installed here")
+    from pyspark.sql.connect.session import SparkSession
     from tests.clusters.spark_session import connect_server
 
-    with connect_server() as url:
-        session = pyspark.sql.connect.session.SparkSession.builder.remote(url).create()
-        from ronde.spark.connect_cluster import ConnectCluster
+    from ronde.spark.connect_cluster import ConnectCluster
 
+    with connect_server() as url:
+        session = SparkSession.builder.remote(url).create()
         try:
             yield lambda: ConnectCluster(session)
         finally:

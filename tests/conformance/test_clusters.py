@@ -24,7 +24,7 @@ from ronde.launch.driver.job_store import reachable_by_tasks, tcp_addresses
 from ronde.launch.driver.task_server import TaskConnection, TaskServer, TaskStreams
 from ronde.net.protection import Protection
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SECOND = 10**9
 PATIENCE_S = 60  # against hanging only
