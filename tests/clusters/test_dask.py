@@ -106,9 +106,11 @@ def test_a_closed_client_is_refused() -> None:
             run(client, sums, 1, num_proc=1)
 
 
-def test_an_asynchronous_client_is_refused() -> None:
+def test_an_asynchronous_client_and_what_is_none_are_refused() -> None:
     with pytest.raises(UsageError, match="asynchronous"):
         run(types.SimpleNamespace(asynchronous=True), sums, 1)
+    with pytest.raises(UsageError, match=r"'127.0.0.1:1' is no Dask client: give distributed.Client"):
+        run("127.0.0.1:1", sums, 1)
 
 
 @pytest.mark.parametrize(("program", "command"), programs("dask"))

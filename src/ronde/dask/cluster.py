@@ -37,6 +37,8 @@ class DaskCluster:
     capabilities = Capabilities(elastic=True, gang=False)
 
     def __init__(self, client: Client, requires_encryption: bool = False) -> None:
+        if not hasattr(client, "asynchronous"):
+            raise UsageError(f"{client!r} is no Dask client: give distributed.Client(address)")
         if client.asynchronous:
             raise UsageError("the Dask client is asynchronous: give one that is not")
         self._given = client
