@@ -252,6 +252,14 @@ def test_the_api_reference_has_all_public_names() -> None:
     assert [name for name in ronde.__all__ if not re.search(rf"\b{name}\b", pages)] == []
 
 
+@pytest.mark.parametrize("engine", ["spark", "ray", "dask"])
+def test_the_api_reference_has_all_names_for_an_engine(engine: str) -> None:
+    source = (ROOT / "src/ronde" / engine / "__init__.py").read_text(encoding="utf-8")
+    page = (ROOT / "docs/api" / f"{engine}.md").read_text(encoding="utf-8")
+    names = ast.literal_eval(source.partition("__all__ = ")[2].partition("]")[0] + "]")
+    assert [name for name in names if not re.search(rf"(function|class):: {name}\b", page)] == []
+
+
 def test_the_tree_of_errors_is_true() -> None:
     drawn: dict[str, str] = {}
     ancestors: list[str] = []
