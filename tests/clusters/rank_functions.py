@@ -12,7 +12,7 @@ from pathlib import Path
 import ronde
 from ronde.environment import environment
 
-__all__ = ["computes", "finds_key", "kills", "leftovers", "raises"]
+__all__ = ["computes", "finds_key", "kills", "leftovers", "raises", "waits_for_death"]
 
 FOREVER_S = 600  # how long the other ranks would go on
 
@@ -48,6 +48,14 @@ def kills(victim: str, folder: Path) -> None:
         (folder / "killed").write_text(str(time.monotonic()))
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+    time.sleep(FOREVER_S)
+
+
+def waits_for_death(folder: Path) -> None:
+    """Note this process once all ranks use MPI, and go on."""
+    ronde.init()
+    ronde.allreduce(1.0, name="all are there")
+    (folder / str(os.getpid())).touch()
     time.sleep(FOREVER_S)
 
 

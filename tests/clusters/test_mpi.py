@@ -1,9 +1,10 @@
-"""MPI on a cluster: real daemons of Open MPI in tasks on this machine, which stand for one host or for several."""
+"""MPI on a cluster: real daemons of Open MPI in tasks on this machine (several hosts: tests/hosts)."""
 
 from __future__ import annotations
 
 import io
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.clusters.rank_functions import computes, kills, leftovers, raises
+from tests.clusters.spark_session import ROOT
 from tests.conformance.cluster_kinds import agents
 
 import ronde
@@ -29,7 +31,6 @@ pytestmark = [
 ]
 
 SOON_S = 120  # on a quiet machine it takes a second
-A_HOST_EACH = ("/bin/sh", "-c", f"RONDE_HOST_ID=$$ exec {sys.executable} -P -m ronde.launch.clusters.local")
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +63,6 @@ def test_the_ranks_of_mpi_are_those_of_the_job() -> None:
     assert lines == ["0] rank 0 is done", "1] rank 1 is done"]
 
 
-def test_each_host_has_a_daemon_and_mpi_takes_the_probed_interface() -> None:
-    results = run(LocalCluster(2, A_HOST_EACH), computes, 2)
-    assert [result[:5] for result in results] == [(6.0, 0, 0, 0, 1), (6.0, 1, 1, 0, 1)]
-    assert all(result[5] for result in results)
-
-
 def test_an_exception_on_one_rank_ends_the_others() -> None:
     with pytest.raises(WorkerError, match="LookupError: no such column") as caught:
         run(LocalCluster(2), raises)
@@ -90,9 +85,31 @@ def test_a_killed_process_is_an_error_at_the_driver(victim: str, reason: str, tm
     assert time.monotonic() - float((tmp_path / "killed").read_text()) < SOON_S
 
 
+_DRIVER = """
+from pathlib import Path
+from tests.clusters.rank_functions import waits_for_death
+from ronde.launch.clusters.local import LocalCluster
+from ronde.launch.driver.functions import RunOptions, run_function
+run_function(LocalCluster(2), waits_for_death, (Path({folder!r}),), {{}}, RunOptions(2, mpi_options=()))
+"""
+
+
+def test_nothing_keeps_running_after_the_driver_is_killed(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _DRIVER.format(folder=str(tmp_path))]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        deadline = time.monotonic() + SOON_S
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        driver.kill()
+    for name in tmp_path.iterdir():
+        while Path(f"/proc/{name.name}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 def test_too_few_slots_are_an_error_with_numbers() -> None:
     with pytest.raises(TimeoutError, match="this machine has 1 slots, 0 of them free"):
-        run(LocalCluster(1), computes, 2, start_timeout_ns=3 * 10**9)
+        run(LocalCluster(1), computes, 2, start_timeout_ns=10**9)
 
 
 def test_what_contradicts_mpi_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
