@@ -70,10 +70,17 @@ def reduced(inputs: list[Array], op: Any) -> Array:
     if op is ronde.Average and inputs[0].dtype.kind in "iu":
         return average_of_integers(inputs)
     total = functools.reduce(UFUNCS[op], inputs)
-    if op is ronde.Average:
-        wide = np.float32 if total.dtype.itemsize == 2 else total.dtype
-        total = (total.astype(wide) / np.asarray(len(inputs), wide)).astype(total.dtype)
+    if op is ronde.Average and total.dtype.kind == "c":  # NumPy's division of complex numbers is not exact
+        total = quotient(total.real, len(inputs)) + 1j * quotient(total.imag, len(inputs))
+    elif op is ronde.Average:
+        total = quotient(total, len(inputs))
     return np.asarray(total, inputs[0].dtype)
+
+
+def quotient(total: Array, n: int) -> Array:
+    """Of floats, rounded once."""
+    wide = np.float32 if total.dtype.itemsize == 2 else total.dtype
+    return np.asarray(total.astype(wide) / np.asarray(n, wide), total.dtype)
 
 
 def average_of_integers(inputs: list[Array]) -> Array:
