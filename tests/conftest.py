@@ -97,11 +97,11 @@ class NotAgain:
                 file.write(report.nodeid + "\n")
 
 
-ALONE = re.compile("tests/(attacks|clusters|hosts|soak)/")
+ALONE = re.compile("tests/(clusters|soak)/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests in tests/hosts, which need root and are slow."""
+    """Mark tests by their folder; all in tests/hosts need root and are slow."""
     for item in items:
         if ALONE.search(item.path.as_posix()):
             item.add_marker("alone")
@@ -165,8 +165,8 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     kinds: dict[str, Callable[[], Counter[str]]] = {
         "processes": lambda: processes(pids() - there),
         "in /dev/shm": lambda: names_in("/dev/shm"),
-        "network namespaces": lambda: names_in("/run/netns", "ronde-*"),
-        "network interfaces": lambda: names_in("/sys/class/net", "ronde-*"),
+        "network namespaces": lambda: hosts_in("/run/netns"),
+        "network interfaces": lambda: hosts_in("/sys/class/net"),
         "open files": open_files,
     }
     if any(map(request.node.get_closest_marker, ENGINES)):
@@ -205,8 +205,18 @@ def processes(among: Iterable[int]) -> Counter[str]:
     return found
 
 
-def names_in(folder: str, pattern: str = "*") -> Counter[str]:
-    return Counter(path.name for path in Path(folder).glob(pattern))
+def names_in(folder: str) -> Counter[str]:
+    return Counter(path.name for path in Path(folder).glob("*"))
+
+
+def hosts_in(folder: str) -> Counter[str]:
+    """Names that `ronde.testing.hosts` has made, but for those of other living processes, which run tests, too."""
+    found = Counter[str]()
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        if match := re.match(r"ronde-(\d+)", name):
+            if int(match[1]) == os.getpid() or not Path("/proc", match[1]).exists():
+                found[name] += 1
+    return found
 
 
 def open_files() -> Counter[str]:

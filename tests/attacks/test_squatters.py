@@ -21,6 +21,8 @@ from ronde.net.addresses import listen, parse_address, resolve
 from ronde.net.stores.listeners import shortcuts
 from ronde.net.stores.tcp import StoreClient, StoreServer
 
+pytestmark = pytest.mark.alone
+
 SECOND = 10**9
 LONG = 60 * SECOND
 KEY = JobKey.generate()

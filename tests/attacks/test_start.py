@@ -9,7 +9,7 @@ import sys
 import pytest
 from tests.attacks.crowds import stalker
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.alone]
 
 HANGING_S = 120
 CONNECTIONS = 3000

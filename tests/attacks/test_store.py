@@ -17,6 +17,8 @@ from ronde.job_key import JobKey
 from ronde.net.addresses import listen, parse_address, resolve
 from ronde.net.stores.tcp import StoreClient, StoreServer
 
+pytestmark = pytest.mark.alone
+
 SECOND = 10**9
 LONG = 60 * SECOND
 KEY = JobKey.generate()

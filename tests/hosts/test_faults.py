@@ -12,6 +12,8 @@ from ronde.testing import faults
 from ronde.testing.hosts import Hosts
 from ronde.testing.ranks import Job, Outcome
 
+pytestmark = pytest.mark.alone  # it measures
+
 PEER_TIMEOUT_S = 3
 
 

@@ -55,6 +55,7 @@ def test_ranks_are_placed_host_by_host() -> None:
     ]
 
 
+@pytest.mark.alone  # any process that makes hosts may take it down
 def test_what_a_killed_process_left_behind_is_taken_down() -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()

@@ -16,6 +16,8 @@ from tests.hosts.ssh_jobs import RunningJob, wait_for
 from ronde.settings import JobKey
 from ronde.testing.hosts import Hosts
 
+pytestmark = pytest.mark.alone  # a silence of three seconds is a death
+
 PORT = 29_400
 IN = ("unshare", "--uts", "sh", "-c", 'hostname "$1" && shift && exec "$@"', "sh")
 # A silence of three seconds is a death, and who comes late is let in after a moment.
