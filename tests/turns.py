@@ -1,10 +1,13 @@
-"""Tests in several processes at once (`pytest -n 4`, by pytest-xdist), and those marked `alone` when nothing else runs.
+"""Tests in several processes at once (`pytest -n 6`, by pytest-xdist), and those marked `alone` when nothing else runs.
 
 Most tests wait most of the time, so several at once finish sooner even on one core. Tests that measure, fill or starve
 the machine, or that use a name of which it has only one, are marked `alone`.
 
 There are two locks, each a file in a folder that the processes share. A test holds `machine`, shared or exclusively; a
 waiting test holds `gate`, so that later tests cannot overtake one that wants to be alone.
+
+Each process collects all tests. In a fresh clone most of that is the compilation of test files, so there is a lock for
+each of them, too: the first process compiles it, and the others find the bytecode.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 import pytest
 
@@ -44,9 +48,20 @@ class Turns:
     """In each process that runs tests."""
 
     def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
         self._gate, self._machine = (
             os.open(Path(folder, name), os.O_RDWR | os.O_CREAT) for name in ("gate", "machine")
         )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        if not isinstance(collector, pytest.Module):
+            return (yield)
+        with (self._folder / str(crc32(bytes(collector.path)))).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return (yield)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
