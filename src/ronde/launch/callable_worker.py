@@ -13,6 +13,8 @@ letter and a pickle: R and the result, or E and the texts of an exception and it
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import pickle
 import sys
@@ -22,6 +24,7 @@ from typing import Any
 
 def main(words: list[str]) -> int:
     """Do the call and return the exit code."""
+    atexit.register(shorten_end)
     result_fds = [int(word) for word in words[1].split(",")]
     result_fd = result_fds.pop(int(words[2]))
     for fd in result_fds:
@@ -96,6 +99,15 @@ def failed(fd: int, error: Exception) -> None:
 
     write(fd, b"E", pickle.dumps((described(error), text)))
     announce_exception(error)
+
+
+def shorten_end() -> None:
+    """Spare the interpreter's end its searches for garbage in all that modules hold, a tenth of a short worker's time.
+
+    As the last function at exit, after threads have ended, it collects what they and the call have left.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def write(fd: int, kind: bytes, data: bytes) -> None:

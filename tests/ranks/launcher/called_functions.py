@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -113,3 +115,25 @@ def exit_together(folder: str) -> None:
     while len(os.listdir(folder)) < int(os.environ["WORLD_SIZE"]):
         time.sleep(0.01)
     os._exit(10 + int(os.environ["RANK"]))
+
+
+class Notes:
+    """Writes a file when it is deleted, and refers to itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.itself, self.path = self, path
+
+    def __del__(self) -> None:
+        self.path.write_text("all")
+
+
+def leave_notes(folder: Path) -> None:
+    """Leave garbage: of the call, of a function at exit, and of a thread that ends after the call."""
+
+    def write_later() -> None:
+        threading.main_thread().join()
+        Notes(folder / "thread")
+
+    Notes(folder / "call")
+    atexit.register(lambda: Notes(folder / "exit"))
+    threading.Thread(target=write_later).start()

@@ -142,6 +142,11 @@ def test_results_that_cannot_be_sent_or_read() -> None:
         ronde.run(functions.Unreadable)
 
 
+def test_what_a_function_leaves_in_cycles_is_deleted(tmp_path: Path) -> None:
+    ronde.run(functions.leave_notes, (tmp_path,))
+    assert {path.name for path in tmp_path.iterdir()} == {"call", "exit", "thread"}
+
+
 def test_from_another_thread() -> None:
     results: list[object] = []
     thread = threading.Thread(target=lambda: results.extend(ronde.run(functions.big, (1,), np=2)))
