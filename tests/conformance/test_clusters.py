@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.conformance.cluster_kinds import KINDS, SLOTS, New, agents, parent_of
 
+from ronde.comqueue import IterationStep, iterate
 from ronde.errors import WorkerError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.base import Capacity, Cluster, Ticket
@@ -220,6 +222,18 @@ def test_a_function_runs_and_its_results_come_by_rank(cluster: Cluster) -> None:
 
     large = 3_000_000
     assert run(cluster, work, large) == [(0, 0, 3, bytes(large)), (1, 1, 3, bytes(large))]
+
+
+def test_an_iteration_gives_the_same_bits_as_elsewhere(cluster: Cluster) -> None:
+    def step(c: IterationStep) -> None:
+        c.state.total = c.state.total * 0.1 + c.sum(np.sin(c.data * c.step_no))
+
+    def total(on: Any) -> list[float]:
+        rows = np.arange(1000.0).reshape(100, 10)
+        result = iterate(step, data=rows, state={"total": 0.0}, max_iter=5, on=on).state.total
+        return list(result.sum(axis=0))
+
+    assert total(cluster) == total("threads:2")
 
 
 def test_an_exception_ends_the_job_and_the_next_one_runs(new_cluster: New, cluster: Cluster) -> None:

@@ -13,11 +13,11 @@ from ronde.launch.clusters.engine_package import needs_package
 from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
 
 with needs_package("distributed", "dask"):
-    from distributed import Client
+    from distributed import Client, default_client
 
     from ronde.dask.cluster import DaskCluster
 
-__all__ = ["DaskCluster", "run"]
+__all__ = ["DaskCluster", "default_cluster", "run"]
 
 R = TypeVar("R")
 
@@ -86,6 +86,18 @@ def run(
         return run_function(cluster, fn, args, kwargs or {}, options)
     finally:
         cluster.cancel("the function has ended")
+
+
+def default_cluster() -> DaskCluster:
+    """Return the cluster of the client made last, for `ronde.run(..., cluster="dask")` and the like.
+
+    Raises:
+        UsageError: there is no client, or it is asynchronous.
+    """
+    try:
+        return DaskCluster(default_client())
+    except ValueError:
+        raise UsageError("there is no Dask client: create one by distributed.Client(address)") from None
 
 
 def _free_threads(cluster: DaskCluster) -> int:

@@ -21,7 +21,7 @@ with needs_package("pyspark", "spark"):
 
     from ronde.spark.cluster import SparkCluster
 
-__all__ = ["SparkCluster", "run", "run_elastic"]
+__all__ = ["SparkCluster", "active_cluster", "run", "run_elastic"]
 
 R = TypeVar("R")
 MANY_RESTARTS = 1_000_000
@@ -182,6 +182,15 @@ def _run(
         return run_function(cluster, fn, args, kwargs or {}, options)
     finally:
         cluster.cancel("the function has ended")
+
+
+def active_cluster() -> Cluster:
+    """Return the cluster of the active Spark session, for `ronde.run(..., cluster="spark")` and the like.
+
+    Raises:
+        UsageError: there is no Spark session.
+    """
+    return _cluster(False, None, False)
 
 
 def _cluster(is_elastic: bool, resources: ResourceProfile | None, requires_encryption: bool) -> Cluster:
