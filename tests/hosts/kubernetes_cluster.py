@@ -8,6 +8,7 @@ controller knows the fields of a Job that Ronde writes, and refuses others.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -50,8 +51,8 @@ import json, os, sys, time
 from pathlib import Path
 
 place, words = Path({place!r}), sys.argv[1:]
-if words[0] == "--namespace":
-    del words[:2]
+while words[0].startswith("--"):
+    del words[: 2 if words[0] == "--namespace" else 1]
 with (place / "calls").open("a") as calls:
     calls.write(" ".join(words) + "\\n")
 
@@ -140,9 +141,12 @@ class Pod:
         self._log.with_suffix(".done").touch()
 
     def first_process(self) -> int:
-        """Return the id of its process 1, as this machine counts."""
+        """Return the id of its process 1, as this machine counts. Raises ProcessLookupError if it has ended."""
         own = self.process.pid
-        return int(Path(f"/proc/{own}/task/{own}/children").read_text().split()[0])
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        if not children:
+            raise ProcessLookupError(self.name)
+        return int(children[0])
 
     def status(self) -> Any:
         """Return the Pod as Kubernetes describes it."""
@@ -158,7 +162,10 @@ class Pod:
 
 
 class KubernetesCluster:
-    """Runs the Job that `kubectl` in `path` creates; each Pod gets the next host. `image` is their directory."""
+    """Runs the Job that its `kubectl` creates; each Pod gets the next host.
+
+    `image`: the directory of the Pods. `held`: the numbers of Pods for which there is no room now.
+    """
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts = hosts
@@ -173,6 +180,7 @@ class KubernetesCluster:
         self.path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self.environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{self.path}"}
         self.pods: list[Pod] = []
+        self.held: set[int] = set()
         self.error: BaseException | None = None
         self._is_closing = False
         self._thread = threading.Thread(target=self._control)
@@ -284,7 +292,8 @@ class KubernetesCluster:
         if len([index for index in failed if None not in codes[index]]) > spec["maxFailedIndexes"]:
             return {"type": "Failed", "reason": "MaxFailedIndexesExceeded", "message": ""}
         for index in range(spec["completions"]):
-            if index not in failed and index not in succeeded and None not in codes.get(index, []):
+            is_done = index in failed or index in succeeded or index in self.held
+            if not is_done and None not in codes.get(index, []):
                 self.pods.append(Pod(self, index, len(self.pods)))
                 self._publish_names()
         return None
@@ -314,7 +323,8 @@ class KubernetesCluster:
         for pod in self.pods:
             if pod.process.poll() is None and pod.ended is None:
                 pod.ended = now()
-                os.kill(pod.first_process(), signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pod.first_process(), signal.SIGTERM)
 
     def _publish(self, end: Any) -> None:
         """Write what `kubectl get` answers; the job ends when all Pods have."""

@@ -110,12 +110,26 @@ def test_lost_pods_are_replaced(cluster: KubernetesCluster) -> None:
     assert out.count("of 2 reduces") == 6
 
 
-def test_an_elastic_job_starts_with_the_pods_that_are_there(cluster: KubernetesCluster) -> None:
-    job = cluster.submit("--nnodes", "1:2", *SOON, "stay.py")
+def test_pods_wait_for_the_first_one_and_an_elastic_job_for_no_other(cluster: KubernetesCluster) -> None:
+    cluster.held = {0, 2}
+    job = cluster.submit("--nnodes", "1:3", *SOON, "stay.py")
+    await_lines(cluster, "for the store at tcp:", 1)  # whose name the name server does not know
+    cluster.held = {2}
     await_lines(cluster, "of 2 reduces", 2)
     (cluster.image / "done").touch()
     code, out, err = finish(job)
     assert code == 0, out + err
+    assert sorted(pod.index for pod in cluster.pods) == [0, 1]
+
+
+def test_a_signal_ends_the_command_and_not_the_job(cluster: KubernetesCluster) -> None:
+    job = cluster.submit("--job-name", "digits", "stay.py")
+    await_lines(cluster, "of 1 reduces", 1)
+    job.terminate()
+    code, _, err = finish(job)
+    assert code == 143
+    assert "got SIGTERM; the job goes on; end it by: kubectl delete job/digits" in err
+    assert cluster.pod(0).process.poll() is None
 
 
 def test_a_failed_worker_ends_the_job_with_its_exit_code(cluster: KubernetesCluster) -> None:
@@ -130,8 +144,8 @@ def test_ctrl_c_deletes_the_job(cluster: KubernetesCluster) -> None:
     job = cluster.submit("--job-name", "digits", "--nnodes", "2", "stay.py")
     await_lines(cluster, "of 2 reduces", 2)
     job.send_signal(signal.SIGINT)
-    code, _, err = finish(job)
-    assert code == 130
+    code, out, err = finish(job)
+    assert code == 130, out + err
     assert "ronde: deleting job/digits" in err
     assert "delete job/digits --cascade=foreground --wait=false" in cluster.calls()
     assert all(pod.process.wait(PATIENCE_S) == 143 for pod in cluster.pods)

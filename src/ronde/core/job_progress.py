@@ -14,6 +14,7 @@ __all__ = ["FollowLogs", "JobEnded", "JobProgress", "Step", "Tell"]
 _SUCCEEDED, _FAILED = ("Complete", "Completed"), ("Failed",)  # conditions of a Job, and of a JobSet
 _STARTING = ("ContainerCreating", "PodInitializing")
 FAILED = 1
+NO_PODS_NS = 30 * 10**9  # after this time without Pods the user should know
 
 
 @dataclass(frozen=True)
@@ -42,33 +43,44 @@ Step = FollowLogs | Tell | JobEnded
 
 
 class JobProgress:
-    """What is known of the job. `kind`: of the object that makes its Pods. `running`: the Pods that run now."""
+    """What is known of the job. `kind`, `name`: of the object that makes its Pods. `running`: the Pods that run now."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, name: str) -> None:
         self.running: set[str] = set()
-        self._kind = kind
+        self._kind, self._name = kind, name
+        self._began_ns: int | None = None
+        self._was_there = False  # whether an answer had the job in it, or has had the time to
         self._followed: set[str] = set()
         self._told: dict[str, str] = {}
         self._codes: dict[str, tuple[str, int]] = {}  # by Pod: when it ended, and how
 
-    def read(self, objects: Sequence[Any]) -> list[Step]:
+    def read(self, now_ns: int, objects: Sequence[Any]) -> list[Step]:
         """Return what follows from the present objects of the job: the one that makes the Pods, and the Pods."""
-        steps: list[Step] = []
         self.running = set()
-        for pod in (each for each in objects if each.get("kind") == "Pod"):
-            steps += self._read_pod(pod)
+        pods = [each for each in objects if each.get("kind") == "Pod"]
+        steps = [step for pod in pods for step in self._read_pod(pod)]
         makers = [each for each in objects if each.get("kind") == self._kind]
+        if self._began_ns is None:
+            self._began_ns = now_ns
+        self._was_there = self._was_there or bool(makers) or now_ns - self._began_ns >= NO_PODS_NS
         if not makers:
-            return [*steps, JobEnded(FAILED, f"the {self._kind} has been deleted")]
+            gone = JobEnded(FAILED, f"the {self._kind} has been deleted")
+            return [*steps, gone] if self._was_there else steps
+        waits = ""
         for condition in makers[0].get("status", {}).get("conditions") or ():
             if condition.get("status") != "True":
                 continue
             if condition.get("type") in _SUCCEEDED:
                 return [*steps, JobEnded(0, "")]
             if condition.get("type") in _FAILED:
-                texts = (condition.get("reason", ""), condition.get("message", ""))
-                return [*steps, JobEnded(self._exit_code(), ": ".join(filter(None, texts)))]
-        return steps
+                return [*steps, JobEnded(self._exit_code(), _reason(condition))]
+            if condition.get("type") == "Suspended":
+                waits = _reason(condition) or "suspended"
+        if pods:
+            self._began_ns = now_ns
+        elif not waits and now_ns - self._began_ns >= NO_PODS_NS:
+            waits = f"Kubernetes makes no Pods; kubectl describe {self._kind.lower()}/{self._name} says why"
+        return [*steps, *self._tell(self._name, f"the {self._kind} waits", waits)]
 
     def _read_pod(self, pod: Any) -> list[Step]:
         name, status = pod["metadata"]["name"], pod.get("status", {})
@@ -82,12 +94,14 @@ class JobProgress:
             self.running.add(name)
         if ended := state.get("terminated"):
             self._codes[name] = (ended.get("finishedAt") or "", int(ended.get("exitCode", FAILED)))
-        trouble = _trouble(status, state)
-        if trouble != self._told.get(name, ""):
-            self._told[name] = trouble
-            if trouble:
-                steps.append(Tell(f"Pod {name} waits: {trouble}"))
-        return steps
+        return [*steps, *self._tell(name, f"Pod {name} waits", _trouble(status, state))]
+
+    def _tell(self, name: str, what: str, why: str) -> list[Step]:
+        """Return what to tell about an object, unless the user knows it."""
+        if why == self._told.get(name, ""):
+            return []
+        self._told[name] = why
+        return [Tell(f"{what}: {why}")] if why else []
 
     def _exit_code(self) -> int:
         """Return the exit code of the Pod that failed first, rather than of one that lost it."""
@@ -96,12 +110,16 @@ class JobProgress:
         return (causes or [FAILED])[0]
 
 
+def _reason(condition: Any) -> str:
+    return ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
+
+
 def _trouble(status: Any, state: Any) -> str:
     """Return why the Pod does not start; empty if it has, or is about to."""
     waiting = state.get("waiting") or {}
     if waiting.get("reason") and waiting["reason"] not in _STARTING:
-        return ": ".join(filter(None, (waiting["reason"], waiting.get("message", ""))))
+        return _reason(waiting)
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return ": ".join(filter(None, (condition.get("reason", ""), condition.get("message", ""))))
+            return _reason(condition)
     return ""

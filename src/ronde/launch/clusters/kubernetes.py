@@ -1,13 +1,15 @@
 """Submits a job to Kubernetes by kubectl, shows the output of its Pods, and ends with it.
 
-The job does not need this process: if it is killed, the job goes on. Ctrl-C deletes the job. Other objects than the one
-that makes the Pods belong to that one, so that Kubernetes deletes them with it.
+The job does not need this process: after any signal but Ctrl-C, which deletes the job, it goes on. Other objects than
+the one that makes the Pods belong to that one, so that Kubernetes deletes them with it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +23,9 @@ __all__ = ["submit_and_follow"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between questions to Kubernetes
 LAST_LINES_S = 30.0  # for output that is still under way when the job has ended
+ANSWER_S = 30  # for the API server
 INTERRUPTED = 130
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\S+")
 
 
 def submit_and_follow(manifest: Manifest, job: PodJob, *, detach: bool) -> int:
@@ -33,19 +37,41 @@ def submit_and_follow(manifest: Manifest, job: PodJob, *, detach: bool) -> int:
     _submit(kubectl, manifest)
     maker = f"{job.kind.lower()}/{job.name}"
     namespace = f" -n {job.namespace}" if job.namespace else ""
+    how = f"end it by: kubectl{namespace} delete {maker}"
     if detach:
         _say(f"submitted {maker}; watch it by: kubectl{namespace} logs -f -l {selector(job.name)}")
-        _say(f"end it by: kubectl{namespace} delete {maker}")
+        _say(how)
         return 0
     _say(f"submitted {maker}; Ctrl-C deletes it")
+    _catch_signals()
     follower = _Follower(kubectl, job)
     try:
         return follower.follow()
+    except _SignalError as ended:
+        _say(f"{ended}; the job goes on; {how}")
+        return 128 + ended.signum
     except KeyboardInterrupt:
         _say(f"deleting {maker}; its Pods have {job.grace_s} s to end (Ctrl-C again: do not wait for them)")
         return follower.delete(maker)
     finally:
         follower.close()
+
+
+class _SignalError(Exception):
+    """A signal ends this process, and not the job."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"got {signal.Signals(signum).name}")
+        self.signum = signum
+
+
+def _catch_signals() -> None:
+    def leave(signum: int, _: object) -> None:
+        raise _SignalError(signum)
+
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(signum, leave)
 
 
 def _submit(kubectl: _Kubectl, manifest: Manifest) -> None:
@@ -58,7 +84,7 @@ def _submit(kubectl: _Kubectl, manifest: Manifest) -> None:
     rest = [{**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}} for each in manifest[1:]]
     try:
         kubectl.ask("create", "-f", "-", data=rest)
-    except UsageError:
+    except (UsageError, KeyboardInterrupt):
         kubectl.ask("delete", owner["kind"].lower(), owner["name"], "--wait=false")
         raise
 
@@ -78,7 +104,7 @@ class _Kubectl:
     def ask(self, *words: str, data: Manifest | None = None) -> str:
         """Return the output of a call that reads these objects. Raises UsageError with what kubectl says."""
         done = subprocess.run(
-            [*self._command, *words],
+            [*self._command, f"--request-timeout={ANSWER_S}s", *words],
             input="".join(f"{json.dumps(each)}\n" for each in data or ()),
             capture_output=True,
             text=True,
@@ -91,12 +117,12 @@ class _Kubectl:
         return done.stdout
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Return a call whose output is a pipe."""
+        """Return a call whose output and errors are pipes."""
         return subprocess.Popen(
             [*self._command, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
@@ -109,7 +135,7 @@ class _Follower:
     def __init__(self, kubectl: _Kubectl, job: PodJob) -> None:
         self._kubectl = kubectl
         self._job = job
-        self._progress = JobProgress(job.kind)
+        self._progress = JobProgress(job.kind, job.name)
         self._logs: list[_PodLog] = []
         self._trouble = ""
 
@@ -119,8 +145,7 @@ class _Follower:
         while (end := self._look()) is None:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        for log in self._logs:
-            log.finish(LAST_LINES_S)
+        self._finish_logs(LAST_LINES_S)
         if end.exit_code:
             _say(f"the job has failed: {end.reason}")
         return end.exit_code
@@ -129,14 +154,17 @@ class _Follower:
         """Delete the job, show what its Pods still print, and return the exit code of an interrupted job."""
         try:
             self._kubectl.ask("delete", maker, "--cascade=foreground", "--wait=false")
-            deadline = time.monotonic() + self._job.grace_s
-            for log in self._logs:
-                log.finish(max(0.0, deadline - time.monotonic()))
+            self._finish_logs(self._job.grace_s)
         except KeyboardInterrupt:
             pass
         except UsageError as error:
             _say(str(error))
         return INTERRUPTED
+
+    def _finish_logs(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        for log in self._logs:
+            log.finish(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """End all calls of kubectl."""
@@ -154,7 +182,7 @@ class _Follower:
                 _say(f"{error}; asking again until it answers (the job goes on)")
             return None
         self._trouble = ""
-        for step in self._progress.read(json.loads(answer)["items"]):
+        for step in self._progress.read(time.monotonic_ns(), json.loads(answer)["items"]):
             match step:
                 case FollowLogs(pod):
                     self._logs.append(_PodLog(self._kubectl, pod))
@@ -175,6 +203,7 @@ class _PodLog:
         self.pod = pod
         self._kubectl = kubectl
         self._last = ""  # the time of the last line
+        self._trouble = ""
         self.resume()
 
     @property
@@ -191,15 +220,21 @@ class _PodLog:
         self._printer.start()
 
     def _print(self) -> None:
-        assert self._call.stdout is not None
-        shown = self._last  # --since-time counts whole seconds
-        with self._call.stdout as lines:
+        call, shown = self._call, self._last
+        assert call.stdout is not None
+        assert call.stderr is not None
+        with call.stdout as lines, call.stderr as errors:
             for line in lines:
                 when, _, text = line.partition(" ")
-                if when > shown:
+                if not _TIME.fullmatch(when):  # what kubelet says in place of the output
+                    _write(line)
+                elif when > shown:  # --since-time counts whole seconds
                     self._last = when
                     _write(text)
-        self._call.wait()
+            said = " ".join(errors.read().split())
+        if call.wait() > 0 and said != self._trouble:
+            self._trouble = said
+            _say(f"cannot follow the output of {self.pod}: {said}")
 
     def finish(self, within_s: float) -> None:
         """Wait for the last line."""
