@@ -41,10 +41,12 @@ while not os.path.exists("done"):
 ronde.shutdown()
 """
 FAIL = """
-import os, sys, time
+import os, signal, sys, time
 
 if os.environ["RANK"] == "1":
     sys.exit(3)
+if "killed" in sys.argv:
+    os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(600)
 """
 SOON = ("--rdzv-conf", "keep_alive_interval=0.5,last_call_timeout=1")
@@ -138,6 +140,14 @@ def test_a_failed_worker_ends_the_job_with_its_exit_code(cluster: KubernetesClus
     assert "failed with exit code 3" in out
     assert "ronde: the job has failed: PodFailurePolicy: Container ronde for pod" in err
     assert len(cluster.pods) == 2
+
+
+def test_a_killed_worker_is_no_lost_pod(cluster: KubernetesCluster) -> None:
+    """Its exit code would be that of a killed Pod, which is replaced."""
+    code, out, err = finish(cluster.submit("fail.py", "killed"))
+    assert code == 1, out + err
+    assert "killed by SIGKILL" in out
+    assert len(cluster.pods) == 1
 
 
 def test_ctrl_c_deletes_the_job(cluster: KubernetesCluster) -> None:

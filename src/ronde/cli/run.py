@@ -72,7 +72,6 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         return run_on_kubernetes(asked, variables)
     from ronde.cli.run_config import configure, idle_options, idle_variables
     from ronde.cli.run_here import check_tuning, look_at_machine
-    from ronde.cli.run_rendezvous import pod_of
     from ronde.launch.command import find_command
 
     command = find_command(
@@ -114,7 +113,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
     make_room(4 * config.worker.slots + 8, f"-n {config.worker.slots}")
     result = run_agent(config, variables, reads=True)
-    if pod_of(asked, here):
+    if here.pod and asked.has("--nnodes"):
         from ronde.core.indexed_job import pod_exit_code
 
         return pod_exit_code(result.exit_code, bool(result.failures))

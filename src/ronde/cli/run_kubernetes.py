@@ -93,7 +93,7 @@ def describe_pods(asked: RunArguments, variables: Mapping[str, str]) -> PodJob:
 
 def _pod_options(asked: RunArguments) -> dict[str, Given]:
     """Return the options of `ronde run` in each Pod: all that are not for this machine."""
-    given = dict(asked.given)
+    given = {"--nnodes": Given((1, 1), "--nnodes", "1"), **asked.given}
     gpus = asked.value("--gpus", 0)
     if gpus and not asked.has("--nproc-per-node", "--num-proc"):
         given["--nproc-per-node"] = Given(gpus, asked.origin("--gpus"), str(gpus))

@@ -40,6 +40,7 @@ def test_pods_run_the_same_command_without_what_is_for_this_machine() -> None:
     )
     assert (job.least, job.most, job.gpus, job.namespace, job.image) == (2, 4, 8, "lab", "lab/train")
     assert re.fullmatch(r"train-[0-9a-f]{6}", job.name)
+    assert job_of("train.py").command == ("ronde", "run", "--nnodes", "1", "train.py")
     assert job_of("train.py").name != job_of("train.py").name
     assert re.fullmatch(r"job-3-digits-[0-9a-f]{6}", job_of("-m", "3_digits.train").name)
 
