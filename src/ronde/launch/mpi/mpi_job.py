@@ -74,18 +74,15 @@ class MpiJob:
         self._tasks: dict[str, Task] = {}  # by the agent's name
         self._agents: dict[str, AgentProcess] = {}
         self._reached: set[str] = set()  # addresses of this machine, by which tasks have come
-        self._hosts: dict[
-            str, str
-        ] = {}  # once mpirun runs: the agent of the daemon, by mpirun's name of the host
+        # The agent of the daemon, by mpirun's name of the host; empty until mpirun runs.
+        self._hosts: dict[str, str] = {}
         self._orders: dict[str, DaemonOrder] = {}  # by the agent's name, until it has greeted
         self._shells: dict[str, RemoteShell] = {}  # by the agent's name
         self._messages = io.StringIO()  # of mpirun's daemons
         self._process: Process | None = None  # mpirun
         self._has_failed = self._is_over = False
         self._lock = threading.Lock()
-        self._posts: deque[tuple[int | None, str]] = (
-            deque()
-        )  # from other threads: an ended slot, None for all
+        self._posts: deque[tuple[int | None, str]] = deque()  # ended slots, None for all; from other threads
         self._posted = -1
         self._thread = threading.Thread(target=self._run, name="ronde-mpi", daemon=True)
 
@@ -148,6 +145,7 @@ class MpiJob:
         stack.callback(self._loop.close)
         self._screen = Screen(self._loop, lambda: None, (self._messages, self._messages))
         stack.callback(self._screen.close)
+        stack.callback(self._close_agents)
         self._shell_server = ShellServer(self._folder, self._loop, stack, self._start_daemon)
         self._loop.watch(self._server.fileno(), Order.NODES, self._read_tasks)
         self._loop.watch(self._posted, Order.NODES, self._read_posts)
@@ -183,11 +181,8 @@ class MpiJob:
         for connection in self._server.accept():
             told = connection.registration
             self._connections[connection.id] = connection
-            self._step_registry(
-                TaskRegistered(
-                    Task(connection.id, told.slot, told.attempt, told.host, told.host_id, told.gpus)
-                )
-            )
+            task = Task(connection.id, told.slot, told.attempt, told.host, told.host_id, told.gpus)
+            self._step_registry(TaskRegistered(task))
 
     def _step_registry(self, event: RegistryEvent) -> None:
         for effect in self._registry.step(event):
@@ -305,6 +300,8 @@ class MpiJob:
         for agent in list(self._agents.values()):
             agent.ask_to_leave()
         self._wait_until(lambda: not self._agents)
+
+    def _close_agents(self) -> None:
         for agent in self._agents.values():
             agent.close()
 
