@@ -222,7 +222,9 @@ class MpiJob:
         task = self._tasks[agent.name]
         if not self._hosts and agent.exit_code is None:
             self._step_registry(TaskLost(task.id))  # the cluster may start it again
-        elif agent.exit_code != 0:
+        elif agent.exit_code is None:
+            self._fail(f"{agent.name} on {task.host} was lost: its connection broke, or a process was killed")
+        elif agent.exit_code:
             self._fail(f"{agent.name} on {task.host}: {agent.why}: {self._last_words()}")
 
     # mpirun and its daemons
