@@ -191,7 +191,7 @@ def test_a_program_for_horovod_on_spark_runs_unchanged(tmp_path: Path) -> None:
     assert "Result: [0, 1]" in done.stdout
     for rank in (0, 1):
         said = f"Hello, rank = {rank}, local_rank = {rank}, size = 2, local_size = 2, magic_number = 4242"
-        assert said in done.stdout
+        assert f"[{rank}]<stdout>:{said}\n" in done.stdout
 
 
 def test_two_jobs_at_once_in_threads(context: Any) -> None:

@@ -515,7 +515,8 @@ _OUTPUT = (
     Option(
         OUTPUT,
         ("--prefix",),
-        "text before each line on the screen, in which {rank}, {local_rank}, {host} and {role} are replaced",
+        "text before each line on the screen, in which {rank}, {local_rank}, {host}, {role} and {stream} are "
+        "replaced",
         metavar="TEXT",
         kind=ValueKind("a text like '{host}/{rank}: '"),
     ),

@@ -67,10 +67,10 @@ class Outputs:
     `log_dir`: the directory of the logs, with a subdirectory for each run, attempt and local rank, as in torchrun.
     `redirects`: the streams that go into files there instead of onto the screen, by local rank; the key -1 is for all
     others. `tee`: the streams that go to both. `filter`: the local ranks whose output is shown; None: all. `prefix`:
-    the template of the text before each line on the screen, with {rank}, {local_rank}, {host}, {role}; None: the
-    default. `timestamps`: each line on the screen begins with the time. `by_rank`: `log_dir` has horovodrun's layout, a
-    subdirectory for each rank. `duplicates`: for OUT and ERR, the texts that select lines of all workers for a
-    collecting file of the attempt.
+    the template of the text before each line on the screen, with {rank}, {local_rank}, {host}, {role} and {stream};
+    None: the default. `timestamps`: each line on the screen begins with the time. `by_rank`: `log_dir` has horovodrun's
+    layout, a subdirectory for each rank. `duplicates`: for OUT and ERR, the texts that select lines of all workers for
+    a collecting file of the attempt.
     """
 
     log_dir: str | None = None

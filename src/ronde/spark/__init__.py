@@ -43,6 +43,7 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
     *,
+    prefix: str | None = None,
     resources: ResourceProfile | None = None,
     encrypt: bool = False,
     require_encrypted_rpc: bool = False,
@@ -68,6 +69,8 @@ def run(
         use_gloo: Ignored: a script for Horovod may set it.
         prefix_output_with_timestamp: Begin each line of output with the time (default: false).
         executable: The Python that runs the ranks (default: that of the executors).
+        prefix: The text before each line of output, with {rank}, {local_rank}, {host} and {stream} (default:
+            `[host:rank] `).
         resources: What each Spark task needs, such as GPUs (default: what `spark.task.*` says).
         encrypt: Encrypt all connections of the job, also those with tensors (default: false).
         require_encrypted_rpc: Raise UsageError if Spark would send the job's key unencrypted, instead of a warning
@@ -91,6 +94,7 @@ def run(
         is_talkative=verbose > 0,
         interface=interface_names(nics),
         has_timestamps=prefix_output_with_timestamp,
+        prefix=prefix,
         python=executable,
         encrypts=encrypt,
     )
@@ -114,6 +118,7 @@ def run_elastic(
     nics: Sequence[str] | str | None = None,
     prefix_output_with_timestamp: bool = False,
     *,
+    prefix: str | None = None,
     resources: ResourceProfile | None = None,
     encrypt: bool = False,
     require_encrypted_rpc: bool = False,
@@ -141,6 +146,7 @@ def run_elastic(
         verbose: As of `run`.
         nics: As of `run`.
         prefix_output_with_timestamp: As of `run`.
+        prefix: As of `run`.
         resources: As of `run`.
         encrypt: As of `run`.
         require_encrypted_rpc: As of `run`.
@@ -162,6 +168,7 @@ def run_elastic(
         is_talkative=verbose > 0,
         interface=interface_names(nics),
         has_timestamps=prefix_output_with_timestamp,
+        prefix=prefix,
         encrypts=encrypt,
         max_restarts=MANY_RESTARTS if reset_limit is None else reset_limit,
     )

@@ -45,6 +45,7 @@ def sizes(factor: int) -> tuple[int, int, int, float]:
 
 def greet() -> None:
     print("rank", os.environ["RANK"], "speaks", os.environ["GREETING"])
+    print("rank", os.environ["RANK"], "is done", file=sys.stderr)
 
 
 def protection() -> str:

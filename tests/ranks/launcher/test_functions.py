@@ -42,8 +42,9 @@ def test_a_function_runs_in_every_task_and_its_results_come_by_rank() -> None:
 
 def test_output_of_the_workers_appears_where_the_caller_wants_it() -> None:
     out, err = io.StringIO(), io.StringIO()
-    run(greet, stdout=out, stderr=err, prefix="<{rank}> ", environment={"GREETING": "hello"})
-    assert sorted(out.getvalue().splitlines()) == ["<0> rank 0 speaks hello", "<1> rank 1 speaks hello"]
+    run(greet, stdout=out, stderr=err, prefix="{rank}<{stream}>", environment={"GREETING": "hello"})
+    assert sorted(out.getvalue().splitlines()) == [f"{n}<stdout>rank {n} speaks hello" for n in (0, 1)]
+    assert "1<stderr>rank 1 is done" in err.getvalue().splitlines()
     assert "all 2 tasks have registered" in err.getvalue()
 
 

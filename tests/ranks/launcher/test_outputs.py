@@ -268,8 +268,9 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
 
     def start(worker: WorkerPlan) -> tuple[GroupLeader, WorkerOutput]:
         teed = Outputs(tee={0: Std.OUT}, filter=frozenset())
+        prefixes = {Std.OUT: b"", Std.ERR: b""}
         output = WorkerOutput(
-            teed, str(tmp_path / "0"), "", worker.rank, worker.rank, b"", problems.append, logs, Disk()
+            teed, str(tmp_path / "0"), "", worker.rank, worker.rank, prefixes, problems.append, logs, Disk()
         )
         return Process(worker.argv, environment()), output
 

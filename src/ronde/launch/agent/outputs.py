@@ -40,19 +40,21 @@ __all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
 ERROR_NAME = "error.json"
 ALL_OTHERS = -1  # the key of a mapping by local rank
 _FIELD = re.compile(r"\$?\{(\w+)\}")
-_FIELDS = ("rank", "local_rank", "host", "role")
+_FIELDS = ("rank", "local_rank", "host", "role", "stream")
 _STREAMS = {Std.OUT: "stdout", Std.ERR: "stderr"}
 _COLLECTED = {std: f"filtered_{name}.log" for std, name in _STREAMS.items()}
 
 Complain = Callable[[str], None]
 
 
-def fill_prefix(template: str, rank: int, local_rank: int, host: str, role: str) -> str:
-    """Return the prefix of lines: the template with {rank}, {local_rank}, {host} and {role} replaced.
+def fill_prefix(
+    template: str, rank: int, local_rank: int, host: str, role: str, stream: str = "stdout"
+) -> str:
+    """Return the prefix of lines: the template with {rank}, {local_rank}, {host}, {role} and {stream} replaced.
 
     torchrun's ${rank} and ${role_name} work, too. Raises UsageError for any other name.
     """
-    values = dict(zip(_FIELDS, (str(rank), str(local_rank), host, role))) | {"role_name": role}
+    values = dict(zip(_FIELDS, (str(rank), str(local_rank), host, role, stream))) | {"role_name": role}
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
@@ -126,7 +128,8 @@ class RunOutputs:
     def worker(self, attempt: int, worker: WorkerPlan, size: int = 1) -> WorkerOutput:
         """Return the output of one worker of `size` in one attempt; earlier attempts keep theirs."""
         rank, local_rank, first = worker.rank, worker.local_rank, worker.rank - worker.index
-        prefix = fill_prefix(self._template, rank, local_rank, self._host, self._role)
+        place = (self._template, rank, local_rank, self._host, self._role)
+        prefixes = {std: os.fsencode(fill_prefix(*place, name)) for std, name in _STREAMS.items()}
         if self._outputs.by_rank:
             ending = f".attempt_{attempt}" if attempt else ""
             names = [f"rank.{number:0{len(str(size - 1))}}{ending}" for number in (rank, first)]
@@ -147,7 +150,7 @@ class RunOutputs:
             collection,
             rank,
             local_rank,
-            os.fsencode(prefix),
+            prefixes,
             self._complain,
             self.logs,
             self._disk,
@@ -215,13 +218,13 @@ class WorkerOutput:
         collection: str,
         rank: int,
         local_rank: int,
-        prefix: bytes,
+        prefixes: Mapping[Std, bytes],
         complain: Complain,
         logs: LogWriter,
         disk: Disk,
     ) -> None:
         self._rank = rank
-        self._prefix = prefix
+        self._prefixes = prefixes
         self._timestamps = outputs.timestamps
         self._folder = folder
         self._collection = collection  # the directory of the collecting files
@@ -288,7 +291,7 @@ class WorkerOutput:
         return {
             OutputStream(
                 pipe,
-                Source(self._rank, _STREAMS[std], self._prefix),
+                Source(self._rank, _STREAMS[std], self._prefixes[std]),
                 sink if self._shown & std.value else None,
                 self._tail if std is Std.ERR else None,
                 self._copy(std),

@@ -52,8 +52,8 @@ class RunOptions:
         interface: The name of the network interface by which the hosts reach each other, or several names, separated
             by commas; None: found out among all. The driver also listens there, if its machine has one of them.
         has_timestamps: Whether each line of output begins with the time.
-        prefix: The template of the text before each line of output, with {rank}, {local_rank} and {host}; None:
-            `[host:rank] `.
+        prefix: The template of the text before each line of output, with {rank}, {local_rank}, {host} and
+            {stream}; None: `[host:rank] `.
         python: The Python that runs agents and workers; None: that of their tasks.
         encrypts: Whether all connections are encrypted, also those with tensors. The setting `protection` does the
             same, in `environment` or in that of this process.

@@ -13,6 +13,7 @@ from ronde.errors import UsageError
 __all__ = ["run", "run_elastic"]
 
 R = TypeVar("R")
+PREFIX = "[{rank}]<{stream}>:"  # Horovod's, for programs that read the output
 
 
 def run(
@@ -51,6 +52,7 @@ def run(
         use_gloo,
         prefix_output_with_timestamp,
         executable,
+        prefix=PREFIX,
     )
 
 
@@ -90,6 +92,7 @@ def run_elastic(
         verbose,
         nics,
         prefix_output_with_timestamp,
+        prefix=PREFIX,
     )
 
 
