@@ -12,7 +12,13 @@ from ray.util.placement_group import get_current_placement_group
 
 from ronde.errors import RondeError, UnsupportedError, UsageError
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
+from ronde.launch.driver.functions import (
+    ELASTIC_RESTARTS,
+    RunOptions,
+    interface_names,
+    run_function,
+    start_timeout_ns,
+)
 from ronde.launch.driver.job_store import reachable_by_tasks
 from ronde.light_dataclasses import dataclass
 from ronde.net.protection import secrecy_is_wanted
@@ -23,7 +29,6 @@ from ronde.ray.worker_calls import CallServer, WorkerCall, fetch_result, serve_c
 __all__ = ["RayExecutor", "RaySettings"]
 
 R = TypeVar("R")
-MANY_RESTARTS = 1_000_000
 END_S, END_AT_ONCE_S = 5.0, 0.0  # how long workers may take to end before their tasks are killed
 
 
@@ -62,7 +67,7 @@ class RayExecutor:
         use_current_placement_group: in a Ray task or actor with a placement group, run in that group (default: true).
         min_workers, max_workers: with how many workers an elastic job goes on, and the largest number (default: all
             slots of the Ray cluster).
-        reset_limit: how often an elastic job may start its workers again because one has failed (default: no limit).
+        reset_limit: how often an elastic job may start its workers again because one has failed (default: 20).
         elastic_timeout: within which an elastic job must have `min_workers`, at the start and after a loss, in seconds
             (default: 600; the times of the settings count if they are longer).
 
@@ -138,7 +143,7 @@ class RayExecutor:
         else:
             self._placing = Placing(cpus_per_worker, gpus)
         self.num_workers, self.min_workers, self.max_workers = num_workers, min_workers, max_workers
-        self._reset_limit = MANY_RESTARTS if reset_limit is None else reset_limit
+        self._reset_limit = ELASTIC_RESTARTS if reset_limit is None else reset_limit
         self._elastic_timeout_s = elastic_timeout
         self._uses_current_group = use_current_placement_group
         self._environment: dict[str, str] = {}

@@ -12,7 +12,13 @@ from typing import Any, TextIO, TypeVar
 from ronde.errors import UnsupportedError, UsageError
 from ronde.launch.clusters.base import Cluster
 from ronde.launch.clusters.engine_package import needs_package
-from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
+from ronde.launch.driver.functions import (
+    ELASTIC_RESTARTS,
+    RunOptions,
+    interface_names,
+    run_function,
+    start_timeout_ns,
+)
 from ronde.light_dataclasses import replace
 
 with needs_package("pyspark", "spark"):
@@ -24,7 +30,6 @@ with needs_package("pyspark", "spark"):
 __all__ = ["SparkCluster", "active_cluster", "run", "run_elastic"]
 
 R = TypeVar("R")
-MANY_RESTARTS = 1_000_000
 
 
 def run(
@@ -69,12 +74,10 @@ def run(
         use_gloo: Ignored: a script for Horovod may set it.
         prefix_output_with_timestamp: Begin each line of output with the time (default: false).
         executable: The Python that runs the ranks (default: that of the executors).
-        prefix: The text before each line of output, with {rank}, {local_rank}, {host} and {stream} (default:
-            `[host:rank] `).
+        prefix: The text before each line of output, with {rank}, {host} and {stream} (default: `[host:rank] `).
         resources: What each Spark task needs, such as GPUs (default: what `spark.task.*` says).
         encrypt: Encrypt all connections of the job, also those with tensors (default: false).
-        require_encrypted_rpc: Raise UsageError if Spark would send the job's key unencrypted, instead of a warning
-            (default: false).
+        require_encrypted_rpc: Raise UsageError, not warn, if Spark would send the key unencrypted (default: false).
 
     Raises:
         WorkerError: A rank failed (`.rank`, `.host`, `.traceback_text`), or an executor or the Spark job was lost. All
@@ -132,17 +135,15 @@ def run_elastic(
 
     Args:
         fn: As of `run`.
-        args: As of `run`.
-        kwargs: As of `run`.
+        args, kwargs: As of `run`.
         num_proc: The number of ranks wanted, if `max_num_proc` is not given (default: as of `run`).
         min_num_proc: With how many ranks the job begins and goes on (default: `num_proc`).
         max_num_proc: The largest number of ranks (default: `num_proc`).
         start_timeout: Within which `min_num_proc` ranks must have Spark tasks, in seconds (default: 600).
         elastic_timeout: The same after a loss (default: `start_timeout`); the larger of both counts.
-        reset_limit: How often the ranks may start again after a rank has failed (default: no limit).
+        reset_limit: How often the ranks may start again after a rank has failed (default: 20).
         env: As of `run`.
-        stdout: As of `run`.
-        stderr: As of `run`.
+        stdout, stderr: As of `run`.
         verbose: As of `run`.
         nics: As of `run`.
         prefix_output_with_timestamp: As of `run`.
@@ -170,7 +171,7 @@ def run_elastic(
         has_timestamps=prefix_output_with_timestamp,
         prefix=prefix,
         encrypts=encrypt,
-        max_restarts=MANY_RESTARTS if reset_limit is None else reset_limit,
+        max_restarts=ELASTIC_RESTARTS if reset_limit is None else reset_limit,
     )
     return _run(cluster, fn, args, kwargs, options)
 

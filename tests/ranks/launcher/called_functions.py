@@ -67,6 +67,15 @@ def one_fails() -> None:
     time.sleep(60)
 
 
+def fails_again(noted: Path) -> None:
+    """Fail on rank 1, and write down how often."""
+    if os.environ["RANK"] == "1":
+        with noted.open("a") as file:
+            file.write("x")
+        raise LookupError(f"attempt {len(noted.read_text())}")
+    time.sleep(60)
+
+
 def raises_on(rank: int) -> None:
     if int(os.environ["RANK"]) == rank:
         raise ValueError("the cause")

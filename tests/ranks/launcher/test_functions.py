@@ -17,6 +17,7 @@ from tests.ranks.launcher.called_functions import (
     big,
     dies_on,
     exits,
+    fails_again,
     greet,
     module_path,
     one_fails,
@@ -90,6 +91,20 @@ def test_the_first_failure_ends_the_others_and_is_what_the_caller_gets() -> None
     assert "one_fails" in caught.value.traceback_text
     assert caught.value.last_lines[-1] == "LookupError: no such thing"
     assert caught.value.host
+
+
+def test_an_elastic_job_ends_when_its_workers_fail_too_often(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"LookupError: attempt 2") as caught:
+        run(
+            fails_again,
+            tmp_path / "attempts",
+            min_num_proc=1,
+            max_restarts=1,
+            stdout=io.StringIO(),
+            stderr=io.StringIO(),
+        )
+    assert caught.value.rank == 1
+    assert (tmp_path / "attempts").read_text() == "xx"
 
 
 def test_a_killed_worker_is_named() -> None:

@@ -27,10 +27,11 @@ from ronde.net.stores.base import Store
 from ronde.process.output import claim_standard_streams
 from ronde.values import PROTECTION
 
-__all__ = ["RunOptions", "interface_names", "run_function", "start_timeout_ns"]
+__all__ = ["ELASTIC_RESTARTS", "RunOptions", "interface_names", "run_function", "start_timeout_ns"]
 
 SECOND = 10**9
 START_TIMEOUT_S = 600.0
+ELASTIC_RESTARTS = 20  # by default: a function that always fails must not start again for ever
 PROTECTION_VARIABLE = "RONDE_PROTECTION"
 LAST_PORT = 65535
 BACKENDS_VARIABLE = "RONDE_BACKENDS"
@@ -57,7 +58,8 @@ class RunOptions:
         python: The Python that runs agents and workers; None: that of their tasks.
         encrypts: Whether all connections are encrypted, also those with tensors. The setting `protection` does the
             same, in `environment` or in that of this process.
-        max_restarts: How often workers of an elastic job are started again after one has failed.
+        max_restarts: How often workers of an elastic job are started again after one has failed. The next failure
+            ends the job. The loss of a task is not one.
         first_host: The name of the host that gets rank 0; empty: that of slot 0.
         driver_address: An address or a name by which tasks reach this machine, tried before those that it has itself,
             as behind a NAT; empty: only those.

@@ -420,7 +420,6 @@ def _for_agents(config: LaunchConfig, workers: int, least: int, *, is_fixed: boo
         last_call_ns=LAST_CALL_NS,
         supply=workers if is_fixed else None,
         options={"is_host": "false", "rehost": "false"},  # the driver is the host
-        gives_way=not is_fixed,
         start_timeout_ns=config.start_timeout_ns,
     )
     return replace(config, rendezvous=rendezvous, shares_hosts=True)
