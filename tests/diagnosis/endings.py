@@ -56,6 +56,24 @@ FAILURES = [
         marks=(pytest.mark.slow,),
     ),
     Failure(
+        "an exit code, and seconds until the rank has ended",
+        """
+        if rank == 1:
+            import atexit
+            atexit.register(time.sleep, 5)
+            ronde.shutdown()
+            sys.exit(3)
+        world.barrier()
+        """,
+        (
+            r"ronde: rank 1 \(pid \d+\) failed with exit code 3 after ",
+            r"ronde: rank 0 ended with exit code 1 because of that",
+        ),
+        exit_code=3,
+        never=("ended by the launcher",),
+        marks=(pytest.mark.slow,),
+    ),
+    Failure(
         "an exception while another thread lives on",
         """
         if rank == 1:

@@ -13,6 +13,8 @@ Rules
    (`Policy.hurry`), the grace period ends with the cause.
    A worker that has announced an exception joins threads and runs its exit handlers, which may save something. The
    grace period lasts until it has ended, but not beyond the farewell, and another reason to stop does not signal it.
+   It lasts as long for a worker that has left the other ranks while another one blames a peer: its exit code is known
+   only when its exit handlers have run, for example after `sys.exit(3)`.
 4. An interrupt (a signal to the supervisor) is forwarded at once. SIGKILL follows after the farewell, in which workers
    may save their state; after an interrupt typed at a terminal (Ctrl-C, Ctrl-\), where the user waits, it follows after
    the patience. A second, typed interrupt kills at once. The exit code is 128 + signal, unless a worker failed before.
@@ -56,6 +58,7 @@ __all__ = [
     "InterruptGroup",
     "NotStarted",
     "Policy",
+    "WorkerLeft",
     "WorkerRaised",
     "SetGroupTimer",
     "SignalWorkers",
@@ -134,6 +137,13 @@ class WorkerRaised:
 
 
 @dataclass(frozen=True)
+class WorkerLeft:
+    """The worker has left the other ranks, and may take long to end. Its exit code is not known yet."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class Vacated:
     """The last process of an exited worker's group is gone."""
 
@@ -160,7 +170,17 @@ class GroupTimer:
     """The time of the last `SetGroupTimer` has come, or the shell woke up early."""
 
 
-Event = Started | NotStarted | WorkerRaised | Exited | Vacated | InterruptGroup | StopGroup | GroupTimer
+Event = (
+    Started
+    | NotStarted
+    | WorkerRaised
+    | WorkerLeft
+    | Exited
+    | Vacated
+    | InterruptGroup
+    | StopGroup
+    | GroupTimer
+)
 
 
 # Effects
@@ -232,6 +252,7 @@ class Worker:
     leftovers: bool = False
     raised_ns: int = 0
     raised: str = ""  # the exception that it announced
+    has_left: bool = False  # the other ranks
     signum: int = 0  # the last signal that it got from the supervisor while its process ran
     problem: str = ""  # why it could not start
 
@@ -244,6 +265,11 @@ class Worker:
     def is_ending(self) -> bool:
         """Whether it has announced an exception and its process still runs."""
         return bool(self.raised) and self.returncode is None
+
+    @property
+    def may_be_cause(self) -> bool:
+        """Whether it has left the other ranks, still runs, and may yet fail for a reason of its own."""
+        return self.has_left and self.returncode is None and not self.signum and not self.blames_peer
 
     @property
     def failed_by_itself(self) -> bool:
@@ -320,6 +346,8 @@ class WorkerGroup:
                 effects = self._not_started(now_ns, event)
             case WorkerRaised():
                 effects = self._raised(now_ns, event)
+            case WorkerLeft():
+                effects = self._left(event)
             case Exited():
                 effects = self._exited(now_ns, event)
             case Vacated():
@@ -353,6 +381,11 @@ class WorkerGroup:
         worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
         return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
 
+    def _left(self, event: WorkerLeft) -> list[Effect]:
+        if worker := self.workers.get(event.rank):
+            worker.has_left = True
+        return []
+
     def _exited(self, now_ns: int, event: Exited) -> list[Effect]:
         worker = self.workers[event.rank]
         worker.returncode, worker.leftovers = event.returncode, event.leftovers
@@ -363,6 +396,8 @@ class WorkerGroup:
         effects: list[Effect] = []
         if worker.failed_by_itself and not self._interrupt:
             effects = self._failed_by_itself(now_ns, worker)
+        elif worker.has_left and self._failed and self._phase == GroupPhase.GRACE:
+            effects = self._failed_by_itself(now_ns, self._failed)  # it was not the cause
         if self._phase < GroupPhase.STOPPING and self._only_leftovers():
             if self._phase < GroupPhase.GRACE or now_ns + LEAVING_NS < self._deadline_ns:
                 return effects + self._enter(GroupPhase.GRACE, now_ns, LEAVING_NS)
@@ -379,7 +414,8 @@ class WorkerGroup:
         if self._phase < GroupPhase.GRACE:
             self._grace_since_ns = now_ns
             self._deadline_ns = now_ns + self._policy.grace_ns
-        if worker.is_ending:
+        awaits_cause = worker.blames_peer and any(each.may_be_cause for each in self.workers.values())
+        if worker.is_ending or awaits_cause:
             until_ns = self._grace_since_ns + max(self._policy.grace_ns, self._policy.farewell_ns)
         else:
             until_ns = min(self._deadline_ns, now_ns + self._policy.grace_ns)

@@ -17,6 +17,7 @@ from ronde.engine.process_sets import ProcessSet, ProcessSets
 from ronde.engine.timeline import Timeline
 from ronde.errors import NotInitializedError, RondeError, UsageError
 from ronde.process.shortages import shortage
+from ronde.process.uncaught import announce_departure
 from ronde.types import Kind, ReduceOp, Sum
 
 __all__ = [
@@ -128,6 +129,8 @@ def shutdown() -> None:
 
     Every rank calls it, at any time; it does not wait for the others. Before `init` it does nothing. Raises no error.
     """
+    if comm.has_joined():
+        announce_departure()
     leaving, _process.engine = _process.engine, None
     sets, _process.sets = _process.sets, None
     global_process_set.mark_removed()

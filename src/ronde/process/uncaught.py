@@ -1,26 +1,43 @@
-"""Reports an uncaught exception of a worker to its launcher at once, before the worker ends.
+"""Reports an uncaught exception of a worker to its launcher at once, before the worker ends, and that it leaves.
 
 The end of a worker may take seconds: Python joins threads and runs the handlers of `atexit`, and closes the connections
 to other ranks early. Those ranks fail, end sooner, and would look like the cause.
 
 All workers of a launcher share one pipe. The variable `_RONDE_UNCAUGHT` holds its descriptor, device and inode, so a
 process that inherits the variable without the descriptor does not write to another file of that number. A worker first
-writes its error file, then its rank into the pipe.
+writes its error file, then its rank and `raised` into the pipe. Before it leaves the other ranks it writes `left`: they
+may fail then, and only its end tells whether it has failed itself (`sys.exit(3)`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from types import TracebackType
+from typing import Literal, NamedTuple
 
 from ronde.environment import environment
 from ronde.process.error_file import ERROR_FILE, write_error_file
 
-__all__ = ["Announcements", "announce_exception", "announce_uncaught", "mark_recorded"]
+__all__ = [
+    "Announcement",
+    "Announcements",
+    "announce_departure",
+    "announce_exception",
+    "announce_uncaught",
+    "mark_recorded",
+]
 
 _VARIABLE = "_RONDE_UNCAUGHT"
 _READ_BYTES = 4096
+
+
+class Announcement(NamedTuple):
+    """A worker has raised an exception that nothing catches, or leaves the other ranks."""
+
+    rank: int
+    what: Literal["raised", "left"]
 
 
 class Announcements:
@@ -36,13 +53,18 @@ class Announcements:
         return {_VARIABLE: _identify(self.worker_fd)}
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when a worker has raised."""
+        """Return the descriptor that becomes readable when a worker has announced something."""
         return self._fd
 
-    def read(self) -> list[int]:
-        """Return the ranks that have raised an exception since the last call."""
+    def read(self) -> list[Announcement]:
+        """Return what workers have announced since the last call."""
         *lines, self._rest = (self._rest + os.read(self._fd, _READ_BYTES)).split(b"\n")
-        return [int(line) for line in lines if line.isdigit()]
+        found: list[Announcement] = []
+        for line in lines:
+            rank, _, what = line.partition(b" ")
+            if rank.isdigit():
+                found.append(Announcement(int(rank), "raised" if what == b"raised" else "left"))
+        return found
 
     def close(self) -> None:
         """Close both ends."""
@@ -86,14 +108,26 @@ def announce_uncaught() -> None:
 
 def announce_exception(error: Exception) -> None:
     """Tell the launcher that this exception ends the process."""
-    path, fd = environment().get(ERROR_FILE), _descriptor()
+    path = environment().get(ERROR_FILE)
     try:
         if path and not getattr(error, "_ronde_recorded", False):
             write_error_file(path, error)
-        if fd is not None:
-            os.write(fd, f"{environment().get('RANK', '')}\n".encode())
     except OSError:
-        pass  # the launcher still sees how the process ends
+        return  # the launcher still sees how the process ends
+    _announce("raised")
+
+
+def announce_departure() -> None:
+    """Tell the launcher that this process leaves the other ranks. Does nothing in a forked child."""
+    if _hook.pid == os.getpid():
+        _announce("left")
+
+
+def _announce(what: Literal["raised", "left"]) -> None:
+    fd = _descriptor()
+    if fd is not None:
+        with contextlib.suppress(OSError):
+            os.write(fd, f"{environment().get('RANK', '')} {what}\n".encode())
 
 
 def mark_recorded(error: BaseException) -> None:

@@ -23,11 +23,15 @@ from ronde.core.worker_group import (
     StopGroup,
     Vacated,
     WorkerGroup,
+    WorkerLeft,
     WorkerRaised,
     name_ranks,
 )
 
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 3, 9, 11, 13, 15
+
+
+PATIENT = Policy(farewell_ns=30 * 10**9)
 
 
 def tell(effect: Effect) -> str:
@@ -107,6 +111,30 @@ def test_who_blames_a_peer_is_not_the_cause() -> None:
     assert story.at(1.5, Exited(1, 7)) == ["finish 7 because of 1"]
 
 
+@pytest.mark.parametrize(("returncode", "end"), [(3, "finish 3 because of 1"), (0, "finish 1 because of 0")])
+def test_a_worker_that_has_left_has_time_for_its_exit_handlers(returncode: int, end: str) -> None:
+    story = Story(2, PATIENT)
+    assert story.at(1, WorkerLeft(1)) == []
+    assert story.at(1.1, Exited(0, 1, blames_peer=True)) == ["timer at 31.1"]
+    assert story.at(20, Exited(1, returncode)) == [end]
+
+
+def test_a_worker_that_has_left_and_succeeds_gives_others_no_time() -> None:
+    story = Story(3, PATIENT)
+    story.at(1, WorkerLeft(1))
+    story.at(1.1, Exited(0, 1, blames_peer=True))
+    assert story.at(10, Exited(1, 0)) == ["timer at 13"]
+    assert story.at(13, GroupTimer()) == ["signal 15 to rank 2", "timer at 18"]
+
+
+def test_a_worker_that_has_left_and_blames_a_peer_has_no_more_time() -> None:
+    story = Story(2, PATIENT)
+    for rank in 1, 0:
+        story.at(1, WorkerRaised(rank, "PeerLostError", blames_peer=True))
+        story.at(1, WorkerLeft(rank))
+    assert story.at(1.1, Exited(1, 1, blames_peer=True)) == ["timer at 4.1"]
+
+
 def test_who_blames_a_peer_stands_in_for_a_cause_that_never_comes() -> None:
     story = Story(3)
     story.at(1, Exited(0, 5, blames_peer=True))
@@ -122,9 +150,6 @@ def test_the_exception_that_was_raised_first_is_the_cause() -> None:
     story.at(1.1, Exited(1, 7, raised_ns=1000))
     assert story.group.cause == 1
     assert story.at(1.2, Exited(2, 8)) == ["finish 7 because of 1"]
-
-
-PATIENT = Policy(farewell_ns=30 * 10**9)
 
 
 def test_who_has_raised_is_the_cause_before_it_has_ended() -> None:
@@ -342,11 +367,13 @@ def test_who_is_told_from_outside_may_take_longer(signum: int, given_s: int) -> 
 
 def random_event(choose: random.Random, running: set[int], left: set[int]) -> Event:
     """Something that can happen while these ranks run and those have left processes behind; often nothing."""
-    kind = choose.choice(["raise", "exit", "vacate", "interrupt", "nothing", "nothing"])
+    kind = choose.choice(["raise", "leave", "exit", "vacate", "interrupt", "nothing", "nothing"])
     if kind == "raise" and running:
         return WorkerRaised(
             choose.choice(sorted(running)), "ValueError", choose.random() < 0.5, choose.randrange(9)
         )
+    if kind == "leave" and running:
+        return WorkerLeft(choose.choice(sorted(running)))
     if kind == "exit" and running:
         rank = choose.choice(sorted(running))
         running.remove(rank)

@@ -260,9 +260,9 @@ class _Shell:
             self._step_agent(event)
 
     def _read_announcements(self) -> None:
-        for rank in self._starter.announcements.read():
+        for announcement in self._starter.announcements.read():
             if self._alive and self._supervisor:
-                self._supervisor.note_exception(rank)
+                self._supervisor.note_announcement(announcement)
 
     def _ring(self) -> None:
         self._step_agent(machine.AgentTimer(self._rendezvous.serves_others()))

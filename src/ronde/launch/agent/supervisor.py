@@ -28,6 +28,7 @@ from ronde.core.worker_group import (
     StopGroup,
     Vacated,
     WorkerGroup,
+    WorkerLeft,
     WorkerRaised,
     name_ranks,
     signal_name,
@@ -39,6 +40,7 @@ from ronde.launch.screen import Screen
 from ronde.process.error_file import is_blame
 from ronde.process.output import OutputStream
 from ronde.process.process_groups import GroupLeader
+from ronde.process.uncaught import Announcement
 
 __all__ = ["Supervisor"]
 
@@ -101,10 +103,17 @@ class Supervisor:
         """End the workers; `at_once`: by SIGKILL."""
         self._step_group(StopGroup(reason, at_once))
 
-    def note_exception(self, rank: int) -> None:
-        """Note that a worker has an uncaught exception and is about to end."""
+    def note_announcement(self, announcement: Announcement) -> None:
+        """Note that a worker has an uncaught exception, or has left the other ranks."""
+        rank = announcement.rank
         if rank not in self._outputs:
             return
+        if announcement.what == "raised":
+            self._note_exception(rank)
+        else:
+            self._step_group(WorkerLeft(rank))
+
+    def _note_exception(self, rank: int) -> None:
         for stream in self._streams[rank]:
             stream.drain()  # its traceback
         error = self._outputs[rank].error()
