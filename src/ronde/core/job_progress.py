@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ronde.core.indexed_job import LOST
+from ronde.core.indexed_job import LOST, REPLACED
 from ronde.core.kubernetes_manifest import CONTAINER
 from ronde.light_dataclasses import dataclass
 
@@ -104,10 +104,11 @@ class JobProgress:
         return [Tell(f"{what}: {why}")] if why else []
 
     def _exit_code(self) -> int:
-        """Return the exit code of the Pod that failed first, rather than of one that lost it."""
-        codes = sorted((when, code) for when, code in self._codes.values() if code)
-        causes = [code for _, code in codes if code != LOST]
-        return (causes or [FAILED])[0]
+        """Return the exit code of the Pod that failed first; of one that was lost only if no other has failed."""
+        codes = [code for _, code in sorted(self._codes.values()) if code]
+        failures = [code for code in codes if code not in REPLACED]
+        losses = [code for code in codes if code != LOST]
+        return next(iter([*failures, *losses, FAILED]))
 
 
 def _reason(condition: Any) -> str:

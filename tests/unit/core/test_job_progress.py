@@ -60,9 +60,9 @@ def test_a_job_ends_with_the_exit_code_of_the_pod_that_failed_first() -> None:
         JobEnded(0, "")
     ]
     progress = JobProgress("Job", "digits")
-    lost = pod("a", ended(75, "2026-01-01T00:00:01Z"))
+    lost, killed = pod("a", ended(75, "2026-01-01T00:00:01Z")), pod("d", ended(137))
     first, second = pod("b", ended(3, "2026-01-01T00:00:02Z")), pod("c", ended(4, "2026-01-01T00:00:03Z"))
-    progress.read(0, [job(condition("FailureTarget")), lost, second, first])
+    progress.read(0, [job(condition("FailureTarget")), lost, killed, second, first])
     why = condition("Failed", reason="PodFailurePolicy", message="exit code 3")
     assert progress.read(0, [job(condition("Complete", "False"), why)]) == [
         JobEnded(3, "PodFailurePolicy: exit code 3")
