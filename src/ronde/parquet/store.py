@@ -2,7 +2,7 @@
 
 Each run has a folder there:
 
-    runs/RUN/data/split=train, data/split=validation     what Spark has written
+    runs/RUN/data/ronde_part=train, =validation          what Spark has written
     runs/RUN/data.json                                   its row groups, written when the data are complete
     runs/RUN/training.pkl                                the model, the optimizer and the options
     runs/RUN/epoch-000003.pt, epoch-000003.json          the state after an epoch, and its metrics
@@ -81,8 +81,6 @@ class RunFolder:
         """Return fsspec's file system, and the folder's path there."""
         if self._files is None:
             self._files = open_filesystem(self.url, self.store.options)
-            with suppress(FileExistsError):
-                self._files[0].makedirs(self._files[1], exist_ok=True)
         return self._files
 
     def read(self, name: str) -> bytes | None:
@@ -111,7 +109,10 @@ class RunFolder:
         """Return the numbers of the complete epochs, the newest last."""
         files, folder = self.filesystem()
         files.invalidate_cache()
-        names = [path.rpartition("/")[2] for path in files.ls(folder, detail=False)]
+        try:
+            names = [path.rpartition("/")[2] for path in files.ls(folder, detail=False)]
+        except FileNotFoundError:
+            return []
         return sorted(int(match[1]) for name in names if (match := _METRICS.fullmatch(name)))
 
     def metrics(self, epoch: int) -> dict[str, Any]:
@@ -148,6 +149,7 @@ class RunFolder:
 
     def _write(self, name: str, write: Callable[[IO[bytes]], object]) -> None:
         files, folder = self.filesystem()
+        files.makedirs(folder, exist_ok=True)
         draft = f"{folder}/draft-{secrets.token_hex(8)}"
         try:
             with files.open(draft, "wb") as file:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TextIO, TypeVar
 
 from ronde.errors import UnsupportedError, UsageError
@@ -27,7 +28,22 @@ with needs_package("pyspark", "spark"):
 
     from ronde.spark.cluster import SparkCluster
 
-__all__ = ["SparkCluster", "active_cluster", "run", "run_elastic"]
+__all__ = [
+    "RunStore",
+    "SparkBackend",
+    "SparkCluster",
+    "TorchEstimator",
+    "TorchModel",
+    "active_cluster",
+    "run",
+    "run_elastic",
+]
+_ESTIMATOR = {  # loaded when first used: it needs PyTorch
+    "RunStore": "ronde.parquet.store",
+    "SparkBackend": "ronde.spark.estimator.backend",
+    "TorchEstimator": "ronde.spark.estimator.estimator",
+    "TorchModel": "ronde.spark.estimator.model",
+}
 
 R = TypeVar("R")
 
@@ -213,6 +229,12 @@ def _cluster(is_elastic: bool, resources: ResourceProfile | None, requires_encry
     if context is None:
         raise UsageError("there is no Spark session: create one by SparkSession.builder.getOrCreate()")
     return SparkCluster(context, is_elastic, resources, requires_encryption)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ESTIMATOR:
+        return getattr(import_module(_ESTIMATOR[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _default_number(cluster: Cluster) -> int:

@@ -38,6 +38,19 @@ def test_row_groups_are_found_and_read_in_part(tmp_path: Path) -> None:
     assert x[0].tolist() == [6.0, -6.0]
 
 
+def test_files_of_another_file_system(tmp_path: Path) -> None:
+    import fsspec
+
+    write(tmp_path / "a.parquet", range(10))
+    url = f"memory:/{tmp_path}"
+    with fsspec.open(f"{url}/a.parquet", "wb") as file:
+        file.write((tmp_path / "a.parquet").read_bytes())
+    groups = find_row_groups(url, ["y"])
+    reader = ParquetReader(url, ["y"])
+    found = [reader.read(span)["y"].tolist() for span in spans_of(groups, range(5, 9))]
+    assert found == [[5, 6, 7], [8]]
+
+
 def test_a_folder_without_the_files_or_columns_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no Parquet file"):
         find_row_groups(str(tmp_path), ["x"])

@@ -13,8 +13,9 @@ pytest.importorskip("fsspec", reason="fsspec is not installed here")
 from ronde.parquet.store import RunStore, open_filesystem
 
 
-def test_epochs_are_complete_or_not_there(tmp_path: Path) -> None:
-    folder = RunStore(tmp_path).run("one")
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_epochs_are_complete_or_not_there(kind: str, tmp_path: Path) -> None:
+    folder = RunStore(tmp_path if kind == "folder" else f"memory:/{tmp_path}").run("one")
     assert folder.epochs() == []
     assert folder.read("data.json") is None
     for epoch in range(4):
@@ -28,7 +29,8 @@ def test_epochs_are_complete_or_not_there(tmp_path: Path) -> None:
     again = pickle.loads(pickle.dumps(folder))
     assert again.epochs() == [0, 1, 2, 3]
     assert again.metrics(2) == {"epoch": 2}
-    kept = {path.name for path in (tmp_path / "runs" / "one").iterdir()}
+    files, path = again.filesystem()
+    kept = {name.rpartition("/")[2] for name in files.ls(path, detail=False)}
     assert kept == {f"epoch-00000{n}.json" for n in range(4)} | {"epoch-000002.pt", "epoch-000003.pt"}
     with pytest.raises(StaleRoundError, match="epoch 3 of run one"):
         folder.add_epoch(3, lambda file: file.write(b"other"), {})

@@ -1,0 +1,70 @@
+"""Where an estimator's ranks run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pyspark import SparkContext
+
+import ronde.spark
+from ronde.errors import UsageError
+
+__all__ = ["EstimatorBackend", "SparkBackend"]
+
+
+class EstimatorBackend(Protocol):
+    """Calls a function on every rank of a job."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Return the results by rank."""
+
+    def num_processes(self) -> int:
+        """Return the number of ranks."""
+
+
+class SparkBackend:
+    """Runs an estimator's ranks in Spark tasks, by `ronde.spark.run`.
+
+        backend = SparkBackend(num_proc=4, start_timeout=1800)
+
+    Args:
+        num_proc: The number of ranks (default: as of `ronde.spark.run`).
+        env: Variables for the ranks.
+        options: Further arguments of `ronde.spark.run`, such as `start_timeout`, `nics`, `stdout` or `encrypt`.
+    """
+
+    def __init__(
+        self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        self._num_proc, self._env, self._options = num_proc, dict(env or {}), options
+
+    def __getstate__(self) -> dict[str, Any]:
+        options = {name: it for name, it in self._options.items() if name not in ("stdout", "stderr")}
+        return {**self.__dict__, "_options": options}
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Return the results by rank. Raises what `ronde.spark.run` raises."""
+        everything = {**self._env, **(env or {})}
+        return ronde.spark.run(fn, args, kwargs, self._num_proc, env=everything, **self._options)
+
+    def num_processes(self) -> int:
+        """Return the number of ranks. Raises UsageError on Spark Connect if `num_proc` was not given."""
+        if self._num_proc is not None:
+            return self._num_proc
+        context = SparkContext._active_spark_context
+        if context is None:
+            raise UsageError("num_proc is missing: Spark Connect does not tell how many slots there are")
+        return int(context.defaultParallelism)

@@ -1,0 +1,247 @@
+"""A Spark ML estimator that writes a data frame to a store, trains there, and returns a model.
+
+The model, the optimizer and the options travel in the store, too, so their size does not matter to Spark.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame
+
+from ronde.errors import UsageError
+from ronde.parquet.reader import index_data
+from ronde.parquet.store import RunFolder, RunStore
+from ronde.parquet.trainer import train_run
+from ronde.parquet.training import DATA, Training, save_training
+from ronde.spark.estimator.backend import EstimatorBackend, SparkBackend
+from ronde.spark.estimator.frames import write_frame
+from ronde.spark.estimator.model import TorchModel
+from ronde.spark.estimator.params import EstimatorParams, check_names
+from ronde.spark.estimator.persistence import ObjectsReader, ObjectsWriter
+from ronde.spark.estimator.progress import FollowedRun
+
+__all__ = ["TorchEstimator"]
+
+DEFAULTS: dict[str, Any] = {
+    "num_proc": None,
+    "backend": None,
+    "store": None,
+    "optimizer": None,
+    "loss": None,
+    "loss_weights": None,
+    "metrics": [],
+    "sample_weight_col": None,
+    "input_shapes": None,
+    "label_shapes": None,
+    "validation": None,
+    "callbacks": [],
+    "gradient_compression": None,
+    "batch_size": 32,
+    "val_batch_size": None,
+    "epochs": 1,
+    "train_steps_per_epoch": None,
+    "validation_steps_per_epoch": None,
+    "random_seed": 0,
+    "shuffle": True,
+    "shuffle_buffer_size": None,
+    "partitions_per_process": None,
+    "backward_passes_per_step": 1,
+    "use_gpu": True,
+    "verbose": 1,
+    "run_id": None,
+}
+# The parameters that are a Training's, by their names there.
+_OF_TRAINING = {
+    "feature_cols": "feature_cols",
+    "label_cols": "label_cols",
+    "input_shapes": "input_shapes",
+    "label_shapes": "label_shapes",
+    "loss_weights": "loss_weights",
+    "sample_weight_col": "sample_weight_col",
+    "batch_size": "batch_size",
+    "val_batch_size": "val_batch_size",
+    "epochs": "epochs",
+    "train_steps_per_epoch": "train_steps_per_epoch",
+    "validation_steps_per_epoch": "validation_steps_per_epoch",
+    "shuffle": "shuffle",
+    "shuffle_buffer_size": "shuffle_buffer_rows",
+    "random_seed": "seed",
+    "backward_passes_per_step": "backward_passes_per_step",
+    "gradient_compression": "compression",
+    "callbacks": "callbacks",
+    "use_gpu": "use_gpu",
+    "model": "model",
+    "optimizer": "optimizer",
+}
+_REQUIRED = ("model", "optimizer", "loss", "feature_cols", "label_cols", "store")
+
+
+class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
+    """Trains a PyTorch model on a data frame, in workers on the executors; `fit` returns a TorchModel.
+
+        estimator = TorchEstimator(num_proc=4, store="hdfs:///ronde", model=model, optimizer=optimizer,
+                                   loss=torch.nn.MSELoss(), feature_cols=["features"], label_cols=["y"], epochs=10)
+        predicted = estimator.fit(train_frame).transform(test_frame)
+
+    Each parameter has a setter and a getter, such as `setBatchSize` and `getBatchSize`.
+
+    Args:
+        num_proc: The number of ranks (default: as of `ronde.spark.run`).
+        backend: Where the ranks run, instead of `num_proc` (default: `SparkBackend(num_proc)`).
+        store: A RunStore, or the path or URL of a folder that the driver and all executors share.
+        model: A torch module. It gets a tensor for each feature column, and returns one for each label column.
+        optimizer: A torch optimizer of its parameters.
+        loss: A function of output and label, or a list of one for each label column.
+        loss_weights: Factors of the losses (default: 1).
+        metrics: A list or dict of functions of output and label, or one for each label column (default: none).
+        feature_cols: The names of columns with numbers, Spark vectors or arrays.
+        label_cols: The names of such columns.
+        sample_weight_col: The column with the weights of the rows (default: none).
+        input_shapes: For each feature column the shape of the tensor, with -1 for the rows (default: as in the frame).
+        label_shapes: The same for the labels (default: that of the output, if it has as many values).
+        validation: The fraction of the rows for validation, or a column that is above 0 for them (default: none).
+        batch_size: The rows of a step on each rank (default: 32).
+        val_batch_size: The same in validation (default: `batch_size`).
+        epochs: The number of epochs, also counting those that the run has already (default: 1).
+        train_steps_per_epoch: At most how many steps an epoch has (default: until all rows are read).
+        validation_steps_per_epoch: The same in validation.
+        shuffle: Whether the order of the rows changes from epoch to epoch (default: true).
+        shuffle_buffer_size: Among how many rows each rank shuffles (default: 16,384).
+        random_seed: From which the order and random numbers follow (default: 0).
+        partitions_per_process: Into how many partitions for each rank the frame is dealt first (default: as it is).
+        backward_passes_per_step: How many batches add up gradients before a step (default: 1).
+        gradient_compression: As of `ronde.torch.DistributedOptimizer` (default: none).
+        callbacks: Functions that each rank calls with an `ronde.parquet.EpochEnd` after an epoch; training ends if one
+            returns True (default: none).
+        use_gpu: Whether to train on GPUs, where there are some (default: true).
+        run_id: The name of the run. A run that exists goes on after its newest checkpoint (default: a new one).
+        verbose: 0 for no progress lines (default: 1).
+
+    Raises:
+        UsageError: A name is no parameter.
+    """
+
+    saved_attributes = ()
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__()
+        check_names(self, params)
+        self._setDefault(**DEFAULTS)
+        self._set(**{name: value for name, value in params.items() if value is not None})
+
+    def setParams(self, **params: Any) -> TorchEstimator:  # noqa: N802 - Spark's name
+        """Set several parameters; return this object. Raises UsageError if a name is no parameter."""
+        check_names(self, params)
+        estimator: TorchEstimator = self._set(**params)
+        return estimator
+
+    def fit_on_parquet(self, train: str, validation: str | None = None) -> TorchModel:
+        """Train on Parquet files that are there already; return the model.
+
+        Args:
+            train: A folder's path or URL, which the driver and all executors reach. Vectors must be arrays.
+            validation: The folder with the data for validation, in the same file system (default: none).
+
+        Raises:
+            UsageError: A folder has no rows or lacks a column, or a parameter is missing or invalid.
+            WorkerError: As of `ronde.spark.run`.
+        """
+        training, run = self._training(), self._run()
+        index = index_data(train, validation, training.columns, run.store.options)
+        run.write(DATA, index.to_json())
+        return self._train(training, run)
+
+    def write(self) -> ObjectsWriter:
+        """Return what writes this estimator."""
+        return ObjectsWriter(self)
+
+    @classmethod
+    def read(cls) -> ObjectsReader:
+        """Return what reads an estimator."""
+        return ObjectsReader(cls)
+
+    def _fit(self, dataset: DataFrame) -> TorchModel:
+        training, run = self._training(), self._run()
+        if run.read(DATA) is None:  # else a job of this run was ended, and its data are there
+            per_rank = self.getOrDefault("partitions_per_process")
+            index = write_frame(
+                dataset,
+                run,
+                training.columns,
+                self.getOrDefault("validation"),
+                training.seed,
+                per_rank and per_rank * self._backend().num_processes(),
+            )
+            run.write(DATA, index.to_json())
+        return self._train(training, run)
+
+    def _train(self, training: Training, run: RunFolder) -> TorchModel:
+        save_training(run, training)
+        with FollowedRun(run, training.epochs, self.getOrDefault("verbose") > 0):
+            self._backend().run(train_run, (run,))
+        epochs = run.epochs()
+        state = run.load_epoch(epochs[-1])
+        trained = copy.deepcopy(training.model)
+        trained.load_state_dict(state["model"])
+        run.remove(DATA, "data", "training.pkl")
+        model = self._new_model(
+            model=trained,
+            feature_cols=list(training.feature_cols),
+            label_cols=list(training.label_cols),
+            input_shapes=training.input_shapes,
+            run_id=run.run_id,
+        )
+        model.history = [run.metrics(epoch) for epoch in epochs]
+        model.output_sizes = list(state["output_sizes"])
+        return model
+
+    def _new_model(self, **params: Any) -> TorchModel:
+        return TorchModel(**params)
+
+    def _backend(self) -> EstimatorBackend:
+        given: EstimatorBackend | None = self.getOrDefault("backend")
+        return given or SparkBackend(self.getOrDefault("num_proc"), verbose=self.getOrDefault("verbose"))
+
+    def _run(self) -> RunFolder:
+        store = self.getOrDefault("store")
+        store = store if isinstance(store, RunStore) else RunStore(store)
+        new = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        return store.run(self.getOrDefault("run_id") or new)
+
+    def _training(self) -> Training:
+        missing = [name for name in _REQUIRED if not self.isDefined(name) or self.getOrDefault(name) is None]
+        if missing:
+            raise UsageError(f"TorchEstimator lacks {', '.join(missing)}: give them to it, or set them")
+        given = {there: self.getOrDefault(name) for name, there in _OF_TRAINING.items()}
+        labels = given["label_cols"]
+        given = {name: value for name, value in given.items() if value is not None}
+        return Training(
+            **given,
+            losses=_listed(self.getOrDefault("loss")),
+            metrics=_by_label(self.getOrDefault("metrics"), len(labels)),
+        )
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _by_label(metrics: Any, labels: int) -> list[Mapping[str, Callable[..., Any]]]:
+    """Return a dict of metrics for each label, from a dict or list for all of them or from a list of those."""
+    each = list(metrics) if isinstance(metrics, Sequence) else [metrics]
+    if not isinstance(metrics, Sequence) or any(callable(one) for one in each):
+        each = [metrics] * labels
+    return [
+        one if isinstance(one, Mapping) else {_name(function): function for function in one} for one in each
+    ]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

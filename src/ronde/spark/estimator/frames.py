@@ -1,0 +1,155 @@
+"""Writes a data frame as Parquet into the folder of a run: once, what ranks read, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import types as T  # noqa: N812
+
+from ronde.errors import UsageError
+from ronde.parquet.reader import find_row_groups
+from ronde.parquet.store import RunFolder
+from ronde.parquet.training import DataIndex
+
+__all__ = ["as_arrays", "write_frame"]
+
+PART = "ronde_part"
+ROW_GROUP_BYTES = 32 << 20  # a rank has one or two in memory, and shuffles their order
+
+
+def write_frame(
+    frame: DataFrame,
+    run: RunFolder,
+    columns: list[str],
+    validation: float | str | None,
+    seed: int,
+    partitions: int | None,
+) -> DataIndex:
+    """Write these columns, each row for training or for validation; return the row groups.
+
+    Args:
+        frame: The data.
+        run: The folder that gets them.
+        columns: The names of the columns.
+        validation: The fraction of rows for validation, or a column that is above 0 for them; None: none.
+        seed: From which follows which rows are for validation.
+        partitions: Into how many partitions the rows are dealt first; None: as they are.
+
+    Raises:
+        UsageError: A column is missing or no array, there are no rows, or this process does not find what Spark wrote.
+    """
+    arrays = as_arrays(frame, columns)
+    part = F.when(_is_validation(frame, validation, seed), "validation").otherwise("train")
+    selected = frame.select(*arrays.values(), part.alias(PART))
+    if partitions is not None:
+        selected = selected.repartition(partitions)
+    seen = Observation()
+    observed = selected.observe(seen, *_facts(selected, columns))
+    url = f"{run.url}/data"
+    writer = observed.write.mode("overwrite").option("parquet.block.size", ROW_GROUP_BYTES)
+    writer.partitionBy(PART).parquet(url)
+    facts = seen.get
+    _check(facts, columns, validation)
+    parts = ("train", "validation") if facts["validation"] else ("train",)
+    found = [find_row_groups(f"{url}/{PART}={name}", columns, run.store.options) for name in parts]
+    rows = sum(group.rows for groups in found for group in groups)
+    if rows != facts["rows"]:
+        raise UsageError(
+            f"the executors have written {facts['rows']} rows into {url}, and the driver finds {rows}: the store must "
+            "be a folder that the driver and all executors share, as HDFS, S3 or NFS are"
+        )
+    return DataIndex(url, found[0], found[1] if len(found) > 1 else [])
+
+
+def as_arrays(frame: DataFrame, columns: list[str]) -> dict[str, Column]:
+    """Return each column as numbers or arrays of them, by its name: Spark vectors become arrays.
+
+    Raises UsageError for a column that is missing or holds something else.
+    """
+    types = {field.name: field.dataType for field in frame.schema.fields}
+    if missing := [name for name in columns if name not in types]:
+        raise UsageError(f"the data frame lacks the columns {missing}: it has {list(types)}")
+    found = {}
+    for name in columns:
+        column, kind = F.col(f"`{name}`"), types[name]
+        if isinstance(kind, VectorUDT):
+            column = vector_to_array(column, "float32")
+        elif (doubles := _with_doubles(kind)) != kind:
+            column = column.cast(doubles)
+        elif not _holds_numbers(kind):
+            raise UsageError(
+                f"column {name!r} has the type {kind.simpleString()}: expected numbers, Spark vectors or arrays of "
+                "numbers; StringIndexer makes numbers of strings, and VectorAssembler a vector of columns"
+            )
+        found[name] = column.alias(name)
+    return found
+
+
+def _holds_numbers(kind: Any) -> bool:
+    while isinstance(kind, T.ArrayType):
+        kind = kind.elementType
+    return isinstance(kind, T.NumericType | T.BooleanType)
+
+
+def _with_doubles(kind: Any) -> Any:
+    """Return the type with doubles in place of decimals."""
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_with_doubles(kind.elementType), kind.containsNull)
+    return T.DoubleType() if isinstance(kind, T.DecimalType) else kind
+
+
+def _is_validation(frame: DataFrame, validation: float | str | None, seed: int) -> Column:
+    if validation is None or validation == 0:
+        return F.lit(False)
+    if isinstance(validation, str):
+        if validation not in frame.columns:
+            raise UsageError(
+                f"validation={validation!r} is not a column of the data frame: it has {frame.columns}"
+            )
+        return F.coalesce(F.col(f"`{validation}`").cast("double") > 0, F.lit(False))
+    if not 0 < validation < 1:
+        raise UsageError(
+            f"validation={validation} is invalid: expected a fraction below 1 or a column's name"
+        )
+    return F.rand(seed) < validation
+
+
+def _facts(frame: DataFrame, columns: list[str]) -> list[Column]:
+    """Return what is noted while the rows are written."""
+    facts = [
+        F.count(F.lit(1)).alias("rows"),
+        F.coalesce(F.sum((F.col(PART) == "validation").cast("long")), F.lit(0)).alias("validation"),
+    ]
+    for number, name in enumerate(columns):
+        column = F.col(f"`{name}`")
+        facts.append(F.coalesce(F.sum(column.isNull().cast("long")), F.lit(0)).alias(f"missing_{number}"))
+        if isinstance(frame.schema[name].dataType, T.ArrayType):
+            facts.append(F.min(F.size(column)).alias(f"least_{number}"))
+            facts.append(F.max(F.size(column)).alias(f"most_{number}"))
+    return facts
+
+
+def _check(facts: dict[str, Any], columns: list[str], validation: float | str | None) -> None:
+    for number, name in enumerate(columns):
+        if missing := facts[f"missing_{number}"]:
+            raise UsageError(
+                f"column {name!r} has {missing} missing values: remove or fill them, as by df.dropna(subset=[{name!r}])"
+            )
+        least, most = facts.get(f"least_{number}"), facts.get(f"most_{number}")
+        if least != most:
+            raise UsageError(
+                f"column {name!r} has {least} to {most} values in a row: expected the same number"
+            )
+    if facts["rows"] == facts["validation"]:
+        raise UsageError(
+            f"no rows are left for training: the data frame has {facts['rows']} rows, {facts['validation']} of them "
+            "for validation"
+        )
+    if validation and not facts["validation"]:
+        raise UsageError(
+            f"validation={validation!r} selects none of {facts['rows']} rows: give a larger fraction, or None"
+        )
