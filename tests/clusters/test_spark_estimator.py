@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,3 +181,95 @@ def test_mistakes_are_named(frame: Any, folder: Path, monkeypatch: pytest.Monkey
         estimator_in(folder, epoch=1)
     with pytest.raises(WorkerError, match=r"the model, a loss or a metric fails for the first batch"):
         estimator_in(folder, input_shapes=[[-1, 1, 2, 1]], epochs=1).fit(frame)
+
+
+_HOROVOD = """
+import sys
+
+import ronde.compat
+import horovod.spark.torch as hvd
+import numpy as np
+import pyspark.sql.types as T
+import torch.nn as nn
+import torch.nn.functional as F
+import torch.optim as optim
+from horovod.spark.common.backend import SparkBackend
+from horovod.spark.common.store import Store
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.feature import OneHotEncoder
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    spark = SparkSession.builder.master("local[2]").getOrCreate()
+    store = Store.create(folder)
+    df = spark.read.format("libsvm").option("numFeatures", "16").load(folder + "/images.libsvm")
+    encoder = OneHotEncoder(inputCols=["label"], outputCols=["label_vec"], dropLast=False)
+    train_df, test_df = encoder.fit(df).transform(df).randomSplit([0.8, 0.2], seed=1)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super(Net, self).__init__()
+            self.conv = nn.Conv2d(1, 4, kernel_size=2)
+            self.fc = nn.Linear(36, 2)
+
+        def forward(self, features):
+            x = F.relu(self.conv(features.float()))
+            return F.log_softmax(self.fc(x.view(-1, 36)), dim=1)
+
+    model = Net()
+    optimizer = optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+    loss = nn.NLLLoss()
+    backend = SparkBackend(num_proc=2, stdout=sys.stdout, stderr=sys.stderr, prefix_output_with_timestamp=True)
+    torch_estimator = hvd.TorchEstimator(
+        backend=backend,
+        store=store,
+        model=model,
+        optimizer=optimizer,
+        loss=lambda input, target: loss(input, target.long()),
+        input_shapes=[[-1, 1, 4, 4]],
+        feature_cols=["features"],
+        label_cols=["label"],
+        batch_size=16,
+        epochs=6,
+        validation=0.1,
+        backward_passes_per_step=1,
+        verbose=1,
+    )
+    torch_model = torch_estimator.fit(train_df).setOutputCols(["label_prob"])
+    pred_df = torch_model.transform(test_df)
+    argmax = udf(lambda v: float(np.argmax(v)), returnType=T.DoubleType())
+    pred_df = pred_df.withColumn("label_pred", argmax(pred_df.label_prob))
+    evaluator = MulticlassClassificationEvaluator(
+        predictionCol="label_pred", labelCol="label", metricName="accuracy"
+    )
+    print("Test accuracy:", evaluator.evaluate(pred_df))
+    spark.stop()
+"""
+
+
+def test_a_program_for_horovods_estimator_runs_unchanged(tmp_path: Path) -> None:
+    """Images of 4 by 4 whose upper or lower half is bright, in the steps of Horovod's example for MNIST."""
+    order = np.random.default_rng(5)
+    lines = []
+    for row in range(200):
+        image = order.random(16) * 0.5
+        image[:8] += row % 2
+        lines.append(
+            f"{row % 2} " + " ".join(f"{place + 1}:{value:.3f}" for place, value in enumerate(image))
+        )
+    (tmp_path / "images.libsvm").write_text("\n".join(lines))
+    (tmp_path / "mnist.py").write_text(_HOROVOD)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "mnist.py"), str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = re.findall(r"Test accuracy: (.*)", done.stdout)
+    assert float(accuracy) > 0.9
+    assert "Ronde: epoch 6 of 6: loss " in done.stderr

@@ -1,0 +1,1 @@
+"""Horovod keeps the stores and backends of its estimators here."""
