@@ -2,17 +2,15 @@
 
     python benchmarks/clusters.py --csv clusters.csv
 
-Each rank makes 20 all-reduces of 1 MiB. In every round each contestant has one turn in the same session, from the call
-to its result, in an order that changes from round to round, after a warm-up round in which Spark starts its Python
-workers. The table shows medians and the ratios to TorchDistributor and to the bare processes. It needs PySpark and
-PyTorch; the executors are processes of this machine. Without PySpark, compare what is left: what the driver and its
-agents cost, with a new process for each task.
+Each rank makes 20 all-reduces of 1 MiB. Every contestant reduces a PyTorch tensor, so all of them pay for the import of
+PyTorch; with `--arrays numpy` Ronde's contestants do not, and the table shows what a start costs. "bare" are processes
+that this one starts itself (`ronde.run`), with the same Python and function. In every round each contestant has one
+turn in the same session, from the call to its result, in an order that changes from round to round, after a warm-up
+round in which Spark starts its Python workers. The table shows medians and the ratios to TorchDistributor and to the
+bare processes. It needs PySpark and PyTorch; the executors are processes of this machine. Without PySpark, compare what
+is left: what the driver and its agents cost, with a new process for each task.
 
     python benchmarks/clusters.py --contestants bare ronde-local
-
-What protection costs, with `--tcp` as if each rank were on a host of its own:
-
-    python benchmarks/clusters.py --tcp --contestants ronde-local ronde-local-payload ronde-local-secret
 """
 
 from __future__ import annotations
@@ -45,13 +43,17 @@ def main() -> None:
         "--contestants", nargs="+", default=[BARE, SPARK, TORCH], choices=[BARE, SPARK, TORCH, *PROTECTIONS]
     )
     parser.add_argument("--tcp", action="store_true", help="let ranks use TCP, as between hosts")
+    parser.add_argument(
+        "--arrays", default="torch", choices=["torch", "numpy"], help="what Ronde reduces (default: torch)"
+    )
     parser.add_argument("--csv", type=Path, help="write the medians into this file")
     options = parser.parse_args()
     if options.tcp:
         os.environ["RONDE_TRANSPORT"] = "tcp"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode
     print_load()
     session = start_session(options.ranks) if {SPARK, TORCH} & set(options.contestants) else None
-    turns = {name: turn_of(name, options.ranks) for name in options.contestants}
+    turns = {name: turn_of(name, options.ranks, options.arrays) for name in options.contestants}
     times: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(options.rounds + 1):
         for name in random.sample(options.contestants, len(turns)):
@@ -65,7 +67,8 @@ def main() -> None:
     if session is not None:
         session.stop()
     medians = {name: statistics.median(took) for name, took in times.items()}
-    print(f"\n{REDUCTIONS} all-reduces of 1 MiB, {options.ranks} workers, from the call to the result")
+    what = f"{REDUCTIONS} all-reduces of 1 MiB ({options.arrays})"
+    print(f"\n{what}, {options.ranks} workers, from the call to the result")
     print(f"{'':20}{'median ms':>12}{'best ms':>10}{'/bare':>8}{'/' + LOCAL:>14}{'/' + TORCH:>20}")
     for name, median in medians.items():
         bases = {BARE: 8, LOCAL: 14, TORCH: 20}
@@ -93,8 +96,9 @@ def start_session(ranks: int) -> Any:
     return session
 
 
-def turn_of(name: str, ranks: int) -> Callable[[], float]:
+def turn_of(name: str, ranks: int, arrays: str) -> Callable[[], float]:
     """Return the function that runs the contestant's job once, and returns the result of rank 0."""
+    reduce_with_ronde = reduce_torch_with_ronde if arrays == "torch" else reduce_numpy_with_ronde
     if name == BARE:
         import ronde
 
@@ -121,8 +125,21 @@ def expected(ranks: int) -> float:
     return float(ranks**REDUCTIONS)
 
 
-def reduce_with_ronde() -> float:
+def reduce_torch_with_ronde() -> float:
     """Sum ones repeatedly over all ranks, in place."""
+    import torch
+
+    import ronde
+
+    ronde.init()
+    world, x = ronde.world(), torch.ones(ELEMENTS)
+    for _ in range(REDUCTIONS):
+        world.allreduce(x, out=x)
+    return float(x[0])
+
+
+def reduce_numpy_with_ronde() -> float:
+    """Do the same without PyTorch."""
     import numpy
 
     import ronde
@@ -135,7 +152,7 @@ def reduce_with_ronde() -> float:
 
 
 def reduce_with_torch() -> float:
-    """Do the same with torch.distributed."""
+    """Do the same with torch.distributed, instead of Ronde."""
     import torch
     import torch.distributed as dist
 
