@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -280,7 +279,7 @@ class _RankRecord:
         return cls(
             key=f"{key}/{rank}" if settings.transport == "tcp" else key,
             name=host_name(),
-            unix=f"unix:@ronde-{secrets.token_hex(8)}",
+            unix=f"unix:@ronde-{os.urandom(8).hex()}",
             address=address,
             cores=_usable_cores(),
             alike=as_texts({"size": size, **{name: getattr(settings, name) for name in MUST_AGREE}}),

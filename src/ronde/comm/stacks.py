@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import traceback
-from pathlib import Path
 from types import FrameType
 
 from ronde import _native
@@ -22,7 +21,7 @@ from ronde.core.stall_report import MOST_FRAMES
 
 __all__ = ["Dump", "call_site", "formatted", "main_ident", "places_of_waits"]
 
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LONGEST_FILE_NAME = 60  # characters of a call site's file
 
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from ronde import _native
-from ronde.comm.child_stacks import describe_children
 from ronde.comm.stacks import Dump, formatted, main_ident, places_of_waits
 from ronde.core.stall import Inspector
 from ronde.core.stall_events import (
@@ -205,6 +204,8 @@ class _Inspection:
 
     def describe_children(self) -> list[str]:
         """Return lines with the command and the stacks of each child process."""
+        from ronde.comm.child_stacks import describe_children  # slow to load, and few ranks report stalls
+
         return describe_children(self._dump.signal, self._dump.childrens_file)
 
     def _run(self) -> None:

@@ -9,7 +9,7 @@ carries.
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -65,7 +65,7 @@ class Carriers:
         classes = _needed(self._wishes)
         if not classes:
             return
-        token = broadcast_bytes(comm, secrets.token_hex(8).encode()).decode()
+        token = broadcast_bytes(comm, os.urandom(8).hex().encode()).decode()
         candidates = [
             kind(_place(comm, self._members, settings, f"{name} {token}")) for name, kind in classes.items()
         ]

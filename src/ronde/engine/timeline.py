@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 
 from ronde import _native
 from ronde.core.timeline_files import timeline_path
@@ -32,12 +31,12 @@ class Timeline:
     def start(self, file_path: str | os.PathLike[str], mark_cycles: bool) -> None:
         """Create the file and start to record (see `ronde.start_timeline`)."""
         wanted = os.fspath(file_path)
-        path = Path(timeline_path(wanted, self._rank, self._size, os.path.isdir(wanted)))
-        if path.exists() and not path.is_file():
+        path = timeline_path(wanted, self._rank, self._size, os.path.isdir(wanted))
+        if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(f"cannot write a timeline to {path}: it is not a file")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.native.start(str(path), self._rank, self._size, self._host, mark_cycles)
-        self._path = str(path)
+        os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
+        self.native.start(path, self._rank, self._size, self._host, mark_cycles)
+        self._path = path
 
     def stop(self) -> None:
         """Complete the file, if there is one."""
