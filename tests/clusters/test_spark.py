@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import signal
@@ -192,6 +193,19 @@ def test_a_program_for_horovod_on_spark_runs_unchanged(tmp_path: Path) -> None:
     for rank in (0, 1):
         said = f"Hello, rank = {rank}, local_rank = {rank}, size = 2, local_size = 2, magic_number = 4242"
         assert f"[{rank}]<stdout>:{said}\n" in done.stdout
+
+
+def test_horovods_question_for_the_gpus_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ronde.compat
+
+    monkeypatch.syspath_prepend(ronde.compat.PACKAGES)
+    devices = importlib.import_module("horovod.spark.task").get_available_devices
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,1,0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert devices() == ["1", "0"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert devices() == []
 
 
 def test_two_jobs_at_once_in_threads(context: Any) -> None:
