@@ -87,6 +87,8 @@ def fail_on_rank_1() -> None:
 def test_a_failure_ends_the_workers_and_the_executor_starts_again() -> None:
     workers = executor(num_workers=2)
     workers.start()
+    with pytest.raises(UsageError, match="5 cannot be called"):
+        workers.run(5)
     later = workers.run_remote(fail_on_rank_1)
     with pytest.raises(WorkerError, match="LookupError: no such thing") as caught:
         workers.run(sums, [1])

@@ -71,6 +71,8 @@ class CallServer:
 
     def call(self, call: WorkerCall | None) -> int:
         """Send a call to the workers, None to let them end; return its number. Raises UsageError."""
+        if call is not None and not callable(call.fn):
+            raise UsageError(f"{call.fn!r} cannot be called: give the function that the workers call")
         try:
             packed = pickler().dumps(call)
         except Exception as error:
