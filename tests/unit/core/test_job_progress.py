@@ -70,6 +70,8 @@ def test_a_job_ends_with_the_exit_code_of_the_pod_that_failed_first() -> None:
     assert JobProgress("Job", "digits").read(0, [job(why), lost])[-1] == JobEnded(
         1, "PodFailurePolicy: exit code 3"
     )
+    reading = JobProgress("Job", "digits").read(0, [job(why), lost, killed])
+    assert reading[-1] == JobEnded(137, "PodFailurePolicy: exit code 3")
 
 
 def test_a_job_that_is_gone_has_been_deleted() -> None:
