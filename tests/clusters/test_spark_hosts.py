@@ -24,11 +24,17 @@ GROWING = {
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[StandaloneSpark]:
-    with StandaloneSpark() as spark:
+def spark(request: pytest.FixtureRequest) -> Iterator[StandaloneSpark]:
+    """Start the cluster of `on`; pytest ends it before it starts the other, as a process has only one set of hosts."""
+    with StandaloneSpark(ipv6=request.param == "ipv6") as spark:
         yield spark
 
 
+def on(network: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("spark", [network], indirect=True)
+
+
+@on("ipv4")
 def test_a_job_grows_from_no_executors_and_outlives_one_and_gets_gpus(
     spark: StandaloneSpark, tmp_path: Path
 ) -> None:
@@ -52,6 +58,7 @@ def test_a_job_grows_from_no_executors_and_outlives_one_and_gets_gpus(
 @pytest.mark.skipif(
     shutil.which("nft") is None, reason="needs the command `nft` (Debian: apt install nftables)"
 )
+@on("ipv4")
 def test_the_driver_may_be_behind_a_nat(spark: StandaloneSpark) -> None:
     places, messages = spark.drive_behind_nat("places", {"spark.ronde.driver.port": str(PORTS[2])})
     assert [place[:2] for place in places] == [[0, 2], [1, 2]]
@@ -59,8 +66,8 @@ def test_the_driver_may_be_behind_a_nat(spark: StandaloneSpark) -> None:
     assert "all 2 tasks have registered" in messages
 
 
-def test_hosts_with_ipv6_only() -> None:
-    with StandaloneSpark(ipv6=True) as spark:
-        places, _ = spark.drive("places", {})
-        assert [place[:2] for place in places] == [[0, 2], [1, 2]]
-        assert {f"[{place[2]}]" for place in places} <= {spark.address(1), spark.address(2)}
+@on("ipv6")
+def test_hosts_with_ipv6_only(spark: StandaloneSpark) -> None:
+    places, _ = spark.drive("places", {})
+    assert [place[:2] for place in places] == [[0, 2], [1, 2]]
+    assert {f"[{place[2]}]" for place in places} <= {spark.address(1), spark.address(2)}
