@@ -42,7 +42,11 @@ def programs(need: str = "") -> list[object]:
                 texts[-1] += block
         for text in texts:
             if need == need_of(text):
-                found += [pytest.param(text, command, id=f"{page}: {command}") for command in _commands(text)]
+                marks = [] if page == "README.md" else [pytest.mark.slow]
+                found += [
+                    pytest.param(text, command, id=f"{page}: {command}", marks=marks)
+                    for command in _commands(text)
+                ]
     return found
 
 

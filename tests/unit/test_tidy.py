@@ -106,6 +106,7 @@ def cpp_functions(text: str) -> Iterator[tuple[str, int]]:
     assert not scopes, "cannot be measured: braces do not balance"
 
 
+@pytest.mark.slow
 def test_files_and_functions_are_short() -> None:
     found = {}
     for path, text in sources(".py", ".cc", ".h"):
