@@ -1,4 +1,4 @@
-"""Tests in several processes at once (`pytest -n 6`, by pytest-xdist), and those marked `alone` when nothing else runs.
+"""Tests in several processes at once (`pytest -n 8`, by pytest-xdist), and those marked `alone` when nothing else runs.
 
 Most tests wait most of the time, so several at once finish sooner even on one core. Tests that measure, fill or starve
 the machine, or that use a name of which it has only one, are marked `alone`.

@@ -84,6 +84,8 @@ class Simulation:
         share = self.rng.choice((0, 0, 0.1, 0.5))
         self.slow = {rank for rank in range(ranks) if self.rng.random() < share}
         self.steps = 0
+        work = (self.workload.total + len(self.workload.epochs)) * ranks
+        self.most_steps = 1_000 * (10 + work)
         self.dies_after: int | None = None  # steps
         self.has_lost_one = False
         self.draw_fate()
@@ -138,8 +140,7 @@ class Simulation:
         self.steps += 1
         if self.steps == self.dies_after:
             self.die()
-        work = (self.workload.total + len(self.workload.epochs)) * len(self.ranks)
-        require(self.steps < 1_000 * (10 + work), "it goes on for ever")
+        require(self.steps < self.most_steps, "it goes on for ever")
 
     def step(self, actor: int) -> bool:
         if actor >= self.first_leader:

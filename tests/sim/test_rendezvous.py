@@ -77,8 +77,9 @@ def test_1000_nodes_and_all_that_may_happen(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_1000_more_seeds() -> None:
-    for seed in range(10_000, 11_000):
+@pytest.mark.parametrize("first", range(10_000, 11_000, 250))
+def test_1000_more_seeds(first: int) -> None:
+    for seed in range(first, first + 250):
         simulate(seed, draw_nodes(seed))
 
 
