@@ -204,6 +204,8 @@ def test_horovods_question_for_the_gpus_of_a_task(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert devices() == ["1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert devices() == ["3"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert devices() == []
 

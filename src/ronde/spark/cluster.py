@@ -132,7 +132,7 @@ class SparkCluster:
 
         ticket = tickets[
             0
-        ]  # they differ in their slots only, and a large function would travel through a file
+        ]  # all differ in their slots only, and a large function would travel through a file
 
         # The ticket is in the function because PySpark writes the data of `parallelize` to a file, and the key with it.
         def task(partition: int, _: Iterable[int]) -> Iterable[str]:

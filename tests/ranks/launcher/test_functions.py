@@ -26,7 +26,7 @@ from tests.ranks.launcher.called_functions import (
 )
 
 from ronde import TimeoutError, UsageError, WorkerError
-from ronde.launch.clusters.base import SlotEvents, Ticket
+from ronde.launch.clusters.base import Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.local import LocalCluster
 from ronde.launch.driver.functions import RunOptions, run_function, start_timeout_ns
 
@@ -113,9 +113,17 @@ def test_a_killed_worker_is_named() -> None:
     assert (caught.value.rank, caught.value.exit_code) == (0, -signal.SIGKILL)
 
 
+class LateCluster(LocalCluster):
+    """A platform that has not yet noticed which slots are taken."""
+
+    def capacity(self) -> Capacity:
+        return Capacity(1, 1)
+
+
 def test_too_few_slots_are_an_error_with_numbers() -> None:
+    options = RunOptions(2, start_timeout_ns=2 * SECOND, stdout=io.StringIO(), stderr=io.StringIO())
     with pytest.raises(TimeoutError, match=r"registered 1 of 2 .*this machine has 1 slots, 0 of them free"):
-        run(sizes, 1, slots=1, start_timeout_ns=2 * SECOND, stdout=io.StringIO(), stderr=io.StringIO())
+        run_function(LateCluster(1), sizes, (1,), {}, options)
 
 
 def test_what_cannot_be_sent_is_an_error_before_anything_starts() -> None:

@@ -352,13 +352,15 @@ class TaskAgents:
     def _describe_capacity(self) -> str:
         """Return what the cluster says about its slots, if it answers soon, and what to do."""
         answers: deque[str] = deque()
+        held = len(self._registry.registered()) if self._is_fixed else self._driver.running_slots()
 
         def ask() -> None:
             capacity = self._cluster.capacity()
             if capacity is not None:
-                answers.append(
-                    f"; {self._cluster.name} has {capacity.total} slots, {capacity.free} of them free"
-                )
+                free = max(
+                    0, min(capacity.free, capacity.total - held)
+                )  # the platform may learn of tasks late
+                answers.append(f"; {self._cluster.name} has {capacity.total} slots, {free} of them free")
 
         asking = threading.Thread(target=ask, name="ronde-capacity", daemon=True)
         asking.start()

@@ -14,6 +14,6 @@ def get_available_devices() -> list[str]:
     """
     variables = environment()
     gpus = [name.strip() for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    each = len(gpus) // int(variables.get("LOCAL_WORLD_SIZE", "1"))
-    first = int(variables.get("LOCAL_RANK", "0")) * each
-    return gpus[first : first + each]
+    rank, size = int(variables.get("LOCAL_RANK", "0")), int(variables.get("LOCAL_WORLD_SIZE", "1"))
+    first = rank * len(gpus) // size
+    return gpus[first : first + max(1, len(gpus) // size)]  # several tasks may share a GPU
