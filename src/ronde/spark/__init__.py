@@ -5,12 +5,13 @@ docs/spark.md tells more.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TextIO, TypeVar
 
-from ronde.errors import UnsupportedError, UsageError
+from ronde.errors import UsageError
 from ronde.launch.clusters.base import Cluster
 from ronde.launch.clusters.engine_package import needs_package
 from ronde.launch.driver.functions import (
@@ -68,6 +69,7 @@ def run(
     resources: ResourceProfile | None = None,
     encrypt: bool = False,
     require_encrypted_rpc: bool = False,
+    extra_mpi_args: str | None = None,
 ) -> list[R]:
     """Call `fn(*args, **kwargs)` in new processes on the executors, the ranks of a job; return the results by rank.
 
@@ -86,23 +88,21 @@ def run(
         stderr: Takes their errors and the messages of the driver (default: `sys.stderr`).
         verbose: 0 for no messages about the start (default: 1).
         nics: The names of the network interfaces by which hosts may reach each other (default: Ronde finds them).
-        use_mpi: Not supported if true: Ronde's own collectives need no MPI.
-        use_gloo: Ignored: a script for Horovod may set it.
+        use_mpi: Start the ranks by Open MPI's `mpirun`, and use MPI (default: false). docs/spark.md says what it needs.
+        use_gloo: Ignored without `use_mpi`: a script for Horovod may set it.
         prefix_output_with_timestamp: Begin each line of output with the time (default: false).
         executable: The Python that runs the ranks (default: that of the executors).
         prefix: The text before each line of output, with {rank}, {host} and {stream} (default: `[host:rank] `).
         resources: What each Spark task needs, such as GPUs (default: what `spark.task.*` says).
         encrypt: Encrypt all connections of the job, also those with tensors (default: false).
         require_encrypted_rpc: Raise UsageError, not warn, if Spark would send the key unencrypted (default: false).
+        extra_mpi_args: Further options of `mpirun`, for `use_mpi` (default: none).
 
     Raises:
-        WorkerError: A rank failed (`.rank`, `.host`, `.traceback_text`), or an executor or the Spark job was lost. All
-            ranks have ended.
+        WorkerError: A rank failed (`.rank`, `.host`, `.traceback_text`), or its task was lost. All ranks have ended.
         TimeoutError: Spark had too few free slots within `start_timeout`.
         UsageError: An argument is invalid, the function cannot be sent, or there is no Spark session.
     """
-    if use_mpi:
-        raise UnsupportedError("use_mpi=True is not supported: leave it out to use Ronde's own collectives")
     cluster = _cluster(False, resources, require_encrypted_rpc)
     options = RunOptions(
         num_proc=_default_number(cluster) if num_proc is None else num_proc,
@@ -116,6 +116,7 @@ def run(
         prefix=prefix,
         python=executable,
         encrypts=encrypt,
+        mpi_options=_mpi_options(use_mpi, use_gloo, extra_mpi_args),
     )
     return _run(cluster, fn, args, kwargs, options)
 
@@ -241,3 +242,14 @@ def _default_number(cluster: Cluster) -> int:
     if isinstance(cluster, SparkCluster):
         return cluster.parallelism
     raise UsageError("num_proc is missing: Spark Connect does not tell how many slots there are")
+
+
+def _mpi_options(use_mpi: bool | None, use_gloo: bool | None, given: str | None) -> list[str] | None:
+    """Return the options of mpirun, None for a job without MPI."""
+    if use_mpi and use_gloo:
+        raise UsageError("use_mpi=True and use_gloo=True contradict each other: leave one of them out")
+    if given and not use_mpi:
+        raise UsageError(
+            f"extra_mpi_args={given!r} has no effect without use_mpi=True: add that, or leave it out"
+        )
+    return shlex.split(given or "") if use_mpi else None

@@ -35,7 +35,7 @@ def run(
 ) -> list[R]:
     """Call `fn` in workers on the executors as `ronde.spark.run` does, with Horovod's order of parameters.
 
-    `extra_mpi_args` is for `use_mpi`, which raises UnsupportedError. In the workers Ronde answers for Horovod.
+    `extra_mpi_args` has no effect without `use_mpi`. In the workers Ronde answers for Horovod.
     """
     return ronde.spark.run(
         with_horovod(fn),
@@ -53,6 +53,7 @@ def run(
         prefix_output_with_timestamp,
         executable,
         prefix=PREFIX,
+        extra_mpi_args=extra_mpi_args if use_mpi else None,
     )
 
 
