@@ -9,6 +9,7 @@ import copy
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from pyspark.ml import Estimator
@@ -29,56 +30,23 @@ from ronde.spark.estimator.progress import FollowedRun
 
 __all__ = ["TorchEstimator"]
 
-DEFAULTS: dict[str, Any] = {
-    "num_proc": None,
-    "backend": None,
-    "store": None,
-    "optimizer": None,
-    "loss": None,
-    "loss_weights": None,
+DEFAULTS: dict[str, Any] = {  # all others are None
     "metrics": [],
-    "sample_weight_col": None,
-    "input_shapes": None,
-    "label_shapes": None,
-    "validation": None,
     "callbacks": [],
-    "gradient_compression": None,
     "batch_size": 32,
-    "val_batch_size": None,
     "epochs": 1,
-    "train_steps_per_epoch": None,
-    "validation_steps_per_epoch": None,
     "random_seed": 0,
     "shuffle": True,
-    "shuffle_buffer_size": None,
-    "partitions_per_process": None,
     "backward_passes_per_step": 1,
     "use_gpu": True,
     "verbose": 1,
-    "run_id": None,
 }
-# The parameters that are a Training's, by their names there.
-_OF_TRAINING = {
-    "feature_cols": "feature_cols",
-    "label_cols": "label_cols",
-    "input_shapes": "input_shapes",
-    "label_shapes": "label_shapes",
-    "loss_weights": "loss_weights",
-    "sample_weight_col": "sample_weight_col",
-    "batch_size": "batch_size",
-    "val_batch_size": "val_batch_size",
-    "epochs": "epochs",
-    "train_steps_per_epoch": "train_steps_per_epoch",
-    "validation_steps_per_epoch": "validation_steps_per_epoch",
-    "shuffle": "shuffle",
-    "shuffle_buffer_size": "shuffle_buffer_rows",
-    "random_seed": "seed",
-    "backward_passes_per_step": "backward_passes_per_step",
-    "gradient_compression": "compression",
-    "callbacks": "callbacks",
-    "use_gpu": "use_gpu",
-    "model": "model",
-    "optimizer": "optimizer",
+# Fields of a Training whose parameter has another name, which is Horovod's.
+_NAMES = {
+    "compression": "gradient_compression",
+    "losses": "loss",
+    "seed": "random_seed",
+    "shuffle_buffer_rows": "shuffle_buffer_size",
 }
 _REQUIRED = ("model", "optimizer", "loss", "feature_cols", "label_cols", "store")
 
@@ -133,7 +101,7 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
     def __init__(self, **params: Any) -> None:
         super().__init__()
         check_names(self, params)
-        self._setDefault(**DEFAULTS)
+        self._setDefault(**{param.name: None for param in self.params} | DEFAULTS)
         self._set(**{name: value for name, value in params.items() if value is not None})
 
     def setParams(self, **params: Any) -> TorchEstimator:  # noqa: N802 - Spark's name
@@ -216,17 +184,15 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         return store.run(self.getOrDefault("run_id") or new)
 
     def _training(self) -> Training:
-        missing = [name for name in _REQUIRED if not self.isDefined(name) or self.getOrDefault(name) is None]
+        missing = [name for name in _REQUIRED if self.getOrDefault(name) is None]
         if missing:
             raise UsageError(f"TorchEstimator lacks {', '.join(missing)}: give them to it, or set them")
-        given = {there: self.getOrDefault(name) for name, there in _OF_TRAINING.items()}
-        labels = given["label_cols"]
-        given = {name: value for name, value in given.items() if value is not None}
-        return Training(
-            **given,
-            losses=_listed(self.getOrDefault("loss")),
-            metrics=_by_label(self.getOrDefault("metrics"), len(labels)),
-        )
+        given = {
+            field.name: self.getOrDefault(_NAMES.get(field.name, field.name)) for field in fields(Training)
+        }
+        given["losses"] = _listed(given["losses"])
+        given["metrics"] = _by_label(given["metrics"], len(given["label_cols"]))
+        return Training(**{name: value for name, value in given.items() if value is not None})
 
 
 def _listed(value: Any) -> list[Any]:
