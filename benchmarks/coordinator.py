@@ -2,9 +2,9 @@
 
     python benchmarks/coordinator.py --csv coordinator.csv --plot docs/coordinator.png
 
-It starts no processes. It runs the engine's code of a cold round (encode, decode, merge, decide) for every host and
-measures its processor time; messages between hosts take the time of the `Network` below. In a step of hits only notes
-travel, whose number follows from their size, and all time is that of the network.
+It starts no processes. It runs the engine's code of a negotiation round (encode, decode, merge, decide) for every host
+and measures its processor time; messages between hosts take the time of the `Network` below. In a step of hits only
+notes travel, whose number follows from their size, and all time is that of the network.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ COLOURS = {
     "fuse": "#8fbf88",
     "operation": "#2f6f9f",
     "unfuse": "#4e9a51",
-    "cold round": "#b07aa1",
+    "negotiation round": "#b07aa1",
 }
 RANK_COLOURS = ("#d1495b", "#3d348b", "#00798c", "#edae49", "#66a182", "#8d5a97")
 ROW_INCHES, WIDTH_INCHES = 0.19, 11.0

@@ -1,4 +1,4 @@
-// The Python bindings of the engine: submissions, handles, and the operations of cold rounds.
+// The Python bindings of the engine: submissions, handles, and the operations of negotiation rounds.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -246,7 +246,7 @@ void use_backends(PyCycle& self, const std::vector<nb::object>& carriers, const 
   self.cycle().backends().use(std::move(others), table);
 }
 
-// The timeline's events of cold rounds.
+// The timeline's events of negotiation rounds.
 void bind_recording(nb::class_<PyCycle>& cycle) {
   cycle
       .def("record_into",
@@ -255,7 +255,7 @@ void bind_recording(nb::class_<PyCycle>& cycle) {
              self.cycle().recorder().record_into(std::move(timeline), std::move(label), world_ranks);
            })
       .def("record_submitted", [](PyCycle& self, std::string_view name,
-                                  int kind) { self.cycle().recorder().submitted_cold(name, static_cast<Kind>(kind)); })
+                                  int kind) { self.cycle().recorder().submitted_miss(name, static_cast<Kind>(kind)); })
       .def("record_refused", [](PyCycle& self, std::string_view name) { self.cycle().recorder().refused(name); });
 }
 
@@ -283,7 +283,7 @@ void bind_cycle(nb::module_& module) {
                                                         waits, std::move(result), std::move(inputs));
            })
       .def("run",
-           [](PyCycle& self) { return guarded(self, [&] { return self.cycle().run() == Cycle::Event::kCold; }); })
+           [](PyCycle& self) { return guarded(self, [&] { return self.cycle().run() == Cycle::Event::kNegotiate; }); })
       .def("abandon", &abandon_for_good<PyCycle>)
       .def("is_stepping", [](const PyCycle& self) { return self.cycle().is_stepping(); })
       .def("release", &PyCycle::release)
@@ -301,21 +301,21 @@ void bind_cycle(nb::module_& module) {
            })
       .def("evict", &PyCycle::evict)
       .def("take_back", &PyCycle::take_back)
-      .def("add_cold",
+      .def("add_miss",
            [](PyCycle& self, std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
               const nb::list& in, const nb::list& out, int contributors, bool is_absent) {
              const auto memory = PyCycle::memory_of(in, out);
-             apply_sent(self, [&] { self.cycle().add_cold(name, signature, rows, memory, contributors, is_absent); });
+             apply_sent(self, [&] { self.cycle().add_miss(name, signature, rows, memory, contributors, is_absent); });
            })
-      .def("run_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().run_cold(); }); })
+      .def("run_misses", [](PyCycle& self) { guarded(self, [&] { self.cycle().run_misses(); }); })
       .def("join", [](PyCycle& self) { self.cycle().join(); })
       .def("absent", [](PyCycle& self) { self.cycle().absent(); })
       .def("resume", [](PyCycle& self) { self.cycle().resume(); })
       .def("set_contributors", [](PyCycle& self, int count) { self.cycle().set_contributors(count); })
-      .def("begin_cold", [](PyCycle& self) { self.cycle().begin_cold(); })
-      .def("end_cold", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_cold(); }); })
+      .def("begin_negotiation", [](PyCycle& self) { self.cycle().begin_negotiation(); })
+      .def("end_negotiation", [](PyCycle& self) { guarded(self, [&] { self.cycle().end_negotiation(); }); })
       .def("take_used", [](PyCycle& self) { return guarded(self, [&] { return self.cycle().take_used(); }); })
-      .def("want_cold", [](PyCycle& self) { self.cycle().want_cold(); })
+      .def("want_negotiation", [](PyCycle& self) { self.cycle().want_negotiation(); })
       .def("use_backends", &use_backends, "carriers"_a, "table"_a)
       .def("note_miss",
            [](PyCycle& self, std::string name, int kind, const Handle& handle) {

@@ -42,7 +42,7 @@ nb::tuple as_tuple(const StallHub::Event& event) {
     case Type::kAsked:
       return nb::make_tuple(event.member, type, event.rank, event.inquiry, event.ids);
     case Type::kAnswer:
-      return nb::make_tuple(event.member, type, event.rank, event.inquiry, event.calls, event.is_in_cold_round,
+      return nb::make_tuple(event.member, type, event.rank, event.inquiry, event.calls, event.is_in_negotiation,
                             event.has, text,
                             nb::make_tuple(event.blocked.where, event.blocked.id, event.blocked.since_ns));
     case Type::kStacks:

@@ -29,14 +29,14 @@ class StallHub {
     uint32_t member = 0;  // the communicator's number in join()
     Type type{};
     int rank = -1;
-    uint32_t inquiry = 0;           // kAnswer and kStacks: this rank's inquiry that it answers
-    std::vector<uint64_t> ids{};    // kAsked
-    std::vector<bool> has{};        // kAnswer: for each id in the question, see Waits::have_begun
-    uint64_t calls = 0;             // kAnswer: Waits::Progress
-    bool is_in_cold_round = false;  // kAnswer
-    std::string text{};             // kAnswer: the rank's progress and its wait; kStacks: the stacks
-    bool is_raw = false;            // kStacks: the signal handler wrote them
-    Blocked blocked{};              // kAnswer: the longest wait of its process
+    uint32_t inquiry = 0;            // kAnswer and kStacks: this rank's inquiry that it answers
+    std::vector<uint64_t> ids{};     // kAsked
+    std::vector<bool> has{};         // kAnswer: for each id in the question, see Waits::have_begun
+    uint64_t calls = 0;              // kAnswer: Waits::Progress
+    bool is_in_negotiation = false;  // kAnswer
+    std::string text{};              // kAnswer: the rank's progress and its wait; kStacks: the stacks
+    bool is_raw = false;             // kStacks: the signal handler wrote them
+    Blocked blocked{};               // kAnswer: the longest wait of its process
   };
   // Sleeps until an event comes, until `at_ns` (steady clock; < 0: no limit), or until wake(). Returns the events, or
   // nothing after stop().

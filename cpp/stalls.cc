@@ -21,7 +21,7 @@ enum class Note : uint32_t {
 // The words of an answer before its bits.
 struct Answer {
   uint32_t ids = 0;
-  uint32_t is_in_cold_round = 0;
+  uint32_t is_in_negotiation = 0;
   uint64_t text_bytes = 0;
   uint64_t calls = 0;
   Waits::Arrivals arrivals{};
@@ -202,7 +202,7 @@ std::vector<uint32_t> Stalls::answer(uint32_t inquiry, std::span<const uint64_t>
   if (blocked.where != 0) text += std::string(text.empty() ? "" : " and ") + "waits " + what;
   text.resize(std::min(text.size(), (Watch::kNoteWords - 2 - kAnswerWords - bit_words) * sizeof(uint32_t)));
   const Answer answer{static_cast<uint32_t>(has.size()),
-                      progress.is_in_cold_round ? 1u : 0u,
+                      progress.is_in_negotiation ? 1u : 0u,
                       text.size(),
                       progress.calls,
                       progress.arrivals,
@@ -240,7 +240,7 @@ void Stalls::on_answer(int peer, std::span<const uint32_t> words) {
   }
   Event event{.type = Event::Type::kAnswer, .rank = peer, .inquiry = words[1]};
   event.calls = answer.calls;
-  event.is_in_cold_round = answer.is_in_cold_round != 0;
+  event.is_in_negotiation = answer.is_in_negotiation != 0;
   event.blocked = answer.blocked;
   event.text.assign(reinterpret_cast<const char*>(words.data() + before_text), answer.text_bytes);
   for (size_t i = 0; i < answer.ids; ++i) {

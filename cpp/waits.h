@@ -36,7 +36,7 @@ class Waits {
   };
   struct Progress {
     uint64_t calls = 0;  // grows as the engine's thread makes progress; 0 without an engine
-    bool is_in_cold_round = false;
+    bool is_in_negotiation = false;
     Arrivals arrivals{};
   };
 

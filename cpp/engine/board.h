@@ -10,11 +10,11 @@
 //     again.
 //   - stamps, for timelines (recorder.h): for each bit and each of its two positions, when the rank last flipped to it.
 //   - the log: the leader's decisions in order. Only the log in the part of the leader (the host's first rank) is used.
-//     Every rank reads it at its own pace. An entry is a number n and the n slots to run, or kColdEntry: a round of
-//     negotiation.
+//     Every rank reads it at its own pace. An entry is a number n and the n slots to run, or kNegotiationEntry: a round
+//     of negotiation.
 //
 // The log never overflows. A slot is decided again only when all ranks have flipped its bit again, so each has taken
-// the earlier decision; and a rank is at most one cold round behind.
+// the earlier decision; and a rank is at most one negotiation round behind.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@
 
 namespace ronde {
 
-inline constexpr uint32_t kColdEntry = UINT32_MAX;
+inline constexpr uint32_t kNegotiationEntry = UINT32_MAX;
 
 class Board {
  public:
@@ -39,13 +39,13 @@ class Board {
       : layout_(capacity), parts_(std::move(parts)), own_(own) {}
 
   struct alignas(128) Counters {
-    std::atomic<uint64_t> changes{0};      // grows after every change that the leader may wait for
-    std::atomic<uint64_t> cold_wanted{0};  // the number (from 1 on) of the cold round that this rank needs
-    std::atomic<uint64_t> cold_done{0};    // cold rounds that this rank has finished
-    std::atomic<uint64_t> hurries{0};      // requests of this rank to run ready tensors at once
-    std::atomic<uint32_t> waiting{0};      // threads that wait for a tensor
-    std::atomic<uint32_t> drivers{0};      // waiting threads that are awake and read the log
-    std::atomic<uint32_t> has_joined{0};   // this rank has run out of data; changes only in cold rounds
+    std::atomic<uint64_t> changes{0};             // grows after every change that the leader may wait for
+    std::atomic<uint64_t> negotiation_wanted{0};  // the number (from 1 on) of the round that this rank needs
+    std::atomic<uint64_t> negotiations_done{0};   // negotiation rounds that this rank has finished
+    std::atomic<uint64_t> hurries{0};             // requests of this rank to run ready tensors at once
+    std::atomic<uint32_t> waiting{0};             // threads that wait for a tensor
+    std::atomic<uint32_t> drivers{0};             // waiting threads that are awake and read the log
+    std::atomic<uint32_t> has_joined{0};          // this rank has run out of data; changes only in negotiation rounds
     // Used in the leader's part only. All ranks write them.
     alignas(128) std::atomic<uint32_t> lingers{0};    // the leader waits for more tensors before it decides
     std::atomic<uint64_t> ready_bytes{0};             // became ready since the leader's last decision

@@ -167,7 +167,7 @@ void Cycle::drive(Completion& completion) {
   };
   try {
     for (int look = 0; look < spins_ + yields_ && completion.is_pending(); ++look) {
-      if (!in_cold_.load() && has_work()) {
+      if (!in_negotiation_.load() && has_work()) {
         const Stepping turn(*this, std::try_to_lock);
         if (turn.is_ours() && do_step(true) == Step::kDid) look = 0;
       }
@@ -188,12 +188,12 @@ Cycle::Event Cycle::run() {
       const Stepping turn(*this);
       Step done = Step::kDid;
       while (done == Step::kDid && !stopping_.load()) done = do_step(false);
-      if (done == Step::kCold) return Event::kCold;
+      if (done == Step::kNegotiate) return Event::kNegotiate;
     }
     if (stopping_.load()) return Event::kStopped;
     if (failed_.load()) throw *failure();
     const uint32_t token = bell.prepare(Sleep::kFutex);
-    const int64_t linger_ns = in_cold_.load() ? -1 : leader_.linger_left_ns();
+    const int64_t linger_ns = in_negotiation_.load() ? -1 : leader_.linger_left_ns();
     if (has_work() || stopping_.load() || linger_ns == 0) {
       bell.cancel();
     } else {
@@ -213,17 +213,17 @@ void Cycle::stop() {
 bool Cycle::has_work() const {
   if (failed_.load()) return false;
   if (changed_.load(std::memory_order_seq_cst) || leader_.has_mail()) return true;
-  if (in_cold_.load()) return cold_due_.load();
+  if (in_negotiation_.load()) return negotiation_due_.load();
   return board_.has_entry(taken_.load(std::memory_order_relaxed)) || (leader_.leads() && leader_.has_news());
 }
 
-// Does one step, with stepping_ held. `hands_over`: leaves a cold round to the engine's thread.
+// Does one step, with stepping_ held. `hands_over`: leaves a negotiation round to the engine's thread.
 Cycle::Step Cycle::do_step(bool hands_over) {
   if (failed_.load()) return Step::kNothing;
   try {
     if (leader_.has_mail()) leader_.read_mail();
-    if (in_cold_.load()) {
-      if (!hands_over && cold_due_.exchange(false)) return Step::kCold;
+    if (in_negotiation_.load()) {
+      if (!hands_over && negotiation_due_.exchange(false)) return Step::kNegotiate;
     } else if (board_.has_entry(taken_.load(std::memory_order_relaxed))) {
       return take_entry(hands_over);
     } else if (leader_.leads() && leader_.check_board()) {
@@ -233,7 +233,7 @@ Cycle::Step Cycle::do_step(bool hands_over) {
     changed_.exchange(false);  // reads the flag, so it sees the state published before; a plain store might not
     if (const auto failure = communicator_.failure()) {
       fail(*failure);
-    } else if (!in_cold_.load()) {  // in a cold round the calls of the engine's thread report it
+    } else if (!in_negotiation_.load()) {  // in a negotiation round the calls of the engine's thread report it
       if (const auto departed = communicator_.departed()) fail(*departed);
     }
     return Step::kNothing;
@@ -254,16 +254,16 @@ Cycle::Step Cycle::do_step(bool hands_over) {
 Cycle::Step Cycle::take_entry(bool hands_over) {
   uint64_t at = taken_.load(std::memory_order_relaxed);
   const uint32_t count = board_.word(at++);
-  if (count == kColdEntry) {
-    in_cold_.store(true);
+  if (count == kNegotiationEntry) {
+    in_negotiation_.store(true);
     recorder_.round_began(at);
-    cold_begun_.fetch_add(1);
+    negotiations_begun_.fetch_add(1);
     taken_.store(at);
     if (hands_over) {
-      cold_due_.store(true);
+      negotiation_due_.store(true);
       board_.bell(local_rank_).ring();
     }
-    return hands_over ? Step::kNothing : Step::kCold;
+    return hands_over ? Step::kNothing : Step::kNegotiate;
   }
   if (count > slots_.size()) {
     throw ProtocolError(communicator_.leader(), "an entry of the log with more slots than the cache has");
@@ -297,7 +297,7 @@ void Cycle::run_slots(const std::vector<uint32_t>& slots) {
     }
     slot.to_run = slot.tensors.size();
     if (communicator_.rank() == 0) slot.last_use = ++uses_;
-    if (meter_.is_on() && meter_.decided(index, slot.bytes)) want_cold();
+    if (meter_.is_on() && meter_.decided(index, slot.bytes)) want_negotiation();
   }
   ran_.store(ran_.load(std::memory_order_relaxed) + ran, std::memory_order_relaxed);
   waited_ns_.store(waited_ns_.load(std::memory_order_relaxed) + waited_ns, std::memory_order_relaxed);
@@ -376,10 +376,10 @@ void Cycle::visit_pending(const Pending::Visit& visit) {
   pending_.visit_misses(visit);
 }
 
-// --- Cold rounds ---------------------------------------------------------------------------------------------------
+// --- Negotiation rounds --------------------------------------------------------------------------------------------
 
-void Cycle::want_cold() {
-  board_.counters().cold_wanted.store(cold_begun_.load() + 1, std::memory_order_seq_cst);
+void Cycle::want_negotiation() {
+  board_.counters().negotiation_wanted.store(negotiations_begun_.load() + 1, std::memory_order_seq_cst);
   board_.note_change();
   board_.ring(0);
 }
@@ -421,19 +421,19 @@ std::shared_ptr<Completion> Cycle::take_back(Slot& slot, uint32_t index) {
   return std::move(slot.completion);
 }
 
-void Cycle::add_cold(std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
+void Cycle::add_miss(std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
                      std::span<const Memory> memory, int contributors, bool is_absent) {
-  recorder_.decided_cold(name);
-  ColdRun run{tensors_of(signature, rows), contributors, is_absent};
+  recorder_.decided_miss(name);
+  DecidedMiss run{tensors_of(signature, rows), contributors, is_absent};
   for (size_t i = 0; i < std::min(run.tensors.size(), memory.size()); ++i) run.tensors[i].memory = memory[i];
-  cold_runs_.push_back(std::move(run));
+  decided_misses_.push_back(std::move(run));
 }
 
-void Cycle::run_cold() {
-  const std::vector<ColdRun> runs = std::exchange(cold_runs_, {});
+void Cycle::run_misses() {
+  const std::vector<DecidedMiss> runs = std::exchange(decided_misses_, {});
   std::vector<Work> batch;
-  for (const ColdRun& run : runs) {
-    const auto slot = static_cast<uint32_t>(Recorder::kColdSlots + (&run - runs.data()));
+  for (const DecidedMiss& run : runs) {
+    const auto slot = static_cast<uint32_t>(Recorder::kMissSlots + (&run - runs.data()));
     for (const Tensor& tensor : run.tensors) {
       batch.push_back({&tensor.signature, &tensor.rows, tensor.memory.in, tensor.memory.out, slot, run.contributors,
                        run.is_absent, run.tensors.size() > 1});
@@ -441,7 +441,7 @@ void Cycle::run_cold() {
   }
   const Stepping turn(*this);
   runner_.run(batch, [](const Work&) {});
-  recorder_.ran_cold();
+  recorder_.ran_misses();
 }
 
 void Cycle::join() {
@@ -473,13 +473,13 @@ void Cycle::tune(const Tunables& values) {
   communicator_.set_switch_over(values.switch_over);
 }
 
-void Cycle::begin_cold() { cold_entered_.fetch_add(1); }
+void Cycle::begin_negotiation() { negotiations_entered_.fetch_add(1); }
 
-void Cycle::end_cold() {
+void Cycle::end_negotiation() {
   const Stepping turn(*this);
   recorder_.round_ended();
-  in_cold_.store(false);
-  board_.counters().cold_done.store(cold_begun_.load(), std::memory_order_seq_cst);
+  in_negotiation_.store(false);
+  board_.counters().negotiations_done.store(negotiations_begun_.load(), std::memory_order_seq_cst);
   board_.note_change();
   board_.ring(0);
 }

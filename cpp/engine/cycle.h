@@ -3,9 +3,9 @@
 // A submission flips a bit (board.h). The leaders decide which of the tensors that all ranks have submitted run next
 // (leader.h), and every rank reads the decisions in the log.
 //
-// A tensor that is not cached goes through a cold round: every rank finds kColdEntry in the log, and its engine thread
-// leaves run() to negotiate in Python (ronde/engine). Slots change only there, so all ranks change them at the same
-// place of the log. Hot decisions pause until all ranks have finished the round.
+// A tensor that is not cached goes through a negotiation round: every rank finds kNegotiationEntry in the log, and its
+// engine thread leaves run() to negotiate in Python (ronde/engine). Slots change only there, so all ranks change them
+// at the same place of the log. Hot decisions pause until all ranks have finished the round.
 //
 // One thread at a time does a step: the engine's thread, which sleeps while there is nothing to do, or a thread that
 // waits for a tensor, which saves waking the engine's thread.
@@ -77,49 +77,49 @@ class Cycle : private Watch::Listener {
   // Makes ready tensors run without lingering. For a caller that asks whether a tensor is finished without waiting.
   void hurry();
 
-  // The loop of the engine's thread: does steps and sleeps until a cold round is due or stop() is called. Throws
+  // The loop of the engine's thread: does steps and sleeps until a negotiation round is due or stop() is called. Throws
   // Failure.
-  enum class Event { kCold, kStopped };
+  enum class Event { kNegotiate, kStopped };
   Event run();
   void stop();
 
-  // Called in a cold round, from here to end_cold(). insert() fills a slot of the cache.
+  // Called in a negotiation round, from here to end_negotiation(). insert() fills a slot of the cache.
   void insert(uint32_t slot, std::string name, Signature signature, std::vector<uint64_t> rows);
   // Both withdraw the slot's tensor if it is submitted and not decided, and return its completion: the tensor does not
   // run from here. evict() also empties the slot, take_back() keeps it.
   std::shared_ptr<Completion> evict(uint32_t slot);
   std::shared_ptr<Completion> take_back(uint32_t slot);
-  // add_cold() adds a tensor (or a group) that the round has decided. run_cold() runs all added tensors, fused like
+  // add_miss() adds a tensor (or a group) that the round has decided. run_misses() runs all added tensors, fused like
   // those of a log entry; all ranks must have added the same. `contributors`: the divisor of an average. With
   // `is_absent` this rank contributes neutral elements.
-  void add_cold(std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
+  void add_miss(std::string_view name, const Signature& signature, const std::vector<uint64_t>& rows,
                 std::span<const Memory> memory, int contributors, bool is_absent);
-  void run_cold();
-  // begin_cold(): the engine's thread enters the round.
-  void begin_cold();
-  void end_cold();
+  void run_misses();
+  // begin_negotiation(): the engine's thread enters the round.
+  void begin_negotiation();
+  void end_negotiation();
   // The slots that have run since the last call, each once, the most recent last.
   std::vector<uint32_t> take_used();
 
-  // Parameters of batching and fusion. Call tune() in a cold round, or before the first submission.
+  // Parameters of batching and fusion. Call tune() in a negotiation round, or before the first submission.
   Tunables tunables() const;
   void tune(const Tunables& values);
-  // Rank 0's measurements for tuning. It asks for a cold round when the meter has all samples.
+  // Rank 0's measurements for tuning. It asks for a negotiation round when the meter has all samples.
   Meter& meter() { return meter_; }
 
-  // Asks for a cold round.
-  void want_cold();
+  // Asks for a negotiation round.
+  void want_negotiation();
 
-  // join(): this rank has run out of data and submits nothing until resume(). absent(), called in the cold round that
-  // announces this to all ranks: from then on this rank contributes neutral elements to every decided tensor.
+  // join(): this rank has run out of data and submits nothing until resume(). absent(), called in the negotiation round
+  // that announces this to all ranks: from then on this rank contributes neutral elements to every decided tensor.
   void join();
   void absent();
   void resume();
-  // In a cold round: sets the number of contributors, the divisor of an average, for the tensors after it.
+  // In a negotiation round: sets the number of contributors, the divisor of an average, for the tensors after it.
   void set_contributors(int contributors) { contributors_ = contributors; }
   // The libraries that run the collectives. Choose them before the first submission.
   Backends& backends() { return runner_.backends(); }
-  // Records events for the timeline. In cold rounds Python calls it.
+  // Records events for the timeline. In negotiation rounds Python calls it.
   Recorder& recorder() { return recorder_; }
 
   // Fails all pending and later submissions, once the running step has ended. Does not notify other ranks.
@@ -129,10 +129,10 @@ class Cycle : private Watch::Listener {
   // For the detection of stalls (stalls.h). Any thread.
   Pending& pending() { return pending_; }
   void visit_pending(const Pending::Visit& visit);
-  bool is_in_cold_round() const { return in_cold_.load(); }
-  // Counts the collective calls and cold rounds that the engine's thread has begun. A thread that waits for the
+  bool is_in_negotiation() const { return in_negotiation_.load(); }
+  // Counts the collective calls and negotiation rounds that the engine's thread has begun. A thread that waits for the
   // interpreter has not begun its round.
-  uint64_t progress() const { return communicator_.watch().calls_begun() + cold_entered_.load(); }
+  uint64_t progress() const { return communicator_.watch().calls_begun() + negotiations_entered_.load(); }
   bool has_joined() {
     std::lock_guard lock(table_);
     return has_joined_;
@@ -152,13 +152,13 @@ class Cycle : private Watch::Listener {
 
  private:
   class Stepping;
-  enum class Step { kNothing, kDid, kCold };
+  enum class Step { kNothing, kDid, kNegotiate };
   struct Tensor {
     Signature signature;
     std::vector<uint64_t> rows;
     Memory memory;
   };
-  struct ColdRun {
+  struct DecidedMiss {
     std::vector<Tensor> tensors;
     int contributors;
     bool is_absent;
@@ -188,7 +188,7 @@ class Cycle : private Watch::Listener {
   void run_slots(const std::vector<uint32_t>& slots);
   std::shared_ptr<Completion> take_back(Slot& slot, uint32_t index);
   std::vector<Tensor> tensors_of(const Signature& signature, const std::vector<uint64_t>& rows) const;
-  // Runs a check of data that rank 0 has sent in a cold round. If the data is malformed, rank 0 counts as lost.
+  // Runs a check of data that rank 0 has sent in a negotiation round. If the data is malformed, rank 0 counts as lost.
   void check_sent(FunctionRef<void()> check) const {
     try {
       check();
@@ -212,7 +212,7 @@ class Cycle : private Watch::Listener {
   Meter meter_;
   int spins_, yields_;
 
-  std::mutex table_;  // guards the slots' contents between submitting threads and cold rounds
+  std::mutex table_;  // guards the slots' contents between submitting threads and negotiation rounds
   std::vector<Slot> slots_;
   std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>> slot_of_;
   std::vector<uint32_t> used_;
@@ -227,12 +227,12 @@ class Cycle : private Watch::Listener {
   std::mutex stepping_;
   std::atomic<std::thread::id> stepper_{};  // the thread that holds stepping_
   std::atomic<bool> is_abandoned_{false};
-  std::atomic<uint64_t> taken_{0};     // words of the log that this rank has read
-  std::atomic<bool> in_cold_{false};   // a cold round is running
-  std::atomic<bool> cold_due_{false};  // a thread other than the engine's has read the entry of a cold round
-  std::atomic<uint64_t> cold_begun_{0};
-  std::atomic<uint64_t> cold_entered_{0};
-  std::vector<ColdRun> cold_runs_;  // of the engine's thread
+  std::atomic<uint64_t> taken_{0};            // words of the log that this rank has read
+  std::atomic<bool> in_negotiation_{false};   // a negotiation round is running
+  std::atomic<bool> negotiation_due_{false};  // a thread other than the engine's has read its entry
+  std::atomic<uint64_t> negotiations_begun_{0};
+  std::atomic<uint64_t> negotiations_entered_{0};
+  std::vector<DecidedMiss> decided_misses_;  // of the engine's thread
   std::atomic<bool> stopping_{false};
 
   std::atomic<bool> failed_{false};

@@ -41,7 +41,7 @@ class CycleWaits : public Waits {
   }
   Progress progress() override {
     const Cycle::Arrivals arrivals = cycle_.arrivals();
-    return {cycle_.progress(), cycle_.is_in_cold_round(), {arrivals.tensors, arrivals.last, arrivals.waited_ns}};
+    return {cycle_.progress(), cycle_.is_in_negotiation(), {arrivals.tensors, arrivals.last, arrivals.waited_ns}};
   }
   std::string state() override { return ""; }
   std::string describe(const Item& item) override {

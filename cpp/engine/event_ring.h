@@ -24,7 +24,7 @@ struct Event {
     kRan,         // source, ns: the collective is complete
     kEnded,       // source, ns: the results are at their destinations
     kCycle,       // source, ns; value: the number of tensors in one decision
-    kRoundBegan,  // source, ns: a cold round
+    kRoundBegan,  // source, ns: a negotiation round
     kRoundEnded,  // source, ns
     kClock,       // ns: time of measurement; value: rank 0's clock minus ours, as int64_t; track: largest error in ns
   };

@@ -61,18 +61,19 @@ bool Leader::check_board() {
   return request_round() || has_decided;
 }
 
-// A rank that has not finished the last cold round may still have flipped a bit for the slot's previous tensor.
+// A rank that has not finished the last negotiation round may still have flipped a bit for the slot's previous tensor.
 bool Leader::all_ranks_finished_round() const {
   for (int local = 0; local < board_.size(); ++local) {
-    if (board_.counters(local).cold_done.load(std::memory_order_seq_cst) != cold_appended_) return false;
+    if (board_.counters(local).negotiations_done.load(std::memory_order_seq_cst) != negotiations_appended_)
+      return false;
   }
   return true;
 }
 
 uint64_t Leader::round_wanted() const {
-  uint64_t wanted = cold_asked_;
+  uint64_t wanted = negotiation_asked_;
   for (int local = 0; local < board_.size(); ++local) {
-    wanted = std::max(wanted, board_.counters(local).cold_wanted.load(std::memory_order_seq_cst));
+    wanted = std::max(wanted, board_.counters(local).negotiation_wanted.load(std::memory_order_seq_cst));
   }
   return wanted;
 }
@@ -80,11 +81,11 @@ uint64_t Leader::round_wanted() const {
 bool Leader::request_round() {
   const uint64_t wanted = round_wanted();
   if (decides()) {
-    publish({kColdEntry});
+    publish({kNegotiationEntry});
     return true;
   }
-  if (wanted > cold_reported_) {
-    cold_reported_ = wanted;
+  if (wanted > negotiation_reported_) {
+    negotiation_reported_ = wanted;
     const uint32_t note[] = {static_cast<uint32_t>(LeaderNote::Type::kWant), static_cast<uint32_t>(wanted)};
     send_up(note);
   }
@@ -155,7 +156,8 @@ std::vector<uint32_t> Leader::ready_slots() const {
 void Leader::report(const std::vector<uint32_t>& slots) {
   for (uint32_t slot : slots) reported_[slot / 64] |= uint64_t{1} << (slot % 64);
   for (size_t begin = 0; begin < slots.size(); begin += LeaderNote::kWords) {
-    std::vector<uint32_t> note{static_cast<uint32_t>(LeaderNote::Type::kReady), static_cast<uint32_t>(cold_appended_)};
+    std::vector<uint32_t> note{static_cast<uint32_t>(LeaderNote::Type::kReady),
+                               static_cast<uint32_t>(negotiations_appended_)};
     note.insert(note.end(), slots.begin() + static_cast<ptrdiff_t>(begin),
                 slots.begin() + static_cast<ptrdiff_t>(std::min(begin + LeaderNote::kWords, slots.size())));
     send_up(note);
@@ -177,8 +179,8 @@ void Leader::publish(const std::vector<uint32_t>& entry) {
 }
 
 void Leader::append(const std::vector<uint32_t>& entry) {
-  if (entry.front() == kColdEntry) {
-    ++cold_appended_;
+  if (entry.front() == kNegotiationEntry) {
+    ++negotiations_appended_;
     // Slots may change now, so children must report readiness again.
     std::fill(reported_.begin(), reported_.end(), 0);
     for (auto& words : ready_under_) std::fill(words.begin(), words.end(), 0);
@@ -224,15 +226,17 @@ size_t Leader::child_of(int peer) const {
 
 void Leader::on_ready(int peer, const LeaderNote& note) {
   auto& ready = ready_under_[child_of(peer)];
-  if (note.number > cold_appended_) throw ProtocolError(peer, "a report for a cold round that has not begun");
-  if (note.number < cold_appended_) return;  // sent before the last cold round
+  if (note.number > negotiations_appended_)
+    throw ProtocolError(peer, "a report for a negotiation round that has not begun");
+  if (note.number < negotiations_appended_) return;  // sent before the last negotiation round
   for (const uint32_t slot : note.words) ready[slot / 64] |= uint64_t{1} << (slot % 64);
 }
 
 void Leader::on_want(int peer, const LeaderNote& note) {
   child_of(peer);
-  if (note.number > cold_appended_ + 1) throw ProtocolError(peer, "a request for a cold round after the next");
-  cold_asked_ = std::max<uint64_t>(cold_asked_, note.number);
+  if (note.number > negotiations_appended_ + 1)
+    throw ProtocolError(peer, "a request for a negotiation round after the next");
+  negotiation_asked_ = std::max<uint64_t>(negotiation_asked_, note.number);
 }
 
 void Leader::on_entry(int peer, const LeaderNote& note) {

@@ -3,14 +3,15 @@
 // A leader reads on the board which tensors all ranks of its host have submitted. Between hosts the leaders exchange
 // notes along a tree (tree.h): each reports to its parent the tensors that are ready on its host and on all hosts below
 // it. Rank 0 writes the tensors that are ready everywhere into its log and sends the entry to its children. Each leader
-// forwards it to its own children and writes it into its own log. Cold rounds work the same way: a request by one rank
-// starts a round for all.
+// forwards it to its own children and writes it into its own log. Negotiation rounds work the same way: a request by
+// one rank starts a round for all.
 //
 // Why no report is counted twice or lost: a parent forgets a child's report when it writes the tensor's entry, or that
-// of a cold round, into its log. The child gets that entry only from its parent, so its later reports concern the
-// tensor's next submission. A report carries the number of cold rounds in its sender's log. The sender can only be
-// behind; if it is, the parent ignores the report, and the sender repeats it after the round. Leaders report only when
-// all ranks of their host have finished the last round, so a report always concerns the slot's current tensor.
+// of a negotiation round, into its log. The child gets that entry only from its parent, so its later reports concern
+// the tensor's next submission. A report carries the number of negotiation rounds in its sender's log. The sender can
+// only be behind; if it is, the parent ignores the report, and the sender repeats it after the round. Leaders report
+// only when all ranks of their host have finished the last round, so a report always concerns the slot's current
+// tensor.
 //
 // Why no rank waits in vain: a leader forwards an entry before it takes the entry, so all ranks learn of every
 // operation that one of them has begun.
@@ -64,7 +65,7 @@ class Leader {
   bool decides() const { return communicator_.rank() == 0; }
   bool all_ranks_finished_round() const;
   uint64_t round_wanted() const;
-  bool is_round_wanted() const { return round_wanted() > cold_appended_; }
+  bool is_round_wanted() const { return round_wanted() > negotiations_appended_; }
   bool request_round();
   bool decide(bool at_once);
   bool is_urgent();
@@ -94,12 +95,12 @@ class Leader {
   std::atomic<uint64_t> seen_{0};  // the board's changes at the last check_board()
   uint64_t hurries_seen_ = 0;
   std::atomic<int64_t> linger_until_{0};  // 0: does not linger
-  uint64_t cold_appended_ = 0;
-  uint64_t cold_reported_ = 0;      // the latest round that this leader has requested from its parent
-  std::vector<uint64_t> reported_;  // by word: the slots reported to the parent
+  uint64_t negotiations_appended_ = 0;
+  uint64_t negotiation_reported_ = 0;  // the latest round that this leader has requested from its parent
+  std::vector<uint64_t> reported_;     // by word: the slots reported to the parent
   // From the children's notes.
   std::vector<std::vector<uint64_t>> ready_under_;  // by child, by word
-  uint64_t cold_asked_ = 0;
+  uint64_t negotiation_asked_ = 0;
 
   struct Mail {
     int peer;

@@ -24,7 +24,7 @@ LeaderNote LeaderNote::parse(std::span<const uint32_t> note, int peer, size_t ca
       check_slots(parsed.words, peer, capacity);
       return parsed;
     case Type::kWant:
-      if (!parsed.words.empty()) throw ProtocolError(peer, "a request for a cold round with extra words");
+      if (!parsed.words.empty()) throw ProtocolError(peer, "a request for a negotiation round with extra words");
       return parsed;
     case Type::kEntry:
       if (parsed.words.empty() || parsed.number > 1) throw ProtocolError(peer, "a part of an entry without its words");
@@ -34,7 +34,7 @@ LeaderNote LeaderNote::parse(std::span<const uint32_t> note, int peer, size_t ca
 }
 
 void check_entry(std::span<const uint32_t> entry, int peer, size_t capacity) {
-  if (entry.size() == 1 && entry.front() == kColdEntry) return;
+  if (entry.size() == 1 && entry.front() == kNegotiationEntry) return;
   if (entry.size() < 2 || entry.front() != entry.size() - 1) {
     throw ProtocolError(peer, "an entry of the log of " + std::to_string(entry.size()) + " words" +
                                   (entry.empty() ? "" : " that claims " + std::to_string(entry.front()) + " slots"));

@@ -13,9 +13,9 @@ namespace ronde {
 
 struct LeaderNote {
   enum class Type : uint32_t {
-    kReady =
-        1,      // to the parent: the number of cold rounds so far; the slots that are ready on all hosts from here down
-    kWant = 2,  // to the parent: one of these hosts needs cold round `number`
+    kReady = 1,  // to the parent: the number of negotiation rounds so far; the slots that are ready on all hosts from
+                 // here down
+    kWant = 2,   // to the parent: one of these hosts needs negotiation round `number`
     kEntry = 3,  // to the children: 1 if more words follow, else 0; words of an entry of the log
   };
   static constexpr size_t kWords = WatchMessage::kNoteWords - 2;  // at most
@@ -31,8 +31,8 @@ struct LeaderNote {
 // Throws ProtocolError, which names `peer`, unless all of them are below `capacity`.
 void check_slots(std::span<const uint32_t> slots, int peer, size_t capacity);
 
-// Throws ProtocolError, which names `peer`, unless these words are one complete entry of the log: a cold round, or the
-// number of slots and then as many different slots below `capacity`.
+// Throws ProtocolError, which names `peer`, unless these words are one complete entry of the log: a negotiation round,
+// or the number of slots and then as many different slots below `capacity`.
 void check_entry(std::span<const uint32_t> entry, int peer, size_t capacity);
 
 }  // namespace ronde

@@ -23,7 +23,7 @@ class Pending {
  public:
   using Visit = std::function<void(const std::string& name, Kind kind, const Completion& completion)>;
 
-  // A miss is pending while it goes through the next cold rounds.
+  // A miss is pending while it goes through the next negotiation rounds.
   void add_miss(std::string name, Kind kind, std::shared_ptr<Completion> completion) {
     {
       std::lock_guard lock(mutex_);

@@ -26,7 +26,7 @@ void Recorder::record_into(std::shared_ptr<Timeline> timeline, std::string label
   label_ = std::move(label);
   for (int& rank : ranks_) rank = world_ranks.at(rank);
   engine_track_ = timeline->track(label_ + "engine");
-  rounds_track_ = timeline->track(label_ + "engine: cold rounds");
+  rounds_track_ = timeline->track(label_ + "engine: negotiation rounds");
   timeline_ = std::move(timeline);
   timeline_->attach(*this);
 }
@@ -70,18 +70,18 @@ void Recorder::record_decision(std::span<const uint32_t> slots, FunctionRef<std:
   if (timeline_->marks_cycles()) timeline_->push({now, slots.size(), engine_track_, Event::What::kCycle, 0});
 }
 
-void Recorder::decided_cold(std::string_view name) {
-  cold_tracks_.push_back(is_on() ? track_of(name) : kNoTrack);
-  if (is_on()) push(Event::What::kDecided, cold_tracks_.back(), round_);
+void Recorder::decided_miss(std::string_view name) {
+  miss_tracks_.push_back(is_on() ? track_of(name) : kNoTrack);
+  if (is_on()) push(Event::What::kDecided, miss_tracks_.back(), round_);
 }
 
 void Recorder::begin_group(std::span<const Work* const> group) {
   const auto kind = static_cast<uint8_t>(group.front()->signature->kind);
   timeline_->push({steady_now_ns(), group.size(), engine_track_, Event::What::kStarted, kind});
   for (const Work* work : group) {
-    const bool is_cold = work->slot >= kColdSlots;
+    const bool is_miss = work->slot >= kMissSlots;
     const uint32_t track =
-        is_cold ? cold_tracks_[work->slot - kColdSlots] : tracks_[work->slot].load(std::memory_order_relaxed);
+        is_miss ? miss_tracks_[work->slot - kMissSlots] : tracks_[work->slot].load(std::memory_order_relaxed);
     if (track == kNoTrack) continue;  // decided before the timeline began
     const auto bytes = static_cast<int64_t>(work->signature->bytes());
     timeline_->push({bytes, engine_track_, track, Event::What::kMember, 0});

@@ -29,8 +29,9 @@ struct Work;
 
 class Recorder {
  public:
-  // Replaces a slot's number in a cold round: the first tensor that runs there has kColdSlots, the next one more.
-  static constexpr uint32_t kColdSlots = uint32_t{1} << 31;
+  // Replaces a slot's number in a negotiation round: the first tensor that runs there has kMissSlots, the next one
+  // more.
+  static constexpr uint32_t kMissSlots = uint32_t{1} << 31;
 
   Recorder(Communicator& communicator, const Board& board, size_t capacity);
   ~Recorder();
@@ -44,7 +45,7 @@ class Recorder {
   // This rank submits a tensor, by its slot (call it before flipping the bit) or without one. Only if a timeline of
   // this host is on (Board::is_timed()).
   void submitted(uint32_t slot, std::string_view name, Kind kind);
-  void submitted_cold(std::string_view name, Kind kind) {
+  void submitted_miss(std::string_view name, Kind kind) {
     if (is_on()) push_submitted(steady_now_ns(), track_of(name), kind);
   }
   // The slots of one decision run next. `place`: the decision's place in the log.
@@ -53,8 +54,8 @@ class Recorder {
     if (is_on()) [[unlikely]]
       record_decision(slots, name_of, place);
   }
-  void decided_cold(std::string_view name);
-  void ran_cold() { cold_tracks_.clear(); }
+  void decided_miss(std::string_view name);
+  void ran_misses() { miss_tracks_.clear(); }
   void refused(std::string_view name) {
     if (is_on()) push(Event::What::kRefused, track_of(name));
   }
@@ -113,8 +114,8 @@ class Recorder {
   std::string label_;
   uint32_t engine_track_ = 0, rounds_track_ = 0;
   std::vector<std::atomic<uint32_t>> tracks_;  // by slot
-  uint64_t round_ = 0;                         // the cold round's place in the log
-  std::vector<uint32_t> cold_tracks_;          // tensors that the cold round has decided and not run yet
+  uint64_t round_ = 0;                         // the negotiation round's place in the log
+  std::vector<uint32_t> miss_tracks_;          // tensors that the negotiation round has decided and not run yet
   ClockOffset clock_;
 };
 

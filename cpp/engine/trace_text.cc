@@ -15,7 +15,7 @@ constexpr size_t kLongestName = 500;  // bytes; escaping makes a name up to six 
 // Names by phase. Those in capitals are Horovod's, for programs that read its timelines. The kind of the operation
 // follows NEGOTIATE_, and is the whole name of an operation.
 constexpr std::string_view kNames[] = {
-    "", "NEGOTIATE_", "queue", "MEMCPY_IN_FUSION_BUFFER", "", "MEMCPY_OUT_FUSION_BUFFER", "cold round"};
+    "", "NEGOTIATE_", "queue", "MEMCPY_IN_FUSION_BUFFER", "", "MEMCPY_OUT_FUSION_BUFFER", "negotiation round"};
 constexpr std::string_view kKinds[] = {"BARRIER", "ALLREDUCE", "REDUCE",   "REDUCESCATTER", "ALLGATHER", "BROADCAST",
                                        "GATHER",  "SCATTER",   "ALLTOALL", "SENDRECV",      "EMPTY"};
 

@@ -1,9 +1,9 @@
 // Turns events into the records of a trace (Chrome's trace event format, which Perfetto reads).
 //
 // Every tensor has a track (a "thread" of the process that stands for the rank) with its phases: negotiate, queue,
-// fuse, operation, unfuse. An engine has one track for the operations it runs, and one for its cold rounds. A phase
-// becomes one record when it ends. A long phase becomes two, at its beginning and at its end, so that the file of a
-// process that hangs or has died shows it. docs/timeline.md describes the records.
+// fuse, operation, unfuse. An engine has one track for the operations it runs, and one for its negotiation rounds. A
+// phase becomes one record when it ends. A long phase becomes two, at its beginning and at its end, so that the file of
+// a process that hangs or has died shows it. docs/timeline.md describes the records.
 //
 // Not thread-safe.
 #pragma once

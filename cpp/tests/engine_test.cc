@@ -1,4 +1,4 @@
-// The engine's hot path with threads as ranks: random orders, decisions over one and several hosts, cold rounds,
+// The engine's hot path with threads as ranks: random orders, decisions over one and several hosts, negotiation rounds,
 // evictions of pending tensors, lingering, failures. Also the arithmetic that only the engine uses.
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ using namespace testing;
 constexpr size_t kCapacity = 100;
 constexpr size_t kBufferBytes = 1 << 16;
 
-// One rank's engine: its cycle, and the thread that Python normally provides. A cold round calls `cold`.
+// One rank's engine: its cycle, and the thread that Python normally provides. A negotiation round calls `negotiate`.
 class Rank {
  public:
   Rank(Communicator& communicator, const std::shared_ptr<Mapping>& memory, int64_t linger_ns, size_t arity)
@@ -77,17 +77,17 @@ class Rank {
   }
   Cycle& cycle() { return *cycle_; }
   const std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();
-  std::function<void(Rank&)> cold = [](Rank&) {};
-  std::atomic<int> cold_rounds{0};
+  std::function<void(Rank&)> negotiate = [](Rank&) {};
+  std::atomic<int> negotiations{0};
   std::atomic<bool> failed{false};
 
  private:
   void work() {
     try {
-      while (cycle_->run() == Cycle::Event::kCold) {
-        cold(*this);
-        ++cold_rounds;
-        cycle_->end_cold();
+      while (cycle_->run() == Cycle::Event::kNegotiate) {
+        negotiate(*this);
+        ++negotiations;
+        cycle_->end_negotiation();
       }
     } catch (const Failure&) {
       failed.store(true);
@@ -155,7 +155,7 @@ void test_random_orders() {
   }
 }
 
-// A tree of hosts with several levels. Any rank may request a cold round at any time.
+// A tree of hosts with several levels. Any rank may request a negotiation round at any time.
 void test_deep_trees() {
   struct Case {
     std::vector<int> host_of;
@@ -166,15 +166,16 @@ void test_deep_trees() {
     with_engines(
         each.host_of, 0,
         [&ready](Communicator& communicator, Rank& rank) {
-          rank.cold = [&](Rank&) { communicator.barrier(); };  // like the real one, it ends when all ranks are in it
-          ready.arrive_and_wait();                             // before any rank requests one
-          rank.cycle().want_cold();
+          // Like the real round, it ends when all ranks are in it.
+          rank.negotiate = [&](Rank&) { communicator.barrier(); };
+          ready.arrive_and_wait();  // before any rank requests one
+          rank.cycle().want_negotiation();
           submit_all_in_random_order(communicator, rank, 2);
           for (int round = 0; round < 4; ++round) {
-            if (communicator.rank() % 4 == round) rank.cycle().want_cold();
+            if (communicator.rank() % 4 == round) rank.cycle().want_negotiation();
             submit_all_in_random_order(communicator, rank, 1);
           }
-          CHECK(rank.cold_rounds.load() >= 1);
+          CHECK(rank.negotiations.load() >= 1);
           meet_at_barrier(rank);
         },
         each.arity);
@@ -211,7 +212,7 @@ void test_evicting_a_pending_tensor() {
         [&ready](Communicator& communicator, Rank& rank) {
           const bool first = communicator.rank() == 0;
           std::shared_ptr<Completion> evicted;
-          rank.cold = [&](Rank& self) {
+          rank.negotiate = [&](Rank& self) {
             evicted = self.cycle().evict(5);
             self.insert(5);
           };
@@ -219,9 +220,9 @@ void test_evicting_a_pending_tensor() {
           Rank::Tensor tensor;
           if (first) {
             rank.submit(5, tensor, 1);
-            rank.cycle().want_cold();
+            rank.cycle().want_negotiation();
           }
-          while (rank.cold_rounds.load() == 0) std::this_thread::yield();
+          while (rank.negotiations.load() == 0) std::this_thread::yield();
           CHECK((evicted != nullptr) == first);
           if (first) CHECK(evicted == tensor.completion && evicted->is_pending());
           Rank::Tensor again;
@@ -253,9 +254,9 @@ void test_no_rank_waits_for_a_joined_rank() {
     std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
     with_engines(host_of, 0, [&](Communicator& communicator, Rank& rank) {
       const bool is_absent = communicator.rank() == 1;
-      rank.cold = [&](Rank& self) {
+      rank.negotiate = [&](Rank& self) {
         if (!is_absent) return;
-        if (self.cold_rounds.load() == 0) {
+        if (self.negotiations.load() == 0) {
           self.cycle().absent();
         } else {
           self.cycle().resume();
@@ -264,10 +265,10 @@ void test_no_rank_waits_for_a_joined_rank() {
       ready.arrive_and_wait();  // before any rank requests the round
       if (is_absent) {
         rank.cycle().join();
-        rank.cycle().want_cold();
+        rank.cycle().want_negotiation();
         CHECK_THROWS(rank.cycle().submit("1", Rank::signature(1), {}, false), UsageError);
       }
-      while (rank.cold_rounds.load() == 0) std::this_thread::yield();
+      while (rank.negotiations.load() == 0) std::this_thread::yield();
       for (int round = 0; round < 300 && !is_absent; ++round) {
         std::vector<Rank::Tensor> tensors(7);
         for (uint32_t slot = 0; slot < tensors.size(); ++slot) rank.submit(slot, tensors[slot], 1);
@@ -277,8 +278,8 @@ void test_no_rank_waits_for_a_joined_rank() {
         }
       }
       ready.arrive_and_wait();
-      if (communicator.rank() == 0) rank.cycle().want_cold();
-      while (rank.cold_rounds.load() < 2) std::this_thread::yield();
+      if (communicator.rank() == 0) rank.cycle().want_negotiation();
+      while (rank.negotiations.load() < 2) std::this_thread::yield();
       submit_all_in_random_order(communicator, rank, 2);
       meet_at_barrier(rank);
     });
@@ -291,13 +292,13 @@ void test_groups() {
   with_engines({0, 0}, 0, [&ready](Communicator& communicator, Rank& rank) {
     Signature group = Rank::signature(9);
     group.more = {{DType::kInt32, {30'000}}, {DType::kFloat32, {}}};
-    rank.cold = [&](Rank& self) {
+    rank.negotiate = [&](Rank& self) {
       self.cycle().evict(9);
       self.cycle().insert(9, "group", group, {});
     };
     ready.arrive_and_wait();  // before any rank requests the round
-    if (communicator.rank() == 0) rank.cycle().want_cold();
-    while (rank.cold_rounds.load() == 0) std::this_thread::yield();
+    if (communicator.rank() == 0) rank.cycle().want_negotiation();
+    while (rank.negotiations.load() == 0) std::this_thread::yield();
     for (int round = 0; round < 3; ++round) {
       std::vector<float> first(group.count(), 1), last(1, 2);
       std::vector<int32_t> second(30'000, 3);
@@ -360,8 +361,8 @@ void test_tuning_between_batches() {
        std::vector<std::vector<int>>{{0}, {0, 0}, {0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1}}) {
     std::barrier ready(static_cast<ptrdiff_t>(host_of.size()));
     with_engines(host_of, 300'000, [&ready](Communicator& communicator, Rank& rank) {
-      rank.cold = [](Rank& self) {
-        const auto round = static_cast<size_t>(self.cold_rounds.load());
+      rank.negotiate = [](Rank& self) {
+        const auto round = static_cast<size_t>(self.negotiations.load());
         Tunables values = self.cycle().tunables();
         values.fusion_bytes = size_t{1} << (5 * round % 22);
         values.linger_ns = static_cast<int64_t>(round % 3) * 100'000;
@@ -380,7 +381,7 @@ void test_tuning_between_batches() {
       if (communicator.rank() == 0) rank.cycle().meter().start(2, 3);
       for (int round = 0; round < 8; ++round) {
         submit_all_in_random_order(communicator, rank, 1);
-        if (communicator.rank() == round % communicator.size()) rank.cycle().want_cold();
+        if (communicator.rank() == round % communicator.size()) rank.cycle().want_negotiation();
       }
       meet_at_barrier(rank);
     });

@@ -84,7 +84,7 @@ void test_rows_that_fit_no_tensor() {
   refuses({});
 }
 
-// The same in a cold round, in which all ranks blame rank 0.
+// The same in a negotiation round, in which all ranks blame rank 0.
 void test_a_stream_that_fits_no_tensor() {
   Signature gathered, reduced;
   gathered.kind = Kind::kAllgather;
@@ -93,7 +93,7 @@ void test_a_stream_that_fits_no_tensor() {
   const std::vector<std::pair<std::string, std::function<void(Cycle&)>>> cases = {
       {"rows of another number of ranks", [&](Cycle& cycle) { cycle.insert(0, "a", gathered, {5}); }},
       {"more rows than the tensor of this rank has",
-       [&](Cycle& cycle) { cycle.add_cold("a", gathered, {5, 4}, {}, 2, false); }},
+       [&](Cycle& cycle) { cycle.add_miss("a", gathered, {5, 4}, {}, 2, false); }},
       {"slot 100 of a cache with 100", [&](Cycle& cycle) { cycle.insert(kCapacity, "a", reduced, {}); }},
   };
   for (const auto& [text, take_over] : cases) {
@@ -157,9 +157,9 @@ int main() {
       {2, 0, {kReady, 0, 5}, "to its parent, which this rank is not"},
       {0, 1, {kWant, 1}, "to its parent, which this rank is not"},
       {1, 0, {kReady, 0, kCapacity}, "slot 100 of a cache with 100"},
-      {1, 0, {kReady, 3, 5}, "a report for a cold round that has not begun"},
-      {1, 0, {kWant, 2}, "a cold round after the next"},
-      {1, 0, {kWant, 1, 1}, "a request for a cold round with extra words"},
+      {1, 0, {kReady, 3, 5}, "a report for a negotiation round that has not begun"},
+      {1, 0, {kWant, 2}, "a negotiation round after the next"},
+      {1, 0, {kWant, 1, 1}, "a request for a negotiation round with extra words"},
       {1, 0, {0x6b6c4301, 1}, "a note about clocks"},
       {2, 1, {0x6b6c4301, 1, 1}, "a question about a clock"},
       {2, 1, {0x6b6c4302, 1, 1, 1, 1}, "an answer about its clock"},

@@ -97,7 +97,7 @@ void test_submissions_of_all_ranks() {
         for (size_t other = 0; other < answers.size(); ++other) {
           const auto& answer = answers[other];
           CHECK(answer.rank == static_cast<int>(other) && answer.inquiry == 5 && answer.has.size() == ids.size());
-          CHECK(answer.calls == answers.front().calls && !answer.is_in_cold_round);
+          CHECK(answer.calls == answers.front().calls && !answer.is_in_negotiation);
           const auto count = std::count(answer.has.begin(), answer.has.end(), true);
           CHECK(count == (other == 0 ? kCapacity + 1 : kCapacity / 2));
         }

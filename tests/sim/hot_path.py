@@ -1,9 +1,9 @@
-"""A model of the hot path (cpp/engine/cycle.h): bits, the log that all ranks read, and cold rounds.
+"""A model of the hot path (cpp/engine/cycle.h): bits, the log that all ranks read, and negotiation rounds.
 
 The leaders of hosts decide along a tree what comes next (leaders.py). The log of every host is the beginning of one
-common log. It allows more than the real one does: rank 0 may decide any part of what is ready, in any order, begin cold
-rounds that nobody has asked for, and let both wait; so may every leader with what it reports. So what holds here holds
-there.
+common log. It allows more than the real one does: rank 0 may decide any part of what is ready, in any order, begin
+negotiation rounds that nobody has asked for, and let both wait; so may every leader with what it reports. So what holds
+here holds there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_NEEDLESS_ROUNDS = 3
 
 
 @dataclass
-class ColdRound:
+class NegotiationRound:
     """An entry of the log. It has a stream once all ranks have come to it and handed over what they have to say."""
 
     number: int
@@ -52,7 +52,7 @@ class HotPath:
         self._ranks = len(placement.host_of)
         self._rounds = 0
         self._needless = 0
-        self.log: list[list[int] | ColdRound] = []
+        self.log: list[list[int] | NegotiationRound] = []
         self.leaders = [
             Leader(host, placement, rng, capacity) for host in range(len(placement.ranks_of_host))
         ]
@@ -77,7 +77,7 @@ class HotPath:
         leader.wanted = max(leader.wanted, number)
         self._wake_leader(leader.host)
 
-    def is_through(self, rank: int, round_: ColdRound) -> None:
+    def is_through(self, rank: int, round_: NegotiationRound) -> None:
         leader = self.leader_of(rank)
         leader.note_through(round_.number)
         self._wake_leader(leader.host)
@@ -121,20 +121,20 @@ class HotPath:
             self.log.append(leader.some_of(ready))
         elif wants_round:
             self._rounds += 1
-            self.log.append(ColdRound(self._rounds, [()] * self._ranks, self._ranks))
+            self.log.append(NegotiationRound(self._rounds, [()] * self._ranks, self._ranks))
         else:
             return False
         self._arrive(leader)
         return True
 
-    def hand_over(self, round_: ColdRound, rank: int, outbox: Sequence[Message]) -> bool:
+    def hand_over(self, round_: NegotiationRound, rank: int, outbox: Sequence[Message]) -> bool:
         """True if all outboxes are there, so that the coordinator can do its step."""
         round_.outboxes[rank] = outbox
         round_.missing -= 1
         return round_.missing == 0
 
     def coordinate(
-        self, round_: ColdRound, coordinator: Coordinator, used: Sequence[int], through_the_codec: bool
+        self, round_: NegotiationRound, coordinator: Coordinator, used: Sequence[int], through_the_codec: bool
     ) -> None:
         round_.stream = coordinator.step_merged(self._merged(round_.outboxes, through_the_codec), used)
         round_.cache = coordinator.cache.names()

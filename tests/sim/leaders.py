@@ -49,7 +49,7 @@ class Note:
 
     rounds: int  # that its log has
     ready: list[int] = field(default_factory=list)
-    wanted: int = 0  # the number of the cold round that is needed
+    wanted: int = 0  # the number of the negotiation round that is needed
 
 
 class Leader:
@@ -63,7 +63,7 @@ class Leader:
         self.arrived = 0  # entries of the common log that this host has
         self.arrives_up_to = 1 << 62  # less if the parent has died
         self.inbox: deque[tuple[int, Note]] = deque()
-        self.wanted = 0  # cold rounds in all that somebody from here down has asked for
+        self.wanted = 0  # negotiation rounds in all that somebody from here down has asked for
         self._rng = rng
         self._local_size = len(placement.ranks_of_host[host])
         self._bits = dict.fromkeys(range(capacity), 0)  # by slot: how many ranks have set theirs
@@ -73,7 +73,7 @@ class Leader:
         self._reported: set[int] = set()
         self._wanted_reported = 0
         self._rounds = 0
-        self._through = self._local_size  # ranks that are through with the last cold round
+        self._through = self._local_size  # ranks that are through with the last negotiation round
 
     def set_bit(self, slot: int) -> None:
         self._bits[slot] += 1
@@ -90,7 +90,7 @@ class Leader:
         self._complete = dict.fromkeys(slot for slot, bits in self._bits.items() if bits == here)
 
     def note_through(self, number: int) -> None:
-        """A rank is through with that cold round. Of rounds that others have begun since, it knows nothing yet."""
+        """A rank is through with that negotiation round. It does not know of rounds that others have begun since."""
         self._through += number == self._rounds
 
     def ready(self) -> list[int]:
@@ -135,11 +135,11 @@ class Leader:
         return True
 
     def believes(self, note: Note) -> bool:
-        """What was ready before the last cold round may be something else now, and will be reported again."""
+        """What was ready before the last negotiation round may be something else now, and will be reported again."""
         return note.rounds == self._rounds
 
     def append(self, slots: list[int] | None) -> None:
-        """The next entry of the log: these slots, or a cold round."""
+        """The next entry of the log: these slots, or a negotiation round."""
         self.arrived += 1
         if slots is None:
             self._rounds += 1

@@ -4,14 +4,14 @@
     python -m tests.sim.negotiation --seed 7 --ranks 64    # again what has failed; the last events are printed
 
 Every rank has two actors: a training thread, which submits tensors in an order of its own, and an engine, which reads
-the log of the hot path entry by entry, and cold rounds item by item. A third kind, once per host, is its leader looking
-for what to report, to pass on or (rank 0) to decide; hosts lie in a tree of any shape. The scheduler picks any actor
-that has something to do (sometimes one that has not), some ranks rarely, and lets it do a few steps. In some
+the log of the hot path entry by entry, and negotiation rounds item by item. A third kind, once per host, is its leader
+looking for what to report, to pass on or (rank 0) to decide; hosts lie in a tree of any shape. The scheduler picks any
+actor that has something to do (sometimes one that has not), some ranks rarely, and lets it do a few steps. In some
 simulations a rank dies anywhere, in others one leaves too early; otherwise all leave at the end.
 
 What is checked, as it happens: all ranks execute the same responses, or get the same errors, in the same order; each is
-what the workload says; values are right; caches are equal after every cold round; a submission ends once. At the end:
-nothing was lost, and if one has left too early, nothing that all had submitted by then. After a death: survivors
+what the workload says; values are right; caches are equal after every negotiation round; a submission ends once. At the
+end: nothing was lost, and if one has left too early, nothing that all had submitted by then. After a death: survivors
 execute only what all had begun, in the common order, and then all fail.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from tests.sim import command
 from tests.sim.common_order import CommonOrder, require
-from tests.sim.hot_path import ColdRound, HotPath
+from tests.sim.hot_path import HotPath, NegotiationRound
 from tests.sim.leaders import draw_placement
 from tests.sim.rank import Rank
 from tests.sim.workload import draw_ranks, draw_workload
@@ -196,10 +196,10 @@ class Simulation:
             for rank in running:
                 rank.is_cut_off = self.rng.random() < 0.7
 
-    def hand_over(self, round_: ColdRound, rank: int, outbox: Sequence[Message]) -> None:
+    def hand_over(self, round_: NegotiationRound, rank: int, outbox: Sequence[Message]) -> None:
         self.note(rank, "hands over", outbox)
         if self.hot.hand_over(round_, rank, outbox) and self.ranks[0].state == "running":
-            self.counts["cold rounds"] += 1
+            self.counts["negotiation rounds"] += 1
             used, self.ranks[0].used = self.ranks[0].used, []
             if self.rng.random() < 0.1:
                 self.coordinator.tune(Tune(*[self.rng.randrange(1 << 30)] * 7))

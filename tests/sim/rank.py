@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.sim.common_order import Outcome, require
-from tests.sim.hot_path import ColdRound
+from tests.sim.hot_path import NegotiationRound
 
 from ronde.core.messages import (
     AllJoined,
@@ -65,7 +65,7 @@ class Rank:
         self.position = self.place = 0  # in the log, and in the entry there or the current round
         self.is_cut_off = False  # rank 0 has died, and what it had decided in a round has not come here
         self.begun = 0
-        self.round: ColdRound | None = None
+        self.round: NegotiationRound | None = None
         self.stream: list[StreamItem] | None = None
         self.used: list[int] = []
 
@@ -159,7 +159,7 @@ class Rank:
         if self.position >= self.leader.arrived:
             return False
         entry = self.hot.log[self.position]
-        if isinstance(entry, ColdRound):
+        if isinstance(entry, NegotiationRound):
             self.position += 1
             self.begin(entry)
             return True
@@ -181,7 +181,7 @@ class Rank:
         del self.hits[slot]
         self.execute(*self.slots[slot])
 
-    def begin(self, round_: ColdRound) -> None:
+    def begin(self, round_: NegotiationRound) -> None:
         self.begun += 1
         self.round, self.place = round_, 0
         if self.member.takes_back_hits:
@@ -192,7 +192,7 @@ class Rank:
             outbox = decode_requests(encode_requests(outbox))
         self.simulation.hand_over(round_, self.rank, outbox)
 
-    def apply_next(self, round_: ColdRound) -> bool:
+    def apply_next(self, round_: NegotiationRound) -> bool:
         if self.stream is None:
             if round_.stream is None or self.is_cut_off:
                 return False
@@ -215,8 +215,8 @@ class Rank:
             self.hot.is_through(self.rank, round_)
         return True
 
-    def check_replica(self, round_: ColdRound) -> None:
-        """After a cold round all ranks have cached the same, and what the coordinator believes."""
+    def check_replica(self, round_: NegotiationRound) -> None:
+        """After a negotiation round all ranks have cached the same, and what the coordinator believes."""
         names = self.member.cached_names()
         require(names == round_.cache, "rank", self.rank, "has cached", names, "not", round_.cache)
         require(names.keys() == self.slots.keys(), "rank", self.rank, "has told the hot path of", self.slots)

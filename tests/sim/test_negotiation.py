@@ -22,7 +22,7 @@ from ronde.types import DType, Kind
 BATCH = 100
 WHAT_HAPPENS = {
     "all joined",
-    "cold rounds",
+    "negotiation rounds",
     "deaths",
     "displaced",
     "evictions",

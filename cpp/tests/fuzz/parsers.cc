@@ -137,7 +137,7 @@ std::vector<std::vector<std::byte>> seeds() {
   all.push_back(seed<uint32_t>(1, {1, 0, 5, 6}));
   all.push_back(seed<uint32_t>(1, {2, 1}));
   all.push_back(seed<uint32_t>(1, {3, 0, 2, 5, 6}));
-  all.push_back(seed<uint32_t>(1, {3, 0, kColdEntry}));
+  all.push_back(seed<uint32_t>(1, {3, 0, kNegotiationEntry}));
   all.push_back(seed<uint32_t>(2, {0x6b6c4301, 1, 0}));
   all.push_back(seed<uint32_t>(2, {0x6b6c4302, 1, 0, 2, 0}));
   all.push_back(seed(3, {Frame{.call = {}, .bytes = 8}}));

@@ -262,10 +262,10 @@ class Engine:
         submission = prepare(name, terms, (given,), x, self._rank, self._size)
         if self._is_checked:
             return lambda waits: self._submit(submission, signature, waits)
-        memory, submit_hot, cold = address(given.memory), self._cycle.submit, self._negotiator.cold
+        memory, submit_hot, misses = address(given.memory), self._cycle.submit, self._negotiator.misses
 
         def submit(waits: bool) -> Handle:
-            if name in cold:
+            if name in misses:
                 return self._negotiator.submit(submission, signature, waits)
             handle = submit_hot(name, memory, memory, signature, waits, x, submission)
             return handle if handle is not None else self._negotiator.submit(submission, signature, waits)

@@ -2,10 +2,9 @@
 
 A submitted tensor takes one of two ways:
   - Hit: the native cycle knows its name and signature. It sets a bit, and no Python runs until a thread waits.
-  - Miss: it becomes a Request for the next negotiation round (a cold round in cpp/engine). There the engine's threads
-    of all ranks gather their requests on rank 0 (`negotiation_rounds`), and its Coordinator turns them into a stream of
-    items. Every rank receives the stream and applies it item by item. Only the stream changes caches, so they are equal
-    on all ranks.
+  - Miss: it becomes a Request for the next negotiation round. There the engine's threads of all ranks gather their
+    requests on rank 0 (`negotiation_rounds`), and its Coordinator turns them into a stream of items. Every rank
+    receives the stream and applies it item by item. Only the stream changes caches, so they are equal on all ranks.
 
 The lock orders submitting threads and negotiation rounds. No thread holds it while it waits for another rank.
 """
@@ -84,7 +83,7 @@ class Negotiator:
         self._coordinator = Coordinator(self._size, capacity, names) if self._rank == 0 else None
         self._requester = Requester(self._rank, self._size)
         self._lock = threading.RLock()
-        self.cold: dict[str, Handle] = {}  # misses in flight
+        self.misses: dict[str, Handle] = {}  # in flight, by name
         self._joined: set[int] = set()
         self._joining: Handle | None = None  # of this rank
         self._divides_by_all = divides_by_all
@@ -103,7 +102,7 @@ class Negotiator:
     ) -> Handle:
         if self._failure is not None:
             raise fresh(self._failure)
-        if submission.name in self.cold:
+        if submission.name in self.misses:
             raise UsageError(
                 f"tensor '{submission.name}' is in flight already: wait for it before you submit it again"
             )
@@ -124,7 +123,7 @@ class Negotiator:
                 if handle is not None:
                     self._tell_splits(handle, submission.terms.kind, run)
                     return handle
-            return self._submit_cold(submission, has_name)
+            return self._submit_miss(submission, has_name)
 
     def _submit_hot(self, submission: Submission, signature: _native.Signature, waits: bool) -> Handle | None:
         given, goals = submission.given, submission.goals
@@ -157,7 +156,7 @@ class Negotiator:
             handle.finish = lambda _: goal.finish()
         return handle
 
-    def _submit_cold(self, submission: Submission, has_name: bool) -> Handle:
+    def _submit_miss(self, submission: Submission, has_name: bool) -> Handle:
         # The root of a broadcast often calls it on another line, and a barrier has no array that could be the wrong
         # one.
         is_compared = not has_name and submission.terms.kind not in (Broadcast, Barrier)
@@ -165,13 +164,13 @@ class Negotiator:
         handle = Handle(self._cycle)
         handle.inputs = submission
         self._cycle.record_submitted(submission.name, submission.terms.kind)
-        self._add_cold(submission, handle)
+        self._add_miss(submission, handle)
         return handle
 
-    def _add_cold(self, submission: Submission, handle: Handle) -> None:
-        self.cold[submission.name] = handle
+    def _add_miss(self, submission: Submission, handle: Handle) -> None:
+        self.misses[submission.name] = handle
         self._cycle.note_miss(submission.name, submission.terms.kind, handle)
-        self._cycle.want_cold()
+        self._cycle.want_negotiation()
 
     def _tell_splits(self, handle: Handle, kind: Kind, run: Run) -> None:
         if kind is Alltoall:
@@ -181,7 +180,7 @@ class Negotiator:
         try:
             while self._cycle.run():
                 self._is_in_round = True
-                self._cold_round()
+                self._negotiate()
                 self._is_in_round = self._is_ending  # the last round follows at once
             if self._failure is None:  # the cycle has stopped before the other ranks joined the last round
                 rank, host = self._names[self._rank], self._hosts[self._rank]
@@ -189,8 +188,8 @@ class Negotiator:
         except BaseException as error:
             self._fail_engine(error)
 
-    def _cold_round(self) -> None:
-        self._cycle.begin_cold()
+    def _negotiate(self) -> None:
+        self._cycle.begin_negotiation()
         with self._lock:
             if self._requester.takes_back_hits:
                 self._take_back_hits()
@@ -206,7 +205,7 @@ class Negotiator:
         with sent_by(self._comm, 0):
             self._apply_stream(decode_stream(broadcast_bytes(self._comm, stream)))
         self._run_decided()
-        self._cycle.end_cold()
+        self._cycle.end_negotiation()
 
     def _apply_stream(self, items: Sequence[StreamItem]) -> None:
         for item in items:
@@ -223,7 +222,7 @@ class Negotiator:
             case Execute():
                 self._add_decided(effect)
             case Contribute(run):
-                self._add_cold_run(run, signature_of(run.request), [], [], True)
+                self._add_decided_miss(run, signature_of(run.request), [], [], True)
             case Insert(slot, request, run):
                 self._cycle.insert(slot, request.name, signature_of(request), run.rows)
             case Evicted(slot):
@@ -231,7 +230,7 @@ class Negotiator:
             case Failed(request, reason, left):
                 if left < 0:  # otherwise Closed follows, and all pending tensors fail
                     self._cycle.record_refused(request.name)
-                    self.cold.pop(request.name).fail(MismatchError(reason))
+                    self.misses.pop(request.name).fail(MismatchError(reason))
             case _:
                 self._perform_for_all(effect)
 
@@ -249,7 +248,7 @@ class Negotiator:
                 take_over(self._cycle, effect, self._tuner)
             case Leaving():
                 self._is_ending = True
-                self._cycle.want_cold()
+                self._cycle.want_negotiation()
             case Closed(rank):
                 self._stop_after(rank)
 
@@ -259,18 +258,18 @@ class Negotiator:
             return
         submission: Submission = handle.inputs
         self._requester.request_again(submission.terms.request(submission.name))
-        self._add_cold(submission, handle)
+        self._add_miss(submission, handle)
 
     def _add_decided(self, effect: Execute) -> None:
         """Add a tensor that is ready on all ranks to the run that comes next."""
         request, run = effect.request, effect.run
-        handle = self.cold[request.name]
+        handle = self.misses[request.name]
         submission: Submission = handle.inputs
         if submission.terms.kind in (Allgather, Alltoall):
             # A displaced hit may have targets of other sizes.
             submission = submission._replace(goals=None)
         submission = submission.with_goals(run.rows, self._rank, self._size)
-        self._add_cold_run(
+        self._add_decided_miss(
             run, signature_of(submission.terms), submission.sources, submission.destinations, False
         )
         if submission.goals:
@@ -280,10 +279,10 @@ class Negotiator:
         self._tell_splits(handle, request.kind, run)
         self._decided.append(request.name)
 
-    def _add_cold_run(
+    def _add_decided_miss(
         self, run: Run, signature: _native.Signature, sources: list[Any], goals: list[Any], is_absent: bool
     ) -> None:
-        self._cycle.add_cold(
+        self._cycle.add_miss(
             run.request.name, signature, run.rows, sources, goals, self._contributors(run), is_absent
         )
         self._has_decided = True
@@ -292,9 +291,9 @@ class Negotiator:
         if not self._has_decided:
             return
         self._has_decided = False
-        self._cycle.run_cold()
+        self._cycle.run_misses()
         with self._lock:
-            handles = [self.cold.pop(name) for name in self._decided]
+            handles = [self.misses.pop(name) for name in self._decided]
             self._decided.clear()
         for handle in handles:
             handle.complete()
@@ -310,7 +309,7 @@ class Negotiator:
             self._requester.announce_join()
             self._cycle.join()
             handle = self._joining = Handle(self._cycle)
-            self._cycle.want_cold()
+            self._cycle.want_negotiation()
         last: int = handle.wait()
         return last
 
@@ -338,17 +337,17 @@ class Negotiator:
         begin = f"rank {name} on {host} has shut down"
         self._failure = PeerLostError(f"{begin} and takes part in nothing more: {why}", name, host)
         self._cycle.give_up(rank, str(self._failure))
-        for tensor, handle in self.cold.items():
+        for tensor, handle in self.misses.items():
             handle.fail(PeerLostError(f"{begin} before tensor '{tensor}' could run: {why}", name, host))
-        self.cold.clear()
+        self.misses.clear()
         self._fail_pending(self._failure)
         self._closed.set()
         self._cycle.stop()
 
     def _fail_pending(self, error: BaseException) -> None:
-        for handle in self.cold.values():
+        for handle in self.misses.values():
             handle.fail(error)
-        self.cold.clear()
+        self.misses.clear()
         if self._joining is not None:
             self._joining.fail(error)
 
@@ -368,7 +367,7 @@ class Negotiator:
         with self._lock:
             if self._failure is None:
                 self._requester.announce_leave()
-                self._cycle.want_cold()
+                self._cycle.want_negotiation()
 
     def join_thread(self) -> None:
         """Wait for the end of the threads, after the cycle has stopped."""

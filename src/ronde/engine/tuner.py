@@ -172,7 +172,7 @@ class Tuner:
                 self._handle_event(Proposed(self._search.propose(known)))
             case Switch():
                 self._switches.put(effect)
-                self._cycle.want_cold()
+                self._cycle.want_negotiation()
             case Finished():
                 _log.warning("tuning is over: %s", self._describe(effect))
                 self.found = effect

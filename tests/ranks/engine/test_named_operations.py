@@ -267,7 +267,7 @@ def wait_for_a_lost_rank(leaves: bool) -> str:
             return "left"
         time.sleep(100)
     hit = ronde.allreduce_async(np.ones(3), name="warm")
-    miss = ronde.allreduce_async(np.ones(3), name="cold")
+    miss = ronde.allreduce_async(np.ones(3), name="new")
     ronde.world().barrier()
     for handle in (hit, miss):
         with pytest.raises(PeerLostError, match="rank 1 on ") as caught:

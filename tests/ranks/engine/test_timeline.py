@@ -97,7 +97,9 @@ def test_phases_and_ticks(transport: str, tmp_path: Path) -> None:
         for records in (read(Path(files[rank])), merged):
             of_rank = tracks(records, rank)
             check_rounds(of_rank)
-            assert [span["name"] for span in spans(of_rank["engine: cold rounds"])].count("cold round") >= 2
+            assert [span["name"] for span in spans(of_rank["engine: negotiation rounds"])].count(
+                "negotiation round"
+            ) >= 2
         of_merged = tracks(merged, rank)
         for track in [of_merged["last"], *(of_merged[f"grad {i}"] for i in range(5))]:
             check_ticks(track)

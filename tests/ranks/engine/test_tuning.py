@@ -57,7 +57,7 @@ def train(most_steps: int) -> list[str]:
         is_over = any("over" in line for line in told.lines)
         if ronde.broadcast(np.array([is_over]), 0, "is over")[0]:
             break
-    ronde.barrier()  # a cold round, so that everybody has heard of the last switch
+    ronde.barrier()  # a negotiation round, so that everybody has heard of the last switch
     ronde.shutdown()
     return told.lines
 
