@@ -92,7 +92,7 @@ def run(
         use_gloo: Ignored without `use_mpi`: a script for Horovod may set it.
         prefix_output_with_timestamp: Begin each line of output with the time (default: false).
         executable: The Python that runs the ranks (default: that of the executors).
-        prefix: The text before each line of output, with {rank}, {host} and {stream} (default: `[host:rank] `).
+        prefix: The text before each line of output, with {rank}, {host} and {stream} (default: `[host:rank]`).
         resources: What each Spark task needs, such as GPUs (default: what `spark.task.*` says).
         encrypt: Encrypt all connections of the job, also those with tensors (default: false).
         require_encrypted_rpc: Raise UsageError, not warn, if Spark would send the key unencrypted (default: false).
