@@ -225,6 +225,9 @@ def test_a_function_runs_and_its_results_come_by_rank(cluster: Cluster) -> None:
 
 
 def test_an_iteration_gives_the_same_bits_as_elsewhere(cluster: Cluster) -> None:
+    if cluster.capacity() is None:
+        pytest.skip("an iteration takes as many tasks as the cluster tells")
+
     def step(c: IterationStep) -> None:
         c.state.total = c.state.total * 0.1 + c.sum(np.sin(c.data * c.step_no))
 
