@@ -68,7 +68,7 @@ class SparkCluster:
 
         An empty address and port 0 stand for any. Raises UsageError if the configuration has no such port.
         """
-        conf = self._context.getConf()
+        conf = self._context._conf  # for a copy PySpark asks the JVM for every setting
         port = str(conf.get(PORT, "0"))
         if not port.isdecimal():
             raise UsageError(f"{PORT}={port} is invalid: expected the number of a TCP port")
@@ -161,7 +161,7 @@ class SparkCluster:
 
 def _check_encryption(context: SparkContext, requires_encryption: bool) -> None:
     """Warn, or raise UsageError, if the job's key would travel from Spark's driver to its executors in the clear."""
-    conf = context.getConf()
+    conf = context._conf  # for a copy PySpark asks the JVM for every setting
 
     def is_on(name: str) -> bool:
         return str(conf.get(name, "false")).lower() == "true"
