@@ -23,6 +23,8 @@ class _LateLogger:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        from logging import getLogger
-
+        try:
+            from logging import getLogger
+        except OSError:  # no descriptor is left to read the module: this message is lost, and nothing else
+            return lambda *_arguments, **_options: None
         return getattr(getLogger(self._name), attribute)

@@ -251,8 +251,8 @@ class Authenticator:
         return AuthenticatedConnection(self._remove_stranger(stranger), handshake)
 
     def _refuse_stranger(self, stranger: _Stranger, reason: str) -> None:
-        self._note_refusal(reason, stranger.name)
         self._remove_stranger(stranger).close()  # this also removes it from the poll
+        self._note_refusal(reason, stranger.name)
 
     def _remove_stranger(self, stranger: _Stranger) -> socket.socket:
         del self._strangers[stranger.fd]
