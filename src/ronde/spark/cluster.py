@@ -130,9 +130,8 @@ class SparkCluster:
         slots = [ticket.slot for ticket in tickets]
         run = run_once if self.capabilities.elastic else run_any
 
-        ticket = tickets[
-            0
-        ]  # all differ in their slots only, and a large function would travel through a file
+        # All tickets differ in their slots only, and a large function would travel through a file.
+        ticket = tickets[0]
 
         # The ticket is in the function because PySpark writes the data of `parallelize` to a file, and the key with it.
         def task(partition: int, _: Iterable[int]) -> Iterable[str]:

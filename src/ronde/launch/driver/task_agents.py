@@ -114,9 +114,7 @@ class TaskAgents:
         self._gpus: dict[str, tuple[str, ...]] = {}  # by the host's id, after the barrier
         self._lock = threading.Lock()
         self._posted = -1
-        self._posts: deque[tuple[int | None, str]] = (
-            deque()
-        )  # from other threads: an ended slot, None for all
+        self._posts: deque[tuple[int | None, str]] = deque()  # ended slots, None for all; from other threads
         self._is_short = False  # whether tasks are missing
         self._is_over = False
 
