@@ -265,7 +265,9 @@ def _raise(end: JobEnd, placement: TaskAgents, options: RunOptions) -> NoReturn:
 
 
 def _worker_error(failure: Failure, store: Store) -> WorkerError:
-    message, traceback = f"{failure.message} on {failure.host}", ""
+    message = f"{failure.message} on {failure.host}"
+    # If the agent was killed before it could send the result, as by mpirun, this is all that has come.
+    traceback = failure.details if failure.details.startswith("Traceback (") else ""
     if failure.exit_code == 1 and (file := fetch_result(store, failure.rank)):
         with file:
             if error := read_error(file):
