@@ -34,7 +34,7 @@ SOON_S = 120  # on a quiet machine it takes a second
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> Iterator[None]:
+def nothing_of_mpi_is_left() -> Iterator[None]:
     """Fails a test after which agents or processes or directories of MPI are left."""
     before = folders()
     yield
@@ -45,8 +45,9 @@ def leaves_nothing_behind() -> Iterator[None]:
 
 
 def folders() -> set[Path]:
-    place = Path(tempfile.gettempdir())
-    return {*place.glob("ronde-mpi-*"), *place.glob("prte*"), *place.glob("ompi.*")}
+    places = [Path(tempfile.gettempdir()), Path("/dev/shm")]
+    names = ["ronde-mpi-*", "prte*", "ompi.*", "sm_segment.*"]
+    return {found for place in places for name in names for found in place.glob(name)}
 
 
 def run(cluster: LocalCluster, fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:

@@ -19,6 +19,7 @@ from ronde.process.process_groups import Process
 __all__ = ["run_daemon"]
 
 READ_BYTES = 4096
+IN_MEMORY = "/dev/shm"  # a file system in memory
 END_NS = 5 * 10**9  # how long a daemon may take to end its ranks
 
 
@@ -36,7 +37,7 @@ def run_daemon(order: DaemonOrder, job_key: str) -> int:
         python=sys.executable,
     )
     fd = os.memfd_create("ronde", os.MFD_CLOEXEC)
-    with open(fd, "wb") as file, guarded_folder() as (folder, guard):
+    with open(fd, "wb") as file, guarded_folder(IN_MEMORY) as (folder, guard):
         pickle.dump(ticket, file)
         file.flush()
         variables = {
@@ -46,6 +47,8 @@ def run_daemon(order: DaemonOrder, job_key: str) -> int:
             PYTHON_VARIABLE: sys.executable,
             "PRTE_MCA_prte_tmpdir_base": str(folder),  # Open MPI 5
             "OMPI_MCA_orte_tmpdir_base": str(folder),  # Open MPI 4
+            "OMPI_MCA_btl_sm_backing_directory": str(folder),  # a killed rank leaves its shared memory there
+            "OMPI_MCA_btl_vader_backing_directory": str(folder),  # Open MPI 4
         }
         daemon = Process(["/bin/sh", "-c", order.command], variables, stdout=1, stderr=2)
         guard.add(daemon.pid)

@@ -1,7 +1,8 @@
-"""A directory for the sockets and session files of MPI, which vanishes also with a killed process."""
+"""A directory for the sockets, session files and shared memory of MPI, which vanishes also with a killed process."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,9 +15,13 @@ __all__ = ["guarded_folder"]
 
 
 @contextmanager
-def guarded_folder() -> Iterator[tuple[Path, Guard]]:
-    """Yield a new directory that only this user may enter, and the guard that removes it if this process is killed."""
-    folder = tempfile.mkdtemp(prefix="ronde-mpi-")
+def guarded_folder(parent: str | None = None) -> Iterator[tuple[Path, Guard]]:
+    """Yield a new directory that only this user may enter, and the guard that removes it if this process is killed.
+
+    `parent`: where; None, or if it cannot be written to: among the temporary files.
+    """
+    place = parent if parent is not None and os.access(parent, os.W_OK | os.X_OK) else None
+    folder = tempfile.mkdtemp(prefix="ronde-mpi-", dir=place)
     guard = Guard(folder)
     try:
         yield Path(folder), guard
