@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
@@ -62,12 +61,13 @@ def run_plan(
     `broadcast`, `partition`: the objects that exist before the first step. Raises StepError, but errors of
     communication, such as PeerLostError, as they are.
     """
-    objects, done = {**broadcast, **partition}, 0
-    if checkpoints is not None and (done := _common_step(group, checkpoints)):
-        objects = _restored(plan, checkpoints.load(done), partition)
+    objects, step_no = {**broadcast, **partition}, 0
+    if checkpoints is not None and (step_no := _common_step(group, checkpoints)):
+        objects = _restored(plan, checkpoints.load(step_no), partition, group.num_tasks)
     context = ComContext(group.task_id, group.num_tasks, objects)
-    for step_no in itertools.count(done + 1):
-        context.step_no = step_no
+    context.step_no = step_no
+    while plan.max_iter is None or step_no < plan.max_iter:
+        context.step_no = step_no = step_no + 1
         for item in plan.items:
             _run_item(item, context, group)
         if plan.criterion is not None and _is_reached(plan.criterion, context, group):
@@ -76,7 +76,7 @@ def run_plan(
             break
         if checkpoints is not None and plan.checkpoint is not None and step_no % plan.checkpoint.every == 0:
             _meet(group)
-            checkpoints.save(step_no, _packed(plan, objects, partition))
+            checkpoints.save(step_no, _packed(plan, objects, partition, group.num_tasks))
     result = None if plan.complete is None else _run_item(plan.complete, context, group)
     if checkpoints is not None:
         _meet(group)
@@ -121,12 +121,14 @@ def _common_step(group: TaskGroup, checkpoints: TaskCheckpoints) -> int:
     return int(step[0])
 
 
-def _packed(plan: Plan, objects: Mapping[str, Any], partition: Mapping[str, Any]) -> bytes:
+def _packed(plan: Plan, objects: Mapping[str, Any], partition: Mapping[str, Any], num_tasks: int) -> bytes:
     """Return a checkpoint: the objects that the task has made, and the state of its functions."""
     kept = [name for name, obj in objects.items() if name in partition and obj is partition[name]]
     made = {name: obj for name, obj in objects.items() if name not in kept}
     try:
-        packed: bytes = pickler().dumps((made, kept, [vars(each) for each in _objects_with_state(plan)]))
+        packed: bytes = pickler().dumps(
+            (num_tasks, made, kept, [vars(each) for each in _objects_with_state(plan)])
+        )
     except Exception as error:
         raise UsageError(
             f"the objects {', '.join(map(repr, sorted(made)))} and the state of the functions cannot be saved in a "
@@ -135,9 +137,17 @@ def _packed(plan: Plan, objects: Mapping[str, Any], partition: Mapping[str, Any]
     return packed
 
 
-def _restored(plan: Plan, packed: bytes, partition: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the functions the state that a checkpoint contains, and return its objects."""
-    made, kept, states = pickle.loads(packed)
+def _restored(plan: Plan, packed: bytes, partition: Mapping[str, Any], num_tasks: int) -> dict[str, Any]:
+    """Give the functions the state that a checkpoint contains, and return its objects.
+
+    Raises UsageError if it is of another number of tasks, whose partitions were others.
+    """
+    saved_tasks, made, kept, states = pickle.loads(packed)
+    if saved_tasks != num_tasks:
+        raise UsageError(
+            f"the checkpoints are of a run with {saved_tasks} tasks, and now there are {num_tasks}: start as many, or "
+            "give another folder"
+        )
     for each, state in zip(_objects_with_state(plan), states, strict=True):
         vars(each).update(state)
     return {**made, **{name: partition[name] for name in kept}}

@@ -80,6 +80,22 @@ def test_a_run_goes_on_where_an_earlier_one_has_failed(tmp_path: Path) -> None:
     assert len(seen) == 10
 
 
+def test_another_number_of_tasks_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match="no luck"):
+        failing_queue(tmp_path, [], fails_at=8).exec(THREE)
+    with pytest.raises(RemoteError, match="of a run with 3 tasks, and now there are 2: start as many"):
+        failing_queue(tmp_path, [], fails_at=0).exec("threads:2")
+
+
+def test_a_run_that_has_made_all_steps_already_ends_at_once(tmp_path: Path) -> None:
+    seen: list[int] = []
+    with pytest.raises(RemoteError, match="no luck"):
+        failing_queue(tmp_path, seen, fails_at=8).exec(THREE)
+    seen.clear()
+    assert failing_queue(tmp_path, seen, fails_at=0).set_max_iter(5).exec(THREE) == [15 * 21] * 3
+    assert seen == []
+
+
 def test_the_state_of_functions_is_restored(tmp_path: Path) -> None:
     class Count(ComputeFunction):
         calls = 0
