@@ -11,7 +11,6 @@ how often. Tasks connect to the driver and stay connected; the driver connects t
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
@@ -49,6 +48,7 @@ from ronde.launch.driver.job_store import reachable_by_tasks, serve_store, tcp_a
 from ronde.launch.driver.task_server import TaskConnection, TaskServer
 from ronde.launch.driver.transfer import offer_call
 from ronde.launch.loop import Order
+from ronde.net.event_queue import EventQueue
 from ronde.net.protection import Protection
 from ronde.net.stores.tcp import StoreClient
 
@@ -112,9 +112,6 @@ class TaskAgents:
         self._begun: dict[str, int] | None = None  # the ranks of nodes by the agent's name, after the barrier
         self._rings: dict[str, RingPlan | None] = {}  # by the agent's name
         self._gpus: dict[str, tuple[str, ...]] = {}  # by the host's id, after the barrier
-        self._lock = threading.Lock()
-        self._posted = -1
-        self._posts: deque[tuple[int | None, str]] = deque()  # ended slots, None for all; from other threads
         self._is_short = False  # whether tasks are missing
         self._is_over = False
 
@@ -136,12 +133,14 @@ class TaskAgents:
         self._server = TaskServer(listening, self._key, silence_ns, self._is_secret, port)
         self._stack.callback(self._server.close)
         self._addresses = tcp_addresses(reachable, self._server.address)
-        self._posted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._stack.callback(self._close_posts)
+        self._ends: EventQueue[tuple[int | None, str]] = (
+            EventQueue()
+        )  # of slots, None for all, and the reason
+        self._stack.callback(self._ends.close)
         driver.loop.watch(self._server.fileno(), Order.NODES, self._read_tasks)
-        driver.loop.watch(self._posted, Order.NODES, self._read_posts)
+        driver.loop.watch(self._ends.fileno(), Order.NODES, self._read_ends)
         self._stack.callback(driver.loop.unwatch, self._server.fileno())
-        self._stack.callback(driver.loop.unwatch, self._posted)
+        self._stack.callback(driver.loop.unwatch, self._ends.fileno())
         self._watch_for_shortage()
         driver.offer_hosts(tuple(Host(_name(slot), 1) for slot in range(self._workers)))
 
@@ -204,27 +203,14 @@ class TaskAgents:
 
     def slot_ended(self, slot: int, reason: str) -> None:
         """Note that the task of a slot has ended."""
-        self._post(slot, reason)
+        self._ends.put((slot, reason))
 
     def all_ended(self, reason: str) -> None:
         """Note that all tasks have ended."""
-        self._post(None, reason)
+        self._ends.put((None, reason))
 
-    def _post(self, slot: int | None, reason: str) -> None:
-        with self._lock:
-            if self._posted >= 0:
-                self._posts.append((slot, reason))
-                os.eventfd_write(self._posted, 1)
-
-    def _close_posts(self) -> None:
-        with self._lock:
-            os.close(self._posted)
-            self._posted = -1
-
-    def _read_posts(self) -> None:
-        os.eventfd_read(self._posted)
-        while self._posts:
-            slot, reason = self._posts.popleft()
+    def _read_ends(self) -> None:
+        for slot, reason in self._ends.take():
             if slot is None:
                 self._lose_all(reason)
             elif agent := self._driver.agent(_name(slot)):

@@ -9,7 +9,6 @@ import secrets
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,6 +42,7 @@ from ronde.launch.mpirun import libraries_of
 from ronde.launch.screen import Screen
 from ronde.light_dataclasses import replace
 from ronde.net.addresses import interface_of
+from ronde.net.event_queue import EventQueue
 from ronde.process.process_groups import Process
 
 __all__ = ["MpiJob"]
@@ -81,9 +81,6 @@ class MpiJob:
         self._messages = io.StringIO()  # of mpirun's daemons
         self._process: Process | None = None  # mpirun
         self._has_failed = self._is_over = False
-        self._lock = threading.Lock()
-        self._posts: deque[tuple[int | None, str]] = deque()  # ended slots, None for all; from other threads
-        self._posted = -1
         self._thread = threading.Thread(target=self._run, name="ronde-mpi", daemon=True)
 
     def start(self, driver_address: str) -> None:
@@ -92,8 +89,10 @@ class MpiJob:
         `driver_address`: an address or a name by which tasks reach this machine first; empty: its own.
         """
         with ExitStack() as stack:
-            self._posted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            stack.callback(self._close_posts)
+            self._ends: EventQueue[tuple[int | None, str]] = (
+                EventQueue()
+            )  # of slots, None for all, and the reason
+            stack.callback(self._ends.close)
             key = JobKey.from_hex(self._tickets[0].job_key.hex())
             reachable, listening = reachable_by_tasks(self._config, driver_address)
             self._server = TaskServer(listening, key, self._config.rendezvous.silence_ns)
@@ -106,29 +105,18 @@ class MpiJob:
     def end(self) -> None:
         """End everything, and wait for it. A second call does nothing."""
         self._is_over = True
-        self._post(None, "")
+        self._ends.put((None, ""))
         self._thread.join()
 
     # What the cluster reports, in any thread
 
     def slot_ended(self, slot: int, reason: str) -> None:
         """Note that the task of a slot has ended."""
-        self._post(slot, reason)
+        self._ends.put((slot, reason))
 
     def all_ended(self, reason: str) -> None:
         """Note that all tasks have ended."""
-        self._post(None, reason)
-
-    def _post(self, slot: int | None, reason: str) -> None:
-        with self._lock:
-            if self._posted >= 0:
-                self._posts.append((slot, reason))
-                os.eventfd_write(self._posted, 1)
-
-    def _close_posts(self) -> None:
-        with self._lock:
-            os.close(self._posted)
-            self._posted = -1
+        self._ends.put((None, reason))
 
     # The thread
 
@@ -148,7 +136,7 @@ class MpiJob:
         stack.callback(self._close_agents)
         self._shell_server = ShellServer(self._folder, self._loop, stack, self._start_daemon)
         self._loop.watch(self._server.fileno(), Order.NODES, self._read_tasks)
-        self._loop.watch(self._posted, Order.NODES, self._read_posts)
+        self._loop.watch(self._ends.fileno(), Order.NODES, self._read_ends)
         while not self._is_over:
             self._turn()
         self._end_mpirun()
@@ -160,10 +148,8 @@ class MpiJob:
             agent.balance()
         self._loop.turn()
 
-    def _read_posts(self) -> None:
-        os.eventfd_read(self._posted)
-        while self._posts:
-            slot, reason = self._posts.popleft()
+    def _read_ends(self) -> None:
+        for slot, reason in self._ends.take():
             if slot is None:
                 self._fail(reason)
             elif _name(slot) not in self._agents:

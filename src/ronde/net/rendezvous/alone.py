@@ -21,9 +21,9 @@ from ronde.core.rendezvous.membership import (
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.light_dataclasses import replace
+from ronde.net.event_queue import EventQueue
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.event_queue import EventQueue
 
 __all__ = ["Alone", "make"]
 
@@ -38,7 +38,7 @@ class Alone:
             raise UsageError(
                 f"the rendezvous 'alone' is for one node, not {wanted}: choose another by --rdzv-backend"
             )
-        self._happened = EventQueue()
+        self._happened: EventQueue[RendezvousEvent] = EventQueue()
         self._budget = Budget()
         self._round: Round | None = None  # the last one, with its counts of restarts and changes
         self._running = False

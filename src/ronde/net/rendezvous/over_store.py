@@ -22,8 +22,8 @@ from ronde.core.rendezvous.state import ALIVE, JobTerms, alive_key
 from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
 from ronde.light_dataclasses import replace
 from ronde.light_logging import logger
+from ronde.net.event_queue import EventQueue
 from ronde.net.rendezvous.ended_job import succeed_ended_job
-from ronde.net.rendezvous.event_queue import EventQueue
 from ronde.net.rendezvous.probes import find_ended
 from ronde.net.rendezvous.store_session import StoreSession
 from ronde.net.stores.base import Store
@@ -101,7 +101,7 @@ class OverStore:
         self._access = access
         self._wish = wish
         self._participant = Participant(rules)
-        self._events = EventQueue()
+        self._events: EventQueue[RendezvousEvent] = EventQueue()
         self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
         self._session: StoreSession | None = None
         self._old_sessions: list[StoreSession] = []  # their threads may still be ending
