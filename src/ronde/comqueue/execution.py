@@ -51,8 +51,11 @@ def run_on(plan: Plan, on: str | Cluster | None) -> list[Any]:
             return _run_in_threads(plan, num_tasks or _cores())
     from ronde.launch.clusters.registry import registered_cluster  # only clusters need it
 
-    num_tasks = num_tasks or _capacity(registered_cluster(kind))
-    return _run_on_cluster(plan, lambda: registered_cluster(kind), num_tasks)
+    try:
+        cluster = registered_cluster(kind)
+    except UsageError as error:
+        raise UsageError(f"on={on!r}: {error}; local:N and threads:N need no cluster") from None
+    return _run_on_cluster(plan, lambda: registered_cluster(kind), num_tasks or _capacity(cluster))
 
 
 def _parsed(on: str) -> tuple[str, int | None]:

@@ -329,7 +329,10 @@ def test_a_task_that_ends_early_releases_the_others() -> None:
         (lambda: AllReduce("x", op=cast(Any, "sum")), "op must be SUM"),
         (lambda: ComQueue().exec("threads:0"), "on='threads:0' is invalid"),
         (lambda: ComQueue().exec("local:"), "on='local:' is invalid"),
-        (lambda: ComQueue().exec("nowhere:2"), "unknown cluster 'nowhere'"),
+        (
+            lambda: ComQueue().exec("nowhere:2"),
+            "on='nowhere:2': unknown cluster 'nowhere'.*; local:N and threads:N need no cluster",
+        ),
         (lambda: ComQueue().add(Broadcast("x", 3)).exec(THREE), "root=3 is not a task: there are 3"),
     ],
 )
