@@ -22,7 +22,7 @@ _SHARED = (
         "heartbeat_ns",
         "missing_heartbeats",
     ),
-    *("min_slots", "gives_way"),
+    *("min_slots", "gives_way", "longest_end_ns"),
 )
 
 
