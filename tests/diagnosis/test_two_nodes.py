@@ -63,6 +63,25 @@ def test_it_is_the_cause_with_a_launcher_of_hosts_too(nodes: Nodes, rank: int) -
     assert "PeerLostError" not in report
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_exit_code_is_that_of_the_rank_that_left_though_it_ends_last(nodes: Nodes, rank: int) -> None:
+    nodes.launcher.script(f"""
+        import atexit, sys, time
+        atexit.register(time.sleep, 12)
+        import ronde
+        ronde.init()
+        if rank == {rank}:
+            sys.exit(3)
+        atexit.unregister(time.sleep)
+        ronde.world().barrier()
+        """)
+    code, _, err = nodes.launcher.run("-n", "2", "-H", "localhost:1,127.0.0.1:1", "script.py")
+    assert code == 3, err
+    assert "failed with exit code 3" in err[err.rindex(f"ronde: rank {rank} (pid ") :]
+    assert "SIGTERM to" not in err
+
+
 def test_both_nodes_report_a_wrong_key(nodes: Nodes) -> None:
     nodes.launcher.script("")
     keys = [{**os.environ, "RONDE_JOB_KEY": digit * 64} for digit in "12"]

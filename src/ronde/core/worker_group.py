@@ -329,6 +329,11 @@ class WorkerGroup:
         return self._failed.rank if self._failed and not self._failed.blames_peer else None
 
     @property
+    def awaits_exit(self) -> bool:
+        """Whether a worker has left the other ranks and still runs: its exit code may be the cause of failures."""
+        return any(worker.may_be_cause for worker in self.workers.values())
+
+    @property
     def phase(self) -> GroupPhase:
         """How far the group has come."""
         return self._phase
@@ -414,7 +419,7 @@ class WorkerGroup:
         if self._phase < GroupPhase.GRACE:
             self._grace_since_ns = now_ns
             self._deadline_ns = now_ns + self._policy.grace_ns
-        awaits_cause = worker.blames_peer and any(each.may_be_cause for each in self.workers.values())
+        awaits_cause = worker.blames_peer and self.awaits_exit
         if worker.is_ending or awaits_cause:
             until_ns = self._grace_since_ns + max(self._policy.grace_ns, self._policy.farewell_ns)
         else:

@@ -87,6 +87,16 @@ def dies_on(rank: int) -> None:
     time.sleep(60)
 
 
+def exits_late(code: int) -> None:
+    """Exit with the code on rank 1, which leaves rank 0 and then spends seconds in an exit handler."""
+    ronde.init()
+    if ronde.rank() == 1:
+        atexit.register(time.sleep, 12)
+        ronde.shutdown()
+        sys.exit(code)
+    ronde.barrier()
+
+
 def waits() -> None:
     print("ready", flush=True)
     time.sleep(600)

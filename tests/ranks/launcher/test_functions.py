@@ -17,6 +17,7 @@ from tests.ranks.launcher.called_functions import (
     big,
     dies_on,
     exits,
+    exits_late,
     fails_again,
     greet,
     module_path,
@@ -111,6 +112,13 @@ def test_a_killed_worker_is_named() -> None:
     with pytest.raises(WorkerError, match=r"rank 0 .*SIGKILL") as caught:
         run(dies_on, 0, stdout=io.StringIO(), stderr=io.StringIO())
     assert (caught.value.rank, caught.value.exit_code) == (0, -signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_exit_code_of_a_worker_that_ends_after_those_that_lost_it() -> None:
+    with pytest.raises(WorkerError, match=r"rank 1 .* failed with exit code 3") as caught:
+        run(exits_late, 3, stdout=io.StringIO(), stderr=io.StringIO())
+    assert (caught.value.rank, caught.value.exit_code) == (1, 3)
 
 
 class LateCluster(LocalCluster):

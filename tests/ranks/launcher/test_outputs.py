@@ -279,7 +279,15 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
     )
     policy = Policy(grace_ns=10**8)
     supervisor = Supervisor(
-        LaunchPlan(workers), start, policy, loop, screen, said.append, said.append, lambda: None
+        LaunchPlan(workers),
+        start,
+        policy,
+        loop,
+        screen,
+        said.append,
+        lambda _: None,
+        said.append,
+        lambda: None,
     )
     supervisor.start_workers()
     while len(said) < 2:

@@ -7,7 +7,8 @@ Rules
    leader leaves behind a survivor that lives and does not join: after the last call, after `STRAGGLER_NS`, and after
    its workers must have ended, whichever is latest.
 2. A round ends at once when one of its nodes is lost, reports a failed worker, or leaves. The first of these to arrive
-   is the cause. A failure that blames a peer waits for a better cause until every other node has shown that it lives.
+   is the cause. A failure that blames a peer waits for a better cause until every other node has shown that it lives,
+   and until no node has a worker that has left the others and still runs, for `longest_end_ns` at most.
 3. Late nodes wait. If there is room for them, the leader ends the round for them: at once if the next round is then
    full, or as large as the largest so far, else after the last call, while the others work on. It does not once a node
    has succeeded.
@@ -60,10 +61,15 @@ REFUSALS = 16  # kept in the state
 
 @dataclass(slots=True)
 class _Doubt:
-    """A failure that blames a peer, and the nodes that have not shown since that they live."""
+    """A failure that blames a peer, and the nodes that have not shown since that they live.
+
+    `awaits_exit`: the nodes with a worker whose exit code may be the cause; the wait for it ends at `until_ns`.
+    """
 
     failure: Failure
     unconfirmed: set[str]
+    awaits_exit: set[str]
+    until_ns: int
 
 
 class Leader:
@@ -121,6 +127,7 @@ class Leader:
     def tick(self, now_ns: int) -> bool:
         """Decide what depends on the time; return whether the heartbeats must be read now."""
         self._ticked_ns = now_ns
+        self._settle_doubt(now_ns)
         self._decide(now_ns)
         if not self._detector.begin_reading(now_ns):
             return False
@@ -170,6 +177,8 @@ class Leader:
     def _note_heartbeat(self, now_ns: int, node: str, heartbeat: Heartbeat | None, shows_life: bool) -> None:
         if self._doubt and shows_life:
             self._doubt.unconfirmed.discard(node)
+            awaits_exit = heartbeat is not None and heartbeat.awaits_exit
+            (self._doubt.awaits_exit.add if awaits_exit else self._doubt.awaits_exit.discard)(node)
         if heartbeat is not None and heartbeat.succeeded == self.state.number:
             self._note_success(node)
         self._settle_doubt(now_ns)
@@ -240,7 +249,8 @@ class Leader:
     def _handle_failure(self, now_ns: int, sender: str, failure: Failure) -> None:
         if failure.blames_peer and len(self.roster) > 1:
             if self._doubt is None:
-                self._doubt = _Doubt(failure, self._by_id.keys() - self._succeeded)
+                until_ns = now_ns + self._rules.longest_end_ns
+                self._doubt = _Doubt(failure, self._by_id.keys() - self._succeeded, set(), until_ns)
             self._doubt.unconfirmed.discard(sender)
             self._settle_doubt(now_ns)
         elif self._rules.gives_way and self.state.restarts >= self.state.terms.max_restarts:
@@ -250,14 +260,16 @@ class Leader:
             self._end_round(now_ns, WorkerFailed(failure))
 
     def _settle_doubt(self, now_ns: int) -> None:
-        if self._doubt and not self._doubt.unconfirmed:
-            self._end_round(now_ns, WorkerFailed(self._doubt.failure))
+        doubt = self._doubt
+        if doubt and not doubt.unconfirmed and (not doubt.awaits_exit or now_ns >= doubt.until_ns):
+            self._end_round(now_ns, WorkerFailed(doubt.failure))
 
     def _note_success(self, node: str) -> None:
         if self.state.phase == JobPhase.RUNNING and node in self._by_id:
             self._succeeded.add(node)
             if self._doubt:
                 self._doubt.unconfirmed.discard(node)
+                self._doubt.awaits_exit.discard(node)
             if self._succeeded >= self._by_id.keys():
                 self._doubt = None
                 self.state = replace(self.state, phase=JobPhase.COMPLETED)

@@ -49,6 +49,7 @@ class Liveness:
         self._sentinels = 0
         self._heartbeats = 0
         self._succeeded = -1
+        self._awaits_exit = False
         self._has_ended = False
 
     def hold_keys(self, now_ns: int) -> list[Effect]:
@@ -60,12 +61,18 @@ class Liveness:
         holds = [Hold(alive_key(self.id), ALIVE), Hold(self._sentinel_key, HELD)]
         return [*holds, Set(self.sentinel), *self.send_heartbeat(now_ns)]
 
-    def send_heartbeat(self, now_ns: int, succeeded: int | None = None) -> list[Effect]:
-        """Write a heartbeat. `succeeded`: the round in which all workers of this node have now succeeded."""
+    def send_heartbeat(
+        self, now_ns: int, succeeded: int | None = None, awaits_exit: bool | None = None
+    ) -> list[Effect]:
+        """Write a heartbeat. None: as in the last one.
+
+        `succeeded`: the round in which all workers of this node have now succeeded. `awaits_exit`: as of `Heartbeat`.
+        """
         self._succeeded = self._succeeded if succeeded is None else succeeded
+        self._awaits_exit = self._awaits_exit if awaits_exit is None else awaits_exit
         self._heartbeats += 1
         self.next_heartbeat_ns = now_ns + self._rules.heartbeat_ns
-        heartbeat = encode(Heartbeat(self._heartbeats, self._succeeded))
+        heartbeat = encode(Heartbeat(self._heartbeats, self._succeeded, self._awaits_exit))
         self.lease.note_sent(now_ns, heartbeat)
         return [] if self._has_ended else [Set({heartbeat_key(self.id): heartbeat})]
 

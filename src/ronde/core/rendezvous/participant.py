@@ -115,6 +115,11 @@ class Participant:
         self._effects += self._liveness.send_heartbeat(now_ns, self._member.succeed())
         return self._take_effects()
 
+    def note_awaited_exit(self, now_ns: int, awaits_exit: bool) -> list[Effect]:
+        """Note whether a worker of this node has left the other ranks and still runs."""
+        self._effects += self._liveness.send_heartbeat(now_ns, awaits_exit=awaits_exit)
+        return self._take_effects()
+
     def leave(self, reason: str, ends_within_ns: int = 0) -> list[Effect]:
         """Leave the job. The workers of this node end within that time."""
         self._member.leave(reason, ends_within_ns)

@@ -256,8 +256,10 @@ Message = JoinRequest | FailureReport | SuccessReport | LeaveNotice
 class Heartbeat:
     """A sign of life. `count`: grows; `succeeded`: the latest round in which all workers of the node succeeded.
 
+    `awaits_exit`: a worker of the node has left the other ranks, and its exit code is not known yet.
     The heartbeat outlives the node, so a node that dies after it has succeeded is no loss.
     """
 
     count: int
     succeeded: int
+    awaits_exit: bool = False

@@ -359,6 +359,7 @@ class _Shell:
             self._loop,
             self._screen,
             self._report_failing,
+            self._rendezvous.note_awaited_exit,
             self._end_round,
             self._read_signals,
         )

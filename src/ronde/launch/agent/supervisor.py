@@ -51,8 +51,9 @@ PROMPT_NS = 10**8  # after this pause in the middle of a line, the line may be a
 class Supervisor:
     """The shell around one `WorkerGroup`.
 
-    `failing` gets the rank whose failure is the cause, as soon as that is known; `ended` gets the end, when no process
-    is left. Both run in the loop's thread. After the end, only `close` may be called, and the workers' data stay.
+    `failing` gets the rank whose failure is the cause, as soon as that is known; `awaiting_exit` gets whether a worker
+    has left the other ranks and still runs, when that changes; `ended` gets the end, when no process is left. All run
+    in the loop's thread. After the end, only `close` may be called, and the workers' data stay.
     `heed` handles the signals that came in meanwhile; the supervisor calls it between two starts, which may take long.
     `start` raises InterruptedError if a signal has come.
     """
@@ -65,6 +66,7 @@ class Supervisor:
         loop: Loop,
         screen: Screen,
         failing: Callable[[int], None],
+        awaiting_exit: Callable[[bool], None],
         ended: Callable[[Finish], None],
         heed: Callable[[], None],
     ) -> None:
@@ -73,9 +75,11 @@ class Supervisor:
         self._loop = loop
         self._screen = screen
         self._failing = failing
+        self._awaiting_exit = awaiting_exit
         self._ended = ended
         self._heed = heed
         self._cause: int | None = None  # the rank that `failing` got
+        self._awaits_exit = False  # what `awaiting_exit` got
         self.group = WorkerGroup((worker.rank for worker in plan.workers), policy)
         self._processes: dict[int, GroupLeader] = {}
         self._outputs: dict[int, WorkerOutput] = {}
@@ -242,6 +246,9 @@ class Supervisor:
             self._cause = self.group.cause
             if self._cause is not None:
                 self._failing(self._cause)
+        if self.group.awaits_exit != self._awaits_exit:
+            self._awaits_exit = self.group.awaits_exit
+            self._awaiting_exit(self._awaits_exit)
         for effect in effects:
             match effect:
                 case SignalWorkers(ranks, signum, reason):

@@ -77,6 +77,9 @@ class Alone:
         if self._running and self._round:
             self._close(AllSucceeded(self._round.number))
 
+    def note_awaited_exit(self, awaits_exit: bool) -> None:
+        pass  # the node itself waits
+
     def end_job(self, reason: str) -> None:
         if not self._over:
             self._close(JobClosed(reason))

@@ -34,6 +34,12 @@ class Rendezvous(Protocol):
     def succeed(self) -> None:
         """Report that all workers of this node have succeeded; answered by `AllSucceeded`, or another round's end."""
 
+    def note_awaited_exit(self, awaits_exit: bool) -> None:
+        """Note whether a worker of this node has left the other ranks and still runs.
+
+        A failure elsewhere that blames a lost peer waits for its exit code.
+        """
+
     def end_job(self, reason: str) -> None:
         """Close the job for all nodes, present and future: the user has interrupted it."""
 

@@ -11,7 +11,7 @@ from ronde.values import FLAG
 __all__ = ["RendezvousConfig"]
 
 SECOND = 10**9
-# The fields of Rules that the user chooses.
+# The fields of Rules that no backend decides.
 _SHARED = (
     *(
         "min_nodes",

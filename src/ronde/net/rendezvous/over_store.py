@@ -144,6 +144,9 @@ class OverStore:
     def succeed(self) -> None:
         self._news.put(lambda: self._participant.succeed(time.monotonic_ns()))
 
+    def note_awaited_exit(self, awaits_exit: bool) -> None:
+        self._news.put(lambda: self._participant.note_awaited_exit(time.monotonic_ns(), awaits_exit))
+
     def end_job(self, reason: str) -> None:
         self._news.put(lambda: self._participant.end_job(reason))
 

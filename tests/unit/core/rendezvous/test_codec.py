@@ -39,6 +39,7 @@ TERMS = JobTerms.of(Rules(1, 4), Budget(2, -1))
         SuccessReport(3, "a", 7),
         LeaveNotice(4, "a", "h", ""),
         Heartbeat(6, -1),
+        Heartbeat(7, 2, awaits_exit=True),
         JobState(TERMS, "a"),
         JobState(TERMS, "a", 2, 9, JobPhase.RUNNING, 3, RosterKey(2, 3, 1), 1, 2, WorkerFailed(FAILURE), 4),
         JobState(TERMS, "a", cause=NodesLost((NODE, NODE), "gone"), spares=("x", "y")),

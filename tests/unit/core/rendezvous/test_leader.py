@@ -242,6 +242,44 @@ def test_given_places() -> None:
     assert "--node-rank 2 is not within 0 to 1" in inbox.state.refused[0].reason
 
 
+def fail_for_peer(awaits_exit: bool) -> LeaderWithInbox:
+    """Node b has failed because it lost a peer; then node a shows that it lives."""
+    inbox = LeaderWithInbox(Rules(2, 2, longest_end_ns=30 * S), Budget(0)).join("a", "b")
+    inbox.leader.note_heartbeats(0, {name: Heartbeat(1, -1) for name in "ab"}, "ab")
+    inbox.say(FailureReport(0, "b", 0, replace(BOOM, blames_peer=True)))
+    inbox.leader.note_heartbeats(0, {"a": Heartbeat(2, -1, awaits_exit)}, "a")
+    return inbox
+
+
+def test_a_failure_for_a_lost_peer_counts_once_the_others_live() -> None:
+    assert fail_for_peer(awaits_exit=False).state.failure == replace(BOOM, blames_peer=True)
+
+
+def test_a_failure_for_a_lost_peer_waits_for_the_exit_code_of_a_worker_that_has_left() -> None:
+    inbox = fail_for_peer(awaits_exit=True)
+    assert inbox.state.is_open
+    cause = replace(BOOM, exit_code=3)
+    inbox.say(FailureReport(0, "a", 0, cause))
+    assert inbox.state.failure == cause
+
+
+def test_a_worker_that_has_left_and_succeeds_is_not_the_cause() -> None:
+    inbox = fail_for_peer(awaits_exit=True)
+    inbox.leader.note_heartbeats(S, {"a": Heartbeat(3, -1)}, "a")
+    assert inbox.state.failure == replace(BOOM, blames_peer=True)
+
+
+def test_the_exit_code_of_a_worker_that_has_left_is_awaited_for_the_longest_end() -> None:
+    inbox = fail_for_peer(awaits_exit=True)
+    for second in range(1, 31):
+        assert inbox.state.is_open
+        inbox.at(second)
+        inbox.leader.note_heartbeats(
+            inbox.now_ns, {n: Heartbeat(2 + second, -1, n == "a") for n in "ab"}, "ab"
+        )
+    assert inbox.state.failure == replace(BOOM, blames_peer=True)
+
+
 def test_of_two_with_one_place_the_later_one_is_refused_if_both_live() -> None:
     inbox = (
         LeaderWithInbox(Rules(3, 3, places_are_given=True))
