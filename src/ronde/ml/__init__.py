@@ -1,0 +1,48 @@
+"""`ronde.ml`: estimators with scikit-learn's interface, whose fit runs in several tasks.
+
+    from ronde.ml import KMeans
+
+    labels = KMeans(n_clusters=16, random_state=0, on="local:2").fit_predict(points)
+
+It needs `pip install 'ronde[ml]'`. docs/estimators.md tells more. A name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ronde.launch.clusters.engine_package import needs_package
+
+if TYPE_CHECKING:
+    from ronde.ml.history import History
+    from ronde.ml.saving import load
+
+__all__ = ["History", "load"]
+
+# The estimators and where they are. Files of saved estimators may name these classes and no others.
+ESTIMATORS: dict[str, str] = {}
+
+_LAZY = {
+    **ESTIMATORS,
+    "History": "ronde.ml.history",
+    "load": "ronde.ml.saving",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(
+            f"module 'ronde.ml' has no attribute {name!r}; it has {', '.join(sorted(__all__))}",
+            name=name,
+            obj=sys.modules[__name__],
+        )
+    with needs_package("sklearn", "ml"):
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,83 @@
+"""What all estimators share: parameters, the course of a fit, the history, saving."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from sklearn.base import BaseEstimator
+from sklearn.callback import CallbackSupportMixin, with_callbacks
+from sklearn.utils._param_validation import HasMethods  # private, but what `_validate_params` reads
+
+from ronde.ml.history import History
+from ronde.ml.progress import Progress
+from ronde.ml.saving import save
+from ronde.ml.tasks import one_blas_thread
+
+__all__ = ["DistributedEstimator", "fitting"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def fitting(method: Method) -> Method:
+    """Decorate `fit` and `partial_fit`: check the parameters, limit BLAS to one thread, end the callbacks.
+
+    While other estimators of scikit-learn do the same by a private decorator, this one uses public parts.
+    """
+
+    @functools.wraps(method)
+    def checked(estimator: Any, *arguments: Any, **named: Any) -> Any:
+        estimator._validate_params()
+        with one_blas_thread():
+            return method(estimator, *arguments, **named)
+
+    decorated: Method = with_callbacks(checked)
+    return decorated
+
+
+class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
+    """The base of the estimators of `ronde.ml`.
+
+    A derived class has the parameters `on` and `verbose`, adds the constraints of others to `_parameter_constraints`,
+    which scikit-learn checks, and decorates `fit` with `fitting`.
+
+    Attributes:
+        history_: A `History`: one record for each step of the last fit.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "on": [None, str, HasMethods(["capacity", "request", "cancel"])],  # a name or a cluster
+        "verbose": ["verbose"],
+    }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write parameters and fitted attributes to a file, which `ronde.ml.load` reads. It is no pickle.
+
+        The parameter `on` is not saved.
+
+        Args:
+            path: The file. One that exists is replaced when the new one is complete.
+
+        Raises:
+            UsageError: A value has no plain form, for example a `random_state` that is no number.
+            OSError: The file cannot be written.
+        """
+        save(self, path)
+
+    def _progress(self, max_steps: int | None, data: Mapping[str, Any]) -> Progress:
+        """Return what the step calls on task 0 after each step. `data`: X, y and metadata, for callbacks.
+
+        Raises whatever a callback raises.
+        """
+        context = None
+        if hasattr(self, "_skl_callbacks") or hasattr(self, "_parent_callback_ctx"):
+            context = self._init_callback_context(max_subtasks=max_steps)
+            context.call_on_fit_task_begin(estimator=self, **data)
+        return Progress(type(self).__name__, bool(self.verbose), context, self, data)
+
+    def _end_fit(self, progress: Progress, records: Iterable[Mapping[str, Any]]) -> None:
+        """Set `history_`, and tell the callbacks that the estimator is fitted. Raises whatever a callback raises."""
+        self.history_ = History(records)
+        progress.end()

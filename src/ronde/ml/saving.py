@@ -1,0 +1,128 @@
+"""Estimators in files that are safe to open from a stranger: no pickle, and nothing in them is executed.
+
+A file is a zip archive of `estimator.json` (class, parameters, attributes) and the arrays that it refers to, in NumPy's
+format. `load` makes objects only of the classes of `ronde.ml`. Members are stored uncompressed and their sizes are
+compared with that of the file before they are read, so a small file cannot take much memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import zipfile
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ronde.errors import UsageError
+from ronde.ml import ESTIMATORS
+from ronde.ml.plain_values import ArrayReader, decoded, encoded, write_arrays
+from ronde.new_files import create_anew
+
+__all__ = ["load", "save"]
+
+FORMAT = 1
+DESCRIPTION = "estimator.json"
+MOST_MEMBERS = 1000
+LARGEST_DESCRIPTION = 16 << 20  # bytes
+NOT_SAVED = {"on": None}  # says where a fit runs, which is no property of a model
+
+
+def save(estimator: Any, path: str | os.PathLike[str]) -> None:
+    """Write the parameters and fitted attributes of an estimator to a file, in place of one that exists.
+
+    Raises UsageError if a value has no plain form, OSError.
+    """
+    name = type(estimator).__name__
+    params = {key: value for key, value in estimator.get_params(deep=False).items() if key not in NOT_SAVED}
+    attributes = {key: value for key, value in vars(estimator).items() if _is_fitted_attribute(key)}
+    arrays: list[np.ndarray[Any, Any]] = []
+    description = {
+        "format": FORMAT,
+        "class": name,
+        "params": {key: encoded(value, f"{name}.{key}", arrays) for key, value in params.items()},
+        "attributes": {key: encoded(value, f"{name}.{key}", arrays) for key, value in attributes.items()},
+    }
+    unfinished = f"{os.fspath(path)}.{os.getpid()}.tmp"
+    try:
+        with open(create_anew(unfinished), "wb") as file, zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(DESCRIPTION, json.dumps(description, allow_nan=False))
+            write_arrays(archive, arrays)
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(unfinished)
+        raise
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Return the estimator that `save` wrote to a file. The file may be from a stranger: nothing in it is executed.
+
+        model = ronde.ml.load("model.ronde")
+
+    The parameter `on` is not in the file; set it before another fit.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UsageError: The file is damaged, of a newer version of Ronde, or not one that `save` wrote.
+        OSError: The file cannot be read.
+    """
+    path = os.fspath(path)
+    try:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            _check_members(archive, os.fstat(file.fileno()).st_size)
+            description = json.loads(archive.read(DESCRIPTION))
+            return _estimator(description, ArrayReader(archive))
+    except UsageError as error:
+        raise UsageError(f"{path} cannot be loaded: {error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # a stranger's file can make the parsers raise anything
+        raise UsageError(
+            f"{path} is not a saved estimator, or is damaged or incomplete ({type(error).__name__}: {error}): "
+            "save the estimator again"
+        ) from None
+
+
+def _check_members(archive: zipfile.ZipFile, file_size: int) -> None:
+    """Raise UsageError if the archive is not one that `save` writes, or could take more memory than the file has."""
+    members = archive.infolist()
+    if len(members) > MOST_MEMBERS:
+        raise UsageError(f"it has {len(members)} members, and at most {MOST_MEMBERS} are expected")
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise UsageError("its members are compressed, which `save` does not do")
+    if sum(member.file_size for member in members) > file_size:
+        raise UsageError("its members claim to be larger than the file")
+    if archive.getinfo(DESCRIPTION).file_size > LARGEST_DESCRIPTION:
+        raise UsageError(f"{DESCRIPTION} exceeds {LARGEST_DESCRIPTION >> 20} MiB")
+
+
+def _estimator(description: Any, arrays: ArrayReader) -> Any:
+    if description["format"] != FORMAT:
+        raise UsageError(
+            f"its format is {description['format']!r}, and this version of Ronde reads {FORMAT}: "
+            "load it with the version that saved it, or a newer one"
+        )
+    name = description["class"]
+    if name not in ESTIMATORS:
+        raise UsageError(f"its class is {name!r}: expected one of {', '.join(sorted(ESTIMATORS))}")
+    kind = getattr(importlib.import_module(ESTIMATORS[name]), name)
+    params = {key: decoded(value, arrays) for key, value in description["params"].items()}
+    try:
+        estimator = kind().set_params(**params)
+        estimator._validate_params()
+    except ValueError as error:  # a parameter that this version does not have, or an invalid value
+        raise UsageError(str(error)) from None
+    for key, value in description["attributes"].items():
+        if not _is_fitted_attribute(key) or hasattr(kind, key):
+            raise UsageError(f"{key!r} is not the name of a fitted attribute of {name}")
+        setattr(estimator, key, decoded(value, arrays))
+    return estimator
+
+
+def _is_fitted_attribute(name: str) -> bool:
+    return name.endswith("_") and not name.startswith("_") and name.isidentifier()

@@ -1,0 +1,90 @@
+"""Where the tasks of a fit run, and how many threads of BLAS each of them has."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from threadpoolctl import ThreadpoolController
+
+from ronde.comm.world import has_joined
+from ronde.comqueue.functions import name_of
+
+if TYPE_CHECKING:
+    from ronde.launch.clusters.base import Cluster
+
+__all__ = ["SingleThreadedStep", "one_blas_thread", "place_of"]
+
+WORK_OF_A_TASK = 1 << 18  # numbers: with fewer, starting another thread costs more than it saves
+
+
+def place_of(on: str | Cluster | None, size: int) -> str | Cluster | None:
+    """Return the `on` of `iterate` for the `on` of an estimator. `size`: how many numbers a step reads.
+
+    None stands for the ranks of this job, or for threads of this process: as many as it has cores, fewer for a fit that
+    is so short that they do not pay. Raises nothing.
+    """
+    if on is not None or has_joined():
+        return on
+    return f"threads:{max(1, min(len(os.sched_getaffinity(0)), size // WORK_OF_A_TASK))}"
+
+
+class _Limit:
+    """A limit of BLAS to one thread that begins with the first of several overlapping uses and ends with the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uses = 0
+        self._stack = ExitStack()
+
+    @functools.cached_property
+    def _controller(self) -> ThreadpoolController:
+        return ThreadpoolController()  # looks through all loaded libraries: 1 ms or more
+
+    def acquire(self) -> None:
+        with self._lock:
+            if self._uses == 0:
+                self._stack.enter_context(self._controller.limit(limits=1))
+            self._uses += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._uses -= 1
+            if self._uses == 0:
+                self._stack.close()
+
+
+_limit = _Limit()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let BLAS and OpenMP use one thread in this process, so that products have the same bits for any number of cores.
+
+    Fits in several threads may overlap. Raises nothing.
+    """
+    _limit.acquire()
+    try:
+        yield
+    finally:
+        _limit.release()
+
+
+class SingleThreadedStep:
+    """A step that uses one thread of BLAS, wherever its task is: `iterate(SingleThreadedStep(step), ...)`.
+
+    Args:
+        step: The function.
+    """
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        self._step = step
+        self.__qualname__ = name_of(step)
+
+    def __call__(self, c: Any) -> None:
+        with one_blas_thread():
+            self._step(c)
