@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from ronde.comqueue.blocks import RowBlocks
 from ronde.comqueue.communication import (
     MAX,
     MIN,
@@ -31,6 +32,7 @@ from ronde.comqueue.functions import CompareCriterionFunction, CompleteResultFun
 from ronde.comqueue.iteration import IterationResult, IterationStep, iterate
 from ronde.comqueue.partitions import Partitions
 from ronde.comqueue.queue import ComQueue, IterativeComQueue
+from ronde.comqueue.rows import RowSource
 from ronde.comqueue.task_group import TaskGroup
 
 __all__ = [
@@ -53,6 +55,8 @@ __all__ = [
     "IterativeComQueue",
     "Partitions",
     "ReduceScatter",
+    "RowBlocks",
+    "RowSource",
     "TaskGroup",
     "iterate",
 ]

@@ -47,8 +47,8 @@ class CommunicateFunction(ABC):
     """A step in which all tasks take part. To write one, exchange objects of the context by the group."""
 
     @abstractmethod
-    def communicate(self, context: ComContext, group: TaskGroup) -> None:
-        """Exchange objects with the other tasks.
+    def communicate(self, context: ComContext, group: TaskGroup) -> Any:
+        """Exchange objects with the other tasks. What it returns counts only if the queue is closed with it.
 
         Args:
             context: The objects of this task.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from ronde.core.row_blocks import RowDivision
 from ronde.errors import UsageError
 
 __all__ = ["ComContext"]
@@ -19,13 +21,21 @@ class ComContext:
         task_id: The number of this task, from 0.
         num_tasks: The number of tasks.
         step_no: The number of the present step, from 1.
+        divisions: How rows are divided among tasks, by the name of the data.
     """
 
-    def __init__(self, task_id: int, num_tasks: int, objects: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        task_id: int,
+        num_tasks: int,
+        objects: dict[str, Any] | None = None,
+        divisions: Mapping[str, RowDivision] | None = None,
+    ) -> None:
         self.task_id = task_id
         self.num_tasks = num_tasks
         self.step_no = 1
         self._objects = {} if objects is None else objects
+        self.divisions = {} if divisions is None else divisions
 
     def __repr__(self) -> str:
         return f"<ComContext: task {self.task_id} of {self.num_tasks}, step {self.step_no}>"

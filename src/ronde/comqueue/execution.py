@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from ronde.comm.world import has_joined, world
 from ronde.comqueue.checkpointing import CheckpointPlace, CheckpointRule, FolderPlace, MemoryPlace
-from ronde.comqueue.partitions import SharedValues, partition
+from ronde.comqueue.partitions import CommonData, divide_data, load_data
 from ronde.comqueue.plan import Plan, run_plan
+from ronde.comqueue.rows import RowSource
+from ronde.comqueue.shared_values import SharedValues
 from ronde.comqueue.task_group import RankGroup, TaskGroup, ThreadGroup, thread_groups
 from ronde.engine.process import init
 from ronde.environment import environment
@@ -80,10 +80,8 @@ def _capacity(cluster: Cluster) -> int:
     return capacity.total
 
 
-def _data_of(plan: Plan, num_tasks: int) -> list[Mapping[str, Any]]:
-    """Return the objects of each task before the first step."""
-    parts = {name: partition(data, num_tasks, name) for name, data in plan.partitioned.items()}
-    return [{name: part[task] for name, part in parts.items()} for task in range(num_tasks)]
+def _divided(plan: Plan, num_tasks: int) -> tuple[CommonData, list[Mapping[str, Any]]]:
+    return divide_data(plan.broadcast, plan.partitioned, num_tasks)
 
 
 def _without_data(plan: Plan) -> Plan:
@@ -91,7 +89,7 @@ def _without_data(plan: Plan) -> Plan:
 
 
 class TaskValues(Protocol):
-    """The data of all tasks: value 0 is the broadcast data, value i + 1 the partition of task i."""
+    """The data of all tasks: value 0 is the `CommonData`, value i + 1 the parts of task i."""
 
     def load(self, number: int, *, is_read_only: bool = False) -> Any:
         """Return a value. `is_read_only`: whether its large arrays are."""
@@ -104,17 +102,28 @@ class _Values:
     values: Sequence[Any]
 
     def load(self, number: int, *, is_read_only: bool = False) -> Any:
-        value = self.values[number]
-        for array in value.values() if is_read_only else ():
-            if isinstance(array, np.ndarray):
-                array.flags.writeable = False
-        return value
+        return self.values[number]
+
+
+@dataclass(frozen=True)
+class _ThreadValues:
+    """Values as another process would have them, but for the sources of rows, which threads share."""
+
+    copies: SharedValues
+    sources: Mapping[str, RowSource]
+
+    def load(self, number: int, *, is_read_only: bool = False) -> Any:
+        value = self.copies.load(number, is_read_only=is_read_only)
+        return value if number else replace(value, sources=self.sources)
 
 
 def _run_task(plan: Plan, values: TaskValues, place: CheckpointPlace | None, group: TaskGroup) -> Any:
-    partition = values.load(1 + group.task_id, is_read_only=plan.checkpoint is not None)
+    is_read_only = plan.checkpoint is not None
+    common = values.load(0)
+    parts = values.load(1 + group.task_id, is_read_only=is_read_only)
+    data = load_data(common, parts, group, is_read_only)
     checkpoints = None if place is None else place.open(group.task_id)
-    return run_plan(plan, values.load(0), partition, group, checkpoints)
+    return run_plan(plan, common.broadcast, data, group, checkpoints)
 
 
 def _run_rank(plan: Plan, values: TaskValues, place: CheckpointPlace | None) -> Any:
@@ -134,7 +143,9 @@ def _folder_of(plan: Plan, need: str = "") -> CheckpointPlace | None:
 
 def _run_in_job(plan: Plan) -> list[Any]:
     group = RankGroup(world())
-    values = _Values(copy.deepcopy([plan.broadcast, *_data_of(plan, group.num_tasks)]))
+    common, parts = _divided(plan, group.num_tasks)
+    parts = [copy.deepcopy(part) if task == group.task_id else {} for task, part in enumerate(parts)]
+    values = _Values([replace(common, broadcast=copy.deepcopy(common.broadcast)), *parts])
     place = _folder_of(plan, "if the ranks of a job are the tasks")
     return group.allgather_object(_run_task(copy.deepcopy(_without_data(plan)), values, place, group))
 
@@ -144,7 +155,8 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
     if THREADS_OF_A_PROCESS not in environment():  # else each process would use all cores
         variables[THREADS_OF_A_PROCESS] = str(max(1, _cores() // num_tasks))
     with ExitStack() as stack:
-        values = SharedValues([plan.broadcast, *_data_of(plan, num_tasks)], stack)
+        common, parts = _divided(plan, num_tasks)
+        values = SharedValues([common, *parts], stack)
         rule = plan.checkpoint
         place = MemoryPlace(num_tasks, stack) if rule and rule.folder is None else _folder_of(plan)
         call = (_without_data(plan), values, place)
@@ -152,7 +164,8 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
 
 
 def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
-    values = _Values([plan.broadcast, *_data_of(plan, num_tasks)])
+    common, parts = _divided(plan, num_tasks)
+    values = _Values([common, *parts])
     call = (_without_data(plan), values, _folder_of(plan, "on a cluster"))
     return _repeat(
         plan.checkpoint,
@@ -186,7 +199,8 @@ def _was_killed(error: RemoteError) -> bool:
 def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
     place = _folder_of(plan, "if threads are the tasks")
     with ExitStack() as stack:
-        values = SharedValues([plan.broadcast, *_data_of(plan, num_tasks)], stack)
+        common, parts = _divided(plan, num_tasks)
+        values = _ThreadValues(SharedValues([replace(common, sources={}), *parts], stack), common.sources)
         tasks = [_TaskThread(_without_data(plan), values, place, group) for group in thread_groups(num_tasks)]
         for task in tasks:
             task.start()
@@ -210,7 +224,7 @@ class _TaskThread(threading.Thread):
     """A task as a thread, with copies of functions and data as another process would have."""
 
     def __init__(
-        self, plan: Plan, values: SharedValues, place: CheckpointPlace | None, group: ThreadGroup
+        self, plan: Plan, values: TaskValues, place: CheckpointPlace | None, group: ThreadGroup
     ) -> None:
         super().__init__(name=f"ronde-task-{group.task_id}", daemon=True)
         self.group = group

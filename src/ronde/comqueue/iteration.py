@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue.array_tree import map_leaves
+from ronde.comqueue.block_sums import sum_over_blocks
+from ronde.comqueue.blocks import RowBlocks, TaskRows
 from ronde.comqueue.communication import MAX, MIN, SUM, AllGather, AllReduce, Broadcast, CommunicateFunction
 from ronde.comqueue.context import ComContext
 from ronde.comqueue.functions import name_of
 from ronde.comqueue.queue import IterativeComQueue
 from ronde.comqueue.task_group import TaskGroup
-from ronde.light_dataclasses import dataclass
+from ronde.light_dataclasses import dataclass, replace
 from ronde.types import ReduceOp
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["IterationResult", "IterationStep", "iterate"]
 
 DATA, STATE, STOP = "data", "state", "stop"
+
+Mapped = TypeVar("Mapped")
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,13 @@ class IterationResult:
         state: The state after the last step, as attributes: `result.state.centers`.
         steps: The number of the last step.
         stopped: Whether the step asked for the end; False: `max_iter` was reached.
+        outputs: What `finish` has returned, by task; empty without `finish`.
     """
 
     state: SimpleNamespace
     steps: int
     stopped: bool
+    outputs: Sequence[Any] = ()
 
 
 class IterationStep:
@@ -48,19 +54,71 @@ class IterationStep:
     tuple or dataclass of these, and returns a new one; the argument stays as it is.
 
     Attributes:
-        data: The rows of this task; if `iterate` got a dict, its values as attributes.
         state: The state as attributes, the same on all tasks. Assign to them to change the state.
         task_id: The number of this task, from 0.
         num_tasks: The number of tasks.
         step_no: The number of this step, from 1.
     """
 
-    def __init__(self, context: ComContext, group: TaskGroup, data: Any) -> None:
+    def __init__(self, context: ComContext, group: TaskGroup, rows: TaskRows) -> None:
         self.task_id, self.num_tasks, self.step_no = context.task_id, context.num_tasks, context.step_no
-        self.data = data
         self.state: SimpleNamespace = context.get_obj(STATE)
-        self._context, self._group = context, group
+        self._context, self._group, self._rows = context, group, rows
         self._operations = 0
+
+    @property
+    def data(self) -> Any:
+        """The rows of this task; if `iterate` got a dict, its values as attributes."""
+        return self._rows.data
+
+    @property
+    def blocks(self) -> RowBlocks:
+        """The row blocks of this task, in order: iterate over it. Each block looks as `data` does."""
+        return self._rows.blocks
+
+    @property
+    def block_range(self) -> range:
+        """The numbers of this task's row blocks among those of all tasks."""
+        return self._rows.division.blocks_of(self.task_id)
+
+    @property
+    def row_range(self) -> range:
+        """The numbers of this task's rows among those of all tasks."""
+        return self._rows.division.rows_of(self.task_id)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of all tasks."""
+        return self._rows.division.num_rows
+
+    def map_blocks(self, function: Callable[[Any], Mapped]) -> list[Mapped]:
+        """Return the results of a function for each row block of this task, in order.
+
+        Args:
+            function: Gets a block, which looks as `data` does.
+
+        Raises:
+            UsageError: The data have no row blocks: they are partitions without rows, or of different lengths.
+        """
+        return [function(block) for block in self.blocks]
+
+    def sum_blocks(self, function: Callable[[Any], Any]) -> Any:
+        """Return the sum of a function over the row blocks of all tasks, with the same bits for any number of tasks.
+
+            gradient = c.sum_blocks(lambda rows: rows.X.T @ (rows.X @ w - rows.y))
+
+        Args:
+            function: Gets a block, which looks as `data` does, and returns an array, a number, or a tree of these. All
+                its results have one structure, dtype and shape, and it changes none that it has returned.
+
+        Raises:
+            MismatchError: Another task has another structure, dtype or shape.
+            PeerLostError: Another task has ended.
+            UsageError: As of `map_blocks`; or two blocks give another structure, dtype or shape.
+        """
+        return sum_over_blocks(
+            map(function, self.blocks), self._rows.division, self._group, name_of(function)
+        )
 
     def sum(self, tree: Any) -> Any:
         """Return the sum over all tasks, formed in the order of tasks.
@@ -159,17 +217,24 @@ class _StepItem(CommunicateFunction):
 
     def __init__(self, function: Callable[[IterationStep], Any], names: Sequence[str] | None) -> None:
         self._function, self._names = function, names
+        self._rows: TaskRows | None = None
 
     def __repr__(self) -> str:
         return name_of(self._function)
 
-    def communicate(self, context: ComContext, group: TaskGroup) -> None:
-        if self._names is None:
-            data = context.get_obj(DATA)
-        else:
-            data = SimpleNamespace(**{name: context.get_obj(f"{DATA}.{name}") for name in self._names})
+    def communicate(self, context: ComContext, group: TaskGroup) -> Any:
+        if self._rows is None:
+            self._rows = TaskRows(context, _object_names(self._names))
         context.put_obj(STOP, False)
-        self._function(IterationStep(context, group, data))
+        return self._function(IterationStep(context, group, self._rows))
+
+
+class _LastItem(_StepItem):
+    """Makes a task's result. The function is that of the user, `finish`."""
+
+    def communicate(self, context: ComContext, group: TaskGroup) -> Any:
+        result = _result(context)
+        return result, super().communicate(context, group)
 
 
 def iterate(
@@ -182,6 +247,7 @@ def iterate(
     checkpoint_every: int | None = None,
     checkpoint_folder: str | None = None,
     max_restarts: int = 3,
+    finish: Callable[[IterationStep], Any] | None = None,
 ) -> IterationResult:
     """Call a step function again and again in several tasks, each with some of the rows; return the last state.
 
@@ -195,7 +261,7 @@ def iterate(
     Args:
         step: Gets an `IterationStep`. What it returns has no effect.
         data: Rows, or a dict of them with as many rows each: arrays, SciPy matrices, data frames, Arrow tables, lists,
-            or `Partitions`. Consecutive rows go to each task.
+            `RowSource`, or `Partitions`. Consecutive rows go to each task.
         state: The first state by name. All tasks have a copy, and must change it in the same way.
         max_iter: The number of the last step, if `stop_if` does not end the iteration before.
         on: Where the tasks run, as of `ComQueue.exec` (None: the ranks of this job, or one process for each core).
@@ -203,6 +269,8 @@ def iterate(
             (None: never). The data are read-only then.
         checkpoint_folder: Where, as of `IterativeComQueue.set_checkpoint` (None: in the memory of this machine).
         max_restarts: How often the tasks start again after one has been killed.
+        finish: Called once on each task after the last step, with the last state; `outputs` of the result has what it
+            returns (None: no call).
 
     Raises:
         RemoteError: The step failed on a task, or a task ended. The error names task, step and function.
@@ -217,13 +285,23 @@ def iterate(
         queue.init_with_partitioned_data(DATA, data)
     for name in names or ():
         queue.init_with_partitioned_data(f"{DATA}.{name}", data[name])
-    queue.set_compare_criterion_of_node0(_is_stopped).close_with(_result)
-    result: IterationResult = queue.exec(on)[0]
+    queue.set_compare_criterion_of_node0(_is_stopped).close_with(_LastItem(finish or _nothing, names))
+    results = queue.exec(on)
+    outputs = [output for _, output in results] if finish else ()
+    result: IterationResult = replace(results[0][0], outputs=outputs)
     return result
 
 
 def _copied(leaf: NDArray[Any]) -> NDArray[Any]:
     return np.array(leaf, order="C")
+
+
+def _object_names(names: Sequence[str] | None) -> str | dict[str, str]:
+    return DATA if names is None else {name: f"{DATA}.{name}" for name in names}
+
+
+def _nothing(c: IterationStep) -> None:
+    pass
 
 
 def _is_stopped(context: ComContext) -> bool:

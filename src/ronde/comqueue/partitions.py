@@ -1,22 +1,19 @@
-"""Which rows of the data each task gets, and how they reach it."""
+"""Which rows of the data each task gets."""
 
 from __future__ import annotations
 
-import mmap
-import os
-import pickle
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ronde.core.splits import even_split
+import numpy as np
+
+from ronde.comqueue.rows import RowSource, SourceRows, row_count, rows_between
+from ronde.comqueue.task_group import TaskGroup
+from ronde.core.row_blocks import RowDivision, divide_partitions, divide_rows
 from ronde.errors import UsageError
-from ronde.launch.calls import pickler
-from ronde.light_dataclasses import dataclass
+from ronde.light_dataclasses import dataclass, field
 
-__all__ = ["Partitions", "SharedValues", "partition"]
-
-ALIGNMENT = 64  # bytes: of arrays in shared memory
+__all__ = ["CommonData", "Partitions", "TaskData", "divide_data", "load_data"]
 
 
 class Partitions:
@@ -35,91 +32,83 @@ class Partitions:
         return f"<Partitions: {len(self.parts)}>"
 
 
-def partition(data: Any, num_tasks: int, name: str) -> list[Any]:
-    """Return the part of each task: consecutive rows, as `numpy.array_split` divides them.
+@dataclass(frozen=True)
+class CommonData:
+    """What all tasks get: broadcast objects, sources of rows, and how rows are divided; all by name.
 
-    `data`: `Partitions`; or rows: an array, a SciPy matrix, a data frame, an Arrow table, a list. `name`: for errors.
-    Raises UsageError if the data have no rows, or the number of partitions is not that of the tasks.
+    `divisions`: of data that are divided here; a task asks the others for those of `Partitions`.
     """
-    if isinstance(data, Partitions):
-        if len(data.parts) != num_tasks:
-            raise UsageError(
-                f"{name!r} has {len(data.parts)} partitions for {num_tasks} tasks: expected one for each task"
-            )
-        return data.parts
-    rows = _row_count(data, name)
-    parts, begin = [], 0
-    for count in even_split(rows, num_tasks):
-        parts.append(_rows(data, begin, begin + count))
-        begin += count
-    return parts
 
-
-def _row_count(data: Any, name: str) -> int:
-    if isinstance(data, (list, tuple)):
-        return len(data)
-    if shape := getattr(data, "shape", ()):
-        return int(shape[0])
-    raise UsageError(
-        f"{name!r} is of type {type(data).__qualname__}, which has no rows: expected an array, a data frame, a "
-        "table, a list, or Partitions"
-    )
-
-
-def _rows(data: Any, begin: int, end: int) -> Any:
-    if hasattr(data, "iloc"):  # pandas, whose [] selects columns
-        return data.iloc[begin:end]
-    if hasattr(data, "slice") and hasattr(data, "schema"):  # an Arrow table, whose [] copies
-        return data.slice(begin, end - begin)
-    return data[begin:end]
+    broadcast: Mapping[str, Any]
+    sources: Mapping[str, RowSource] = field(default_factory=dict)
+    divisions: Mapping[str, RowDivision] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """Where a value lies in the memory: its pickle, and the buffers that this refers to; offsets and lengths."""
+class TaskData:
+    """The partitioned data of one task, by name. `divisions`: of those that have rows."""
 
-    pickled: tuple[int, int]
-    buffers: tuple[tuple[int, int], ...]
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    divisions: Mapping[str, RowDivision] = field(default_factory=dict)
 
 
-class SharedValues:
-    """Values in memory that processes of this machine share, until the stack of the process that made them closes.
+def divide_data(
+    broadcast: Mapping[str, Any], partitioned: Mapping[str, Any], num_tasks: int
+) -> tuple[CommonData, list[Mapping[str, Any]]]:
+    """Return what all tasks get, and the parts of each task: consecutive rows, in whole row blocks.
 
-    Each process loads the values that it needs. Large arrays in them are not copied before they are written to, and
-    only the process that writes to them sees the change.
+    Raises UsageError if data have no rows, or the number of partitions is not that of the tasks.
     """
+    sources, divisions = {}, {}
+    parts: list[dict[str, Any]] = [{} for _ in range(num_tasks)]
+    for name, data in partitioned.items():
+        if isinstance(data, Partitions):
+            if len(data.parts) != num_tasks:
+                raise UsageError(
+                    f"{name!r} has {len(data.parts)} partitions for {num_tasks} tasks: expected one for each task"
+                )
+            for part, rows in zip(parts, data.parts):
+                part[name] = rows
+            continue
+        divisions[name] = division = divide_rows(_count_of(data, name), num_tasks)
+        if isinstance(data, RowSource):
+            sources[name] = data
+            continue
+        for task, part in enumerate(parts):
+            numbers = division.rows_of(task)
+            part[name] = rows_between(data, numbers.start, numbers.stop)
+    return CommonData(broadcast, sources, divisions), list(parts)
 
-    def __init__(self, values: Sequence[Any], stack: ExitStack) -> None:
-        fd = os.memfd_create("ronde-data", os.MFD_CLOEXEC)
-        stack.callback(os.close, fd)
-        with open(fd, "wb", closefd=False) as file:
-            self._stored = [_store(value, file) for value in values]
-        self._path = f"/proc/{os.getpid()}/fd/{fd}"
 
-    def load(self, number: int, *, is_read_only: bool = False) -> Any:
-        """Return a value, by its number in the sequence. `is_read_only`: whether its large arrays are."""
-        stored = self._stored[number]
-        access = mmap.ACCESS_READ if is_read_only else mmap.ACCESS_COPY
-        with open(self._path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            memory = memoryview(mmap.mmap(file.fileno(), size, access=access))
-
-        def at(place: tuple[int, int]) -> memoryview:
-            return memory[place[0] : place[0] + place[1]]
-
-        return pickle.loads(at(stored.pickled), buffers=[at(place) for place in stored.buffers])
+def _count_of(data: Any, name: str) -> int:
+    count = row_count(data, name)
+    if count < 1:
+        raise UsageError(f"{name!r} has no rows: expected at least one")
+    return count
 
 
-def _store(value: Any, file: Any) -> _Stored:
-    buffers: list[pickle.PickleBuffer] = []
+def load_data(common: CommonData, parts: Mapping[str, Any], group: TaskGroup, is_read_only: bool) -> TaskData:
+    """Return the partitioned data of a task: its parts, and the rows of sources, which it reads now.
+
+    A source that is not to be held in memory becomes `SourceRows`. All tasks call this.
+    """
+    objects, divisions = dict(parts), dict(common.divisions)
+    for name, source in common.sources.items():
+        rows = SourceRows(source, divisions[name].rows_of(group.task_id))
+        objects[name] = rows.load() if rows.in_memory else rows
+    for name in sorted(objects.keys() - divisions.keys()):
+        counts = group.allgather_object(_rows_or_none(objects[name]))
+        if None not in counts and any(counts):
+            divisions[name] = divide_partitions(counts)
+    for name, rows in objects.items() if is_read_only else ():
+        if isinstance(rows, np.ndarray):
+            objects[name] = rows.view()
+            objects[name].flags.writeable = False
+    return TaskData(objects, divisions)
+
+
+def _rows_or_none(data: Any) -> int | None:
     try:
-        packed = pickler().dumps(value, protocol=5, buffer_callback=buffers.append)
-    except Exception as error:
-        raise UsageError(f"data cannot be sent to tasks: {type(error).__name__}: {error}") from None
-    return _Stored(_append(packed, file), tuple(_append(buffer.raw(), file) for buffer in buffers))
-
-
-def _append(data: Any, file: Any) -> tuple[int, int]:
-    file.seek(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
-    begin = file.tell()
-    return begin, file.write(data)
+        return row_count(data, "")
+    except UsageError:
+        return None

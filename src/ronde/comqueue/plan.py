@@ -12,6 +12,7 @@ import numpy as np
 from ronde.comqueue.checkpointing import CheckpointRule, TaskCheckpoints
 from ronde.comqueue.communication import CommunicateFunction
 from ronde.comqueue.context import ComContext
+from ronde.comqueue.partitions import TaskData
 from ronde.comqueue.task_group import TaskGroup
 from ronde.errors import MismatchError, PeerError, RondeError, UsageError
 from ronde.launch.calls import pickler
@@ -52,19 +53,20 @@ class Plan:
 def run_plan(
     plan: Plan,
     broadcast: Mapping[str, Any],
-    partition: Mapping[str, Any],
+    data: TaskData,
     group: TaskGroup,
     checkpoints: TaskCheckpoints | None = None,
 ) -> Any:
     """Run one task from its last checkpoint, or from the first step, to its end; return its result.
 
-    `broadcast`, `partition`: the objects that exist before the first step. Raises StepError, but errors of
+    `broadcast`, `data`: the objects that exist before the first step. Raises StepError, but errors of
     communication, such as PeerLostError, as they are.
     """
+    partition = data.objects
     objects, step_no = {**broadcast, **partition}, 0
     if checkpoints is not None and (step_no := _common_step(group, checkpoints)):
         objects = _restored(plan, checkpoints.load(step_no), partition, group.num_tasks)
-    context = ComContext(group.task_id, group.num_tasks, objects)
+    context = ComContext(group.task_id, group.num_tasks, objects, data.divisions)
     context.step_no = step_no
     while plan.max_iter is None or step_no < plan.max_iter:
         context.step_no = step_no = step_no + 1

@@ -52,8 +52,8 @@ class ComQueue:
 
         Args:
             name: The object's name.
-            data: An array, a SciPy matrix, a data frame, an Arrow table or a list, whose rows are divided evenly and in
-                order as `numpy.array_split` does; or `Partitions`, one for each task.
+            data: An array, a SciPy matrix, a data frame, an Arrow table or a list, whose rows are divided in order and
+                evenly, in whole row blocks; a `RowSource`; or `Partitions`, one for each task.
 
         Raises:
             UsageError: There is already data of that name.
@@ -86,22 +86,22 @@ class ComQueue:
         Raises:
             UsageError: It is none of these.
         """
-        if isinstance(function, CommunicateFunction):
-            self._items.append(Item(repr(function), function))
-        else:
-            self._items.append(Item(name_of(function), callable_of(function, "what add() gets")))
+        self._items.append(_item_of(function, "what add() gets"))
         return self
 
-    def close_with(self, function: Callable[[ComContext], Any] | CompleteResultFunction) -> Self:
+    def close_with(
+        self, function: Callable[[ComContext], Any] | CompleteResultFunction | CommunicateFunction
+    ) -> Self:
         """Set the function that makes each task's result after the last step.
 
         Args:
-            function: A function of the context, or a `CompleteResultFunction`.
+            function: A function of the context, or a `CompleteResultFunction`; or a `CommunicateFunction` of yours, if
+                the tasks exchange objects for it: its method returns the result.
 
         Raises:
-            UsageError: It is neither.
+            UsageError: It is none of these.
         """
-        self._complete = Item(name_of(function), callable_of(function, "what close_with() gets"))
+        self._complete = _item_of(function, "what close_with() gets")
         return self
 
     def exec(self, on: str | Cluster | None = None) -> list[Any]:
@@ -129,6 +129,12 @@ class ComQueue:
     def _check_new(self, name: str) -> None:
         if name in self._partitioned or name in self._broadcast:
             raise UsageError(f"there is already data named {name!r}")
+
+
+def _item_of(function: object, role: str) -> Item:
+    if isinstance(function, CommunicateFunction):
+        return Item(repr(function), function)
+    return Item(name_of(function), callable_of(function, role))
 
 
 class IterativeComQueue(ComQueue):

@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ronde.comqueue.partitions import Partitions, SharedValues, partition
+from ronde.comqueue.partitions import Partitions, divide_data
+from ronde.comqueue.shared_values import SharedValues
 from ronde.errors import UsageError
+
+
+def parts_of(data: Any, num_tasks: int) -> list[Any]:
+    _, parts = divide_data({}, {"points": data}, num_tasks)
+    return [part["points"] for part in parts]
 
 
 class Frame:
@@ -29,25 +35,25 @@ class Frame:
     ],
 )
 def test_each_task_gets_consecutive_rows(data: Any, expected: list[Any]) -> None:
-    parts = partition(data, 3, "points")
+    parts = parts_of(data, 3)
     assert [part.tolist() if isinstance(part, np.ndarray) else part for part in parts] == expected
 
 
 def test_rows_of_a_sparse_matrix() -> None:
     sparse = pytest.importorskip("scipy.sparse")
-    parts = partition(sparse.csr_matrix(np.eye(3)), 2, "points")
+    parts = parts_of(sparse.csr_matrix(np.eye(3)), 2)
     assert [part.toarray().tolist() for part in parts] == [[[1, 0, 0], [0, 1, 0]], [[0, 0, 1]]]
 
 
 @pytest.mark.parametrize("data", ["text", {"a": 1}, 3, np.array(3)])
 def test_what_has_no_rows_is_an_error(data: Any) -> None:
     with pytest.raises(UsageError, match=r"'points' is of type .* has no rows"):
-        partition(data, 2, "points")
+        parts_of(data, 2)
 
 
 def test_as_many_partitions_as_tasks() -> None:
     with pytest.raises(UsageError, match="'points' has 3 partitions for 2 tasks"):
-        partition(Partitions([1, 2, 3]), 2, "points")
+        parts_of(Partitions([1, 2, 3]), 2)
 
 
 def test_shared_values_are_copied_only_for_the_one_that_writes() -> None:

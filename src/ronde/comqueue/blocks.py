@@ -1,0 +1,99 @@
+"""The rows of one task, whole and as row blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from ronde.comqueue.context import ComContext
+from ronde.comqueue.rows import SourceRows, rows_between
+from ronde.core.row_blocks import RowDivision
+from ronde.errors import UsageError
+
+__all__ = ["RowBlocks", "TaskRows"]
+
+
+class RowBlocks:
+    """The row blocks of one task, in order. Each looks as the data of the task do, with fewer rows.
+
+        norms = [np.linalg.norm(block) for block in c.blocks]
+
+    Iterate over it as often as you like. Blocks of data that do not fit in memory are read each time.
+    """
+
+    def __init__(self, rows: TaskRows) -> None:
+        self._rows = rows
+        self._ranges = rows.division.rows_of_blocks(rows.task_id)
+        self._cut: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._rows.is_streamed:
+            return (self._rows.between(each) for each in self._ranges)
+        if self._cut is None:
+            self._cut = [self._rows.between(each) for each in self._ranges]
+        return iter(self._cut)
+
+
+class TaskRows:
+    """Partitioned data of one task.
+
+    `names`: the name of one object; or of several, by the attributes under which functions see them.
+    """
+
+    def __init__(self, context: ComContext, names: str | Mapping[str, str]) -> None:
+        self.task_id = context.task_id
+        self._names = [names] if isinstance(names, str) else list(names.values())
+        self._attributes = None if isinstance(names, str) else list(names)
+        self._objects = [context.get_obj(name) for name in self._names]
+        self._divisions = context.divisions
+        self._blocks: RowBlocks | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether some of the data do not fit in memory."""
+        return any(isinstance(each, SourceRows) for each in self._objects)
+
+    @property
+    def data(self) -> Any:
+        """All rows. Raises UsageError if they do not fit in memory."""
+        if self.is_streamed:
+            raise UsageError(
+                f"the data, {sum(self.division.rows)} rows, are not held in memory: use `blocks` or `sum_blocks`, "
+                "which read them block by block"
+            )
+        return self._joined(self._objects)
+
+    @property
+    def blocks(self) -> RowBlocks:
+        """The row blocks. Raises UsageError as `division` does."""
+        if self._blocks is None:
+            self._blocks = RowBlocks(self)
+        return self._blocks
+
+    @property
+    def division(self) -> RowDivision:
+        """The division that the data have in common. Raises UsageError if there is none."""
+        first = self._names[0]
+        for name in self._names:
+            if name not in self._divisions:
+                raise UsageError(f"{name!r} has no row blocks: its partitions are without rows")
+            if self._divisions[name] != self._divisions[first]:
+                raise UsageError(
+                    f"{first!r} and {name!r} have {list(self._divisions[first].rows)} and "
+                    f"{list(self._divisions[name].rows)} rows on the tasks: data that are used together must have "
+                    "equally many rows on each task"
+                )
+        return self._divisions[first]
+
+    def between(self, rows: range) -> Any:
+        """Return some rows, by their numbers among those of this task."""
+        return self._joined([rows_between(each, rows.start, rows.stop) for each in self._objects])
+
+    def _joined(self, objects: Sequence[Any]) -> Any:
+        if self._attributes is None:
+            return objects[0]
+        return SimpleNamespace(**dict(zip(self._attributes, objects)))

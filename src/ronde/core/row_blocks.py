@@ -1,0 +1,85 @@
+"""Row blocks: the units in which the rows of the data are given to tasks.
+
+How many blocks there are depends on the number of rows only, and each task gets consecutive whole blocks. So what is
+computed for each block, and combined along a tree over the blocks (`core/sum_tree`), does not depend on the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ronde.core.splits import even_split
+from ronde.light_dataclasses import dataclass
+
+__all__ = ["RowDivision", "block_count", "divide_partitions", "divide_rows"]
+
+LEAST_BLOCKS = 64  # if there are as many rows, so that as many tasks have work
+MOST_ROWS = 8192  # of a block
+
+
+@dataclass(frozen=True)
+class RowDivision:
+    """Which rows and blocks each task has: the numbers of both, by task.
+
+    The blocks of a task divide its rows evenly, and no block is empty.
+    """
+
+    rows: Sequence[int]
+    blocks: Sequence[int]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows all tasks have."""
+        return sum(self.rows)
+
+    def rows_of(self, task: int) -> range:
+        """Return the numbers of a task's rows among those of all tasks."""
+        return _range_of(self.rows, task)
+
+    def blocks_of(self, task: int) -> range:
+        """Return the numbers of a task's blocks among those of all tasks."""
+        return _range_of(self.blocks, task)
+
+    def rows_of_blocks(self, task: int) -> list[range]:
+        """Return the rows of each of a task's blocks, counted from the task's first row."""
+        begin, ranges = 0, []
+        for count in even_split(self.rows[task], self.blocks[task]):
+            ranges.append(range(begin, begin + count))
+            begin += count
+        return ranges
+
+
+def _range_of(numbers: Sequence[int], task: int) -> range:
+    begin = sum(numbers[:task])
+    return range(begin, begin + numbers[task])
+
+
+def block_count(num_rows: int) -> int:
+    """Return into how many blocks so many rows are divided.
+
+    With fewer than 64 rows each row is a block. Else it is a power of two, the least one of at least 64 with which no
+    block has more than 8,192 rows.
+    """
+    if num_rows < LEAST_BLOCKS:
+        return num_rows
+    return 1 << (max(LEAST_BLOCKS, -(-num_rows // MOST_ROWS)) - 1).bit_length()
+
+
+def divide_rows(num_rows: int, num_tasks: int) -> RowDivision:
+    """Return the division of rows into blocks, and of these among tasks, both even."""
+    blocks = even_split(block_count(num_rows), num_tasks)
+    ends = [_rows_before(sum(blocks[: task + 1]), num_rows) for task in range(num_tasks)]
+    return RowDivision([end - begin for begin, end in zip([0, *ends], ends)], blocks)
+
+
+def _rows_before(block: int, num_rows: int) -> int:
+    count = block_count(num_rows)
+    return num_rows // count * block + min(block, num_rows % count)
+
+
+def divide_partitions(rows: Sequence[int]) -> RowDivision:
+    """Return the division of rows that lie at tasks already. `rows`: their numbers, by task.
+
+    Each task divides its own rows, so that the blocks depend on the tasks.
+    """
+    return RowDivision(list(rows), [block_count(each) for each in rows])

@@ -1,0 +1,146 @@
+"""Row blocks and sums over them, with tasks as threads; tests/ranks/comqueue has the same in processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ronde.comqueue import IterationStep, Partitions, iterate
+from ronde.errors import RemoteError, UsageError
+
+Array = NDArray[Any]
+
+
+def rows_of(count: int) -> Array:
+    """Return rows whose sum depends on the order of additions."""
+    random = np.random.default_rng(count)
+    return random.normal(size=(count, 3)) * 10.0 ** random.integers(-8, 9, size=(count, 3))
+
+
+def sums(block: Array) -> dict[str, Any]:
+    return {"sum": block.sum(axis=0), "n": len(block), "square": [float((block**2).sum())]}
+
+
+def sum_step(c: IterationStep) -> None:
+    c.state.found = c.sum_blocks(sums)
+
+
+def bits_of(found: dict[str, Any]) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in (found["sum"], found["n"], *found["square"])]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 63, 64, 100, 1000])
+def test_a_sum_has_the_same_bits_for_any_number_of_tasks(count: int) -> None:
+    rows = rows_of(count)
+
+    def found(tasks: int) -> list[bytes]:
+        on = f"threads:{tasks}"
+        return bits_of(iterate(sum_step, data=rows, state={}, max_iter=1, on=on).state.found)
+
+    expected = found(1)
+    assert np.frombuffer(expected[1], np.int64) == count
+    assert all(found(tasks) == expected for tasks in (2, 3, 4, 5, 6, 7, 8, 9))
+
+
+class Source:
+    """Rows that are counted when they are read. The sum over all tasks of `read`: of one process only."""
+
+    def __init__(self, rows: Array, in_memory: bool) -> None:
+        self.rows, self.num_rows, self.in_memory = rows, len(rows), in_memory
+        self.read: list[int] = []
+
+    def load(self, begin: int, end: int) -> Array:
+        self.read.append(end - begin)
+        return self.rows[begin:end]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_source_is_read_once_or_block_by_block(in_memory: bool) -> None:
+    rows = rows_of(200)
+    source = Source(rows, in_memory)
+    result = iterate(sum_step, data=source, state={}, max_iter=3, on="threads:2")
+    expected = iterate(sum_step, data=rows, state={}, max_iter=1, on="threads:3")
+    assert bits_of(result.state.found) == bits_of(expected.state.found)
+    assert sum(source.read) == (200 if in_memory else 600)
+    assert len(source.read) == (2 if in_memory else 3 * 64)
+
+
+def test_rows_that_are_not_in_memory_have_no_data() -> None:
+    with pytest.raises(
+        RemoteError, match="the data, 200 rows, are not held in memory: use `blocks` or `sum_blocks`"
+    ):
+        iterate(lambda c: c.data, data=Source(rows_of(200), False), state={}, max_iter=1, on="threads:2")
+
+
+def test_blocks_look_as_the_data_do() -> None:
+    def step(c: IterationStep) -> None:
+        assert [len(block.x) for block in c.blocks] == [len(block.y) for block in c.blocks]
+        assert np.array_equal(np.concatenate([block.x for block in c.blocks]), c.data.x)
+        assert c.data.x.tolist() == list(c.row_range)
+        assert c.num_rows == 130
+        assert len(c.blocks) == len(c.block_range) == len(c.map_blocks(len_of_y))
+        c.state.sum = c.sum_blocks(lambda block: block.x @ block.y)
+
+    data = {"x": np.arange(130), "y": [[1]] * 130}
+    assert iterate(step, data=data, state={}, max_iter=2, on="threads:3").state.sum.tolist() == [
+        sum(range(130))
+    ]
+
+
+def len_of_y(block: Any) -> int:
+    return len(block.y)
+
+
+def test_the_last_call_sees_the_last_state() -> None:
+    def step(c: IterationStep) -> None:
+        c.state.scale = c.step_no
+
+    def finish(c: IterationStep) -> Array:
+        return np.concatenate([np.zeros(0), *c.map_blocks(lambda rows: rows * c.state.scale + c.sum(0))])
+
+    result = iterate(step, data=np.arange(70), state={}, max_iter=3, on="threads:4", finish=finish)
+    assert np.concatenate(result.outputs).tolist() == [3 * row for row in range(70)]
+    assert iterate(step, data=[0], state={}, max_iter=1, on="threads:2").outputs == ()
+
+
+def test_partitions_have_blocks_of_their_own() -> None:
+    def step(c: IterationStep) -> None:
+        c.state.found = (c.sum_blocks(lambda block: block.sum()), c.num_rows, c.gather(c.block_range))
+
+    parts = Partitions([np.arange(100), np.arange(0), np.arange(3)])
+    found = iterate(step, data=parts, state={}, max_iter=1, on="threads:3").state.found
+    assert found == (4950 + 3, 103, [range(64), range(64, 64), range(64, 67)])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Partitions([1, 2]), "'data' has no row blocks: its partitions are without rows"),
+        (
+            {"x": [1, 2, 3], "y": [1, 2]},
+            r"'data.x' and 'data.y' have \[2, 1\] and \[1, 1\] rows on the tasks",
+        ),
+    ],
+)
+def test_data_without_blocks_in_common(data: Any, message: str) -> None:
+    with pytest.raises(RemoteError, match=message):
+        iterate(lambda c: c.blocks, data=data, state={}, max_iter=1, on="threads:2")
+
+
+def test_no_rows() -> None:
+    with pytest.raises(UsageError, match="'data' has no rows: expected at least one"):
+        iterate(sum_step, data=rows_of(0), state={}, max_iter=1, on="threads:2")
+
+
+@pytest.mark.parametrize("on", ["threads:1", "threads:2"])
+def test_summands_of_another_shape(on: str) -> None:
+    def step(c: IterationStep) -> None:
+        c.sum_blocks(lambda block: np.zeros(int(block[0]) + 1))
+
+    with pytest.raises(
+        RemoteError, match=r"lambda> gives float64 \(1,\) for one block and float64 \(2,\) for another"
+    ):
+        iterate(step, data=np.arange(4), state={}, max_iter=1, on=on)
