@@ -440,6 +440,7 @@ NB_MODULE(_native, module) {
       .def("abandon", &ronde::abandon_for_good<Communicator>)
       .def("is_crowded", &Communicator::is_crowded)
       .def("has_failed", &Communicator::has_failed);
+  ronde::bind_centers(module);
   ronde::bind_connections(module);
   ronde::bind_store(module);
   ronde::bind_store_server(module);

@@ -15,6 +15,7 @@ namespace nb = nanobind;
 
 namespace ronde {
 
+void bind_centers(nb::module_& module);
 void bind_connections(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_stalls(nb::module_& module);

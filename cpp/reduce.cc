@@ -11,7 +11,7 @@
 
 namespace ronde {
 
-// Each namespace holds reduce_kernels.cc and adasum_kernels.cc, compiled for one instruction set.
+// Each namespace holds the *_kernels.cc, compiled for one instruction set.
 namespace avx512 {
 extern const Kernels kKernels;
 }

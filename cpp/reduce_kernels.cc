@@ -18,6 +18,7 @@
 namespace ronde::RONDE_ISA {
 
 extern const AdasumKernels kAdasumKernels;
+extern const CenterKernels kCenterKernels;
 
 namespace {
 
@@ -282,6 +283,7 @@ constexpr Kernels make_kernels(const char* instruction_set) {
   Kernels kernels{};
   kernels.instruction_set = instruction_set;
   kernels.adasum = &kAdasumKernels;
+  kernels.centers = &kCenterKernels;
   set_bool(kernels);
   set_integer<uint8_t>(kernels, DType::kUint8);
   set_integer<uint16_t>(kernels, DType::kUint16);

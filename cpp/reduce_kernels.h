@@ -1,9 +1,10 @@
-// Private to reduce.cc, the *_kernels.cc and their tests: the kernels of one instruction set.
+// Private to reduce.cc, nearest_centers.cc, the *_kernels.cc and their tests: the kernels of one instruction set.
 #pragma once
 
 #include <cstddef>
 #include <span>
 
+#include "nearest_centers.h"
 #include "types.h"
 
 namespace ronde {
@@ -22,9 +23,19 @@ struct AdasumKernels {
   WeightedSumKernel weighted_sum[kDTypeCount];
 };
 
+// assign_to_centers() for one dtype; see center_kernels.cc. `scratch`: tile_bytes for each center.
+using CenterKernel = double (*)(const CenterAssignment& assignment, void* scratch);
+
+struct CenterKernels {
+  CenterKernel float32;
+  CenterKernel float64;
+  size_t tile_bytes;
+};
+
 struct Kernels {
   const char* instruction_set;
   const AdasumKernels* adasum;
+  const CenterKernels* centers;
   Kernel table[kDTypeCount][kReduceOpCount];  // nullptr: the operation is undefined for the dtype
   // For 16-bit floats, by their type: to a result of float32, and from sources of float32.
   Kernel widening[kDTypeCount][kReduceOpCount];
