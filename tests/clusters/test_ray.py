@@ -15,7 +15,7 @@ from tests.conformance.cluster_kinds import agents, ray_engine
 from tests.ranks.pages import programs, run_program
 
 import ronde
-from ronde.errors import TimeoutError, UnsupportedError, UsageError, WorkerError
+from ronde.errors import RondeError, TimeoutError, UnsupportedError, UsageError, WorkerError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed here")
@@ -98,6 +98,18 @@ def test_a_failure_ends_the_workers_and_the_executor_starts_again() -> None:
     workers.start()
     assert [rank for rank, *_ in workers.run(sums, [1])] == [0, 1]
     workers.shutdown()
+
+
+def test_a_shutdown_ends_calls_at_once_with_an_error_that_says_so() -> None:
+    workers = executor(num_workers=2)
+    workers.start()
+    done, running = workers.run_remote(os.getenv, ["RANK"]), workers.run_remote(time.sleep, [600])
+    assert ray.get(done) == ["0", "1"]
+    workers.shutdown()
+    with pytest.raises(
+        RondeError, match=r"shut down before the call ended: take its results before shutdown\(\)"
+    ):
+        ray.get(running)
 
 
 def test_an_executable_that_fails_fails_the_start() -> None:

@@ -24,12 +24,13 @@ from ronde.light_dataclasses import dataclass
 from ronde.net.protection import secrecy_is_wanted
 from ronde.process.error_file import described
 from ronde.ray.cluster import Placing, RayCluster
-from ronde.ray.worker_calls import CallServer, WorkerCall, fetch_result, serve_calls
+from ronde.ray.worker_calls import SHUT_DOWN, CallServer, WorkerCall, fetch_result, serve_calls
 
 __all__ = ["RayExecutor", "RaySettings"]
 
 R = TypeVar("R")
-END_S, END_AT_ONCE_S = 5.0, 0.0  # how long workers may take to end before their tasks are killed
+LAST_CALL_NS = 10**9 // 2  # for workers to end the calls that they are in, at a shutdown
+END_S = 5.0  # for workers that are in no call to end, before their tasks are killed
 
 
 @dataclass(frozen=True)
@@ -235,11 +236,13 @@ class RayExecutor:
         return result
 
     def shutdown(self) -> None:
-        """End the workers, also those that are in a call after some seconds. A second call does nothing."""
+        """End the workers. A second call does nothing.
+
+        A call that does not end within half a second raises RondeError where its results are awaited.
+        """
         job, self._job = self._job, None
         if job:
-            job.end_workers(END_S)
-            job.calls.close()
+            job.shut_down()
 
     def _started(self) -> _Job:
         if self.num_workers is None:
@@ -253,7 +256,7 @@ class RayExecutor:
         try:
             return job.calls.results(number, ranks)
         except BaseException:  # also Ctrl-C
-            job.end_workers(END_AT_ONCE_S)
+            job.kill_workers()
             raise
 
     def _run_elastic(self, fn: Callable[..., R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[R]:
@@ -298,6 +301,7 @@ class _Job:
         self._cluster = cluster
         config = LaunchConfig(WorkerSpec(argv=()), interface=options.interface)
         is_secret = options.encrypts or secrecy_is_wanted()
+        self._ranks = range(options.num_proc)
         self.calls = CallServer(*reachable_by_tasks(config), is_secret)
         self._thread = threading.Thread(
             target=self._drive, args=(make_executable, options), name="ronde-executor", daemon=True
@@ -308,18 +312,26 @@ class _Job:
         """Return whether all workers have ended."""
         return not self._thread.is_alive()
 
-    def end_workers(self, patience_s: float) -> None:
-        """Let the workers end after their calls, and kill those that take longer than this."""
-        self.calls.call(None)
-        self._thread.join(patience_s)
-        if self._thread.is_alive():
+    def shut_down(self) -> None:
+        """Let the workers end, and kill those that are in a call."""
+        if not self.has_ended():
+            self.calls.call(None)
+            if self.calls.are_ending(self._ranks, LAST_CALL_NS):
+                self._thread.join(END_S)
+            self.calls.end(RondeError(SHUT_DOWN))
+            self.kill_workers()
+        self.calls.close()
+
+    def kill_workers(self) -> None:
+        """Kill the workers that have not ended."""
+        if not self.has_ended():
             self._cluster.cancel("the RayExecutor is shut down")
             self._thread.join()
 
     def _drive(self, make_executable: Callable[[], Any], options: RunOptions) -> None:
         try:
             run_function(self._cluster, serve_calls, (self.calls.line, make_executable), {}, options)
-            self.calls.end(RondeError("the RayExecutor was shut down before the call ended"))
+            self.calls.end(RondeError(SHUT_DOWN))
         except RondeError as error:
             self.calls.end(error)
         except BaseException as error:  # such as KeyboardInterrupt, if the workers were interrupted

@@ -5,6 +5,7 @@ Keys of the store, where NUMBER counts the calls from 1:
     call/NUMBER           a call, for all workers; the last one to read it deletes it
     read/NUMBER           how many workers have read it
     result/NUMBER/RANK    what it returned in one of them; number 0: the worker is ready
+    ending/RANK           the worker has done all calls, and ends
     end                   the error after which no more results come
 
 The first call that fails in a worker ends this worker, and so the job. The driver's error says why.
@@ -13,12 +14,13 @@ The first call that fails in a worker ends this worker, and so the job. The driv
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from ronde.environment import environment
-from ronde.errors import RondeError, UsageError
+from ronde.errors import PeerLostError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.calls import pickler
 from ronde.launch.driver.job_store import serve_store, tcp_addresses
@@ -27,11 +29,12 @@ from ronde.net.stores.base import Store
 from ronde.net.stores.large_values import delete_large, get_large, put_large
 from ronde.net.stores.tcp import StoreClient
 
-__all__ = ["CallLine", "CallServer", "WorkerCall", "fetch_result", "serve_calls"]
+__all__ = ["SHUT_DOWN", "CallLine", "CallServer", "WorkerCall", "fetch_result", "serve_calls"]
 
 CONNECT_NS = 30 * 10**9
 FOREVER_NS = 10**17  # three years
 END = "end"
+SHUT_DOWN = "the RayExecutor was shut down before the call ended: take its results before shutdown()"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class CallServer:
         self.line = CallLine(addresses, bytes.fromhex(key.hex()), is_secret)
         self._store = self.line.open()
         self._count = 0
+        self._lock = threading.Lock()
+        self._end: RondeError | None = None
 
     def call(self, call: WorkerCall | None) -> int:
         """Send a call to the workers, None to let them end; return its number. Raises UsageError."""
@@ -85,12 +90,28 @@ class CallServer:
 
     def results(self, number: int, ranks: Sequence[int]) -> list[Any]:
         """Return the results of a call in these workers. Raises the error of the job."""
-        with closing(self._store.fork()) as store:  # another thread may set the end
-            return [_fetch(store, number, rank) for rank in ranks]
+        try:
+            with closing(self._store.fork()) as store:  # another thread may set the end
+                return [_fetch(store, number, rank) for rank in ranks]
+        except RondeError:
+            if self._end is None:
+                raise
+            raise self._end from None  # also if `close` came before the answer of the store
+
+    def are_ending(self, ranks: Sequence[int], within_ns: int) -> bool:
+        """Return whether these workers have done all calls within the time, after the call that lets them end."""
+        try:
+            self._store.wait([f"ending/{rank}" for rank in ranks], within_ns)
+        except TimeoutError:
+            return False
+        return True
 
     def end(self, error: RondeError) -> None:
-        """Let every wait for results raise this error."""
-        put_large(self._store, END, pickle.dumps(error))
+        """Let every wait for results raise this error, unless there is one already."""
+        with self._lock:
+            if self._end is None:
+                self._end = error
+                put_large(self._store, END, pickle.dumps(error))
 
     def close(self) -> None:
         """Stop serving."""
@@ -100,8 +121,11 @@ class CallServer:
 
 def fetch_result(line: CallLine, number: int, rank: int) -> Any:
     """Return the result of a call in one worker, in any process."""
-    with closing(line.open()) as store:
-        return _fetch(store, number, rank)
+    try:
+        with closing(line.open()) as store:
+            return _fetch(store, number, rank)
+    except PeerLostError:
+        raise RondeError(SHUT_DOWN) from None
 
 
 def serve_calls(line: CallLine, make_executable: Callable[[], Any]) -> None:
@@ -117,6 +141,7 @@ def serve_calls(line: CallLine, make_executable: Callable[[], Any]) -> None:
                 args = (executable,) if call.takes_executable else call.args
                 _send(store, number, rank, call.fn(*args, **call.kwargs))
             number += 1
+        store.set(f"ending/{rank}", b"")
 
 
 def _next_call(store: Store, number: int, size: int) -> WorkerCall | None:
