@@ -220,6 +220,11 @@ Hierarchy Communicator::hierarchy(int divisor) {
           scratch_, partials_, divisor_or_size(divisor), options_.switch_over};
 }
 
+bool Communicator::sums_hosts_first() const {
+  const bool is_allowed = options_.allreduce == Algorithm::kAuto || options_.allreduce == Algorithm::kHierarchical;
+  return is_allowed && local_size() > 1;
+}
+
 bool Communicator::gathers_by_rails() {
   return options_.hierarchical_allgather && local_size() > 1 && is_homogeneous(hierarchy());
 }
@@ -320,6 +325,10 @@ void Communicator::reduce_scatter(const void* in, void* out, std::span<const siz
   const Call call = make_call(Kind::kReduceScatter, dtype, total, -1, op, shape > 0 ? shape : word_of_counts(counts));
   run(call, [&](const Call& call) {
     if (is_one_host()) return host_->reduce_scatter(call, reduction, in, counts, out);
+    Hierarchy hierarchy = this->hierarchy(divisor);
+    if (sums_hosts_first() && is_homogeneous(hierarchy) && !needs_all_at_once(dtype, op)) {
+      return hierarchical_reduce_scatter(hierarchy, call, in, counts, out);
+    }
     reduce_scatterv(*mesh_, call, in, counts, out, reduction, scratch_);
   });
 }

@@ -166,6 +166,7 @@ class Communicator : private Waiter::Listener {
   bool is_one_host() const { return host_count() == 1; }
   int host_count() const { return static_cast<int>(ranks_of_host_.size()); }
   // Whether Adasum combines hosts instead of ranks.
+  bool sums_hosts_first() const;
   bool gathers_by_rails();
   bool adasum_is_hierarchical() const { return options_.adasum_hierarchical && host_count() < size(); }
   Hierarchy hierarchy(int divisor = 0);

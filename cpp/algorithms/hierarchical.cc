@@ -12,6 +12,10 @@
 // the root. Small reductions, and a broadcast, take one *leader* per host: the root on its own host, the first rank
 // elsewhere.
 //
+// A reduce-scatter between hosts with equally many ranks gives each rank the partial sums of its host that the ranks of
+// its rail need, one piece for each host, and the ranks of a rail exchange these. So each sum crosses between two hosts
+// once, and not once for each rank of the sending host.
+//
 // The hosts exchange partial sums. Partial sums of 16-bit floats travel as float32 to the rank that completes and
 // rounds them: 6 bytes per element and direction instead of 4.
 //
@@ -20,6 +24,7 @@
 #include "algorithms/hierarchical.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "algorithms/over_links.h"
@@ -84,6 +89,23 @@ void reduce_by_leaders(Hierarchy& hierarchy, const Call& call, const void* in, v
   if (leader != hierarchy.mesh.rank()) return;
   reduce_to_root(Group(hierarchy.mesh, members), call, sum, out, position(members, call.root), across,
                  hierarchy.scratch);
+}
+
+// The blocks of `ranks` one behind the other: where they lie in `in`, or in scratch if other ranks' blocks lie between.
+const void* contiguous_blocks(Hierarchy& hierarchy, const Call& call, const void* in, const std::vector<int>& ranks,
+                              std::span<const size_t> starts, std::span<const size_t> counts) {
+  const size_t item = size_of(call.dtype);
+  const auto* const all = static_cast<const std::byte*>(in);
+  if (ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size())) return all + starts[ranks.front()] * item;
+  size_t count = 0;
+  for (int rank : ranks) count += counts[rank];
+  std::byte* const packed = hierarchy.scratch.get(count * item);
+  std::byte* to = packed;
+  for (int rank : ranks) {
+    std::memcpy(to, all + starts[rank] * item, counts[rank] * item);
+    to += counts[rank] * item;
+  }
+  return packed;
 }
 
 }  // namespace
@@ -184,6 +206,39 @@ void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) 
   std::vector<size_t> sizes(mine.size()), offsets(mine.size());
   sizes[position(mine, leader)] = bytes;
   hierarchy.host.share(call, data, data, {sizes, offsets});
+}
+
+void hierarchical_reduce_scatter(Hierarchy& hierarchy, const Call& call, const void* in, std::span<const size_t> counts,
+                                 void* out) {
+  HostGroup& host = hierarchy.host;
+  const Reduction inside = inside_host(call);
+  const size_t result_bytes = inside.result_bytes();
+  const bool is_small = call.count * inside.item_bytes() <= kSmallBytes;
+  const std::vector<int> members = rail(hierarchy, host.index());
+  std::vector<size_t> carried;  // elements that this rank sends along the rail, by host
+  for (int rank : members) carried.push_back(counts[rank]);
+  const size_t carried_count = std::accumulate(carried.begin(), carried.end(), size_t{0});
+  const size_t sums_count = is_small ? call.count : 0;  // of the whole host
+  std::byte* const sums = hierarchy.partials.get((carried_count + sums_count) * result_bytes);
+  std::byte* const pieces = sums + sums_count * result_bytes;
+
+  std::vector<size_t> starts(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), size_t{0});
+  if (is_small) host.allreduce(call, inside, in, sums, call.count);
+  std::byte* piece = pieces;
+  for (size_t number = 0; number < members.size(); piece += carried[number++] * result_bytes) {
+    if (is_small) {
+      std::memcpy(piece, sums + starts[members[number]] * result_bytes, carried[number] * result_bytes);
+      continue;
+    }
+    const std::vector<int>& theirs = hierarchy.ranks_of_host[number];
+    std::vector<size_t> of_host;
+    for (int rank : theirs) of_host.push_back(counts[rank]);
+    const void* blocks = contiguous_blocks(hierarchy, call, in, theirs, starts, counts);
+    host.reduce_scatter(call, inside, blocks, of_host, piece);
+  }
+  reduce_scatterv(Group(hierarchy.mesh, members), call, pieces, carried, out, across_hosts(hierarchy, call),
+                  hierarchy.scratch);
 }
 
 // Each rank receives the blocks of its rail from the other hosts, and the ranks of a host exchange the received blocks.

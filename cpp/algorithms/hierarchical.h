@@ -45,6 +45,11 @@ void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* 
 // Only rank call.root gets the result; the other ranks ignore `out`.
 void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out);
 
+// Rank r gets counts[r] elements of the reduction, behind those of the ranks before it; call.count in all. All hosts
+// have the same number of ranks. `out` may be this rank's part of `in`.
+void hierarchical_reduce_scatter(Hierarchy& hierarchy, const Call& call, const void* in, std::span<const size_t> counts,
+                                 void* out);
+
 // All ranks get `data` of rank call.root.
 void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data);
 

@@ -2,8 +2,8 @@
 //
 // Large buffers: every rank reduces the chunk it owns and sends the result to the root (Rabenseifner's reduce:
 // reduce-scatter, then gather), so that the root receives about twice the buffer instead of one buffer per rank. Small
-// buffers: the root owns all chunks, which takes one step. Thakur, Rabenseifner, Gropp, "Optimization of Collective
-// Communication Operations in MPICH", IJHPCA 19(1), 2005, section on reduce.
+// buffers, and two ranks: the root owns all chunks, which takes one step. Thakur, Rabenseifner, Gropp, "Optimization of
+// Collective Communication Operations in MPICH", IJHPCA 19(1), 2005, section on reduce.
 #include <vector>
 
 #include "algorithms/direct.h"
@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kOneStepBytes = 16 << 10;
 
 Chunks owners(size_t count, size_t element_bytes, int size, int root) {
-  if (count * element_bytes > kOneStepBytes) return Chunks::even(count, size);
+  if (size > 2 && count * element_bytes > kOneStepBytes) return Chunks::even(count, size);
   std::vector<size_t> counts(size, 0);
   counts[root] = count;
   return Chunks::of(counts);
