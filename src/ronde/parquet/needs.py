@@ -10,7 +10,7 @@ from ronde.errors import UsageError
 __all__ = ["need"]
 
 
-def need(package: str, module: str = "", extra: str = "parquet") -> Any:
+def need(package: str, module: str = "", extra: str = "data") -> Any:
     """Return a module of a package (default: the package). Raises UsageError if it is not installed."""
     try:
         return import_module(module or package)
@@ -18,6 +18,6 @@ def need(package: str, module: str = "", extra: str = "parquet") -> Any:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise UsageError(
-            f"{package} is not installed, which training from Parquet files needs: "
+            f"{package} is not installed, which Parquet files and tables need: "
             f"run pip install 'ronde[{extra}]' here and on every worker"
         ) from None

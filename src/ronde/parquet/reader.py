@@ -1,27 +1,24 @@
-"""Reads row groups of Parquet files as NumPy arrays, by pyarrow.dataset."""
+"""Reads row groups of Parquet files as NumPy arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.errors import UsageError
+from ronde.parquet.files import ParquetFileFacts, arrow_filesystem, describe_files
 from ronde.parquet.needs import need
 from ronde.parquet.rows import Columns, RowGroup, RowSpan
-from ronde.parquet.store import open_filesystem
 from ronde.parquet.training import DataIndex
 
-__all__ = ["ParquetReader", "find_row_groups", "index_data", "to_array"]
-
-THREADS = 8  # that read the ends of files, where the row groups are listed
+__all__ = ["ParquetReader", "find_row_groups", "holds_numbers", "index_data", "to_array"]
 
 
 class ParquetReader:
-    """Reads columns of row groups.
+    """Reads columns of row groups. Can be pickled.
 
     Args:
         url: A URL of fsspec; the row groups' files are in the same file system.
@@ -30,10 +27,8 @@ class ParquetReader:
     """
 
     def __init__(self, url: str, columns: Sequence[str], options: dict[str, Any] | None = None) -> None:
-        self._dataset = need("pyarrow", "pyarrow.dataset")
         self._columns = list(dict.fromkeys(columns))
-        self._files = _arrow_filesystem(url, options)
-        self._url = url
+        self._url, self._options = url, options
 
     def read(self, span: RowSpan) -> Columns:
         """Return the rows of a span: for each column an array, the rows in its first dimension.
@@ -41,18 +36,39 @@ class ParquetReader:
         Raises UsageError if the file cannot be found, or a column is not an array.
         """
         group = span.group
-        fragment = self._dataset.ParquetFileFormat().make_fragment(
-            group.file, filesystem=self._files, row_groups=[group.number]
-        )
+        with self._open(group.file) as file:
+            table = file.read_row_group(group.number, columns=self._columns)
+        return self._arrays(table.slice(span.first, span.end - span.first), group.file)
+
+    def batches(self, span: RowSpan, batch_rows: int, piece_bytes: int = 0) -> Iterator[Columns]:
+        """Yield the rows of a span in batches of at most `batch_rows`.
+
+        `piece_bytes`: how much of a column is read from the file at once, to save memory; 0: all of the row group.
+        Raises UsageError as `read`.
+        """
+        group, before = span.group, 0
+        with self._open(group.file, piece_bytes) as file:
+            for batch in file.iter_batches(batch_rows, row_groups=[group.number], columns=self._columns):
+                first, end = max(span.first - before, 0), min(span.end - before, batch.num_rows)
+                if first < end:
+                    yield self._arrays(batch.slice(first, end - first), group.file)
+                before += batch.num_rows
+                if before >= span.end:
+                    return
+
+    def _open(self, file: str, piece_bytes: int = 0) -> Any:
+        parquet = need("pyarrow", "pyarrow.parquet")
+        files = arrow_filesystem(self._url, self._options)
         try:
-            table = fragment.to_table(columns=self._columns)
+            return parquet.ParquetFile(file, filesystem=files, buffer_size=piece_bytes)
         except FileNotFoundError:
             raise UsageError(
-                f"{group.file} is not to be found on this host: the store {self._url} must be a folder that the driver "
-                "and all workers share, as HDFS, S3 or NFS are"
+                f"{file} is not to be found on this host: {self._url} must be in a file system that the driver and all "
+                "workers share, as HDFS, S3 or NFS are"
             ) from None
-        table = table.slice(span.first, span.end - span.first)
-        return {name: to_array(name, table.column(name), group.file) for name in self._columns}
+
+    def _arrays(self, rows: Any, file: str) -> Columns:
+        return {name: to_array(name, rows.column(name), file) for name in self._columns}
 
 
 def index_data(
@@ -78,36 +94,20 @@ def find_row_groups(
 
     Raises UsageError if there is no Parquet file, or a file lacks one of the columns.
     """
-    dataset = need("pyarrow", "pyarrow.dataset")
-    files, path = open_filesystem(url, options)
-    files.invalidate_cache()
-    names = sorted(name for name in files.find(path) if _is_data(name, path))
-    if not names:
-        raise UsageError(f"{url} has no Parquet file: expected a folder with files named *.parquet")
-    arrow, kind = _arrow_filesystem(url, options), dataset.ParquetFileFormat()
 
-    def groups_of(name: str) -> list[RowGroup]:
-        fragment = kind.make_fragment(name, filesystem=arrow)
-        known = fragment.physical_schema.names
-        if missing := [each for each in columns if each not in known]:
-            raise UsageError(f"{name} lacks the columns {missing}: it has {sorted(known)}")
-        return [RowGroup(name, group.id, group.num_rows) for group in fragment.row_groups if group.num_rows]
+    def check(file: ParquetFileFacts) -> None:
+        if missing := [name for name in columns if name not in file.types]:
+            raise UsageError(f"{file.path} lacks the columns {missing}: it has {sorted(file.types)}")
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        return [group for groups in pool.map(groups_of, names) for group in groups]
+    return [group for file in describe_files(url, options, check) for group in file.groups]
 
 
-def _is_data(name: str, folder: str) -> bool:
-    parts = name.removeprefix(folder).strip("/").split("/")
-    return name.endswith(".parquet") and not any(part.startswith((".", "_")) for part in parts)
-
-
-def _arrow_filesystem(url: str, options: dict[str, Any] | None) -> Any:
-    fs = need("pyarrow", "pyarrow.fs")
-    files, _ = open_filesystem(url, options)
-    if "file" in (files.protocol if isinstance(files.protocol, tuple) else (files.protocol,)):
-        return fs.LocalFileSystem()
-    return fs.PyFileSystem(fs.FSSpecHandler(files))
+def holds_numbers(kind: Any) -> bool:
+    """Return whether the values of an Arrow type are numbers, or true and false."""
+    types = need("pyarrow", "pyarrow.types")
+    return bool(
+        types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    )
 
 
 def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
@@ -139,11 +139,7 @@ def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
         column = column.flatten()
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
-    if not (
-        pa.types.is_integer(column.type)
-        or pa.types.is_floating(column.type)
-        or pa.types.is_boolean(column.type)
-    ):
+    if not holds_numbers(column.type):
         raise UsageError(
             f"column {name!r}{where} has the type {column.type}: expected numbers, or lists of numbers; convert a "
             "Spark vector by pyspark.ml.functions.vector_to_array"

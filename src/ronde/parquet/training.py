@@ -130,7 +130,7 @@ class DataIndex(NamedTuple):
 
 def save_training(folder: RunFolder, training: Training) -> None:
     """Write the training for its ranks. Raises UsageError if it cannot be pickled."""
-    cloudpickle = need("cloudpickle")
+    cloudpickle = need("cloudpickle", extra="parquet")
     try:
         # As one object, so that the optimizer keeps its references to the model's parameters.
         content = cloudpickle.dumps(training)

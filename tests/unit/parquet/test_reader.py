@@ -60,7 +60,7 @@ def test_a_folder_without_the_files_or_columns_is_an_error(tmp_path: Path) -> No
     (group,) = find_row_groups(str(tmp_path), ["x"])
     reader = ParquetReader(str(tmp_path), ["x"])
     (tmp_path / "a.parquet").unlink()
-    with pytest.raises(UsageError, match="must be a folder that the driver and all workers share"):
+    with pytest.raises(UsageError, match="must be in a file system that the driver and all workers share"):
         reader.read(spans_of([group], range(3))[0])
 
 
