@@ -32,6 +32,7 @@ from ronde.comqueue.functions import CompareCriterionFunction, CompleteResultFun
 from ronde.comqueue.iteration import IterationResult, IterationStep, iterate
 from ronde.comqueue.partitions import Partitions
 from ronde.comqueue.queue import ComQueue, IterativeComQueue
+from ronde.comqueue.read import read
 from ronde.comqueue.rows import RowSource
 from ronde.comqueue.task_group import TaskGroup
 
@@ -59,4 +60,5 @@ __all__ = [
     "RowSource",
     "TaskGroup",
     "iterate",
+    "read",
 ]

@@ -32,9 +32,9 @@ class RowBlocks:
 
     def __iter__(self) -> Iterator[Any]:
         if self._rows.is_streamed:
-            return (self._rows.between(each) for each in self._ranges)
+            return self._rows.cut(self._ranges)
         if self._cut is None:
-            self._cut = [self._rows.between(each) for each in self._ranges]
+            self._cut = list(self._rows.cut(self._ranges))
         return iter(self._cut)
 
 
@@ -54,16 +54,20 @@ class TaskRows:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether some of the data do not fit in memory."""
-        return any(isinstance(each, SourceRows) for each in self._objects)
+        """Whether some of the data are not held in memory."""
+        return bool(self._reasons)
+
+    @property
+    def _reasons(self) -> list[str]:
+        return [each.reason for each in self._objects if isinstance(each, SourceRows)]
 
     @property
     def data(self) -> Any:
         """All rows. Raises UsageError if they do not fit in memory."""
         if self.is_streamed:
             raise UsageError(
-                f"the data, {sum(self.division.rows)} rows, are not held in memory: use `blocks` or `sum_blocks`, "
-                "which read them block by block"
+                f"the data, {self.division.num_rows} rows, are not held in memory, because {self._reasons[0]}: use "
+                "`blocks` or `sum_blocks`, which read them block by block"
             )
         return self._joined(self._objects)
 
@@ -89,11 +93,17 @@ class TaskRows:
                 )
         return self._divisions[first]
 
-    def between(self, rows: range) -> Any:
-        """Return some rows, by their numbers among those of this task."""
-        return self._joined([rows_between(each, rows.start, rows.stop) for each in self._objects])
+    def cut(self, blocks: Sequence[range]) -> Iterator[Any]:
+        """Yield the rows of consecutive blocks, whose rows are counted from the first one of this task."""
+        return map(self._joined, zip(*(_blocks_of(rows, blocks) for rows in self._objects)))
 
     def _joined(self, objects: Sequence[Any]) -> Any:
         if self._attributes is None:
             return objects[0]
         return SimpleNamespace(**dict(zip(self._attributes, objects)))
+
+
+def _blocks_of(rows: Any, blocks: Sequence[range]) -> Iterator[Any]:
+    if isinstance(rows, SourceRows):
+        return rows.stream(blocks)
+    return (rows_between(rows, each.start, each.stop) for each in blocks)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ronde.comqueue.rows import RowSource, SourceRows, row_count, rows_between
+from ronde.comqueue.named_arrays import NamedArrays
+from ronde.comqueue.rows import RowSource, row_count, rows_between, take_rows
 from ronde.comqueue.task_group import TaskGroup
 from ronde.core.row_blocks import RowDivision, divide_partitions, divide_rows
 from ronde.errors import UsageError
@@ -94,17 +95,24 @@ def load_data(common: CommonData, parts: Mapping[str, Any], group: TaskGroup, is
     """
     objects, divisions = dict(parts), dict(common.divisions)
     for name, source in common.sources.items():
-        rows = SourceRows(source, divisions[name].rows_of(group.task_id))
-        objects[name] = rows.load() if rows.in_memory else rows
+        objects[name] = take_rows(source, divisions[name].rows_of(group.task_id), group.tasks_here)
     for name in sorted(objects.keys() - divisions.keys()):
         counts = group.allgather_object(_rows_or_none(objects[name]))
         if None not in counts and any(counts):
             divisions[name] = divide_partitions(counts)
-    for name, rows in objects.items() if is_read_only else ():
-        if isinstance(rows, np.ndarray):
-            objects[name] = rows.view()
-            objects[name].flags.writeable = False
+    if is_read_only:
+        objects = {name: _read_only(rows) for name, rows in objects.items()}
     return TaskData(objects, divisions)
+
+
+def _read_only(rows: Any) -> Any:
+    """Return the same rows; arrays as views that cannot be written to."""
+    if isinstance(rows, NamedArrays):
+        return NamedArrays({name: _read_only(array) for name, array in vars(rows).items()})
+    if isinstance(rows, np.ndarray):
+        rows = rows.view()
+        rows.flags.writeable = False
+    return rows
 
 
 def _rows_or_none(data: Any) -> int | None:

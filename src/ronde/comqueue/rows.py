@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from ronde.comqueue.named_arrays import NamedArrays
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
 
-__all__ = ["RowSource", "SourceRows", "row_count", "rows_between"]
+__all__ = ["RowSource", "SourceRows", "StreamedSource", "row_count", "rows_between", "take_rows"]
 
 
 @runtime_checkable
@@ -22,7 +24,8 @@ class RowSource(Protocol):
                 return np.load(self.path, mmap_mode="r")[begin:end]
 
     It is pickled for tasks in other processes, and shared by tasks that are threads. An attribute `in_memory` that is
-    False makes each step read its rows block by block instead of once.
+    False makes each step read its rows block by block instead of once. Sources may also have the methods of
+    `StreamedSource`.
 
     Attributes:
         num_rows: How many rows there are.
@@ -42,21 +45,57 @@ class RowSource(Protocol):
         """
 
 
+@runtime_checkable
+class StreamedSource(RowSource, Protocol):
+    """A source that is read block by block if its rows do not fit in memory."""
+
+    def check_memory(self, rows: int, tasks_here: int) -> str:
+        """Return why a task cannot hold this number of rows in memory; "" if it can.
+
+        Args:
+            rows: Their number.
+            tasks_here: The number of tasks on this machine, which share its memory.
+
+        Raises:
+            Exception: As of `load`.
+        """
+
+    def stream(self, blocks: Sequence[range]) -> Iterator[Any]:
+        """Yield the rows of each block, as `load` does.
+
+        Args:
+            blocks: The numbers of rows; the blocks follow each other without gaps.
+
+        Raises:
+            Exception: As of `load`.
+        """
+
+
 @dataclass(frozen=True)
 class SourceRows:
-    """Some rows of a source, which are read when they are needed. `numbers`: of the rows."""
+    """Some rows of a source, which each step reads. `numbers`: of the rows; `reason`: why they are not in memory."""
 
     source: RowSource
     numbers: range
+    reason: str
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether the rows fit in memory, and are read once."""
-        return bool(getattr(self.source, "in_memory", True))
+    def stream(self, blocks: Sequence[range]) -> Iterator[Any]:
+        """Yield the rows of consecutive blocks, whose rows are counted from the first one here."""
+        first = self.numbers.start
+        if isinstance(self.source, StreamedSource):
+            return self.source.stream([range(first + each.start, first + each.stop) for each in blocks])
+        return (self.source.load(first + each.start, first + each.stop) for each in blocks)
 
-    def load(self) -> Any:
-        """Return the rows in memory."""
-        return self.source.load(self.numbers.start, self.numbers.stop)
+
+def take_rows(source: RowSource, numbers: range, tasks_here: int) -> Any:
+    """Return rows of a source in memory; or `SourceRows`, if they are not to be held there.
+
+    `tasks_here`: as of `StreamedSource.check_memory`.
+    """
+    reason = "" if getattr(source, "in_memory", True) else "`in_memory` of their source is False"
+    if isinstance(source, StreamedSource):
+        reason = source.check_memory(len(numbers), tasks_here)
+    return SourceRows(source, numbers, reason) if reason else source.load(numbers.start, numbers.stop)
 
 
 def row_count(data: Any, name: str) -> int:
@@ -65,7 +104,7 @@ def row_count(data: Any, name: str) -> int:
         return len(data.numbers)
     if isinstance(data, RowSource):
         return data.num_rows
-    if isinstance(data, (list, tuple)):
+    if isinstance(data, (list, tuple, NamedArrays)):
         return len(data)
     if shape := getattr(data, "shape", ()):
         return int(shape[0])
@@ -76,9 +115,7 @@ def row_count(data: Any, name: str) -> int:
 
 
 def rows_between(data: Any, begin: int, end: int) -> Any:
-    """Return consecutive rows of the same type. Those of an array share its memory; those of a source are read."""
-    if isinstance(data, SourceRows):
-        return data.source.load(data.numbers.start + begin, data.numbers.start + end)
+    """Return consecutive rows of the same type. Those of an array share its memory."""
     if hasattr(data, "iloc"):  # pandas, whose [] selects columns
         return data.iloc[begin:end]
     if hasattr(data, "slice") and hasattr(data, "schema"):  # an Arrow table, whose [] copies

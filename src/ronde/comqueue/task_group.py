@@ -32,10 +32,12 @@ class TaskGroup(Protocol):
     Attributes:
         task_id: The number of this task, from 0.
         num_tasks: The number of tasks.
+        tasks_here: The number of tasks on this machine.
     """
 
     task_id: int
     num_tasks: int
+    tasks_here: int
 
     def allreduce(self, array: Array, op: ReduceOp) -> None:
         """Combine the arrays of all tasks, element by element in the order of tasks, and store the result in each.
@@ -97,7 +99,7 @@ class RankGroup:
     """The ranks of a job as tasks."""
 
     def __init__(self, world: Communicator) -> None:
-        self.task_id, self.num_tasks = world.rank, world.size
+        self.task_id, self.num_tasks, self.tasks_here = world.rank, world.size, world.local_size
         self._world = world
 
     def allreduce(self, array: Array, op: ReduceOp) -> None:
@@ -151,7 +153,7 @@ class ThreadGroup:
     """Threads of one process as tasks; make all groups of a queue with `thread_groups`."""
 
     def __init__(self, task_id: int, num_tasks: int, exchange: _Exchange) -> None:
-        self.task_id, self.num_tasks = task_id, num_tasks
+        self.task_id, self.num_tasks, self.tasks_here = task_id, num_tasks, num_tasks
         self._shared = exchange
 
     def leave(self) -> None:

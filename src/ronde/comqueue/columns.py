@@ -1,0 +1,140 @@
+"""Which columns of a table become which arrays.
+
+    columns                             what tasks get
+    None                                a 2-d array of all columns of numbers
+    ["a", "b"]                          a 2-d array of these columns
+    "a"                                 an array of the values of this column
+    {"X": ["a", "b"], "y": "c"}         arrays as attributes, each from one of the above
+
+2-d arrays hold floats: float32 where that holds the values of all columns, else float64. The values of a single column
+keep their type. A column of lists of numbers has as many columns in a 2-d array as the lists have values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.comqueue.named_arrays import NamedArrays
+from ronde.errors import UsageError
+from ronde.light_dataclasses import dataclass
+from ronde.parquet.rows import Columns
+
+__all__ = ["ColumnSelection", "ColumnsOption"]
+
+Array = NDArray[Any]
+Part = str | Sequence[str] | None
+ColumnsOption = Part | Mapping[str, Part]
+
+_ONLY = ""  # the name of an array that has none
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """From which columns an array is made; dtype and shape of its rows."""
+
+    columns: tuple[str, ...]
+    is_matrix: bool
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class ColumnSelection:
+    """The columns that are read from a table, and the arrays that they become.
+
+    Args:
+        option: What the user wants.
+        numeric: The columns of numbers, in their order, which `None` stands for.
+        known: All columns.
+        table: What the table is called in errors.
+
+    Attributes:
+        names: The columns that are read.
+
+    Raises:
+        UsageError: A column does not exist, or an array would have none.
+    """
+
+    def __init__(
+        self, option: ColumnsOption, numeric: Sequence[str], known: Sequence[str], table: str
+    ) -> None:
+        parts = dict(option) if isinstance(option, Mapping) else {_ONLY: option}
+        named = [name for part in parts.values() for name in _names_in(part)]
+        if missing := [name for name in named if name not in known]:
+            raise UsageError(f"{table} lacks the columns {missing}: it has {list(known)}")
+        others = [name for name in numeric if name not in named]
+        self._parts = {
+            key: (tuple(others if part is None else _names_in(part)), not isinstance(part, str))
+            for key, part in parts.items()
+        }
+        if not parts or not all(columns for columns, _ in self._parts.values()):
+            raise UsageError(
+                f"columns={option!r} selects no columns of numbers of {table}: it has {list(known)}"
+            )
+        self._is_single = not isinstance(option, Mapping)
+        self.names = tuple(dict.fromkeys(name for columns, _ in self._parts.values() for name in columns))
+
+    def learn(self, sample: Columns) -> None:
+        """Take dtypes and shapes from some rows; call this before the other methods."""
+        self._rows = {name: (sample[name].dtype, sample[name].shape[1:]) for name in self.names}
+        self._layouts = {
+            key: self._layout_of(columns, is_matrix) for key, (columns, is_matrix) in self._parts.items()
+        }
+
+    def _layout_of(self, columns: tuple[str, ...], is_matrix: bool) -> ArrayLayout:
+        rows = [self._rows[name] for name in columns]
+        if not is_matrix:
+            return ArrayLayout(columns, False, *rows[0])
+        dtype = np.result_type(np.float32, *(dtype for dtype, _ in rows))
+        return ArrayLayout(columns, True, dtype, (sum(math.prod(shape) for _, shape in rows),))
+
+    @property
+    def row_bytes(self) -> int:
+        """How many bytes a row has in the arrays."""
+        return sum(each.dtype.itemsize * math.prod(each.shape) for each in self._layouts.values())
+
+    def empty(self, rows: int) -> dict[str, Array]:
+        """Return arrays for this number of rows, which `fill` fills."""
+        return {key: np.empty((rows, *each.shape), each.dtype) for key, each in self._layouts.items()}
+
+    def fill(self, arrays: Mapping[str, Array], at: int, columns: Columns, rows: slice, table: str) -> None:
+        """Write rows of the columns into the arrays, from row `at`. `table`: where they come from, for errors.
+
+        Raises UsageError if a column has another dtype or shape than in the sample.
+        """
+        for name in self.names:
+            found = (columns[name].dtype, columns[name].shape[1:])
+            if found != self._rows[name]:
+                raise UsageError(
+                    f"column {name!r} in {table} holds {_describe(*found)} and, in the first row of all, "
+                    f"{_describe(*self._rows[name])}: expected one type and one length in all rows"
+                )
+        count = rows.stop - rows.start
+        for key, layout in self._layouts.items():
+            target = arrays[key][at : at + count]
+            if not layout.is_matrix:
+                target[...] = columns[layout.columns[0]][rows]
+                continue
+            place = 0
+            for name in layout.columns:
+                values = columns[name][rows].reshape(count, -1)
+                target[:, place : place + values.shape[1]] = values
+                place += values.shape[1]
+
+    def result(self, arrays: Mapping[str, Array]) -> Any:
+        """Return what a task gets: an array, or `NamedArrays` if the user has named them."""
+        return arrays[_ONLY] if self._is_single else NamedArrays(arrays)
+
+
+def _names_in(part: Part) -> list[str]:
+    if isinstance(part, str):
+        return [part]
+    return list(part or ())
+
+
+def _describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return f"lists of {' x '.join(map(str, shape))} {dtype}" if shape else str(dtype)

@@ -1,0 +1,124 @@
+"""`read`: files, tables and arrays as data whose rows are divided among tasks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ronde.comqueue.columns import ColumnSelection, ColumnsOption
+from ronde.comqueue.parquet_rows import ParquetRows
+from ronde.comqueue.rows import RowSource
+from ronde.errors import UsageError
+from ronde.parquet.needs import need
+from ronde.parquet.reader import holds_numbers, to_array
+
+__all__ = ["ArrayRows", "read"]
+
+
+class ArrayRows:
+    """Arrays in memory as a source of rows."""
+
+    def __init__(self, arrays: Any, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self._arrays = arrays
+
+    def __repr__(self) -> str:
+        return f"<ArrayRows: {self.num_rows} rows>"
+
+    def load(self, begin: int, end: int) -> Any:
+        """Return rows, which share the memory of the arrays."""
+        return self._arrays[begin:end]
+
+
+def read(
+    source: Any,
+    columns: ColumnsOption = None,
+    *,
+    memory_limit: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> RowSource:
+    """Return data for `iterate` or a queue: rows of Parquet files, of a table or of an array.
+
+        data = read("s3://bucket/clicks/", columns={"X": ["age", "hour"], "y": "clicked"})
+        iterate(step, data=data, ...)                       # the step gets c.data.X and c.data.y
+
+    Each task reads its own rows of files. Files in a folder come in the order of their names, so that each run has the
+    same row numbers.
+
+    Args:
+        source: One of these:
+            - the path or fsspec URL of a Parquet file, of a folder (all files named *.parquet below it), or a pattern
+              such as `data/2024-*.parquet`; or a list of these, whose rows follow each other;
+            - a table: of pandas, Polars, PyArrow, or another object with the Arrow C interface (`__arrow_c_stream__`);
+            - an array: of NumPy, PyTorch (on the CPU), or another object that `numpy.asarray` takes; a SciPy matrix.
+        columns: Which columns of files or of a table the step gets, and how. A list: a 2-d array of these columns;
+            None: of all columns of numbers. A name: an array of the values of that column. A dict of these: several
+            arrays, as attributes; None in it: of all columns of numbers that are not named. 2-d arrays are of float32
+            if that holds the values of all columns, else of float64. What stands in the paths of files, such as
+            `year=2024`, is a column that must be named.
+        memory_limit: How many bytes the rows of a task may take. If they need more, each step reads them block by
+            block, and has them as `c.blocks` only (default: half of the free memory of the task's machine or control
+            group, divided by the number of tasks there). For files only.
+        options: Passed to fsspec's file system, such as `{"anon": True}` for S3 (default: none).
+
+    Raises:
+        UsageError: There are no rows; a column is missing, has another type in one of the files, or holds no numbers;
+            or a package is not installed.
+    """
+    if paths := _paths_in(source):
+        return ParquetRows(paths, columns, options, memory_limit)
+    if memory_limit is not None or options:
+        raise UsageError(f"memory_limit and options are for files, and the source is of type {_type(source)}")
+    if hasattr(source, "__arrow_c_stream__"):
+        return _table_rows(source, columns)
+    if columns is not None:
+        raise UsageError(f"columns={columns!r} needs names, and a source of type {_type(source)} has none")
+    return _array_rows(source)
+
+
+def _paths_in(source: Any) -> list[str]:
+    """Return the paths if the source consists of them."""
+    given = source if isinstance(source, (list, tuple)) else [source]
+    if all(isinstance(each, (str, os.PathLike)) for each in given):
+        return [os.fspath(each) for each in given]
+    return []
+
+
+def _table_rows(source: Any, columns: ColumnsOption) -> ArrayRows:
+    pa = need("pyarrow")
+    try:
+        table = pa.table(source)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UsageError(f"the source of type {_type(source)} is no table: {error}") from None
+    if not table.num_rows:
+        raise UsageError(f"the table of type {_type(source)} has no rows: expected at least one")
+    index = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    fields = [
+        field for field in table.schema if field.name not in index
+    ]  # the index of a data frame of pandas
+    numeric = [field.name for field in fields if holds_numbers(field.type)]
+    name = f"the table of type {_type(source)}"
+    selection = ColumnSelection(columns, numeric, [field.name for field in fields], name)
+    found = {each: to_array(each, table.column(each), name) for each in selection.names}
+    selection.learn(found)
+    arrays = selection.empty(table.num_rows)
+    selection.fill(arrays, 0, found, slice(0, table.num_rows), name)
+    return ArrayRows(selection.result(arrays), table.num_rows)
+
+
+def _array_rows(source: Any) -> ArrayRows:
+    rows = source.tocsr() if hasattr(source, "tocsr") else np.asarray(source)
+    if not rows.ndim or rows.dtype.kind not in "biufc":
+        raise UsageError(
+            f"the source of type {_type(source)} has no rows of numbers: expected a path, a table, or an array"
+        )
+    if not rows.shape[0]:
+        raise UsageError(f"the source of type {_type(source)} has no rows: expected at least one")
+    return ArrayRows(rows, rows.shape[0])
+
+
+def _type(source: Any) -> str:
+    return type(source).__qualname__
