@@ -19,6 +19,8 @@ from ronde import cli
 def test_programs_run(program: str, command: str, tmp_path: Path) -> None:
     if "cluster=" in program:
         pytest.importorskip("cloudpickle")  # sends a function of the program to other processes
+    if "pyarrow" in program:
+        pytest.importorskip("pyarrow")
     run_program(program, command, tmp_path)
 
 

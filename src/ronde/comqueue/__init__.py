@@ -33,7 +33,7 @@ from ronde.comqueue.iteration import IterationResult, IterationStep, iterate
 from ronde.comqueue.partitions import Partitions
 from ronde.comqueue.queue import ComQueue, IterativeComQueue
 from ronde.comqueue.read import read
-from ronde.comqueue.rows import RowSource
+from ronde.comqueue.rows import RowSource, StreamedSource
 from ronde.comqueue.task_group import TaskGroup
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "ReduceScatter",
     "RowBlocks",
     "RowSource",
+    "StreamedSource",
     "TaskGroup",
     "iterate",
     "read",

@@ -261,7 +261,7 @@ def iterate(
     Args:
         step: Gets an `IterationStep`. What it returns has no effect.
         data: Rows, or a dict of them with as many rows each: arrays, SciPy matrices, data frames, Arrow tables, lists,
-            `RowSource`, or `Partitions`. Consecutive rows go to each task.
+            a `RowSource` such as `read` returns, or `Partitions`. Consecutive rows go to each task.
         state: The first state by name. All tasks have a copy, and must change it in the same way.
         max_iter: The number of the last step, if `stop_if` does not end the iteration before.
         on: Where the tasks run, as of `ComQueue.exec` (None: the ranks of this job, or one process for each core).
