@@ -194,6 +194,7 @@ def test_tables(table: Callable[[], Any]) -> None:
     assert read(table(), {"y": "n"}).load(3, 5).y.tolist() == [3, 4]
 
 
+@pytest.mark.slow
 def test_arrays_are_not_copied() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
     tensor = torch.zeros(4, 2)
